@@ -1,0 +1,286 @@
+"""The schema of a recipe. Every field has a default that runs or no default at all.
+
+A recipe is read by `astraflow.config.loader`; an unknown key is an error that names the
+nearest known one.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+Options = dict[str, Any]
+
+
+class Strict(BaseModel):
+    """Base of all parts: unknown keys fail, values do not change after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class WarmUp(Strict):
+    """A small model made on first use by supervised steps on pairs of a tutor, then cached."""
+
+    tutor: str
+    """Registered tutor, such as letter_sort."""
+    options: Options = {}
+    """Checked by the tutor."""
+    step_count: int = Field(300, ge=1)
+    """Optimizer steps."""
+    batch_size: int = Field(64, ge=1)
+    """Pairs per step."""
+    learning_rate: float = Field(2e-3, gt=0)
+    """Peak rate; rises over the first tenth of the steps, then falls to a tenth."""
+
+
+class Model(Strict):
+    """Where a policy's first weights, its architecture and its tokenizer come from."""
+
+    path: Path | None = None
+    """Hugging Face directory: config.json, tokenizer.json, *.safetensors. Never downloaded."""
+    warm_up: WarmUp | None = None
+    """Makes the directory instead."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.path is None) == (self.warm_up is None):
+            raise ValueError("give exactly one of 'path' and 'warm_up'")
+        return self
+
+
+class Sampling(Strict):
+    """Defaults of every generation of a policy; see `rollout/v1/sampling.proto`."""
+
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1)
+    min_p: float = Field(0.0, ge=0, lt=1)
+    max_new_tokens: int = Field(256, ge=1)
+    min_new_tokens: int = Field(0, ge=0)
+    stop_strings: tuple[str, ...] = ()
+
+
+class Advantages(Strict):
+    """Group-relative advantages, stamped by the hub."""
+
+    scale_by_std: bool = False
+    """Divide by the group's standard deviation (GRPO as published); off: Dr. GRPO."""
+
+
+class Loss(Strict):
+    """GRPO's clipped surrogate, a mean over the tokens of the whole batch."""
+
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """The ratio is not rewarded below 1 - clip_low."""
+    clip_high: float = Field(0.28, gt=0)
+    """The ratio is not rewarded above 1 + clip_high (DAPO's clip-higher)."""
+
+
+class Optimizer(Strict):
+    """AdamW with fp32 master weights."""
+
+    learning_rate: float = Field(1e-6, gt=0)
+    warm_up_steps: int = Field(0, ge=0)
+    """Steps over which the rate rises linearly to learning_rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+
+
+class Trainer(Strict):
+    """How one policy is trained."""
+
+    step_count: int | None = Field(None, ge=1)
+    """Optimizer steps, one batch each; unset: until the data ends."""
+    groups_per_batch: int = Field(16, ge=1)
+    """Groups (prompts) per batch; rollouts per batch are this times group_size."""
+    max_staleness: int = Field(2, ge=0)
+    """Versions between sampling and training, at most. 0 is synchronous."""
+    prefetch: int = Field(1, ge=1, le=8)
+    """Batches held at once. 1 is strict: the next one follows the ack."""
+    loss: Loss = Loss()
+    optimizer: Optimizer = Optimizer()
+    advantages: Advantages = Advantages()
+    max_tokens_per_pass: int = Field(16384, ge=1)
+    """Tokens of one forward and backward pass; gradients of a batch add up over passes."""
+    export_dtype: Literal["bf16", "f32"] = "bf16"
+    """What is published. Master weights are always f32."""
+    checkpoint_every: int | None = Field(None, ge=1)
+    """Steps between checkpoints; the first and last weights are always saved."""
+    device: str = "auto"
+    """auto, cpu or cuda[:N]."""
+    thread_count: int = Field(1, ge=1)
+    """CPU threads for torch."""
+
+
+class Policy(Strict):
+    """One model that is trained."""
+
+    model: Model
+    sampling: Sampling = Sampling()
+    trainer: Trainer = Trainer()
+
+
+class DataSet(Strict):
+    """Rows that become prompts."""
+
+    path: Path
+    """JSONL or Parquet file, or a directory written by datasets.save_to_disk. Relative
+    paths start at the recipe's folder."""
+    format: Literal["auto", "jsonl", "parquet", "datasets"] = "auto"
+    id_field: str | None = None
+    """Field with a stable id; unset: a digest of the row."""
+    shuffle: bool = True
+    """Another order in every epoch, from the run's seed."""
+    max_prompt_chars: int | None = Field(None, ge=1)
+    """Rows whose length_field is longer are left out and counted."""
+    length_field: str = "prompt"
+    """The field whose length counts."""
+    limit: int | None = Field(None, ge=1)
+    """Only the first so many rows."""
+
+
+class Workflow(Strict):
+    """Code that turns a prompt into a rollout."""
+
+    name: str
+    """Registered workflow, or module:Class."""
+    options: Options = {}
+    """Checked by the workflow."""
+    scorer: str | None = None
+    """Registered scorer, or module:function; unset: the workflow scores."""
+    scorer_options: Options = {}
+    """Checked by the scorer."""
+    policies: tuple[Name, ...] = ()
+    """Policies that it samples from; empty: all of the recipe."""
+
+
+class Rollouts(Strict):
+    """What is asked for in training."""
+
+    data_set: Name
+    workflow: Name
+    group_size: int = Field(8, ge=1)
+    """Rollouts per prompt."""
+    min_group_size: int = Field(2, ge=1)
+    """A group with fewer rewarded rollouts is dropped."""
+    epochs: int | None = Field(None, ge=1)
+    """Passes over the data set; unset: until the steps are done."""
+    timeout_s: float = Field(120.0, gt=0)
+    """For one rollout, from its start."""
+    max_attempts: int = Field(3, ge=1)
+    """Of one sample, when engines or environments fail."""
+    max_failed_groups: int = Field(32, ge=1)
+    """The run fails after so many groups in a row of which every rollout failed."""
+
+    @model_validator(mode="after")
+    def _group_can_be_whole(self) -> Self:
+        if self.min_group_size > self.group_size:
+            raise ValueError("min_group_size is larger than group_size")
+        return self
+
+
+class EvalSet(Strict):
+    """One data set of a suite."""
+
+    data_set: Name
+    workflow: Name
+    repeats: int = Field(1, ge=1)
+    """Rollouts per prompt."""
+    correct_reward: float = 1.0
+    """A rollout is correct when its reward is at least this."""
+
+
+class EvalSuite(Strict):
+    """An evaluation, run beside training on pinned versions."""
+
+    data_sets: tuple[EvalSet, ...] = Field(min_length=1)
+    at_start: bool = True
+    at_end: bool = True
+    every: int | None = Field(None, ge=1)
+    """Versions of the first policy between evaluations."""
+    pool_share: float = Field(0.5, gt=0, le=1)
+    """Share of the pool's capacity that it may take while training goes on."""
+
+
+class Engine(Strict):
+    """The inference engine of a RaaS, one per policy."""
+
+    kind: Literal["embedded"] = "embedded"
+    max_batch: int = Field(128, ge=1)
+    """Sequences decoded together."""
+    max_context: int | None = Field(None, ge=1)
+    """Tokens of prompt and completion; unset: the model's own limit."""
+    device: str = "auto"
+    """auto, cpu or cuda[:N]."""
+    dtype: Literal["f32", "bf16"] = "f32"
+    """Of the computation."""
+    thread_count: int = Field(1, ge=1)
+    """CPU threads for torch."""
+
+
+class Raas(Strict):
+    """The rollout nodes that the launcher starts; more can join at any time."""
+
+    count: int = Field(1, ge=0)
+    capacity: int = Field(128, ge=1)
+    """Rollouts that one node runs at once."""
+    engine: Engine = Engine()
+
+
+class Tls(Strict):
+    """PEM files; all unset: plain text, which suits loopback only."""
+
+    certificate: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+
+
+class Hub(Strict):
+    """The Dataflow process."""
+
+    listen: str = "127.0.0.1:0"
+    """host:port; port 0 takes a free one."""
+    advertise: str | None = None
+    """How others dial it: auto, fqdn, or a host or IP; unset: as listened on."""
+    session_ttl_s: float = Field(10.0, ge=0.5)
+    """A member that says nothing for so long is gone, and what it held is issued again."""
+    tls: Tls = Tls()
+
+
+class Recipe(Strict):
+    """One run: what is trained, on what, by which processes."""
+
+    name: Name
+    seed: int = 0
+    policies: dict[Name, Policy] = Field(min_length=1)
+    data: dict[Name, DataSet] = Field(min_length=1)
+    workflows: dict[Name, Workflow] = Field(min_length=1)
+    rollouts: Rollouts
+    evals: dict[Name, EvalSuite] = {}
+    raas: Raas = Raas()
+    hub: Hub = Hub()
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        sets = [("rollouts", self.rollouts.data_set, self.rollouts.workflow)]
+        for suite, settings in self.evals.items():
+            sets += [(f"evals.{suite}", part.data_set, part.workflow) for part in settings.data_sets]
+        for where, data_set, workflow in sets:
+            _must_name(where, "data_set", data_set, self.data)
+            _must_name(where, "workflow", workflow, self.workflows)
+        for name, workflow in self.workflows.items():
+            for policy in workflow.policies:
+                _must_name(f"workflows.{name}", "policies", policy, self.policies)
+        return self
+
+    def policies_of(self, workflow: str) -> tuple[str, ...]:
+        """Return the policies that a workflow samples from."""
+        return self.workflows[workflow].policies or tuple(self.policies)
+
+
+def _must_name(where: str, key: str, name: str, known: dict[str, Any]) -> None:
+    if name not in known:
+        raise ValueError(f"{where}.{key}: '{name}' is none of {', '.join(known)}")

@@ -1,0 +1,147 @@
+"""Batches: rows of trajectories, packed end to end, shared out over the ranks of a trainer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import BatchId, GroupId, PolicyId, PromptId, RolloutId, TrajectoryId
+from astraflow.core.rollouts import Column, ColumnAxis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchGroup:
+    """One group of a batch.
+
+    Attributes:
+        group_id: Which.
+        prompt_id: What it answers.
+        data_set: Where the prompt comes from.
+        epoch: Pass over the data set.
+        sample_count: Rollouts asked for; fewer are in the batch when the group shrank.
+        traceparent: W3C trace context.
+    """
+
+    group_id: GroupId
+    prompt_id: PromptId
+    data_set: str
+    epoch: int = 0
+    sample_count: int
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchHeader:
+    """What opens a batch on the stream of one rank; see `rollout/v1/batch.proto`.
+
+    Counts are of the whole batch, not of the rank's share. `loss_token_count` is the
+    divisor of a token mean.
+    """
+
+    batch_id: BatchId
+    policy_id: PolicyId
+    version: int
+    rank: int = 0
+    world_size: int = 1
+    part_count: int
+    row_count: int
+    token_count: int
+    loss_token_count: int
+    groups: tuple[BatchGroup, ...]
+    policy_ids: tuple[PolicyId, ...]
+    delivery_count: int = 1
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchPart:
+    """Some rows of a batch, never padded.
+
+    Row i is the slice `[row_offsets[i], row_offsets[i + 1])` of every TOKEN column and
+    element i of every ROW column.
+
+    Attributes:
+        batch_id: Which batch.
+        index: 0 .. part_count - 1.
+        row_offsets: i64[N + 1], first 0, last the number of tokens.
+        trajectory_ids: One per row.
+        rollout_ids: One per row.
+        columns: By name; see `rollout/v1/column.proto`.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when offsets, ids or columns disagree in length.
+    """
+
+    batch_id: BatchId
+    index: int
+    row_offsets: np.ndarray
+    trajectory_ids: tuple[TrajectoryId, ...]
+    rollout_ids: tuple[RolloutId, ...]
+    columns: Mapping[str, Column]
+
+    def __post_init__(self) -> None:
+        fault = _part_fault(self)
+        if fault:
+            raise AstraflowError(
+                Reason.INVALID_FIELD, f"batch {self.batch_id} part {self.index}: {fault}"
+            )
+
+    @property
+    def row_count(self) -> int:
+        """Rows in this part."""
+        return len(self.row_offsets) - 1
+
+    @property
+    def token_count(self) -> int:
+        """Tokens in this part."""
+        return int(self.row_offsets[-1])
+
+    def values(self, name: str) -> np.ndarray:
+        """Return one column's array; KeyError when the part has none of this name."""
+        return self.columns[name].values
+
+
+def _part_fault(part: BatchPart) -> str | None:
+    offsets = part.row_offsets
+    if offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0:
+        return "row_offsets must be i64 and begin with 0"
+    if (np.diff(offsets) < 1).any():
+        return "row_offsets must rise"
+    if not len(part.trajectory_ids) == len(part.rollout_ids) == part.row_count:
+        return "a row needs one trajectory_id and one rollout_id"
+    lengths = {ColumnAxis.ROW: part.row_count, ColumnAxis.TOKEN: part.token_count}
+    for name, column in part.columns.items():
+        if not column.values.ndim or len(column.values) != lengths[column.axis]:
+            return f"column {name} does not have one entry per {column.axis}"
+    return None
+
+
+class BatchOutcome(StrEnum):
+    """What became of a batch."""
+
+    CONSUMED = "consumed"
+    RETURNED = "returned"
+    DISCARDED = "discarded"
+
+
+class EndCause(StrEnum):
+    """Why the data ended."""
+
+    SOURCE_EXHAUSTED = "source_exhausted"
+    STEP_LIMIT = "step_limit"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndOfData:
+    """No batch will follow.
+
+    Attributes:
+        cause: Why.
+        batch_count: Batches that this trainer consumed over the whole run.
+    """
+
+    cause: EndCause
+    batch_count: int

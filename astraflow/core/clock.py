@@ -1,0 +1,49 @@
+"""Clocks: the one way in which time enters."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Tells the time; nothing in the house asks the system for it directly."""
+
+    def now(self) -> datetime:
+        """Return the time of day, aware, in UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back, for spans."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now(self) -> datetime:
+        """Return the time of day, aware, in UTC."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back, for spans."""
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that moves when it is told to, for tests and simulation."""
+
+    def __init__(self, start: datetime = datetime(2000, 1, 1, tzinfo=UTC)) -> None:
+        self._start = start
+        self._now = start
+
+    def now(self) -> datetime:
+        """Return the time that was last set."""
+        return self._now
+
+    def monotonic(self) -> float:
+        """Return seconds since the start."""
+        return (self._now - self._start).total_seconds()
+
+    def advance(self, seconds: float) -> None:
+        """Move on by `seconds`."""
+        self._now += timedelta(seconds=seconds)

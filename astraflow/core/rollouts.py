@@ -1,0 +1,332 @@
+"""Rollouts: what one run of a workflow yields, checked where it is made.
+
+A rollout is accepted or refused whole. Its trajectories hold tokens as numpy arrays;
+every sampled token has the version that sampled it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from itertools import pairwise
+
+import numpy as np
+
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.ids import GroupId, PolicyId, RolloutId, TaskId, TrajectoryId
+from astraflow.core.tasks import SamplingParams
+
+NOT_SAMPLED = -1
+
+
+class Outcome(StrEnum):
+    """What came of a rollout; only what the policy cannot have caused is kept from training."""
+
+    SCORED = "scored"
+    TRUNCATED = "truncated"
+    POLICY_FAULT = "policy_fault"
+    SCORER_FAILED = "scorer_failed"
+    INFRA_ERROR = "infra_error"
+    CANCELLED = "cancelled"
+    RETURNED = "returned"
+
+
+class FinishReason(StrEnum):
+    """Why a trajectory ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TURNS = "turns"
+    TIMEOUT = "timeout"
+    ABORT = "abort"
+
+
+class KvPolicy(StrEnum):
+    """What an update did to the KV cache of a running generation."""
+
+    UNKNOWN = "unknown"
+    KEEP = "keep"
+    RECOMPUTE = "recompute"
+
+
+class ColumnAxis(StrEnum):
+    """What the first dimension of a column counts."""
+
+    ROW = "row"
+    TOKEN = "token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Column:
+    """One array, found by its name; `rollout/v1/column.proto` lists the names."""
+
+    axis: ColumnAxis
+    values: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """A run of sampled tokens of one version.
+
+    Attributes:
+        version: That sampled them.
+        length: Number of tokens, at least 1.
+        kv: What became of the cache when this version took over.
+        policy_id: The policy that sampled, where it is not the trajectory's.
+    """
+
+    version: int
+    length: int
+    kv: KvPolicy = KvPolicy.UNKNOWN
+    policy_id: PolicyId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trajectory:
+    """What one policy saw and sampled along one branch of a rollout.
+
+    Attributes:
+        trajectory_id: Unique for ever.
+        policy_id: The policy that trains on it.
+        agent: Its name within the workflow; may be empty.
+        tokens: i32[T], prompt, completions and what the environment said, in order.
+        sampled_mask: bool[T], true on sampled tokens.
+        logprobs: f32[T], of each token under the distribution actually sampled from;
+            0 where not sampled.
+        version_spans: Cover the sampled tokens in order.
+        sampling: As used.
+        finish_reason: Why it ended.
+        parent_trajectory_id: Set on a branch.
+        branch_offset: Tokens before it equal the parent's and are trained there.
+        segment_index: Order of start among the rollout's trajectories of this policy.
+        reward: Where it differs from the rollout's.
+        columns: More arrays by name.
+        engine: Name and release, for lineage.
+
+    Raises:
+        AstraflowError: ROLLOUT_INVALID when lengths, mask, log-probabilities or spans
+            contradict each other.
+    """
+
+    trajectory_id: TrajectoryId
+    policy_id: PolicyId
+    agent: str = ""
+    tokens: np.ndarray
+    sampled_mask: np.ndarray
+    logprobs: np.ndarray
+    version_spans: tuple[VersionSpan, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    finish_reason: FinishReason
+    parent_trajectory_id: TrajectoryId | None = None
+    branch_offset: int = 0
+    segment_index: int = 0
+    reward: float | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict[str, Column])
+    engine: str = ""
+
+    def __post_init__(self) -> None:
+        fault = _trajectory_fault(self)
+        if fault:
+            raise AstraflowError(
+                Reason.ROLLOUT_INVALID, f"trajectory {self.trajectory_id}: {fault}"
+            )
+
+    @property
+    def versions(self) -> np.ndarray:
+        """i64[T], the version that sampled each token; -1: not sampled."""
+        versions = np.full(len(self.tokens), NOT_SAMPLED, np.int64)
+        versions[self.sampled_mask] = np.repeat(
+            np.array([span.version for span in self.version_spans], np.int64),
+            [span.length for span in self.version_spans],
+        )
+        return versions
+
+    @property
+    def sampled_count(self) -> int:
+        """Sampled tokens."""
+        return sum(span.length for span in self.version_spans)
+
+
+def _trajectory_fault(t: Trajectory) -> str | None:
+    """Say what contradicts what, or None."""
+    length = len(t.tokens)
+    if t.tokens.dtype != np.int32 or t.sampled_mask.dtype != np.bool_:
+        return "tokens must be i32 and sampled_mask bool"
+    if t.logprobs.dtype != np.float32:
+        return "logprobs must be f32"
+    if length == 0 or t.tokens.shape != t.sampled_mask.shape or t.tokens.shape != t.logprobs.shape:
+        return "tokens, sampled_mask and logprobs must be arrays of one length, at least 1"
+    if t.tokens.min() < 0:
+        return "a token id is negative"
+    if any(span.length < 1 or span.version < 0 for span in t.version_spans):
+        return "a version span needs a length of at least 1 and a version of at least 0"
+    if t.sampled_count != int(t.sampled_mask.sum()):
+        return "the version spans do not cover the sampled tokens"
+    if not np.isfinite(t.logprobs).all() or t.logprobs.max() > _LOGPROB_SLACK:
+        return "a log-probability is not finite or above 0"
+    if t.logprobs[~t.sampled_mask].any():
+        return "a token that was not sampled has a log-probability"
+    if not 0 <= t.branch_offset <= length or t.sampled_mask[: t.branch_offset].any():
+        return "the shared part of a branch lies outside it or is sampled"
+    return None
+
+
+# A log-softmax in single precision may end a few ulps above 0.
+_LOGPROB_SLACK = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rollout:
+    """One sample of a group: one run of a workflow, with the trajectories of all policies in it.
+
+    Attributes:
+        rollout_id: Unique for ever; the key of redelivery.
+        task_id: The task it answers.
+        group_id: The group it belongs to.
+        sample_index: Which sample of the group.
+        outcome: What came of it.
+        reward: Set as `Outcome` says; a failure is never a reward of 0.
+        reward_parts: What the reward is made of, by name.
+        failure: Set unless the outcome is SCORED or TRUNCATED.
+        reward_code_digest: BLAKE3 of the scorer's source.
+        trajectories: One per policy and branch; parents before children.
+        metrics: Numbers for the log.
+        start_time: When the workflow began.
+        finish_time: When it ended.
+        traceparent: W3C trace context.
+    """
+
+    rollout_id: RolloutId
+    task_id: TaskId
+    group_id: GroupId
+    sample_index: int
+    outcome: Outcome
+    reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    failure: Failure | None = None
+    reward_code_digest: bytes = b""
+    trajectories: tuple[Trajectory, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    start_time: datetime | None = None
+    finish_time: datetime | None = None
+    traceparent: str = ""
+
+    def __post_init__(self) -> None:
+        fault = _rollout_fault(self)
+        if fault:
+            raise AstraflowError(Reason.ROLLOUT_INVALID, f"rollout {self.rollout_id}: {fault}")
+
+    @property
+    def policy_versions(self) -> Mapping[PolicyId, int]:
+        """Oldest version that each policy sampled with."""
+        oldest: dict[PolicyId, int] = {}
+        for trajectory in self.trajectories:
+            for span in trajectory.version_spans:
+                policy = span.policy_id or trajectory.policy_id
+                oldest[policy] = min(span.version, oldest.get(policy, span.version))
+        return oldest
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether it has a reward that the policy earned."""
+        return self.reward is not None
+
+
+REWARDED = frozenset({Outcome.SCORED, Outcome.TRUNCATED, Outcome.POLICY_FAULT})
+
+
+def _rollout_fault(r: Rollout) -> str | None:
+    """Say what contradicts what, or None."""
+    if r.sample_index < 0:
+        return "sample_index is negative"
+    if r.reward is not None and (r.outcome not in REWARDED or not np.isfinite(r.reward)):
+        return f"a rollout that is {r.outcome} has no reward of {r.reward}"
+    if r.reward is None and r.outcome in (Outcome.SCORED, Outcome.POLICY_FAULT):
+        return f"a rollout that is {r.outcome} needs a reward"
+    if r.outcome in (Outcome.SCORED, Outcome.TRUNCATED):
+        if r.failure is not None:
+            return f"a rollout that is {r.outcome} has no failure"
+        if not r.trajectories:
+            return "a rollout without a trajectory has nothing to train on"
+    elif r.failure is None:
+        return f"a rollout that is {r.outcome} says why"
+    return _branch_fault(r.trajectories)
+
+
+def _branch_fault(trajectories: tuple[Trajectory, ...]) -> str | None:
+    seen: set[TrajectoryId] = set()
+    for trajectory in trajectories:
+        parent = trajectory.parent_trajectory_id
+        if trajectory.trajectory_id in seen:
+            return f"trajectory {trajectory.trajectory_id} comes twice"
+        if parent is not None and parent not in seen:
+            return f"trajectory {trajectory.trajectory_id} comes before its parent {parent}"
+        if parent is None and trajectory.branch_offset:
+            return f"trajectory {trajectory.trajectory_id} is a branch of nothing"
+        seen.add(trajectory.trajectory_id)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleFailure:
+    """Why a sample has no rollout."""
+
+    sample_index: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """Closes a task: no more rollouts of it will come.
+
+    Attributes:
+        task_id: Which.
+        rollout_count: How many were sent.
+        failures: Samples of which no rollout was sent.
+    """
+
+    task_id: TaskId
+    rollout_count: int
+    failures: tuple[SampleFailure, ...] = ()
+
+
+class Disposition(StrEnum):
+    """What the run did with a rollout or a task result."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    DROPPED = "dropped"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemAck:
+    """The answer to one rollout or task result.
+
+    Attributes:
+        item_id: rollout_id, or task_id for a result.
+        disposition: What the run did with it.
+        reason: Why it was not kept; None when it was.
+        message: For people.
+    """
+
+    item_id: str
+    disposition: Disposition
+    reason: Reason | None = None
+    message: str = ""
+
+
+def spans_of(versions: np.ndarray) -> tuple[VersionSpan, ...]:
+    """Fold per-token versions into spans.
+
+    Args:
+        versions: i64[n] of the sampled tokens, in order.
+
+    Example:
+        >>> [(s.version, s.length) for s in spans_of(np.array([4, 4, 5]))]
+        [(4, 2), (5, 1)]
+    """
+    if not len(versions):
+        return ()
+    edges = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
+    return tuple(VersionSpan(version=int(versions[a]), length=b - a) for a, b in pairwise(edges))

@@ -1,0 +1,183 @@
+"""What an operator sees: the run's state, its books, what waits for what."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from astraflow.core.errors import Failure, Reason
+from astraflow.core.ids import BatchId, MemberId, PolicyId, PromptId, RunId
+from astraflow.core.members import MemberStatus
+from astraflow.core.rollouts import Rollout
+from astraflow.core.tasks import Prompt
+
+
+class RunState(StrEnum):
+    """Where a run stands; DONE and FAILED are final."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SOURCE_EXHAUSTED = "source_exhausted"
+    STOPPING = "stopping"
+    DONE = "done"
+    FAILED = "failed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (RunState.DONE, RunState.FAILED)
+
+
+class StopMode(StrEnum):
+    """What becomes of open work when a run is stopped."""
+
+    DRAIN = "drain"
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropCount:
+    """Rollouts dropped for one reason; `filter` names the plug-in of REASON_FILTERED."""
+
+    reason: Reason
+    filter: str = ""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStatus:
+    """One policy's column of the state; see `control/v1/run.proto`."""
+
+    policy_id: PolicyId
+    version: int | None
+    step: int
+    open_group_count: int
+    max_open_group_count: int
+    fresh_count: int
+    leased_count: int
+    trained_count: int
+    replay_count: int = 0
+    drops: tuple[DropCount, ...] = ()
+    staleness_counts: Mapping[int, int] = field(default_factory=dict[int, int])
+    wait_fraction: float = 0.0
+    mean_reward: float | None = None
+    tokens_per_s: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    window: timedelta = timedelta()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """The whole state in one answer; see `control/v1/run.proto`."""
+
+    run_id: RunId
+    state: RunState
+    policies: tuple[PolicyStatus, ...]
+    members: tuple[MemberStatus, ...]
+    dead_letter_count: int = 0
+    epochs: Mapping[str, int] = field(default_factory=dict[str, int])
+    failure: Failure | None = None
+    start_time: datetime
+    server_time: datetime
+
+
+class RolloutPlace(StrEnum):
+    """Where a sample is for one policy; always exactly one."""
+
+    IN_FLIGHT = "in_flight"
+    WAITING = "waiting"
+    FRESH = "fresh"
+    LEASED = "leased"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerAccount:
+    """The books of one policy, in samples for training; see `control/v1/ledger.proto`."""
+
+    policy_id: PolicyId
+    issued_count: int
+    in_flight_count: int
+    waiting_count: int
+    fresh_count: int
+    leased_count: int
+    trained_count: int
+    drops: tuple[DropCount, ...] = ()
+    rolled_back_count: int = 0
+    reissued_count: int = 0
+    duplicate_count: int = 0
+    replayed_count: int = 0
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether issued = live + trained + dropped."""
+        live = self.in_flight_count + self.waiting_count + self.fresh_count + self.leased_count
+        dropped = sum(drop.count for drop in self.drops)
+        return self.issued_count == live + self.trained_count + dropped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPlacement:
+    """Where a rollout stands for one policy; see `control/v1/ledger.proto`."""
+
+    policy_id: PolicyId
+    place: RolloutPlace
+    batch_id: BatchId | None = None
+    step: int | None = None
+    staleness: int | None = None
+    use_count: int = 0
+    reason: Reason | None = None
+    filter: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RolloutRecord:
+    """A rollout and what became of it."""
+
+    rollout: Rollout
+    prompt_id: PromptId
+    member_id: MemberId
+    placements: tuple[RolloutPlacement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A prompt that is no longer issued."""
+
+    prompt: Prompt
+    attempt_count: int
+    failures: tuple[Failure, ...]
+    create_time: datetime
+
+
+class WaitCause(StrEnum):
+    """What kind of wait it is; see `dataflow/v1/wait.proto`."""
+
+    NO_TRAINER = "no_trainer"
+    NO_RAAS = "no_raas"
+    TOO_FEW_GROUPS = "too_few_groups"
+    GROUP_INCOMPLETE = "group_incomplete"
+    TASK_RUNNING = "task_running"
+    MEMBER_SILENT = "member_silent"
+    NO_CREDIT = "no_credit"
+    STALENESS_LIMIT = "staleness_limit"
+    VERSION_NOT_LIVE = "version_not_live"
+    VERSION_BARRIER = "version_barrier"
+    BATCH_HELD = "batch_held"
+    ALL_DROPPED = "all_dropped"
+    PAUSED = "paused"
+    RECOVERING = "recovering"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitReason:
+    """One link of an explanation: what waits, and for what."""
+
+    cause: WaitCause
+    waiter_id: str
+    subject_id: str = ""
+    message: str = ""
+    since_time: datetime | None = None
+    resolve_time: datetime | None = None

@@ -1,0 +1,1 @@
+"""Inference engines: what generates tokens. Heavy imports stay inside each engine."""

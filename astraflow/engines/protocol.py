@@ -1,0 +1,129 @@
+"""What a RaaS needs of an inference engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from astraflow.core.rollouts import FinishReason, VersionSpan
+from astraflow.core.tasks import SamplingParams
+from astraflow.core.updates import SwapReport, WeightUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Generation:
+    """What one call of `Engine.generate` sampled.
+
+    Attributes:
+        tokens: i32[n], n may be 0; an end token that was sampled is the last one.
+        logprobs: f32[n], log-probability of each token under the distribution that it was
+            sampled from (after penalties, temperature and truncation).
+        version_spans: Cover the n tokens in order.
+        finish_reason: STOP at an end token or stop string, LENGTH at a budget.
+    """
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    version_spans: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """How busy an engine is.
+
+    Attributes:
+        running_count: Sequences being decoded.
+        queued_count: Requests that wait for a place.
+        sampled_token_count: Tokens sampled since the start.
+        kv_fraction: Used share of the KV cache, 0 to 1.
+        busy_s: Seconds spent computing since the start.
+    """
+
+    running_count: int
+    queued_count: int
+    sampled_token_count: int
+    kv_fraction: float
+    busy_s: float
+
+
+class Engine(Protocol):
+    """Generates tokens of one policy, and changes its weights while it does.
+
+    All methods belong to one event loop. An engine starts without weights of the run;
+    the first `swap` brings them.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name and release, such as `embedded/0.1.0`."""
+        ...
+
+    @property
+    def version(self) -> int | None:
+        """What newly sampled tokens are of; None before the first swap."""
+        ...
+
+    @property
+    def pinned_versions(self) -> frozenset[int]:
+        """Older versions that `generate` can still be asked for."""
+        ...
+
+    @property
+    def max_context_token_count(self) -> int:
+        """Prompt and completion together."""
+        ...
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, *, version: int | None = None
+    ) -> Generation:
+        """Sample one completion.
+
+        Cancelling the awaiting task withdraws the request and frees its place.
+
+        Args:
+            prompt: Token ids, at least one.
+            sampling: The knobs. With a seed the draw for each token depends only on
+                (seed, position in the sequence), not on what else runs.
+            version: Pins every token to this version; None: the live one, which may
+                change between two tokens.
+
+        Raises:
+            AstraflowError: CONTEXT_TOO_LONG, VERSION_NOT_SERVED, ENGINE_FAILED,
+                INVALID_FIELD for sampling parameters that it cannot honour.
+        """
+        ...
+
+    async def swap(self, update: WeightUpdate) -> SwapReport:
+        """Make a version live between two decode steps; running generations go on.
+
+        The work that does not need the pause (conversion, copies to the device) is done
+        beside generation.
+
+        Raises:
+            AstraflowError: APPLY_FAILED; the old version serves on.
+        """
+        ...
+
+    async def pin(self, version: int) -> None:
+        """Keep the live version, which must be `version`, for `generate(version=...)`.
+
+        Counted: as many calls of `unpin` let it go.
+
+        Raises:
+            AstraflowError: VERSION_NOT_SERVED when it is not live or pinned.
+        """
+        ...
+
+    async def unpin(self, version: int) -> None:
+        """Let a pinned version go once its running generations are done."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """Return how busy it is now."""
+        ...
+
+    async def close(self) -> None:
+        """Stop; running generations end with ENGINE_FAILED."""
+        ...

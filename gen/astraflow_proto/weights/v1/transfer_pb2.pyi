@@ -1,0 +1,96 @@
+import datetime
+
+from astraflow_proto.weights.v1 import layout_pb2 as _layout_pb2
+from astraflow_proto.weights.v1 import patch_pb2 as _patch_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Lane(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LANE_UNSPECIFIED: _ClassVar[Lane]
+    LANE_GRPC: _ClassVar[Lane]
+    LANE_TCP: _ClassVar[Lane]
+    LANE_UCX: _ClassVar[Lane]
+    LANE_SHM: _ClassVar[Lane]
+    LANE_OBJECT_STORE: _ClassVar[Lane]
+LANE_UNSPECIFIED: Lane
+LANE_GRPC: Lane
+LANE_TCP: Lane
+LANE_UCX: Lane
+LANE_SHM: Lane
+LANE_OBJECT_STORE: Lane
+
+class TransferSpec(_message.Message):
+    __slots__ = ("policy_id", "version", "base_version", "layout_digest", "profiles", "goodput_bytes_per_s", "core_count", "max_memory_nbytes", "ranges", "want_chunks", "have_chunks")
+    POLICY_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROFILES_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CORE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MEMORY_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    WANT_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    HAVE_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    policy_id: str
+    version: int
+    base_version: int
+    layout_digest: bytes
+    profiles: _containers.RepeatedScalarFieldContainer[_patch_pb2.CodecProfile]
+    goodput_bytes_per_s: float
+    core_count: int
+    max_memory_nbytes: int
+    ranges: _containers.RepeatedCompositeFieldContainer[_layout_pb2.ByteRange]
+    want_chunks: _containers.RepeatedCompositeFieldContainer[ChunkSet]
+    have_chunks: _containers.RepeatedCompositeFieldContainer[ChunkSet]
+    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., base_version: _Optional[int] = ..., layout_digest: _Optional[bytes] = ..., profiles: _Optional[_Iterable[_Union[_patch_pb2.CodecProfile, str]]] = ..., goodput_bytes_per_s: _Optional[float] = ..., core_count: _Optional[int] = ..., max_memory_nbytes: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_layout_pb2.ByteRange, _Mapping]]] = ..., want_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ..., have_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ...) -> None: ...
+
+class ChunkSet(_message.Message):
+    __slots__ = ("root_digest", "indexes")
+    ROOT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    root_digest: bytes
+    indexes: _containers.RepeatedCompositeFieldContainer[IndexRange]
+    def __init__(self, root_digest: _Optional[bytes] = ..., indexes: _Optional[_Iterable[_Union[IndexRange, _Mapping]]] = ...) -> None: ...
+
+class IndexRange(_message.Message):
+    __slots__ = ("first", "count")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    count: int
+    def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class TransferPlan(_message.Message):
+    __slots__ = ("transfer_id", "patches", "chunk_count", "payload_nbytes", "endpoints", "token", "expire_time")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    PATCHES_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: str
+    patches: _containers.RepeatedCompositeFieldContainer[_patch_pb2.PatchIndex]
+    chunk_count: int
+    payload_nbytes: int
+    endpoints: _containers.RepeatedCompositeFieldContainer[LaneEndpoint]
+    token: bytes
+    expire_time: _timestamp_pb2.Timestamp
+    def __init__(self, transfer_id: _Optional[str] = ..., patches: _Optional[_Iterable[_Union[_patch_pb2.PatchIndex, _Mapping]]] = ..., chunk_count: _Optional[int] = ..., payload_nbytes: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[LaneEndpoint, _Mapping]]] = ..., token: _Optional[bytes] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class LaneEndpoint(_message.Message):
+    __slots__ = ("lane", "address")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    lane: Lane
+    address: str
+    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., address: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,87 @@
+import datetime
+
+from astraflow_proto.weights.v1 import layout_pb2 as _layout_pb2
+from astraflow_proto.weights.v1 import patch_pb2 as _patch_pb2
+from astraflow_proto.weights.v1 import transfer_pb2 as _transfer_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PullRequest(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: _transfer_pb2.TransferSpec
+    def __init__(self, spec: _Optional[_Union[_transfer_pb2.TransferSpec, _Mapping]] = ...) -> None: ...
+
+class PullResponse(_message.Message):
+    __slots__ = ("plan", "chunk")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    plan: _transfer_pb2.TransferPlan
+    chunk: _patch_pb2.Chunk
+    def __init__(self, plan: _Optional[_Union[_transfer_pb2.TransferPlan, _Mapping]] = ..., chunk: _Optional[_Union[_patch_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class PlanTransferRequest(_message.Message):
+    __slots__ = ("spec", "lanes")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    spec: _transfer_pb2.TransferSpec
+    lanes: _containers.RepeatedScalarFieldContainer[_transfer_pb2.Lane]
+    def __init__(self, spec: _Optional[_Union[_transfer_pb2.TransferSpec, _Mapping]] = ..., lanes: _Optional[_Iterable[_Union[_transfer_pb2.Lane, str]]] = ...) -> None: ...
+
+class PlanTransferResponse(_message.Message):
+    __slots__ = ("plan",)
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    plan: _transfer_pb2.TransferPlan
+    def __init__(self, plan: _Optional[_Union[_transfer_pb2.TransferPlan, _Mapping]] = ...) -> None: ...
+
+class RenewTransferRequest(_message.Message):
+    __slots__ = ("transfer_id",)
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: str
+    def __init__(self, transfer_id: _Optional[str] = ...) -> None: ...
+
+class RenewTransferResponse(_message.Message):
+    __slots__ = ("expire_time",)
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    expire_time: _timestamp_pb2.Timestamp
+    def __init__(self, expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ReleaseTransferRequest(_message.Message):
+    __slots__ = ("transfer_id",)
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: str
+    def __init__(self, transfer_id: _Optional[str] = ...) -> None: ...
+
+class ReleaseTransferResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPatchRequest(_message.Message):
+    __slots__ = ("root_digest",)
+    ROOT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    root_digest: bytes
+    def __init__(self, root_digest: _Optional[bytes] = ...) -> None: ...
+
+class GetPatchResponse(_message.Message):
+    __slots__ = ("patch",)
+    PATCH_FIELD_NUMBER: _ClassVar[int]
+    patch: _patch_pb2.PatchIndex
+    def __init__(self, patch: _Optional[_Union[_patch_pb2.PatchIndex, _Mapping]] = ...) -> None: ...
+
+class GetLayoutRequest(_message.Message):
+    __slots__ = ("layout_digest",)
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    layout_digest: bytes
+    def __init__(self, layout_digest: _Optional[bytes] = ...) -> None: ...
+
+class GetLayoutResponse(_message.Message):
+    __slots__ = ("layout",)
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    layout: _layout_pb2.Layout
+    def __init__(self, layout: _Optional[_Union[_layout_pb2.Layout, _Mapping]] = ...) -> None: ...
