@@ -1,0 +1,58 @@
+# Two commands: `make demo` trains a policy end to end, `make test` passes the tests. Both
+# make their own environment first; nothing else has to be installed.
+#
+#   PYTHON       interpreter to start from (3.11 or later)
+#   VENV         where the environment goes
+#   TORCH_INDEX  index of CPU wheels for torch, where the default index has CUDA builds only
+#   RECIPE       what `make demo` runs
+#   RUN_ARGS     more arguments for it, such as `--set seed=1`
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+RECIPE ?= recipes/sort.yaml
+RUN_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+INSTALL := $(PIP) install --constraint constraints-cpu.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: demo test check format proto clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.demo
+	$(BIN)/astraflow run $(RECIPE) $(RUN_ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+	$(BIN)/python scripts/gen_protos.py --check
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/buf format --write
+
+proto: $(VENV)/.dev
+	$(BIN)/python scripts/gen_protos.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints-cpu.txt | $(BIN)/python
+	$(INSTALL) --editable '.[torch,plot]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints-cpu.txt | $(BIN)/python
+	$(INSTALL) --editable '.[dev]'
+	touch $@ $(VENV)/.demo
