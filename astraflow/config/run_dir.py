@@ -1,0 +1,127 @@
+"""The folder of a run: what lies where, and how a run on this machine is found again."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from astraflow.core.errors import AstraflowError, Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubEndpoint:
+    """How to reach the hub of a run from this machine.
+
+    Attributes:
+        address: host:port as others dial it.
+        pid: Of the hub's process.
+        operator_token: For ControlService; secret.
+        join_token: For members; secret.
+    """
+
+    address: str
+    pid: int
+    operator_token: str
+    join_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Names of the files of one run, below `root`."""
+
+    root: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe as it was resolved."""
+        return self.root / "recipe.yaml"
+
+    @property
+    def endpoint(self) -> Path:
+        """HubEndpoint as JSON, for this user's eyes only."""
+        return self.root / "hub.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per optimizer step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def versions(self) -> Path:
+        """One JSON line per version that went live, or failed to, on a RaaS."""
+        return self.root / "versions.jsonl"
+
+    @property
+    def evals(self) -> Path:
+        """One JSON line per finished evaluation."""
+        return self.root / "evals.jsonl"
+
+    @property
+    def status(self) -> Path:
+        """What the hub knew at the end."""
+        return self.root / "status.json"
+
+    @property
+    def summary(self) -> Path:
+        """What came of the run."""
+        return self.root / "summary.json"
+
+    @property
+    def plot(self) -> Path:
+        """The reward over the steps."""
+        return self.root / "reward.png"
+
+    @property
+    def rollouts(self) -> Path:
+        """Folder of sampled rollouts, one JSON line each."""
+        return self.root / "rollouts"
+
+    def log(self, process: str) -> Path:
+        """Return where a process writes its log."""
+        return self.root / "logs" / f"{process}.log"
+
+    def checkpoints(self, policy_id: str) -> Path:
+        """Return the folder of a policy's checkpoints."""
+        return self.root / "checkpoints" / policy_id
+
+    def checkpoint(self, policy_id: str, step: int) -> Path:
+        """Return the Hugging Face directory of the weights after so many steps."""
+        return self.checkpoints(policy_id) / f"step_{step:06d}"
+
+    def write_endpoint(self, endpoint: HubEndpoint) -> None:
+        """Let commands on this machine find the hub; the file is readable by its owner only."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        fields = {name: getattr(endpoint, name) for name in HubEndpoint.__slots__}
+        descriptor = os.open(self.endpoint, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(fields, file)
+
+    def read_endpoint(self) -> HubEndpoint:
+        """Return how to reach the hub.
+
+        Raises:
+            AstraflowError: NOT_READY when no hub of this run is known here.
+        """
+        try:
+            fields = json.loads(self.endpoint.read_text())
+        except (OSError, ValueError) as error:
+            raise AstraflowError(
+                Reason.NOT_READY, f"{self.root} has no running hub: {self.endpoint.name} is missing"
+            ) from error
+        return HubEndpoint(**fields)
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSON-lines file; a missing file is empty, a torn last line is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines()
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines) - 1:
+                raise
+    return rows
