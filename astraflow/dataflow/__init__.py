@@ -1,0 +1,1 @@
+"""The hub: one process that carries out what the state machine of a run decides."""

@@ -1,0 +1,1 @@
+"""Storage: what must outlive a process, behind protocols that see bytes."""

@@ -1,0 +1,105 @@
+"""The journal: records in the order in which they were appended.
+
+A record is bytes; what they mean is the business of who wrote them. Positions start at
+0, grow by one per record and are never used twice, also after a trim.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Protocol
+
+from astraflow.core.errors import AstraflowError, Reason
+
+
+class Journal(Protocol):
+    """An append-only list of records, trimmed at its old end.
+
+    Example:
+        With three records appended, `first` is 0 and `end` 3; after `trim(2)` `first` is 2
+        and the next record is at position 3.
+    """
+
+    @property
+    def first(self) -> int:
+        """Position of the oldest record that is kept; `end` when there is none."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """Position of the next record."""
+        ...
+
+    async def append(self, records: Sequence[bytes]) -> int:
+        """Keep records; on return they are as safe as this journal makes them.
+
+        Returns:
+            The position of the first of them.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when they cannot be written or it is closed.
+        """
+        ...
+
+    async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
+        """Return at most `limit` records from position `start` on; empty at the end.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when `start` was trimmed or lies past the end.
+        """
+        ...
+
+    async def trim(self, before: int) -> None:
+        """Let go of every record below position `before`; repeating it is harmless."""
+        ...
+
+    async def close(self) -> None:
+        """Let nothing more be appended; repeating it is harmless."""
+        ...
+
+
+class InMemoryJournal:
+    """A journal that lives as long as its process."""
+
+    def __init__(self) -> None:
+        self._records: deque[bytes] = deque()
+        self._first = 0
+        self._is_closed = False
+
+    @property
+    def first(self) -> int:
+        """Position of the oldest record that is kept; `end` when there is none."""
+        return self._first
+
+    @property
+    def end(self) -> int:
+        """Position of the next record."""
+        return self._first + len(self._records)
+
+    async def append(self, records: Sequence[bytes]) -> int:
+        """Keep records until they are trimmed or the process ends."""
+        if self._is_closed:
+            raise AstraflowError(Reason.JOURNAL_FAILED, "the journal is closed")
+        position = self.end
+        self._records.extend(records)
+        return position
+
+    async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
+        """Return at most `limit` records from position `start` on."""
+        if not self._first <= start <= self.end:
+            raise AstraflowError(
+                Reason.JOURNAL_FAILED,
+                f"position {start} is not kept; the journal has {self._first} to {self.end}",
+            )
+        offset = start - self._first
+        return tuple(islice(self._records, offset, offset + limit))
+
+    async def trim(self, before: int) -> None:
+        """Let go of every record below position `before`."""
+        while self._records and self._first < before:
+            self._records.popleft()
+            self._first += 1
+
+    async def close(self) -> None:
+        """Let nothing more be appended."""
+        self._is_closed = True

@@ -1,0 +1,95 @@
+"""JSON lines, encoded and written by a thread, so that no event loop waits for a disk."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Any, TextIO
+
+_LOT = 1024
+
+
+class LineWriter:
+    """Appends objects to JSON-lines files, in order per file.
+
+    Lines that are waiting are written in lots with one flush per file and lot. A value that
+    JSON does not know is written as text. A file that cannot be written fails `close`, not
+    the caller of `write`.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Path, Callable[[], Mapping[str, Any]]] | Event | None] = (
+            SimpleQueue()
+        )
+        self._files: dict[Path, TextIO] = {}
+        self._error: Exception | None = None
+        self._is_closed = False
+        self._thread = Thread(target=self._run, name="line-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, path: Path, row: Mapping[str, Any]) -> None:
+        """Append one object; returns at once."""
+        self.write_later(path, lambda: row)
+
+    def write_later(self, path: Path, make: Callable[[], Mapping[str, Any]]) -> None:
+        """Append the object that `make` returns; it is called on the writer's thread."""
+        if not self._is_closed:
+            self._queue.put((path, make))
+
+    def flush(self) -> None:
+        """Wait until everything written so far is in its file.
+
+        Raises:
+            OSError: A file could not be written.
+        """
+        if not self._is_closed:
+            done = Event()
+            self._queue.put(done)
+            done.wait()
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Write what is left and let go of the files; repeating it is harmless.
+
+        Raises:
+            OSError: A file could not be written.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._queue.put(None)
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            lot = [self._queue.get()]
+            while len(lot) < _LOT and not self._queue.empty():
+                lot.append(self._queue.get())
+            waiting: list[Event] = []
+            for item in lot:
+                if item is None:
+                    is_open = False
+                elif isinstance(item, Event):
+                    waiting.append(item)
+                else:
+                    self._append(*item)
+            for file in self._files.values():
+                file.flush()
+            for event in waiting:
+                event.set()
+        for file in self._files.values():
+            file.close()
+
+    def _append(self, path: Path, make: Callable[[], Mapping[str, Any]]) -> None:
+        try:
+            line = json.dumps(make(), default=str, ensure_ascii=False)
+            if path not in self._files:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._files[path] = path.open("a", encoding="utf-8")
+            self._files[path].write(line + "\n")
+        except (OSError, TypeError, ValueError) as error:
+            self._error = self._error or error

@@ -1,0 +1,52 @@
+import json
+
+import pytest
+
+from astraflow.storage.lines import LineWriter
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lines_arrive_in_order_in_their_files(tmp_path):
+    writer = LineWriter()
+    for number in range(3000):
+        writer.write(tmp_path / f"{number % 2}.jsonl", {"number": number})
+    writer.close()
+    assert [row["number"] for row in read(tmp_path / "0.jsonl")] == list(range(0, 3000, 2))
+    assert [row["number"] for row in read(tmp_path / "1.jsonl")] == list(range(1, 3000, 2))
+
+
+def test_a_flush_makes_lines_readable(tmp_path):
+    writer = LineWriter()
+    writer.write(tmp_path / "deep" / "a.jsonl", {"text": "übung"})
+    writer.flush()
+    assert read(tmp_path / "deep" / "a.jsonl") == [{"text": "übung"}]
+    writer.close()
+
+
+def test_lines_are_appended_to_what_is_there(tmp_path):
+    for number in range(2):
+        writer = LineWriter()
+        writer.write(tmp_path / "a.jsonl", {"number": number})
+        writer.close()
+    assert read(tmp_path / "a.jsonl") == [{"number": 0}, {"number": 1}]
+
+
+def test_a_closed_writer_forgets_what_comes(tmp_path):
+    writer = LineWriter()
+    writer.close()
+    writer.close()
+    writer.write(tmp_path / "a.jsonl", {})
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_a_file_that_cannot_be_written_fails_the_close_and_no_other_file(tmp_path):
+    (tmp_path / "taken").write_text("")
+    writer = LineWriter()
+    writer.write(tmp_path / "taken" / "a.jsonl", {})
+    writer.write(tmp_path / "b.jsonl", {"fine": True})
+    with pytest.raises(OSError, match="taken"):
+        writer.close()
+    assert read(tmp_path / "b.jsonl") == [{"fine": True}]
