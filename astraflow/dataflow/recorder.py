@@ -1,0 +1,190 @@
+"""The recorder: what the hub leaves in the run's folder for people and plots.
+
+Rows are built and written on the writer's thread; the event loop only hands over frozen
+records.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from astraflow.config.run_dir import RunDir
+from astraflow.core.evals import EvalResult, EvalRun
+from astraflow.core.ids import GroupId, MemberId, PolicyId
+from astraflow.core.rollouts import Rollout, Trajectory
+from astraflow.core.tasks import Prompt, TaskPurpose
+from astraflow.core.versions import VersionReport
+from astraflow.storage.lines import LineWriter
+
+
+class Recorder:
+    """Writes metrics, versions, evaluations and sampled rollouts as JSON lines."""
+
+    def __init__(self, run_dir: RunDir, *, keep_one_group_of: int = 16) -> None:
+        """Record into a folder.
+
+        Args:
+            run_dir: Made when the first line is written.
+            keep_one_group_of: Of so many groups, the rollouts of one are written.
+        """
+        self._run_dir = run_dir
+        self._keep_one_of = max(1, keep_one_group_of)
+        self._lines = LineWriter()
+
+    def batch(
+        self,
+        now: datetime,
+        *,
+        policy_id: PolicyId,
+        step: int,
+        version: int | None,
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Write one settled batch."""
+        row = {"time": now.isoformat(), "policy": policy_id, "step": step, "version": version}
+        self._lines.write(self._run_dir.metrics, row | dict(metrics))
+
+    def version(self, now: datetime, member_id: MemberId, report: VersionReport) -> None:
+        """Write that a version went live, or failed to, on a member."""
+        make = partial(_version_row, now, member_id, report)
+        self._lines.write_later(self._run_dir.versions, make)
+
+    def eval_run(self, now: datetime, run: EvalRun) -> None:
+        """Write one finished evaluation."""
+        self._lines.write_later(self._run_dir.evals, partial(_eval_row, now, run))
+
+    def keeps(self, group_id: GroupId) -> bool:
+        """Whether the rollouts of a group are written; the same in every run."""
+        return crc32(group_id.encode()) % self._keep_one_of == 0
+
+    def rollout(
+        self,
+        now: datetime,
+        rollout: Rollout,
+        *,
+        prompt: Prompt,
+        purpose: TaskPurpose,
+        member_id: MemberId,
+    ) -> None:
+        """Write one rollout, with its tokens."""
+        policies = {trajectory.policy_id for trajectory in rollout.trajectories}
+        name = policies.pop() if len(policies) == 1 else "all"
+        make = partial(_rollout_row, now, rollout, prompt, purpose, member_id)
+        self._lines.write_later(self._run_dir.rollouts / f"{name}.jsonl", make)
+
+    def status(self, status: Mapping[str, Any]) -> None:
+        """Write what the hub knew at the end, whole or not at all."""
+        write_whole(self._run_dir.status, json.dumps(status, default=str, indent=2) + "\n")
+
+    def flush(self) -> None:
+        """Wait until all lines are in their files; blocks, so call it off the loop."""
+        self._lines.flush()
+
+    def close(self) -> None:
+        """Write what is left; blocks, so call it off the loop."""
+        self._lines.close()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file at once, so that a reader sees the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return None if span is None else span.total_seconds()
+
+
+def _version_row(now: datetime, member_id: MemberId, report: VersionReport) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "time": now.isoformat(),
+        "policy": report.policy_id,
+        "version": report.version,
+        "member": member_id,
+        "state": report.state,
+        "base_version": report.base_version,
+        "pulled_nbytes": report.pulled_nbytes,
+        "pull_s": _seconds(report.pull_duration),
+        "pause_s": _seconds(report.pause_duration),
+    }
+    if report.failure is not None:
+        row |= {"reason": report.failure.reason, "message": report.failure.message}
+    return row
+
+
+def _rollout_row(
+    now: datetime, rollout: Rollout, prompt: Prompt, purpose: TaskPurpose, member_id: MemberId
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "time": now.isoformat(),
+        "rollout_id": rollout.rollout_id,
+        "group_id": rollout.group_id,
+        "sample_index": rollout.sample_index,
+        "purpose": purpose,
+        "member": member_id,
+        "data_set": prompt.data_set,
+        "prompt_id": prompt.prompt_id,
+        "epoch": prompt.epoch,
+        "prompt": dict(prompt.fields),
+        "outcome": rollout.outcome,
+        "reward": rollout.reward,
+        "reward_parts": dict(rollout.reward_parts),
+        "metrics": dict(rollout.metrics),
+        "versions": dict(rollout.policy_versions),
+        "trajectories": [_trajectory_row(trajectory) for trajectory in rollout.trajectories],
+    }
+    if rollout.failure is not None:
+        row |= {"reason": rollout.failure.reason, "message": rollout.failure.message}
+    return row
+
+
+def _trajectory_row(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "policy": trajectory.policy_id,
+        "agent": trajectory.agent,
+        "finish_reason": trajectory.finish_reason,
+        "reward": trajectory.reward,
+        "sampled_count": trajectory.sampled_count,
+        "tokens": trajectory.tokens.tolist(),
+        "sampled_mask": trajectory.sampled_mask.astype(int).tolist(),
+        "version_spans": [[span.version, span.length] for span in trajectory.version_spans],
+    }
+
+
+def _eval_row(now: datetime, run: EvalRun) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "time": now.isoformat(),
+        "eval_run_id": run.eval_run_id,
+        "suite": run.suite,
+        "state": run.state,
+        "versions": dict(run.versions),
+        "rollout_count": run.rollout_count,
+        "scored_count": run.scored_count,
+        "missing_count": run.missing_count,
+        "create_time": run.create_time.isoformat(),
+        "finish_time": None if run.finish_time is None else run.finish_time.isoformat(),
+        "results": [_result_row(result) for result in run.results],
+        "overall": None if run.overall is None else _result_row(run.overall),
+    }
+    if run.failure is not None:
+        row |= {"reason": run.failure.reason, "message": run.failure.message}
+    return row
+
+
+def _result_row(result: EvalResult) -> dict[str, Any]:
+    return {
+        "data_set": result.data_set,
+        "prompt_count": result.prompt_count,
+        "repeats": result.repeats,
+        "avg_at_k": result.avg_at_k,
+        "pass_at_k": {str(k): share for k, share in result.pass_at_k.items()},
+        "mean_reward": result.mean_reward,
+        "missing_count": result.missing_count,
+        "metrics": dict(result.metrics),
+    }
