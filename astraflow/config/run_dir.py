@@ -113,7 +113,7 @@ class RunDir:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON-lines file; a missing file is empty, a torn last line is left out."""
+    """Return the objects of a JSON-lines file; none of a missing one, and not a torn last line."""
     if not path.exists():
         return []
     lines = path.read_text().splitlines()

@@ -1,0 +1,71 @@
+"""Arguments and options that several commands share."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from astraflow.core.errors import AstraflowError, Reason
+
+RecipePath = Annotated[
+    Path, typer.Argument(help="Recipe, such as recipes/sort.yaml.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key of the recipe, such as "
+        "[bold]policies.solver.trainer.step_count=20[/]. Can be given many times.",
+    ),
+]
+RunPath = Annotated[
+    Path, typer.Argument(help="Folder of the run, such as runs/sort.", show_default=False)
+]
+HubAddress = Annotated[
+    str, typer.Option("--hub", help="host:port of the hub.", envvar="ASTRAFLOW_HUB")
+]
+JoinToken = Annotated[
+    str,
+    typer.Option(
+        "--token",
+        help="Join token of the run; the hub's operator has it.",
+        envvar="ASTRAFLOW_JOIN_TOKEN",
+        show_envvar=True,
+    ),
+]
+RunFolder = Annotated[Path | None, typer.Option("--run-dir", help="Folder for logs and results.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+CaFile = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", help="PEM file of the authority that signed the peer's certificate."),
+]
+CertificateFile = Annotated[
+    Path | None, typer.Option("--tls-certificate", help="PEM file of this process's certificate.")
+]
+KeyFile = Annotated[Path | None, typer.Option("--tls-key", help="PEM file of its private key.")]
+
+
+def required_env(name: str) -> str:
+    """Return a variable's value.
+
+    Raises:
+        AstraflowError: TOKEN_INVALID when it is not set.
+    """
+    value = os.environ.get(name)
+    if not value:
+        raise AstraflowError(Reason.TOKEN_INVALID, f"set {name}: this command needs that token")
+    return value
+
+
+def pairs(values: list[str], option: str) -> dict[str, str]:
+    """Split NAME=VALUE arguments.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for one without an equals sign.
+    """
+    for value in values:
+        if "=" not in value:
+            raise AstraflowError(Reason.INVALID_FIELD, f"{option} {value}: give NAME=VALUE")
+    return dict(value.split("=", 1) for value in values)

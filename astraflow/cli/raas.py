@@ -1,0 +1,68 @@
+"""`astraflow raas`: rollout nodes."""
+
+from typing import Annotated
+
+import typer
+
+from astraflow.cli.options import (
+    CaFile,
+    CertificateFile,
+    HubAddress,
+    JoinToken,
+    KeyFile,
+    Overrides,
+    RecipePath,
+    RunFolder,
+    pairs,
+)
+
+app = typer.Typer(no_args_is_help=True, help="Rollout as a service: nodes that run workflows.")
+
+
+@app.callback()
+def _group() -> None: ...
+
+
+@app.command()
+def join(
+    recipe: RecipePath,
+    hub: HubAddress,
+    token: JoinToken,
+    *,
+    overrides: Overrides = None,
+    name: Annotated[
+        str | None, typer.Option(help="Unique in the pool; unset: from host and process.")
+    ] = None,
+    region: Annotated[str, typer.Option(help="Where it stands, such as eu-west.")] = "",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="POLICY=DIR", help="Model directory of a policy; unset: the recipe's."
+        ),
+    ] = None,
+    run_dir: RunFolder = None,
+    tls_certificate: CertificateFile = None,
+    tls_key: KeyFile = None,
+    tls_ca: CaFile = None,
+) -> None:
+    """Join the pool of a run from any machine that can dial its hub.
+
+    The node opens no port. It pulls the newest weights, takes tasks, returns rollouts, and
+    leaves when the run is over. SIGTERM lets it finish what it holds and leave; nothing is lost
+    when it is killed.
+    """
+    from astraflow.cli.roles import Tls, join_pool  # noqa: PLC0415
+
+    raise typer.Exit(
+        join_pool(
+            recipe,
+            overrides=overrides or [],
+            hub=hub,
+            token=token,
+            name=name,
+            region=region,
+            models=pairs(model or [], "--model"),
+            run_dir=run_dir,
+            tls=Tls(certificate=tls_certificate, key=tls_key, ca=tls_ca),
+        )
+    )

@@ -1,0 +1,83 @@
+"""`astraflow trainer`: one process per policy."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from astraflow.cli.options import (
+    CaFile,
+    CertificateFile,
+    HubAddress,
+    JoinToken,
+    KeyFile,
+    Overrides,
+    RecipePath,
+    RunFolder,
+)
+
+app = typer.Typer(no_args_is_help=True, help="Trainers: one process per policy.")
+
+PolicyName = Annotated[str, typer.Option("--policy", help="A policy of the recipe.")]
+
+
+@app.callback()
+def _group() -> None: ...
+
+
+@app.command("run")
+def run_trainer(
+    recipe: RecipePath,
+    policy: PolicyName,
+    hub: HubAddress,
+    token: JoinToken,
+    *,
+    overrides: Overrides = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Model directory; unset: the recipe's.")
+    ] = None,
+    run_dir: RunFolder = None,
+    listen: Annotated[
+        str, typer.Option(help="host:port on which it serves its weights.")
+    ] = "127.0.0.1:0",
+    tls_certificate: CertificateFile = None,
+    tls_key: KeyFile = None,
+    tls_ca: CaFile = None,
+) -> None:
+    """Train one policy: takes batches, publishes every version, writes checkpoints."""
+    from astraflow.cli.roles import Tls, train  # noqa: PLC0415
+
+    raise typer.Exit(
+        train(
+            recipe,
+            overrides=overrides or [],
+            policy=policy,
+            hub=hub,
+            token=token,
+            model=model,
+            run_dir=run_dir,
+            listen=listen,
+            tls=Tls(certificate=tls_certificate, key=tls_key, ca=tls_ca),
+        )
+    )
+
+
+@app.command("warm-up")
+def warm_up(
+    recipe: RecipePath,
+    policy: PolicyName,
+    *,
+    overrides: Overrides = None,
+    write_path: Annotated[
+        Path | None, typer.Option(help="Write the directory's path as JSON into this file.")
+    ] = None,
+) -> None:
+    """Make the warm-up model of a policy, or find it in the cache, and print its directory."""
+    from astraflow.cli.roles import make_warm_up  # noqa: PLC0415
+
+    path = make_warm_up(recipe, overrides=overrides or [], policy=policy)
+    if write_path is not None:
+        import json  # noqa: PLC0415
+
+        write_path.write_text(json.dumps({"path": str(path)}))
+    typer.echo(path)

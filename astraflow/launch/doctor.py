@@ -1,0 +1,163 @@
+"""What works on this machine, and what to do about what does not."""
+
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from astraflow import __version__
+from astraflow.launch.models import cache_dir
+
+_GIB = 1 << 30
+_NEEDED = ("grpcio", "protobuf", "numpy", "zstandard", "blake3", "pydantic")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        area: versions, machine, ports, devices, lanes or engines.
+        name: What was looked at.
+        works: None: not needed by default, and not there.
+        found: What was found.
+        advice: What to do about it; empty when nothing.
+    """
+
+    area: str
+    name: str
+    works: bool | None
+    found: str
+    advice: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return asdict(self)
+
+
+def examine() -> Iterator[Check]:
+    """Look at everything a run needs, cheap things first."""
+    yield from _versions()
+    yield from _machine()
+    yield _loopback()
+    yield from _devices()
+    yield from _lanes()
+    yield from _engines()
+
+
+def _versions() -> Iterator[Check]:
+    python = platform.python_version()
+    yield Check(
+        area="versions",
+        name="python",
+        works=sys.version_info >= (3, 11),
+        found=python,
+        advice="" if sys.version_info >= (3, 11) else "install Python 3.11 or later",
+    )
+    yield Check(area="versions", name="astraflow", works=True, found=__version__)
+    for name in _NEEDED:
+        found = _release(name)
+        advice = "" if found else "pip install astraflow again: this package belongs to it"
+        yield Check(
+            area="versions",
+            name=name,
+            works=found is not None,
+            found=found or "missing",
+            advice=advice,
+        )
+
+
+def _release(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _machine() -> Iterator[Check]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Check(area="machine", name="cores", works=True, found=str(cores))
+    free = psutil.virtual_memory().available
+    yield _at_least("memory", free, 4 * _GIB, "close other programs: a small run takes 4 GiB")
+    disk = shutil.disk_usage(Path.cwd()).free
+    yield _at_least("disk here", disk, 2 * _GIB, "free some space, or give --runs another folder")
+    cache = cache_dir()
+    cache.mkdir(parents=True, exist_ok=True)
+    writable = os.access(cache, os.W_OK)
+    yield Check(
+        area="machine",
+        name="cache",
+        works=writable,
+        found=str(cache),
+        advice="" if writable else "point XDG_CACHE_HOME at a folder that you can write",
+    )
+
+
+def _at_least(name: str, found: int, wanted: int, advice: str) -> Check:
+    enough = found >= wanted
+    return Check(
+        area="machine",
+        name=name,
+        works=enough,
+        found=f"{found / _GIB:.1f} GiB free",
+        advice="" if enough else advice,
+    )
+
+
+def _loopback() -> Check:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port), timeout=2):
+                pass
+    except OSError as error:
+        return Check(
+            area="ports",
+            name="loopback",
+            works=False,
+            found=str(error),
+            advice="allow connections on 127.0.0.1: the processes of a run meet there",
+        )
+    return Check(area="ports", name="loopback", works=True, found=f"port {port} opened and dialled")
+
+
+def _devices() -> Iterator[Check]:
+    if find_spec("torch") is None:
+        advice = "pip install 'astraflow[torch]'"
+        yield Check(area="devices", name="torch", works=False, found="missing", advice=advice)
+        return
+    import torch  # noqa: PLC0415 - slow to import, an extra
+
+    yield Check(area="devices", name="torch", works=True, found=torch.__version__)
+    count = torch.cuda.device_count()
+    names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
+    yield Check(
+        area="devices",
+        name="GPU",
+        works=True if count else None,
+        found=names or "none: everything runs on the CPU",
+    )
+
+
+def _lanes() -> Iterator[Check]:
+    yield Check(area="lanes", name="grpc", works=True, found="always there")
+
+
+def _engines() -> Iterator[Check]:
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    yield Check(
+        area="engines",
+        name="embedded",
+        works=not missing,
+        found=f"missing {', '.join(missing)}" if missing else "torch and transformers are there",
+        advice="pip install 'astraflow[torch]'" if missing else "",
+    )

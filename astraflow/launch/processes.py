@@ -1,0 +1,121 @@
+"""Role processes: started in sessions of their own, never outliving the launcher.
+
+A child gets the read end of a pipe whose write end the launcher keeps (its lifeline): when the
+launcher dies in whatever way, the pipe closes, and the child ends by itself.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LIFELINE = "ASTRAFLOW_LIFELINE_FD"
+_LAST_WORDS_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleCommand:
+    """One process to start.
+
+    Attributes:
+        name: For people, logs and the table; unique in the run.
+        arguments: Of the `astraflow` command.
+        environment: Beside the launcher's own.
+        log: Takes what it writes to standard output and error.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    log: Path
+
+
+class RoleProcess:
+    """A started role."""
+
+    def __init__(self, command: RoleCommand, process: asyncio.subprocess.Process) -> None:
+        self.command = command
+        self._process = process
+
+    @classmethod
+    async def start(cls, command: RoleCommand, *, lifeline: int) -> "RoleProcess":
+        """Start the process; it appends to its log.
+
+        Args:
+            command: What to start.
+            lifeline: Read end of the launcher's pipe; the child inherits it.
+        """
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        with command.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "astraflow",
+                *command.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **command.environment, LIFELINE: str(lifeline)},
+                pass_fds=(lifeline,),
+                start_new_session=True,
+            )
+        return cls(command, process)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: ended by that signal."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Return its exit code once it has ended."""
+        return await self._process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; a process that has ended takes none."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def end(self, *, grace_s: float) -> None:
+        """Ask it to end; kill it with all its children after `grace_s` seconds."""
+        if self.exit_code is None:
+            self.send(signal.SIGTERM)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.wait(), grace_s)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        await self.wait()
+
+    def last_words(self, count: int = 12) -> str:
+        """Return the last lines of its log."""
+        lines = self.command.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-count:])
+
+
+def hold_lifeline() -> None:
+    """End this process soon after the launcher that started it, if there is one.
+
+    Called once at the start of a role: SIGTERM when the launcher is gone, SIGKILL when that
+    did not end the process in 15 s.
+    """
+    descriptor = os.environ.pop(LIFELINE, None)
+    if descriptor is None:
+        return
+    threading.Thread(target=_follow, args=(int(descriptor),), name="lifeline", daemon=True).start()
+
+
+def _follow(descriptor: int) -> None:
+    os.read(descriptor, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_LAST_WORDS_S)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,73 @@
+"""The table that a run ends with."""
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from astraflow.config.run_dir import RunDir
+from astraflow.launch.summary import RunSummary
+
+
+def show_summary(console: Console, summary: RunSummary, run_dir: RunDir) -> None:
+    """Print what came of a run: accuracy, policies, where each process waited, what lies where."""
+    console.print()
+    if summary.accuracy_before is not None and summary.accuracy_after is not None:
+        rise = summary.accuracy_after - summary.accuracy_before
+        console.print(
+            f"[bold]{summary.name}[/]: held-out accuracy [bold]{summary.accuracy_before:.3f}[/] → "
+            f"[bold green]{summary.accuracy_after:.3f}[/] ({rise:+.3f}), "
+            f"{summary.wall_s:.0f} s in all, {summary.train_s:.0f} s of training, "
+            f"{summary.tokens_per_s:,.0f} tokens/s"
+        )
+    console.print(_policies(summary))
+    members = _members(run_dir)
+    if members.row_count:
+        console.print(members)
+    console.print(f"Everything is in [bold]{run_dir.root}[/]: {', '.join(_files(run_dir))}")
+
+
+def _policies(summary: RunSummary) -> Table:
+    table = Table(title="Policies", title_justify="left")
+    columns = ("steps", "versions", "rollouts", "reward", "staleness", "weights", "swap pause")
+    table.add_column("policy")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, policy in summary.policies.items():
+        table.add_row(
+            name,
+            str(policy.steps),
+            str(policy.versions),
+            f"{policy.rollouts:,}",
+            f"{policy.reward_first or 0:.2f} → {policy.reward_last or 0:.2f}",
+            f"≤ {policy.staleness_max:.0f}",
+            f"{policy.weights_nbytes / 1e6:.1f} MB, {policy.sparse_share:.0%} patches",
+            f"{policy.pause_ms:.1f} ms",
+        )
+    return table
+
+
+def _members(run_dir: RunDir) -> Table:
+    status: dict[str, Any] = {}
+    if run_dir.status.exists():
+        status = json.loads(run_dir.status.read_text())
+    table = Table(title="Where each process waited", title_justify="left")
+    for column in ("process", "role", "did", "waited"):
+        table.add_column(column, justify="left" if column in ("process", "role") else "right")
+    for member in status.get("members", []):
+        load = member.get("load") or {}
+        did = f"{member['accepted_count']:,} rollouts"
+        if member["role"] == "trainer":
+            did = f"{load.get('step', 0)} steps"
+        table.add_row(member["name"], member["role"], did, f"{load.get('wait_fraction', 0.0):.0%}")
+    if "hub" in status:
+        hub = status["hub"]
+        did = f"{hub['event_count']:,} events"
+        table.add_row("hub", "dataflow", did, f"{hub['idle_fraction']:.0%}")
+    return table
+
+
+def _files(run_dir: RunDir) -> list[str]:
+    names = ("summary.json", "metrics.jsonl", "rollouts", "checkpoints", "reward.png", "logs")
+    return [name for name in names if (run_dir.root / name).exists()]

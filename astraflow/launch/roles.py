@@ -1,0 +1,79 @@
+"""Which processes a recipe needs, and how each is started."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from astraflow.config.recipe import Recipe
+from astraflow.config.run_dir import RunDir
+from astraflow.launch.processes import RoleCommand
+
+JOIN_TOKEN = "ASTRAFLOW_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not a secret
+OPERATOR_TOKEN = "ASTRAFLOW_OPERATOR_TOKEN"  # noqa: S105
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTokens:
+    """Secrets of one run, new for each.
+
+    Attributes:
+        join: What a member shows to join.
+        operator: What an operator shows to look and to steer.
+    """
+
+    join: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    operator: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """How the processes of the run get them."""
+        return {JOIN_TOKEN: self.join, OPERATOR_TOKEN: self.operator}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Makes the command of each role.
+
+    Attributes:
+        recipe: Resolved.
+        run_dir: Where `recipe.yaml` lies and logs go.
+        tokens: Of the run.
+        models: Model directory of each policy.
+    """
+
+    recipe: Recipe
+    run_dir: RunDir
+    tokens: RunTokens
+    models: Mapping[str, Path]
+
+    def hub(self) -> RoleCommand:
+        """Return the Dataflow process."""
+        return self._command("hub", "dataflow", "serve", str(self.run_dir.recipe))
+
+    def trainer(self, policy_id: str, hub: str) -> RoleCommand:
+        """Return the trainer of one policy."""
+        return self._command(
+            f"trainer-{policy_id}",
+            *("trainer", "run", str(self.run_dir.recipe), "--policy", policy_id, "--hub", hub),
+            *("--model", str(self.models[policy_id])),
+            threads=self.recipe.policies[policy_id].trainer.thread_count,
+        )
+
+    def raas(self, index: int, hub: str) -> RoleCommand:
+        """Return one rollout node."""
+        models = [f"{policy}={path}" for policy, path in self.models.items()]
+        return self._command(
+            f"raas-{index}",
+            *("raas", "join", str(self.run_dir.recipe), "--hub", hub, "--name", f"raas-{index}"),
+            *(part for model in models for part in ("--model", model)),
+            threads=self.recipe.raas.engine.thread_count,
+        )
+
+    def _command(self, name: str, *arguments: str, threads: int = 1) -> RoleCommand:
+        return RoleCommand(
+            name=name,
+            arguments=(*arguments, "--run-dir", str(self.run_dir.root)),
+            environment={**self.tokens.environment, "OMP_NUM_THREADS": str(threads)},
+            log=self.run_dir.log(name),
+        )

@@ -1,0 +1,107 @@
+"""Sampled rollouts of a run, for people to look at."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from astraflow.config.run_dir import RunDir, read_json_lines
+from astraflow.core.errors import AstraflowError, Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which rollouts to show; None: all."""
+
+    policy: str | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+
+    def __contains__(self, row: Mapping[str, Any]) -> bool:
+        reward = row.get("reward")
+        return (
+            (self.policy is None or self.policy in row["versions"])
+            and (self.min_reward is None or (reward is not None and reward >= self.min_reward))
+            and (self.max_reward is None or (reward is not None and reward <= self.max_reward))
+        )
+
+
+def find_rollouts(run_dir: RunDir, *, wanted: Wanted, count: int) -> list[dict[str, Any]]:
+    """Return the newest `count` sampled rollouts that are wanted, oldest first.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when there is no such run.
+    """
+    if not run_dir.root.is_dir():
+        raise AstraflowError(Reason.INVALID_FIELD, f"{run_dir.root} is not the folder of a run")
+    rows = [
+        row
+        for path in sorted(run_dir.rollouts.glob("*.jsonl"))
+        for row in read_json_lines(path)
+        if row in wanted
+    ]
+    return rows[-count:]
+
+
+def show_rollouts(
+    console: Console, run_dir: RunDir, rows: Sequence[Mapping[str, Any]], *, as_json: bool
+) -> None:
+    """Print rollouts as a table, or one JSON object a line; what was sampled stands out."""
+    if as_json:
+        for row in rows:
+            console.file.write(json.dumps(row) + "\n")
+        return
+    decoders = _Decoders(run_dir)
+    table = Table("prompt", "what was written", "outcome", "reward", "parts", show_lines=True)
+    for row in rows:
+        reward = row.get("reward")
+        table.add_row(
+            Text(_short(row["prompt"])),
+            Text("\n").join(decoders.text(part) for part in row["trajectories"]),
+            row["outcome"],
+            "-" if reward is None else f"{reward:.3g}",
+            ", ".join(f"{name} {value:.3g}" for name, value in row["reward_parts"].items()),
+        )
+    console.print(table)
+
+
+class _Decoders:
+    """Turns tokens back into text with the tokenizer of the run's own checkpoints."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._by_policy: dict[str, Callable[[list[int]], str]] = {}
+
+    def text(self, trajectory: Mapping[str, Any]) -> Text:
+        """Return a trajectory's text: what was given is dim, what was sampled is not."""
+        policy = trajectory["policy"]
+        if policy not in self._by_policy:
+            self._by_policy[policy] = self._load(policy)
+        text = Text(f"{trajectory['agent'] or policy}: ", style="cyan")
+        pairs = zip(trajectory["tokens"], trajectory["sampled_mask"], strict=True)
+        for sampled, run in groupby(pairs, key=itemgetter(1)):
+            words = self._by_policy[policy]([token for token, _ in run])
+            text.append(words, style="bold" if sampled else "dim")
+        return text
+
+    def _load(self, policy: str) -> Callable[[list[int]], str]:
+        files = sorted(self._run_dir.checkpoints(policy).glob("*/tokenizer.json"))
+        if not files or find_spec("tokenizers") is None:
+            return lambda tokens: " ".join(map(str, tokens))
+        from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+
+        tokenizer = Tokenizer.from_file(str(files[0]))
+        return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=False))
+
+
+def _short(prompt: Any) -> str:
+    """Return the prompt as one line of at most 80 characters."""
+    text = json.dumps(prompt, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:79] + "…"
