@@ -1,0 +1,81 @@
+"""Role processes: no orphans, whatever happens to the launcher."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from astraflow.launch.processes import LIFELINE, RoleCommand, RoleProcess
+
+
+@pytest.fixture
+def lifeline():
+    read, write = os.pipe()
+    yield read
+    os.close(read)
+    os.close(write)
+
+
+async def test_output_goes_to_the_log_and_the_exit_code_is_told(tmp_path, lifeline):
+    command = RoleCommand(name="version", arguments=("--version",), log=tmp_path / "logs" / "v.log")
+    process = await RoleProcess.start(command, lifeline=lifeline)
+    assert await process.wait() == 0
+    assert "0." in process.last_words()
+
+
+async def test_an_unknown_command_ends_with_its_usage_in_the_log(tmp_path, lifeline):
+    command = RoleCommand(name="x", arguments=("no-such-command",), log=tmp_path / "x.log")
+    process = await RoleProcess.start(command, lifeline=lifeline)
+    assert await process.wait() == 2
+    assert "no-such-command" in process.last_words()
+
+
+LAUNCHER = """
+    import os, subprocess, sys
+    read, write = os.pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        env={**os.environ, NAME: str(read)}, pass_fds=(read,), start_new_session=True,
+    )
+    print(child.pid, flush=True)
+    child.wait()
+"""
+
+CHILD = """
+import time
+from astraflow.launch.processes import hold_lifeline
+hold_lifeline()
+print("holding", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_child_ends_when_its_launcher_is_killed():
+    code = f"CHILD = {CHILD!r}\nNAME = {LIFELINE!r}\n" + textwrap.dedent(LAUNCHER)
+    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    child = psutil.Process(int(launcher.stdout.readline()))
+    assert launcher.stdout.readline() == "holding\n"
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    gone, alive = psutil.wait_procs([child], timeout=10)
+    launcher.stdout.close()
+    assert (gone, alive) == ([child], [])
+
+
+async def test_a_process_that_ignores_the_request_to_end_is_killed(tmp_path, lifeline):
+    command = RoleCommand(name="stubborn", arguments=(), log=tmp_path / "s.log")
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    assert child.stdout is not None
+    await child.stdout.readline()
+    process = RoleProcess(command, child)
+    await process.end(grace_s=0.05)
+    assert process.exit_code == -signal.SIGKILL

@@ -1,0 +1,51 @@
+"""The summary is read back from the run's own files."""
+
+import json
+
+from astraflow.config.run_dir import RunDir
+from astraflow.launch.summary import summarise
+
+
+def _write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _eval(version, accuracy, **more):
+    row = {"suite": "held_out", "state": "succeeded", "versions": {"solver": version}}
+    return row | {"overall": {"avg_at_k": accuracy}} | more
+
+
+def _live(version, base, nbytes, **more):
+    row = {"policy": "solver", "version": version, "base_version": base, "state": "live"}
+    return row | {"pulled_nbytes": nbytes, "pause_s": 0.002} | more
+
+
+def test_summary_adds_up_what_the_hub_recorded(tmp_path):
+    run_dir = RunDir(tmp_path)
+    steps = [
+        {"policy": "solver", "step": n, "reward/mean": n / 10, "batch/rollouts": 8, "lag/max": n % 3}
+        | {"batch/sampled_tokens": 40, "time/wait_batch_frac": 0.5}
+        for n in range(1, 11)
+    ]
+    _write(run_dir.metrics, steps)
+    _write(run_dir.versions, [_live(0, None, 1000), _live(1, 0, 100), _live(2, 1, 50, state="failed")])
+    _write(run_dir.evals, [_eval(10, 0.9), _eval(0, 0.3), _eval(5, 0.6, state="failed")])
+    run_dir.status.write_text(json.dumps({"train_s": 20.0}))
+    summary = summarise(run_dir, name="sort", seed=1, state="done", wall_s=60.0)
+    written = json.loads(run_dir.summary.read_text())
+    assert written == summary.to_json()
+    assert (written["accuracy_before"], written["accuracy_after"]) == (0.3, 0.9)
+    assert (written["steps"], written["rollouts"], written["versions"]) == (10, 80, 2)
+    assert written["weights_nbytes"] == {"solver": 1100}
+    assert written["tokens_per_s"] == 20.0
+    solver = written["policies"]["solver"]
+    assert (solver["reward_first"], solver["reward_last"]) == (0.1, 1.0)
+    assert (solver["staleness_max"], solver["sparse_share"], solver["pause_ms"]) == (2, 0.5, 2.0)
+
+
+def test_a_run_that_wrote_nothing_has_a_summary_that_says_why(tmp_path):
+    summary = summarise(
+        RunDir(tmp_path), name="sort", seed=0, state="failed", wall_s=1.0, failure="no port"
+    )
+    assert summary.accuracy_before is None
+    assert json.loads(RunDir(tmp_path).summary.read_text())["failure"] == "no port"
