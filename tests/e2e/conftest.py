@@ -1,0 +1,111 @@
+"""Real runs: the `astraflow` command, its processes, its files."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from astraflow.config.run_dir import RunDir, read_json_lines
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "policies.solver.trainer.step_count=8",
+    "policies.solver.model.warm_up.step_count=40",
+    "data.held_out.limit=64",
+)
+
+
+@dataclass
+class Run:
+    """One `astraflow run` in a process of its own."""
+
+    process: subprocess.Popen[str]
+    run_dir: RunDir
+    output: str = ""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def wait(self, timeout: float = 110) -> int:
+        self.output, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode
+
+    def wait_for_steps(self, count: int) -> None:
+        """Follow the run's output until so many steps are recorded."""
+        while len(read_json_lines(self.run_dir.metrics)) < count:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            try:
+                self.process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+
+    def children(self, role: str) -> list[psutil.Process]:
+        processes = psutil.Process(self.process.pid).children(recursive=True)
+        return [process for process in processes if role in process.cmdline()]
+
+    @property
+    def summary(self) -> dict[str, object]:
+        return json.loads(self.run_dir.summary.read_text())
+
+    @property
+    def books(self) -> list[dict[str, object]]:
+        return json.loads(self.run_dir.status.read_text())["books"]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "astraflow", *arguments]
+
+
+def environment(cache: Path) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(cache), "NO_COLOR": "1", "COLUMNS": "160"}
+
+
+def astraflow(*arguments: str, cache: Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        env=environment(cache),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Warm-up models are made once for all tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@contextmanager
+def started(
+    recipe: str, *overrides: str, runs: Path, cache: Path, name: str = "test"
+) -> Iterator[Run]:
+    """Start a run; whatever the test does, none of its processes outlives it."""
+    sets = [part for override in (*SMALL, *overrides) for part in ("--set", override)]
+    path = str(ROOT / "recipes" / recipe)
+    process = subprocess.Popen(
+        command("run", path, "--runs", str(runs), "--name", name, *sets),
+        env=environment(cache),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    run = Run(process=process, run_dir=RunDir(runs / name))
+    try:
+        yield run
+        family = psutil.Process(process.pid).children(recursive=True) if run.is_alive else []
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive, f"left running: {alive}"

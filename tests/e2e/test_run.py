@@ -1,0 +1,72 @@
+"""The main job, through real processes."""
+
+import json
+import signal
+
+import psutil
+import pytest
+
+from .conftest import started
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+
+def test_a_run_trains_and_leaves_everything_it_promises(tmp_path, cache):
+    with started("sort.yaml", runs=tmp_path, cache=cache) as run:
+        code = run.wait()
+    assert code == 0, run.output
+    summary = run.summary
+    assert summary["state"] == "done"
+    assert summary["steps"] == 8
+    assert summary["rollouts"] == 8 * 16 * 8
+    assert summary["versions"] == 9
+    assert summary["accuracy_before"] is not None
+    assert summary["accuracy_after"] is not None
+    assert summary["weights_nbytes"]["solver"] > 0
+    assert summary["policies"]["solver"]["staleness_max"] <= 2
+    for account in run.books:
+        assert account["is_balanced"]
+        assert account["trained_count"] == summary["rollouts"]
+    names = {path.name for path in run.run_dir.root.iterdir()}
+    assert {"recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "logs", "reward.png"} <= names
+    assert (run.run_dir.checkpoint("solver", 8) / "config.json").exists()
+    live = [json.loads(line) for line in run.run_dir.versions.read_text().splitlines()]
+    assert {row["version"] for row in live if row["member"]} >= {0, 8}
+
+
+def test_a_killed_node_costs_its_own_work_only(tmp_path, cache):
+    with started(
+        "sort.yaml", "policies.solver.trainer.step_count=24", runs=tmp_path, cache=cache
+    ) as run:
+        run.wait_for_steps(4)
+        node = run.children("join")[0]
+        node.send_signal(signal.SIGKILL)
+        code = run.wait()
+    assert code == 0, run.output
+    assert run.summary["steps"] == 24
+    assert all(account["is_balanced"] for account in run.books)
+
+
+def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path, cache):
+    with started(
+        "sort.yaml", "policies.solver.trainer.step_count=400", runs=tmp_path, cache=cache
+    ) as run:
+        run.wait_for_steps(3)
+        family = psutil.Process(run.process.pid).children(recursive=True)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output
+    assert run.summary["state"] == "stopped"
+    assert all(account["is_balanced"] for account in run.books)
+    assert not [process for process in family if process.is_running()]
+
+
+def test_a_killed_launcher_leaves_no_orphan(tmp_path, cache):
+    with started(
+        "sort.yaml", "policies.solver.trainer.step_count=400", runs=tmp_path, cache=cache
+    ) as run:
+        run.wait_for_steps(1)
+        family = psutil.Process(run.process.pid).children(recursive=True)
+        run.process.kill()
+        run.process.wait()
+    _, alive = psutil.wait_procs(family, timeout=40)
+    assert not alive
