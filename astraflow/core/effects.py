@@ -1,0 +1,202 @@
+"""Effects: what a run asks of the process around it, in this order, after each event.
+
+An effect is carried out or given up; nothing that comes of it is assumed. What matters comes
+back as an event: a rollout, an ack, or the end of a session.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from astraflow.core.batches import BatchHeader, BatchPart, EndOfData
+from astraflow.core.evals import EvalRun
+from astraflow.core.ids import BatchId, EvalRunId, MemberId, PolicyId, TaskId
+from astraflow.core.members import Directive
+from astraflow.core.rollouts import Rollout
+from astraflow.core.status import RunState
+from astraflow.core.tasks import CancelReason, Prompt, RolloutTask, TaskPurpose
+from astraflow.core.versions import VersionInfo, VersionReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """The answer to a KeepAlive."""
+
+    ttl: timedelta
+    directive: Directive
+    server_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendTask:
+    """Put a task on the member's StreamTasks; it waits there until a stream reads it."""
+
+    member_id: MemberId
+    task: RolloutTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendCancellation:
+    """Withdraw a task, or some samples of it (none named: all), on the member's StreamTasks."""
+
+    member_id: MemberId
+    task_id: TaskId
+    reason: CancelReason
+    sample_indexes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendDirective:
+    """Put an order on the member's StreamTasks, or on the stream of rank 0 of a trainer."""
+
+    member_id: MemberId
+    directive: Directive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearOutbox:
+    """Forget what a member's streams have not taken yet.
+
+    Comes first when a session is opened or opened again; what still counts follows as new
+    effects.
+    """
+
+    member_id: MemberId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseSession:
+    """End the member's streams and refuse its token with SESSION_ENDED from now on.
+
+    Attributes:
+        member_id: Who.
+        is_lost: Whether it went silent or overstayed; False: it left by itself.
+        is_fenced: Whether a newer incarnation took over; its token then answers
+            SESSION_FENCED, and a new session of the same member_id is open already.
+        message: For the log.
+    """
+
+    member_id: MemberId
+    is_lost: bool = False
+    is_fenced: bool = False
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendBatch:
+    """Put a batch on the stream of one rank: the header, then the parts."""
+
+    member_id: MemberId
+    rank: int
+    header: BatchHeader
+    parts: tuple[BatchPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendEndOfData:
+    """Put the end of the data on the stream of one rank, then end the stream with OK."""
+
+    member_id: MemberId
+    rank: int
+    end_of_data: EndOfData
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceVersion:
+    """Send a version to all WatchVersions of its policy; again when it gained patches or sources."""
+
+    info: VersionInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawPrompts:
+    """Read the next training prompts; answer with PromptsOffered.
+
+    Asked once at a time: the next request follows the answer.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawEvalPrompts:
+    """Read the data sets of an evaluation; answer with EvalPromptsOffered."""
+
+    eval_run_id: EvalRunId
+    data_sets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRollout:
+    """A rollout was accepted: note it if it is sampled for the record."""
+
+    member_id: MemberId
+    rollout: Rollout
+    prompt: Prompt
+    purpose: TaskPurpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordBatch:
+    """A batch was consumed: write its line of metrics.
+
+    Attributes:
+        policy_id: Whose.
+        batch_id: Which.
+        step: Optimizer steps done, this one included.
+        version: Newest version when the batch was drawn.
+        metrics: Of the hub and of the trainer.
+    """
+
+    policy_id: PolicyId
+    batch_id: BatchId
+    step: int
+    version: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordVersion:
+    """A version went live, or failed to, on a member: write its line."""
+
+    member_id: MemberId
+    report: VersionReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalChanged:
+    """An evaluation moved on: wake its watchers; write its line when `eval_run.state` is final."""
+
+    eval_run: EvalRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStateChanged:
+    """The run is in another state: wake the watchers of the run."""
+
+    state: RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseHub:
+    """The run is over and its members are gone, or their grace is: write the end and exit."""
+
+
+Effect = (
+    SendTask
+    | SendCancellation
+    | SendDirective
+    | ClearOutbox
+    | CloseSession
+    | SendBatch
+    | SendEndOfData
+    | AnnounceVersion
+    | DrawPrompts
+    | DrawEvalPrompts
+    | RecordRollout
+    | RecordBatch
+    | RecordVersion
+    | EvalChanged
+    | RunStateChanged
+    | CloseHub
+)

@@ -1,0 +1,118 @@
+"""Settings of a run, as the state machine needs them: the recipe without its files and processes."""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from astraflow.core.evals import EvalSuite
+from astraflow.core.ids import PolicyId, RunId, WorkflowId
+from astraflow.core.tasks import SamplingParams, WorkflowSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySettings:
+    """How one policy is trained.
+
+    Attributes:
+        policy_id: Which.
+        groups_per_batch: Groups (prompts) per batch.
+        max_staleness: Versions between sampling and training, at most.
+        step_count: Batches to train on; None: until the data ends.
+        scale_by_std: Divide advantages by the group's standard deviation.
+        sampling: Defaults of its generations; the seed is set by the run.
+    """
+
+    policy_id: PolicyId
+    groups_per_batch: int
+    max_staleness: int
+    step_count: int | None = None
+    scale_by_std: bool = False
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSettings:
+    """What is asked for in training.
+
+    Attributes:
+        workflow_id: One of the run's workflows.
+        group_size: Rollouts per prompt.
+        min_group_size: A group with fewer rewarded rollouts is dropped.
+        timeout: For one rollout, from its start.
+        max_attempts: Of one sample, when engines or environments fail.
+        max_failed_groups: The run fails after so many groups in a row of which every
+            rollout failed.
+    """
+
+    workflow_id: WorkflowId
+    group_size: int
+    min_group_size: int = 1
+    timeout: timedelta = timedelta(seconds=120)
+    max_attempts: int = 3
+    max_failed_groups: int = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteSettings:
+    """An evaluation beside training.
+
+    Attributes:
+        suite: What is measured.
+        at_start: Measure version 0.
+        at_end: Measure the last version.
+        every: Versions of the suite's first policy between evaluations.
+        pool_share: Of the pool's credit, while training goes on.
+    """
+
+    suite: EvalSuite
+    at_start: bool = True
+    at_end: bool = True
+    every: int | None = None
+    pool_share: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """One run.
+
+    Attributes:
+        run_id: Part of every id that the run mints.
+        seed: Of sampling; the RaaS derives that of each sample.
+        policies: In the order of the recipe.
+        workflows: All that tasks may name.
+        rollouts: What is asked for in training.
+        suites: Evaluations by name.
+        session_ttl: A member that says nothing for so long is gone.
+        max_message_nbytes: Largest message that the hub reads.
+        leave_grace: How long members may take to leave once the run is over.
+        last_version_grace: How long the end of the data waits for the last version to be
+            live on every RaaS, so that nobody needs a trainer that has left.
+        kept_rollout_count: Rollouts that can be listed.
+        kept_rollout_nbytes: Bytes of tokens that they may take.
+        kept_version_count: Versions per policy that can be listed.
+    """
+
+    run_id: RunId
+    seed: int = 0
+    policies: tuple[PolicySettings, ...]
+    workflows: tuple[WorkflowSpec, ...]
+    rollouts: RolloutSettings
+    suites: tuple[SuiteSettings, ...] = ()
+    session_ttl: timedelta = timedelta(seconds=10)
+    max_message_nbytes: int = 64 << 20
+    leave_grace: timedelta = timedelta(seconds=10)
+    last_version_grace: timedelta = timedelta(seconds=30)
+    kept_rollout_count: int = 1024
+    kept_rollout_nbytes: int = 16 << 20
+    kept_version_count: int = 64
+
+    @property
+    def workflow(self) -> WorkflowSpec:
+        """The workflow of training."""
+        return self.workflow_of(self.rollouts.workflow_id)
+
+    def workflow_of(self, workflow_id: WorkflowId) -> WorkflowSpec:
+        """Return a workflow; KeyError when the run has none of this id."""
+        for workflow in self.workflows:
+            if workflow.workflow_id == workflow_id:
+                return workflow
+        raise KeyError(workflow_id)
