@@ -73,6 +73,7 @@ class RaasLoad:
     kv_fraction: float = 0.0
     engine_queued_count: int = 0
     relay_bytes_per_s: float = 0.0
+    wait_fraction: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,3 +167,31 @@ class CancelReason(StrEnum):
     EVAL_CANCELLED = "eval_cancelled"
     DEADLINE = "deadline"
     STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCredit:
+    """Bounds the work of a RaaS; less than what is out stops new tasks and cancels none.
+
+    Attributes:
+        max_outstanding: Samples of unfinished tasks at once; 0 pauses.
+        max_eval_outstanding: Of them, what evaluations may take; None: all.
+    """
+
+    max_outstanding: int
+    max_eval_outstanding: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCancellation:
+    """Withdraws a task, or some samples of it; its result is still due.
+
+    Attributes:
+        task_id: Which.
+        reason: Why it is not wanted.
+        sample_indexes: Empty: all.
+    """
+
+    task_id: TaskId
+    reason: CancelReason
+    sample_indexes: tuple[int, ...] = ()

@@ -31,7 +31,7 @@ class Resources(_message.Message):
     def __init__(self, accelerator: _Optional[str] = ..., accelerator_count: _Optional[int] = ..., core_count: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., price_per_hour: _Optional[float] = ..., currency: _Optional[str] = ...) -> None: ...
 
 class RaasLoad(_message.Message):
-    __slots__ = ("inflight_count", "queued_count", "capacity", "tokens_per_s", "kv_fraction", "engine_queued_count", "relay_bytes_per_s")
+    __slots__ = ("inflight_count", "queued_count", "capacity", "tokens_per_s", "kv_fraction", "engine_queued_count", "relay_bytes_per_s", "wait_fraction")
     INFLIGHT_COUNT_FIELD_NUMBER: _ClassVar[int]
     QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class RaasLoad(_message.Message):
     KV_FRACTION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
     RELAY_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FRACTION_FIELD_NUMBER: _ClassVar[int]
     inflight_count: int
     queued_count: int
     capacity: int
@@ -46,7 +47,8 @@ class RaasLoad(_message.Message):
     kv_fraction: float
     engine_queued_count: int
     relay_bytes_per_s: float
-    def __init__(self, inflight_count: _Optional[int] = ..., queued_count: _Optional[int] = ..., capacity: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., kv_fraction: _Optional[float] = ..., engine_queued_count: _Optional[int] = ..., relay_bytes_per_s: _Optional[float] = ...) -> None: ...
+    wait_fraction: float
+    def __init__(self, inflight_count: _Optional[int] = ..., queued_count: _Optional[int] = ..., capacity: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., kv_fraction: _Optional[float] = ..., engine_queued_count: _Optional[int] = ..., relay_bytes_per_s: _Optional[float] = ..., wait_fraction: _Optional[float] = ...) -> None: ...
 
 class TrainerLoad(_message.Message):
     __slots__ = ("step", "held_batch_count", "tokens_per_s", "wait_fraction")

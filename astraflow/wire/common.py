@@ -1,0 +1,234 @@
+"""astraflow.common.v1: failures, members, sessions."""
+
+from astraflow_proto.common.v1 import failure_pb2, member_pb2, model_pb2, session_pb2
+
+from astraflow.core.errors import Failure, Reason
+from astraflow.core.ids import BatchId, MemberId, TaskId
+from astraflow.core.members import (
+    Capability,
+    Contract,
+    Directive,
+    DirectiveKind,
+    ModelIdentity,
+    RaasLoad,
+    Resources,
+    Role,
+    Session,
+    SessionResume,
+    TrainerLoad,
+)
+from astraflow.wire.enums import EnumTable
+from astraflow.wire.fields import (
+    at_least,
+    decode_span,
+    decode_time,
+    encode_span,
+    encode_time,
+    invalid,
+    optional,
+    optional_span,
+    required,
+    set_span,
+)
+
+__all__ = ["decode_span", "decode_time", "encode_span", "encode_time"]
+
+REASONS = EnumTable(Reason, failure_pb2.Reason, "REASON")
+ROLES = EnumTable(Role, member_pb2.Role, "ROLE")
+CAPABILITIES = EnumTable(Capability, session_pb2.Capability, "CAPABILITY")
+DIRECTIVES = EnumTable(DirectiveKind, session_pb2.DirectiveKind, "DIRECTIVE_KIND")
+
+
+def encode_failure(failure: Failure) -> failure_pb2.Failure:
+    """Return a Failure for the wire."""
+    return failure_pb2.Failure(
+        reason=REASONS.encode(failure.reason),
+        message=failure.message,
+        retryable=failure.retryable,
+        metadata=failure.metadata,
+    )
+
+
+def decode_failure(message: failure_pb2.Failure) -> Failure:
+    """Read a Failure.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for an unknown reason.
+    """
+    return Failure(
+        reason=REASONS.decode(message.reason),
+        message=message.message,
+        retryable=message.retryable,
+        metadata=dict(message.metadata),
+    )
+
+
+def encode_resources(resources: Resources) -> member_pb2.Resources:
+    """Return Resources for the wire."""
+    return member_pb2.Resources(
+        accelerator=resources.accelerator,
+        accelerator_count=resources.accelerator_count,
+        core_count=resources.core_count,
+        memory_nbytes=resources.memory_nbytes,
+        price_per_hour=resources.price_per_hour,
+        currency=resources.currency,
+    )
+
+
+def decode_resources(message: member_pb2.Resources) -> Resources:
+    """Read Resources.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a negative count.
+    """
+    return Resources(
+        accelerator=message.accelerator,
+        accelerator_count=at_least(message.accelerator_count, 0, "accelerator_count"),
+        core_count=at_least(message.core_count, 0, "core_count"),
+        memory_nbytes=at_least(message.memory_nbytes, 0, "memory_nbytes"),
+        price_per_hour=optional(message, "price_per_hour"),
+        currency=message.currency,
+    )
+
+
+def encode_raas_load(load: RaasLoad) -> member_pb2.RaasLoad:
+    """Return a RaasLoad for the wire."""
+    return member_pb2.RaasLoad(**{name: getattr(load, name) for name in RaasLoad.__slots__})
+
+
+def decode_raas_load(message: member_pb2.RaasLoad) -> RaasLoad:
+    """Read a RaasLoad."""
+    return RaasLoad(**{name: getattr(message, name) for name in RaasLoad.__slots__})
+
+
+def encode_trainer_load(load: TrainerLoad) -> member_pb2.TrainerLoad:
+    """Return a TrainerLoad for the wire."""
+    return member_pb2.TrainerLoad(**{name: getattr(load, name) for name in TrainerLoad.__slots__})
+
+
+def decode_trainer_load(message: member_pb2.TrainerLoad) -> TrainerLoad:
+    """Read a TrainerLoad."""
+    return TrainerLoad(**{name: getattr(message, name) for name in TrainerLoad.__slots__})
+
+
+def encode_identity(identity: ModelIdentity) -> model_pb2.ModelIdentity:
+    """Return a ModelIdentity for the wire."""
+    return model_pb2.ModelIdentity(
+        name=identity.name,
+        config_digest=identity.config_digest,
+        tokenizer_digest=identity.tokenizer_digest,
+        chat_template_digest=identity.chat_template_digest,
+    )
+
+
+def decode_identity(message: model_pb2.ModelIdentity) -> ModelIdentity:
+    """Read a ModelIdentity.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a digest of another size.
+    """
+    digests = {
+        name: getattr(message, name)
+        for name in ("config_digest", "tokenizer_digest", "chat_template_digest")
+    }
+    for name, digest in digests.items():
+        if len(digest) not in (0, 32):
+            raise invalid(name, "a digest has 32 bytes, or none when it is not compared")
+    return ModelIdentity(name=message.name, **digests)
+
+
+def encode_contract(contract: Contract) -> session_pb2.Contract:
+    """Return a Contract for the wire."""
+    return session_pb2.Contract(
+        contract_version=contract.contract_version,
+        capabilities=sorted(CAPABILITIES.encode(each) for each in contract.capabilities),
+        software=contract.software,
+    )
+
+
+def decode_contract(message: session_pb2.Contract) -> Contract:
+    """Read a Contract; a capability that is unknown here is ignored, as the contract says."""
+    known = {number: member for member, number in CAPABILITIES.numbers.items()}
+    return Contract(
+        contract_version=message.contract_version,
+        capabilities=frozenset(known[n] for n in message.capabilities if n in known),
+        software=message.software,
+    )
+
+
+def encode_resume(resume: SessionResume) -> session_pb2.SessionResume:
+    """Return a SessionResume for the wire."""
+    return session_pb2.SessionResume(
+        resume_token=resume.resume_token,
+        incarnation=resume.incarnation,
+        held_task_ids=resume.held_task_ids,
+        held_batch_ids=resume.held_batch_ids,
+    )
+
+
+def decode_resume(message: session_pb2.SessionResume) -> SessionResume:
+    """Read a SessionResume.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for an incarnation below 1.
+    """
+    return SessionResume(
+        resume_token=message.resume_token,
+        incarnation=at_least(message.incarnation, 1, "incarnation"),
+        held_task_ids=tuple(map(TaskId, message.held_task_ids)),
+        held_batch_ids=tuple(map(BatchId, message.held_batch_ids)),
+    )
+
+
+def encode_session(session: Session) -> session_pb2.Session:
+    """Return a Session for the wire, secrets included."""
+    return session_pb2.Session(
+        member_id=session.member_id,
+        token=session.token,
+        ttl=encode_span(session.ttl),
+        keep_alive_interval=encode_span(session.keep_alive_interval),
+        transfer_token=session.transfer_token,
+        max_message_nbytes=session.max_message_nbytes,
+        held_task_ids=session.held_task_ids,
+        held_batch_ids=session.held_batch_ids,
+    )
+
+
+def decode_session(message: session_pb2.Session) -> Session:
+    """Read a Session.
+
+    Raises:
+        AstraflowError: INVALID_FIELD without a member_id.
+    """
+    return Session(
+        member_id=MemberId(required(message.member_id, "member_id")),
+        token=message.token,
+        ttl=decode_span(message.ttl),
+        keep_alive_interval=decode_span(message.keep_alive_interval),
+        transfer_token=message.transfer_token,
+        max_message_nbytes=message.max_message_nbytes,
+        held_task_ids=tuple(map(TaskId, message.held_task_ids)),
+        held_batch_ids=tuple(map(BatchId, message.held_batch_ids)),
+    )
+
+
+def encode_directive(directive: Directive) -> session_pb2.Directive:
+    """Return a Directive for the wire."""
+    message = session_pb2.Directive(
+        kind=DIRECTIVES.encode(directive.kind), message=directive.message
+    )
+    set_span(message.grace, directive.grace)
+    return message
+
+
+def decode_directive(message: session_pb2.Directive) -> Directive:
+    """Read a Directive.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for an unknown kind.
+    """
+    return Directive(
+        kind=DIRECTIVES.decode(message.kind),
+        grace=optional_span(message, "grace"),
+        message=message.message,
+    )

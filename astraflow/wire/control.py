@@ -1,0 +1,311 @@
+"""astraflow.control.v1: the run's state and its books."""
+
+from datetime import timedelta
+
+from astraflow_proto.control.v1 import control_service_pb2, ledger_pb2, run_pb2
+
+from astraflow.core.ids import BatchId, MemberId, PolicyId, PromptId, RunId
+from astraflow.core.members import MemberState, MemberStatus, RaasLoad, TrainerLoad
+from astraflow.core.status import (
+    DeadLetter,
+    DropCount,
+    LedgerAccount,
+    PolicyStatus,
+    RolloutPlace,
+    RolloutPlacement,
+    RolloutRecord,
+    RunState,
+    RunStatus,
+    StopMode,
+)
+from astraflow.wire.common import (
+    REASONS,
+    ROLES,
+    decode_failure,
+    decode_raas_load,
+    decode_resources,
+    decode_trainer_load,
+    encode_failure,
+    encode_raas_load,
+    encode_resources,
+    encode_trainer_load,
+)
+from astraflow.wire.enums import EnumTable
+from astraflow.wire.fields import decode_time, encode_span, encode_time, optional, optional_span
+from astraflow.wire.rollout import decode_prompt, decode_rollout, encode_prompt, encode_rollout
+
+RUN_STATES = EnumTable(RunState, run_pb2.RunState, "RUN_STATE")
+MEMBER_STATES = EnumTable(MemberState, run_pb2.MemberState, "MEMBER_STATE")
+STOP_MODES = EnumTable(StopMode, control_service_pb2.StopMode, "STOP_MODE")
+PLACES = EnumTable(RolloutPlace, ledger_pb2.RolloutPlace, "ROLLOUT_PLACE")
+
+
+def encode_stop_mode(mode: StopMode) -> control_service_pb2.StopMode:
+    """Return a StopMode for the wire."""
+    return STOP_MODES.encode(mode)
+
+
+def decode_stop_mode(number: int) -> StopMode:
+    """Read a StopMode.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for an unknown one.
+    """
+    return STOP_MODES.decode(number)
+
+
+def encode_run_status(status: RunStatus) -> run_pb2.Run:
+    """Return a RunStatus for the wire."""
+    return run_pb2.Run(
+        run_id=status.run_id,
+        state=RUN_STATES.encode(status.state),
+        policies=map(encode_policy_status, status.policies),
+        members=map(encode_member_status, status.members),
+        dead_letter_count=status.dead_letter_count,
+        epochs=status.epochs,
+        failure=None if status.failure is None else encode_failure(status.failure),
+        start_time=encode_time(status.start_time),
+        server_time=encode_time(status.server_time),
+    )
+
+
+def decode_run_status(message: run_pb2.Run) -> RunStatus:
+    """Read a RunStatus.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
+    return RunStatus(
+        run_id=RunId(message.run_id),
+        state=RUN_STATES.decode(message.state),
+        policies=tuple(map(decode_policy_status, message.policies)),
+        members=tuple(map(decode_member_status, message.members)),
+        dead_letter_count=message.dead_letter_count,
+        epochs=dict(message.epochs),
+        failure=decode_failure(message.failure) if message.HasField("failure") else None,
+        start_time=decode_time(message.start_time),
+        server_time=decode_time(message.server_time),
+    )
+
+
+_POLICY_NUMBERS = (
+    "step",
+    "open_group_count",
+    "max_open_group_count",
+    "fresh_count",
+    "leased_count",
+    "trained_count",
+    "replay_count",
+    "wait_fraction",
+    "tokens_per_s",
+)
+
+
+def encode_policy_status(status: PolicyStatus) -> run_pb2.PolicyStatus:
+    """Return a PolicyStatus for the wire."""
+    return run_pb2.PolicyStatus(
+        policy_id=status.policy_id,
+        version=status.version,
+        mean_reward=status.mean_reward,
+        drops=map(encode_drop, status.drops),
+        staleness_counts=status.staleness_counts,
+        metrics=status.metrics,
+        window=encode_span(status.window),
+        **{name: getattr(status, name) for name in _POLICY_NUMBERS},
+    )
+
+
+def decode_policy_status(message: run_pb2.PolicyStatus) -> PolicyStatus:
+    """Read a PolicyStatus.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
+    return PolicyStatus(
+        policy_id=PolicyId(message.policy_id),
+        version=optional(message, "version"),
+        mean_reward=optional(message, "mean_reward"),
+        drops=tuple(map(decode_drop, message.drops)),
+        staleness_counts=dict(message.staleness_counts),
+        metrics=dict(message.metrics),
+        window=optional_span(message, "window") or timedelta(),
+        **{name: getattr(message, name) for name in _POLICY_NUMBERS},
+    )
+
+
+def encode_drop(drop: DropCount) -> run_pb2.DropCount:
+    """Return a DropCount for the wire."""
+    return run_pb2.DropCount(
+        reason=REASONS.encode(drop.reason), filter=drop.filter, count=drop.count
+    )
+
+
+def decode_drop(message: run_pb2.DropCount) -> DropCount:
+    """Read a DropCount.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for an unknown reason.
+    """
+    return DropCount(
+        reason=REASONS.decode(message.reason), filter=message.filter, count=message.count
+    )
+
+
+def encode_member_status(status: MemberStatus) -> run_pb2.Member:
+    """Return a MemberStatus for the wire."""
+    load = status.load
+    return run_pb2.Member(
+        member_id=status.member_id,
+        name=status.name,
+        role=ROLES.encode(status.role),
+        state=MEMBER_STATES.encode(status.state),
+        region=status.region,
+        versions=status.versions,
+        resources=encode_resources(status.resources),
+        raas=encode_raas_load(load) if isinstance(load, RaasLoad) else None,
+        trainer=encode_trainer_load(load) if isinstance(load, TrainerLoad) else None,
+        accepted_count=status.accepted_count,
+        reissued_count=status.reissued_count,
+        join_time=encode_time(status.join_time),
+        keep_alive_time=encode_time(status.keep_alive_time),
+    )
+
+
+def decode_member_status(message: run_pb2.Member) -> MemberStatus:
+    """Read a MemberStatus.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
+    return MemberStatus(
+        member_id=MemberId(message.member_id),
+        name=message.name,
+        role=ROLES.decode(message.role),
+        state=MEMBER_STATES.decode(message.state),
+        region=message.region,
+        versions={PolicyId(name): version for name, version in message.versions.items()},
+        resources=decode_resources(message.resources),
+        load=_load(message),
+        accepted_count=message.accepted_count,
+        reissued_count=message.reissued_count,
+        join_time=decode_time(message.join_time),
+        keep_alive_time=decode_time(message.keep_alive_time),
+    )
+
+
+def _load(message: run_pb2.Member) -> RaasLoad | TrainerLoad | None:
+    match message.WhichOneof("load"):
+        case "raas":
+            return decode_raas_load(message.raas)
+        case "trainer":
+            return decode_trainer_load(message.trainer)
+        case _:
+            return None
+
+
+_ACCOUNT_NUMBERS = tuple(
+    name for name in LedgerAccount.__slots__ if name not in ("policy_id", "drops")
+)
+
+
+def encode_ledger_account(account: LedgerAccount) -> ledger_pb2.LedgerAccount:
+    """Return a LedgerAccount for the wire."""
+    return ledger_pb2.LedgerAccount(
+        policy_id=account.policy_id,
+        drops=map(encode_drop, account.drops),
+        balanced=account.is_balanced,
+        **{name: getattr(account, name) for name in _ACCOUNT_NUMBERS},
+    )
+
+
+def decode_ledger_account(message: ledger_pb2.LedgerAccount) -> LedgerAccount:
+    """Read a LedgerAccount; whether it balances is counted again here.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
+    return LedgerAccount(
+        policy_id=PolicyId(message.policy_id),
+        drops=tuple(map(decode_drop, message.drops)),
+        **{name: getattr(message, name) for name in _ACCOUNT_NUMBERS},
+    )
+
+
+def encode_rollout_record(
+    record: RolloutRecord, *, with_trajectories: bool = True
+) -> ledger_pb2.RolloutRecord:
+    """Return a RolloutRecord for the wire, whole or without its trajectories."""
+    rollout = encode_rollout(record.rollout)
+    if not with_trajectories:
+        rollout.ClearField("trajectories")
+    return ledger_pb2.RolloutRecord(
+        rollout=rollout,
+        prompt_id=record.prompt_id,
+        member_id=record.member_id,
+        placements=map(_encode_placement, record.placements),
+    )
+
+
+def decode_rollout_record(message: ledger_pb2.RolloutRecord) -> RolloutRecord:
+    """Read a RolloutRecord that was sent whole.
+
+    Raises:
+        AstraflowError: INVALID_FIELD, ROLLOUT_INVALID.
+    """
+    return RolloutRecord(
+        rollout=decode_rollout(message.rollout),
+        prompt_id=PromptId(message.prompt_id),
+        member_id=MemberId(message.member_id),
+        placements=tuple(map(_decode_placement, message.placements)),
+    )
+
+
+def _encode_placement(placement: RolloutPlacement) -> ledger_pb2.RolloutPlacement:
+    reason = placement.reason
+    return ledger_pb2.RolloutPlacement(
+        policy_id=placement.policy_id,
+        place=PLACES.encode(placement.place),
+        batch_id=placement.batch_id or "",
+        step=placement.step,
+        staleness=placement.staleness,
+        use_count=placement.use_count,
+        reason=None if reason is None else REASONS.encode(reason),
+        filter=placement.filter,
+    )
+
+
+def _decode_placement(message: ledger_pb2.RolloutPlacement) -> RolloutPlacement:
+    return RolloutPlacement(
+        policy_id=PolicyId(message.policy_id),
+        place=PLACES.decode(message.place),
+        batch_id=BatchId(message.batch_id) if message.batch_id else None,
+        step=optional(message, "step"),
+        staleness=optional(message, "staleness"),
+        use_count=message.use_count,
+        reason=REASONS.decode(message.reason) if message.reason else None,
+        filter=message.filter,
+    )
+
+
+def encode_dead_letter(letter: DeadLetter) -> ledger_pb2.DeadLetter:
+    """Return a DeadLetter for the wire."""
+    return ledger_pb2.DeadLetter(
+        prompt=encode_prompt(letter.prompt),
+        attempt_count=letter.attempt_count,
+        failures=map(encode_failure, letter.failures),
+        create_time=encode_time(letter.create_time),
+    )
+
+
+def decode_dead_letter(message: ledger_pb2.DeadLetter) -> DeadLetter:
+    """Read a DeadLetter.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
+    return DeadLetter(
+        prompt=decode_prompt(message.prompt),
+        attempt_count=message.attempt_count,
+        failures=tuple(map(decode_failure, message.failures)),
+        create_time=decode_time(message.create_time),
+    )

@@ -1,0 +1,185 @@
+"""Pieces that all packages use: times, spans, tensors, JSON, optional fields."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+from astraflow_proto.common.v1 import tensor_pb2
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.wire.enums import EnumTable
+
+DTYPES = EnumTable(Dtype, tensor_pb2.Dtype, "DTYPE")
+
+
+class HasFields(Protocol):
+    """A message; which fields it has depends on its type."""
+
+    def HasField(self, field_name: Any, /) -> bool:  # noqa: N802 - protobuf's name
+        """Whether an optional field or a message field is set."""
+        ...
+
+
+def invalid(field: str, why: str) -> AstraflowError:
+    """Return the error for a field that cannot be taken."""
+    return AstraflowError(Reason.INVALID_FIELD, f"{field}: {why}", metadata={"field": field})
+
+
+def required(value: str, field: str) -> str:
+    """Return a string that must not be empty.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is.
+    """
+    if not value:
+        raise invalid(field, "is empty")
+    return value
+
+
+def at_least(value: int, least: int, field: str) -> int:
+    """Return a number that must not be below `least`.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is.
+    """
+    if value < least:
+        raise invalid(field, f"{value} is below {least}")
+    return value
+
+
+def encode_time(moment: datetime) -> Timestamp:
+    """Return a moment as a Timestamp."""
+    stamp = Timestamp()
+    stamp.FromDatetime(moment.astimezone(UTC))
+    return stamp
+
+
+def decode_time(stamp: Timestamp) -> datetime:
+    """Return a Timestamp as an aware datetime, to the microsecond.
+
+    Raises:
+        AstraflowError: INVALID_FIELD outside the years 1 to 9999.
+    """
+    try:
+        return stamp.ToDatetime(UTC)
+    except (ValueError, OverflowError) as error:
+        raise invalid("time", str(error)) from None
+
+
+def encode_span(span: timedelta) -> Duration:
+    """Return a span as a Duration."""
+    duration = Duration()
+    duration.FromTimedelta(span)
+    return duration
+
+
+def decode_span(duration: Duration) -> timedelta:
+    """Return a Duration as a timedelta, to the microsecond.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is out of range.
+    """
+    try:
+        return duration.ToTimedelta()
+    except (ValueError, OverflowError) as error:
+        raise invalid("duration", str(error)) from None
+
+
+def optional_time(message: HasFields, field: str) -> datetime | None:
+    """Return a Timestamp field, None when it is unset."""
+    return decode_time(getattr(message, field)) if message.HasField(field) else None
+
+
+def optional_span(message: HasFields, field: str) -> timedelta | None:
+    """Return a Duration field, None when it is unset."""
+    return decode_span(getattr(message, field)) if message.HasField(field) else None
+
+
+def optional(message: HasFields, field: str) -> Any:
+    """Return an optional field, None when it is unset."""
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def set_time(target: Timestamp, moment: datetime | None) -> None:
+    """Fill a Timestamp field; None leaves it unset."""
+    if moment is not None:
+        target.FromDatetime(moment.astimezone(UTC))
+
+
+def set_span(target: Duration, span: timedelta | None) -> None:
+    """Fill a Duration field; None leaves it unset."""
+    if span is not None:
+        target.FromTimedelta(span)
+
+
+def encode_json(fields: Mapping[str, Any]) -> bytes:
+    """Return one JSON object as UTF-8; an empty one as no bytes."""
+    return json.dumps(dict(fields), separators=(",", ":")).encode() if fields else b""
+
+
+def decode_json(data: bytes, field: str) -> dict[str, Any]:
+    """Read one JSON object; no bytes are an empty one.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is no JSON object.
+    """
+    if not data:
+        return {}
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise invalid(field, f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise invalid(field, "is not a JSON object")
+    return value  # pyright: ignore[reportUnknownVariableType] - JSON objects have string keys
+
+
+def encode_tensor(values: np.ndarray) -> tensor_pb2.Tensor:
+    """Return an array as a Tensor: row-major, little-endian.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a dtype that the wire lacks.
+    """
+    try:
+        dtype = Dtype.of(values.dtype)
+    except KeyError:
+        raise invalid("dtype", f"{values.dtype} does not travel") from None
+    little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    return tensor_pb2.Tensor(dtype=DTYPES.encode(dtype), shape=values.shape, data=little.tobytes())
+
+
+def decode_tensor(message: tensor_pb2.Tensor, field: str = "tensor") -> np.ndarray:
+    """Return a Tensor as a read-only array over its bytes.
+
+    bf16 and fp8 come as unsigned integers: their bits.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when dtype, shape and size contradict each other.
+    """
+    dtype = DTYPES.decode(message.dtype)
+    shape = tuple(message.shape)
+    data = message.data
+    if any(size < 0 for size in shape) or len(data) != prod(shape) * dtype.itemsize:
+        raise invalid(field, f"{len(data)} bytes are no {dtype}{list(shape)}")
+    values = np.frombuffer(data, dtype.numpy)
+    if dtype is Dtype.BOOL and values.view(np.uint8).max(initial=0) > 1:
+        raise invalid(field, "a bool is neither 0 nor 1")
+    return values.reshape(shape)
+
+
+def decode_vector(message: tensor_pb2.Tensor, dtype: Dtype, field: str) -> np.ndarray:
+    """Return a one-dimensional Tensor of a given dtype.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is anything else.
+    """
+    values = decode_tensor(message, field)
+    if DTYPES.decode(message.dtype) is not dtype or values.ndim != 1:
+        raise invalid(field, f"must be {dtype}[n]")
+    return values
