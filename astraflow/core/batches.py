@@ -188,3 +188,45 @@ class AckBatch:
     wait: timedelta | None = None
     train: timedelta | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStream:
+    """What one rank of a trainer asks for.
+
+    Attributes:
+        rank: 0 .. world_size - 1.
+        world_size: Ranks that share every batch.
+        max_tokens: Per part; 0: no limit.
+        max_outstanding: Batches unsettled at once.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    max_tokens: int = 0
+    max_outstanding: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAck:
+    """Settles one batch; see AckBatchRequest.
+
+    Attributes:
+        batch_id: Which.
+        outcome: What became of it.
+        rank: None: for all ranks.
+        step: Optimizer steps done, this batch included.
+        checkpoint_id: Written after this batch; empty: none.
+        wait_s: Seconds from the previous ack to the header.
+        train_s: Seconds from the header to this ack.
+        metrics: Numbers for the log.
+    """
+
+    batch_id: BatchId
+    outcome: BatchOutcome
+    rank: int | None = None
+    step: int = 0
+    checkpoint_id: str = ""
+    wait_s: float = 0.0
+    train_s: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])

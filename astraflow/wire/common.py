@@ -1,7 +1,5 @@
 """astraflow.common.v1: failures, members, sessions."""
 
-from astraflow_proto.common.v1 import failure_pb2, member_pb2, model_pb2, session_pb2
-
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.ids import BatchId, MemberId, TaskId
 from astraflow.core.members import (
@@ -30,6 +28,7 @@ from astraflow.wire.fields import (
     required,
     set_span,
 )
+from astraflow_proto.common.v1 import failure_pb2, member_pb2, model_pb2, session_pb2
 
 __all__ = ["decode_span", "decode_time", "encode_span", "encode_time"]
 

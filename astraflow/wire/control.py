@@ -2,8 +2,6 @@
 
 from datetime import timedelta
 
-from astraflow_proto.control.v1 import control_service_pb2, ledger_pb2, run_pb2
-
 from astraflow.core.ids import BatchId, MemberId, PolicyId, PromptId, RunId
 from astraflow.core.members import MemberState, MemberStatus, RaasLoad, TrainerLoad
 from astraflow.core.status import (
@@ -33,6 +31,7 @@ from astraflow.wire.common import (
 from astraflow.wire.enums import EnumTable
 from astraflow.wire.fields import decode_time, encode_span, encode_time, optional, optional_span
 from astraflow.wire.rollout import decode_prompt, decode_rollout, encode_prompt, encode_rollout
+from astraflow_proto.control.v1 import control_service_pb2, ledger_pb2, run_pb2
 
 RUN_STATES = EnumTable(RunState, run_pb2.RunState, "RUN_STATE")
 MEMBER_STATES = EnumTable(MemberState, run_pb2.MemberState, "MEMBER_STATE")

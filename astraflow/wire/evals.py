@@ -1,12 +1,11 @@
 """astraflow.evals.v1: evaluations and suites."""
 
-from astraflow_proto.evals.v1 import eval_pb2
-
 from astraflow.core.evals import EvalDataSet, EvalResult, EvalRun, EvalState, EvalSuite
 from astraflow.core.ids import EvalRunId, PolicyId, WorkflowId
 from astraflow.wire.common import decode_failure, encode_failure
 from astraflow.wire.enums import EnumTable
 from astraflow.wire.fields import decode_time, optional_time, required, set_time
+from astraflow_proto.evals.v1 import eval_pb2
 
 EVAL_STATES = EnumTable(EvalState, eval_pb2.EvalState, "EVAL_STATE")
 

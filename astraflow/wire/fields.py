@@ -7,13 +7,13 @@ from math import prod
 from typing import Any, Protocol
 
 import numpy as np
-from astraflow_proto.common.v1 import tensor_pb2
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.wire.enums import EnumTable
+from astraflow_proto.common.v1 import tensor_pb2
 
 DTYPES = EnumTable(Dtype, tensor_pb2.Dtype, "DTYPE")
 

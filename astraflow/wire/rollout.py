@@ -3,15 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from astraflow_proto.rollout.v1 import (
-    batch_pb2,
-    column_pb2,
-    rollout_pb2,
-    sampling_pb2,
-    task_pb2,
-    trajectory_pb2,
-)
-
 from astraflow.core.batches import BatchGroup, BatchHeader, BatchPart, EndCause, EndOfData
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import (
@@ -62,6 +53,14 @@ from astraflow.wire.fields import (
     required,
     set_span,
     set_time,
+)
+from astraflow_proto.rollout.v1 import (
+    batch_pb2,
+    column_pb2,
+    rollout_pb2,
+    sampling_pb2,
+    task_pb2,
+    trajectory_pb2,
 )
 
 OUTCOMES = EnumTable(Outcome, rollout_pb2.Outcome, "OUTCOME")

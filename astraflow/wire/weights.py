@@ -2,13 +2,6 @@
 
 import struct
 
-from astraflow_proto.weights.v1 import (
-    layout_pb2,
-    patch_pb2,
-    transfer_pb2,
-    version_pb2,
-    version_service_pb2,
-)
 from blake3 import blake3
 
 from astraflow.core.ids import MemberId, PolicyId
@@ -40,6 +33,13 @@ from astraflow.wire.fields import (
     required,
     set_span,
     set_time,
+)
+from astraflow_proto.weights.v1 import (
+    layout_pb2,
+    patch_pb2,
+    transfer_pb2,
+    version_pb2,
+    version_service_pb2,
 )
 
 PROFILES = EnumTable(CodecProfile, patch_pb2.CodecProfile, "CODEC_PROFILE")
