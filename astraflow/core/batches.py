@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from enum import StrEnum
 
 import numpy as np
@@ -146,48 +145,6 @@ class EndOfData:
 
     cause: EndCause
     batch_count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamBatches:
-    """What one rank of a trainer asks for; see StreamBatchesRequest.
-
-    Attributes:
-        rank: 0 .. world_size - 1.
-        world_size: Ranks that share every batch; equal on all of them.
-        max_tokens: Tokens per part, at most; 0: no limit.
-        max_outstanding: Batches unsettled at once; 1 is strict, 2 prefetches one.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    max_tokens: int = 0
-    max_outstanding: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AckBatch:
-    """What settles a batch; see AckBatchRequest.
-
-    Attributes:
-        batch_id: Which.
-        rank: None: for all ranks.
-        outcome: What became of it.
-        step: Optimizer steps done, this batch included.
-        checkpoint_id: Written after this batch; empty: none.
-        wait: From the previous ack to the header of this batch; None: not measured.
-        train: From the header of this batch to this ack; None: not measured.
-        metrics: Numbers for the log.
-    """
-
-    batch_id: BatchId
-    rank: int | None = None
-    outcome: BatchOutcome
-    step: int
-    checkpoint_id: str = ""
-    wait: timedelta | None = None
-    train: timedelta | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
