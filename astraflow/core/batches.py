@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 
 import numpy as np
@@ -148,14 +149,14 @@ class EndOfData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchStream:
-    """What one rank of a trainer asks for.
+class StreamBatches:
+    """What one rank of a trainer asks for; see StreamBatchesRequest.
 
     Attributes:
         rank: 0 .. world_size - 1.
-        world_size: Ranks that share every batch.
-        max_tokens: Per part; 0: no limit.
-        max_outstanding: Batches unsettled at once.
+        world_size: Ranks that share every batch; equal on all of them.
+        max_tokens: Tokens per part, at most; 0: no limit.
+        max_outstanding: Batches unsettled at once; 1 is strict, 2 prefetches one.
     """
 
     rank: int = 0
@@ -165,25 +166,25 @@ class BatchStream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchAck:
-    """Settles one batch; see AckBatchRequest.
+class AckBatch:
+    """What settles a batch; see AckBatchRequest.
 
     Attributes:
         batch_id: Which.
-        outcome: What became of it.
         rank: None: for all ranks.
+        outcome: What became of it.
         step: Optimizer steps done, this batch included.
         checkpoint_id: Written after this batch; empty: none.
-        wait_s: Seconds from the previous ack to the header.
-        train_s: Seconds from the header to this ack.
+        wait: From the previous ack to the header of this batch; None: not measured.
+        train: From the header of this batch to this ack; None: not measured.
         metrics: Numbers for the log.
     """
 
     batch_id: BatchId
-    outcome: BatchOutcome
     rank: int | None = None
-    step: int = 0
+    outcome: BatchOutcome
+    step: int
     checkpoint_id: str = ""
-    wait_s: float = 0.0
-    train_s: float = 0.0
+    wait: timedelta | None = None
+    train: timedelta | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -195,31 +195,3 @@ class TaskCancellation:
     task_id: TaskId
     reason: CancelReason
     sample_indexes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskCancellation:
-    """Withdraws a task, or some samples of it.
-
-    Attributes:
-        task_id: Which.
-        reason: Why it is no longer wanted.
-        sample_indexes: Empty: all.
-    """
-
-    task_id: TaskId
-    reason: CancelReason
-    sample_indexes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskCredit:
-    """Bounds the work of a RaaS from now on.
-
-    Attributes:
-        max_outstanding: Samples of unfinished tasks at once; 0 pauses.
-        max_eval_outstanding: Of these, what evaluations may take; None: all.
-    """
-
-    max_outstanding: int
-    max_eval_outstanding: int | None = None

@@ -1,8 +1,6 @@
 """astraflow.dataflow.v1: how members join, take work and hand in results."""
 
-from datetime import timedelta
-
-from astraflow.core.batches import BatchAck, BatchOutcome, BatchStream
+from astraflow.core.batches import AckBatch, BatchOutcome, StreamBatches
 from astraflow.core.ids import BatchId, PolicyId, RunId, TaskId
 from astraflow.core.members import (
     JoinPool,
@@ -222,6 +220,15 @@ def decode_task_credit(message: raas_service_pb2.TaskCredit) -> TaskCredit:
     )
 
 
+def decode_cancel_reason(number: int) -> CancelReason:
+    """Read a CancelReason.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for an unknown one.
+    """
+    return CANCEL_REASONS.decode(number)
+
+
 def encode_task_cancellation(cancellation: TaskCancellation) -> raas_service_pb2.TaskCancellation:
     """Return a TaskCancellation for the wire."""
     return raas_service_pb2.TaskCancellation(
@@ -268,8 +275,8 @@ def decode_item_ack(message: raas_service_pb2.StreamRolloutsResponse) -> ItemAck
     )
 
 
-def encode_stream_batches(stream: BatchStream) -> trainer_service_pb2.StreamBatchesRequest:
-    """Return a BatchStream for the wire."""
+def encode_stream_batches(stream: StreamBatches) -> trainer_service_pb2.StreamBatchesRequest:
+    """Return a StreamBatches for the wire."""
     return trainer_service_pb2.StreamBatchesRequest(
         rank=stream.rank,
         world_size=stream.world_size,
@@ -278,15 +285,15 @@ def encode_stream_batches(stream: BatchStream) -> trainer_service_pb2.StreamBatc
     )
 
 
-def decode_stream_batches(message: trainer_service_pb2.StreamBatchesRequest) -> BatchStream:
-    """Read a BatchStream.
+def decode_stream_batches(message: trainer_service_pb2.StreamBatchesRequest) -> StreamBatches:
+    """Read a StreamBatches.
 
     Raises:
         AstraflowError: INVALID_FIELD for a rank that is none of the world's, or limits below 0.
     """
     if not 0 <= message.rank < message.world_size:
         raise invalid("rank", f"{message.rank} is none of {message.world_size}")
-    return BatchStream(
+    return StreamBatches(
         rank=message.rank,
         world_size=message.world_size,
         max_tokens=at_least(message.max_tokens, 0, "max_tokens"),
@@ -294,8 +301,8 @@ def decode_stream_batches(message: trainer_service_pb2.StreamBatchesRequest) -> 
     )
 
 
-def encode_ack_batch(ack: BatchAck) -> trainer_service_pb2.AckBatchRequest:
-    """Return a BatchAck for the wire."""
+def encode_ack_batch(ack: AckBatch) -> trainer_service_pb2.AckBatchRequest:
+    """Return a AckBatch for the wire."""
     message = trainer_service_pb2.AckBatchRequest(
         batch_id=ack.batch_id,
         rank=ack.rank,
@@ -304,26 +311,25 @@ def encode_ack_batch(ack: BatchAck) -> trainer_service_pb2.AckBatchRequest:
         checkpoint_id=ack.checkpoint_id,
         metrics=ack.metrics,
     )
-    set_span(message.wait_duration, timedelta(seconds=ack.wait_s))
-    set_span(message.train_duration, timedelta(seconds=ack.train_s))
+    set_span(message.wait_duration, ack.wait)
+    set_span(message.train_duration, ack.train)
     return message
 
 
-def decode_ack_batch(message: trainer_service_pb2.AckBatchRequest) -> BatchAck:
-    """Read a BatchAck.
+def decode_ack_batch(message: trainer_service_pb2.AckBatchRequest) -> AckBatch:
+    """Read a AckBatch.
 
     Raises:
         AstraflowError: INVALID_FIELD.
     """
-    none = timedelta()
-    return BatchAck(
+    return AckBatch(
         batch_id=BatchId(required(message.batch_id, "batch_id")),
         outcome=BATCH_OUTCOMES.decode(message.outcome),
         rank=optional(message, "rank"),
         step=at_least(message.step, 0, "step"),
         checkpoint_id=message.checkpoint_id,
-        wait_s=(optional_span(message, "wait_duration") or none).total_seconds(),
-        train_s=(optional_span(message, "train_duration") or none).total_seconds(),
+        wait=optional_span(message, "wait_duration"),
+        train=optional_span(message, "train_duration"),
         metrics=dict(message.metrics),
     )
 
