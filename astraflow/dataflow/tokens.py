@@ -44,49 +44,73 @@ class HubTokens:
 
 
 class SessionTokens:
-    """Finds the member that a session token belongs to."""
+    """Finds the member that a session token speaks for.
+
+    A process that reopens its session gets another token, and its older ones go on: its calls
+    in progress carry them. The tokens of a process that was replaced are fenced.
+    """
 
     def __init__(self) -> None:
         self._members: dict[bytes, MemberId] = {}
-        self._newest: dict[MemberId, bytes] = {}
+        self._fenced: set[bytes] = set()
+        self._ended: dict[MemberId, str] = {}
 
-    def mint(self) -> bytes:
+    @staticmethod
+    def mint() -> bytes:
         """Return a fresh secret."""
         return secrets.token_bytes(TOKEN_NBYTES)
 
     def bind(self, token: bytes, member_id: MemberId) -> None:
-        """Let a token speak for a member; its older ones only name it from now on."""
-        key = _key(token)
-        self._members[key] = member_id
-        self._newest[member_id] = key
+        """Let a token speak for a member, whose session is live from now on."""
+        self._members[_key(token)] = member_id
+        self._ended.pop(member_id, None)
 
-    def member_of(self, token: bytes) -> MemberId:
-        """Return whose token this is or was.
+    def fence(self, member_id: MemberId) -> None:
+        """Silence all tokens that a member has so far: a newer process took over."""
+        self._fenced.update(key for key, owner in self._members.items() if owner == member_id)
+
+    def end(self, member_id: MemberId, message: str) -> None:
+        """Note that a member's session ended."""
+        self._ended[member_id] = message
+
+    def owner_of(self, token: bytes) -> MemberId | None:
+        """Return whose token this is or was; None: not of this run."""
+        return self._members.get(_key(token))
+
+    def speaks_for(self, token: bytes, *, may_be_ended: bool = False) -> MemberId:
+        """Return the member that a token speaks for.
 
         Raises:
-            AstraflowError: TOKEN_INVALID when this run never gave it out.
+            AstraflowError: TOKEN_INVALID when this run never gave it out; SESSION_FENCED when
+                a newer process took over; SESSION_ENDED unless it may be ended.
         """
-        member_id = self._members.get(_key(token))
+        key = _key(token)
+        member_id = self._members.get(key)
         if member_id is None:
             raise AstraflowError(
                 Reason.TOKEN_INVALID, "the session token is not of this run; join it again"
             )
+        if key in self._fenced:
+            raise fenced_error(member_id)
+        if member_id in self._ended and not may_be_ended:
+            raise ended_error(member_id, self._ended[member_id])
         return member_id
 
-    def speaks_for(self, token: bytes) -> MemberId:
-        """Return the member that a token speaks for now.
 
-        Raises:
-            AstraflowError: TOKEN_INVALID when this run never gave it out; SESSION_FENCED
-                when a newer incarnation of the member has another one.
-        """
-        member_id = self.member_of(token)
-        if self._newest[member_id] != _key(token):
-            raise AstraflowError(
-                Reason.SESSION_FENCED,
-                f"a newer process took over as member {member_id}; stop this one",
-            )
-        return member_id
+def ended_error(member_id: MemberId, message: str) -> AstraflowError:
+    """Say that a session ended, and what to do about it."""
+    why = f" ({message})" if message else ""
+    return AstraflowError(
+        Reason.SESSION_ENDED,
+        f"the session of member {member_id} ended{why}; join again with SessionResume",
+    )
+
+
+def fenced_error(member_id: MemberId) -> AstraflowError:
+    """Say that another process speaks as this member now."""
+    return AstraflowError(
+        Reason.SESSION_FENCED, f"a newer process took over as member {member_id}; stop this one"
+    )
 
 
 def _key(token: bytes) -> bytes:

@@ -32,12 +32,34 @@ def test_a_token_of_elsewhere_is_refused():
     assert caught.value.reason is Reason.TOKEN_INVALID
 
 
-def test_an_older_token_is_fenced_and_still_names_its_member():
+def test_a_process_that_reopens_its_session_may_use_both_tokens():
     sessions = SessionTokens()
     older, newer = sessions.mint(), sessions.mint()
     for token in (older, newer):
         sessions.bind(token, MemberId("m-1"))
-    assert sessions.member_of(older) == sessions.speaks_for(newer) == "m-1"
+    assert sessions.speaks_for(older) == sessions.speaks_for(newer) == "m-1"
+
+
+def test_a_replaced_process_is_fenced_and_its_token_still_names_the_member():
+    sessions = SessionTokens()
+    older, newer = sessions.mint(), sessions.mint()
+    sessions.bind(older, MemberId("m-1"))
+    sessions.fence(MemberId("m-1"))
+    sessions.bind(newer, MemberId("m-1"))
+    assert sessions.owner_of(older) == sessions.speaks_for(newer) == "m-1"
     with pytest.raises(AstraflowError) as caught:
         sessions.speaks_for(older)
     assert caught.value.reason is Reason.SESSION_FENCED
+
+
+def test_an_ended_session_is_refused_until_it_is_opened_again():
+    sessions = SessionTokens()
+    token = sessions.mint()
+    sessions.bind(token, MemberId("m-1"))
+    sessions.end(MemberId("m-1"), "silent for 10 s")
+    with pytest.raises(AstraflowError, match="silent for 10 s") as caught:
+        sessions.speaks_for(token)
+    assert caught.value.reason is Reason.SESSION_ENDED
+    assert sessions.speaks_for(token, may_be_ended=True) == "m-1"
+    sessions.bind(sessions.mint(), MemberId("m-1"))
+    assert sessions.speaks_for(token) == "m-1"

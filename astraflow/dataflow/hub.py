@@ -1,0 +1,232 @@
+"""The hub: the one writer of a run, and the hands that carry out what it decides.
+
+Every call ends in one event, applied at once on the event loop; the effects go to outboxes,
+watches and the recorder and never wait. What has to be read from a disk is read by one worker
+and comes back as an event of its own.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import structlog
+
+from astraflow.core.clock import Clock
+from astraflow.core.effects import DrawPrompts, Renewal
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.evals import EvalRun
+from astraflow.core.events import (
+    BatchStreamOpened,
+    EvalPromptsOffered,
+    Event,
+    MemberKeptAlive,
+    PromptsOffered,
+    RaasJoined,
+    RunBroken,
+    Secrets,
+    Ticked,
+    TrainerRegistered,
+    VersionPublished,
+)
+from astraflow.core.ids import EvalRunId, MemberId, PolicyId
+from astraflow.core.members import (
+    JoinPool,
+    PoolMembership,
+    RegisterTrainer,
+    Role,
+    SessionResume,
+    TrainerRegistration,
+)
+from astraflow.core.run import Run
+from astraflow.core.status import RunStatus, WaitReason
+from astraflow.core.versions import VersionInfo
+from astraflow.dataflow.hands import Draw, Hands
+from astraflow.dataflow.mailroom import BatchItem
+from astraflow.dataflow.outbox import Outbox
+from astraflow.dataflow.prompts import DataSets, PromptSource
+from astraflow.dataflow.recorder import Recorder
+from astraflow.dataflow.tokens import SessionTokens
+
+log = structlog.get_logger(__name__)
+
+
+class Hub:
+    """One run, as the servicers see it."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        data_sets: DataSets,
+        source: PromptSource,
+        recorder: Recorder,
+        clock: Clock,
+    ) -> None:
+        """Put a hub around a run.
+
+        Args:
+            run: Fresh; nobody else applies events to it.
+            data_sets: Read for evaluations.
+            source: Prompts to train on.
+            recorder: Gets what is kept for people.
+            clock: Tells the time.
+        """
+        self.run = run
+        self.hands = Hands(recorder=recorder, draws=Outbox())
+        self.event_count = 0
+        self._data_sets = data_sets
+        self._source = source
+        self._clock = clock
+        self._policies: dict[MemberId, PolicyId] = {}
+        self._transfer_token = SessionTokens.mint()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due: datetime | None = None
+
+    def now(self) -> datetime:
+        """Return the run's time."""
+        return self._clock.now()
+
+    def apply(self, event: Event) -> Any:
+        """Let something happen and carry out what comes of it.
+
+        Returns:
+            The answer that the event's docstring names.
+
+        Raises:
+            AstraflowError: As the event's docstring says; nothing has changed then.
+        """
+        now = self._clock.now()
+        outcome = self.run.apply(event, now)
+        self.event_count += 1
+        for effect in outcome.effects:
+            self.hands.carry_out(effect, now)
+        self.hands.watches.touch()
+        self._arm_timer()
+        return outcome.answer
+
+    async def work(self) -> None:
+        """Draw prompts as the run asks for them, until the hub is closed."""
+        self._arm_timer()
+        while draws := await self.hands.draws.take():
+            for draw in draws:
+                self.apply(await self._read(draw))
+
+    async def wait_over(self) -> None:
+        """Wait until the run is over and its members are gone."""
+        await self.hands.over.wait()
+
+    def close(self) -> None:
+        """Stop the timer and the worker."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.hands.draws.close()
+
+    def join_pool(self, request: JoinPool) -> PoolMembership:
+        """Admit a RaaS."""
+        secrets, resumes = self._secrets(), self._resumed(request.resume)
+        event = RaasJoined(request=request, secrets=secrets, resumes=resumes)
+        membership: PoolMembership = self.apply(event)
+        self._admit(membership.session.member_id, request, secrets)
+        return membership
+
+    def register_trainer(self, request: RegisterTrainer) -> TrainerRegistration:
+        """Admit a trainer."""
+        secrets, resumes = self._secrets(), self._resumed(request.resume)
+        event = TrainerRegistered(request=request, secrets=secrets, resumes=resumes)
+        registration: TrainerRegistration = self.apply(event)
+        self._admit(registration.session.member_id, request, secrets)
+        self._policies[registration.session.member_id] = request.policy_id
+        return registration
+
+    def open_batches(self, event: BatchStreamOpened) -> Outbox[BatchItem]:
+        """Return what the stream of one rank has to send, from what is not settled on."""
+        outbox = self.hands.mail.open_batches(event.member_id, event.rank)
+        self.apply(event)
+        return outbox
+
+    def explain(self, member_id: MemberId) -> tuple[WaitReason, ...]:
+        """Return what a trainer waits for, link by link; empty: nothing."""
+        return self.run.explain(self._policies[member_id], self.now())
+
+    def keep_alive(self, event: MemberKeptAlive) -> Renewal:
+        """Renew a session."""
+        renewal: Renewal = self.apply(event)
+        self.hands.roster.report(event.member_id, event.load)
+        return renewal
+
+    def publish_version(self, event: VersionPublished) -> int:
+        """Announce a version; return the number of the next one."""
+        next_version: int = self.apply(event)
+        self.hands.last_version_time = self.now()
+        return next_version
+
+    def watch_versions(self, policy_id: PolicyId, after: int | None) -> AsyncIterator[VersionInfo]:
+        """Yield the versions after one, and then each as it is announced.
+
+        Raises:
+            AstraflowError: POLICY_UNKNOWN.
+        """
+        return self.hands.watches.versions(policy_id, self.run.versions(policy_id), after=after)
+
+    def watch_eval(self, eval_run_id: EvalRunId) -> AsyncIterator[EvalRun]:
+        """Yield an evaluation at each change until it is final."""
+        return self.hands.watches.eval_run(eval_run_id, self.run.eval_run)
+
+    def watch_status(self, interval: timedelta) -> AsyncIterator[RunStatus]:
+        """Yield the run after changes until it is final."""
+        return self.hands.watches.status(self.status, interval=interval)
+
+    def status(self) -> RunStatus:
+        """Return the whole state."""
+        return self.run.status(self.now())
+
+    def _secrets(self) -> Secrets:
+        return Secrets(token=SessionTokens.mint(), transfer_token=self._transfer_token)
+
+    def _resumed(self, resume: SessionResume | None) -> MemberId | None:
+        return None if resume is None else self.hands.sessions.owner_of(resume.resume_token)
+
+    def _admit(
+        self, member_id: MemberId, request: JoinPool | RegisterTrainer, secrets: Secrets
+    ) -> None:
+        role = Role.RAAS if isinstance(request, JoinPool) else Role.TRAINER
+        self.hands.sessions.bind(secrets.token, member_id)
+        self.hands.roles[member_id] = role
+        self.hands.roster.join(member_id, request, self.now())
+        log.info("member joined", member=member_id, name=request.name, role=role)
+
+    async def _read(self, draw: Draw) -> Event:
+        """Read what a draw asks for, on a thread; what cannot be read breaks the run."""
+        try:
+            if isinstance(draw, DrawPrompts):
+                prompts = await asyncio.to_thread(self._source.draw, draw.count)
+                return PromptsOffered(prompts=prompts, is_last=len(prompts) < draw.count)
+            rows = await asyncio.to_thread(self._data_sets.first_passes, draw.data_sets)
+            return EvalPromptsOffered(eval_run_id=draw.eval_run_id, prompts=rows)
+        except AstraflowError as error:
+            return RunBroken(failure=error.to_failure())
+        except (OSError, ValueError, KeyError) as error:
+            message = f"the prompts cannot be read ({error}); look at the recipe's data sets"
+            log.exception("prompts cannot be read")
+            return RunBroken(failure=Failure(reason=Reason.INTERNAL, message=message))
+
+    def _arm_timer(self) -> None:
+        """Have one timer at the next deadline, or before it: an early one looks and goes on."""
+        due = self.run.next_deadline
+        if due is None or (self._timer_due is not None and self._timer_due <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        # Never at once: a deadline that a tick does not move must not keep the loop.
+        wait_s = max(0.001, (due - self._clock.now()).total_seconds())
+        self._timer_due = due
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._timer_due = None
+        due = self.run.next_deadline
+        if due is not None and due <= self._clock.now():
+            self.apply(Ticked())
+        else:
+            self._arm_timer()

@@ -1,0 +1,67 @@
+"""Prompts: draws them from the data sets of a recipe, pass after pass."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count, islice
+from typing import Protocol
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tasks import Prompt
+
+
+class PromptReader(Protocol):
+    """What is needed of a data set."""
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        ...
+
+    def epoch(self, number: int) -> Iterator[Prompt]:
+        """Yield every row once, in the order of that pass."""
+        ...
+
+
+class PromptSource:
+    """The prompts to train on: passes over one data set, as many as the recipe says."""
+
+    def __init__(self, reader: PromptReader, *, name: str, epochs: int | None) -> None:
+        """Start at the first row of the first pass.
+
+        Args:
+            reader: The data set.
+            name: Of the data set.
+            epochs: Passes; None: without end.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when there is no row to draw.
+        """
+        if not len(reader):
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"data set {name} has no rows; look at its path, limit and max_prompt_chars",
+                metadata={"field": f"data.{name}"},
+            )
+        passes = range(epochs) if epochs is not None else count()
+        self._rows = (prompt for number in passes for prompt in reader.epoch(number))
+
+    def draw(self, count: int) -> tuple[Prompt, ...]:
+        """Return the next prompts; fewer than asked for means that the last pass is through."""
+        return tuple(islice(self._rows, count))
+
+
+class DataSets:
+    """All data sets of a recipe, by name."""
+
+    def __init__(self, readers: Mapping[str, PromptReader]) -> None:
+        self._readers = readers
+
+    def source(self, name: str, *, epochs: int | None) -> PromptSource:
+        """Return the prompts of a data set for training."""
+        return PromptSource(self._readers[name], name=name, epochs=epochs)
+
+    def first_passes(self, names: Iterable[str]) -> dict[str, tuple[Prompt, ...]]:
+        """Return every row of some data sets, for an evaluation."""
+        return {name: tuple(self._readers[name].epoch(0)) for name in names}
+
+    def size(self, name: str) -> int:
+        """Return the number of rows of a data set."""
+        return len(self._readers[name])

@@ -1,0 +1,1 @@
+"""Servicers: convert, one call on the hub, convert."""

@@ -1,0 +1,80 @@
+"""ControlService: the run as its operator sees it."""
+
+# ruff: noqa: N802 - methods are named by the contract
+
+from datetime import timedelta
+
+from astraflow.core.events import MemberDrained, RunPaused, RunResumed, RunStopped
+from astraflow.core.ids import MemberId
+from astraflow.dataflow.access import Access
+from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.streams import Context
+from astraflow.rpc.errors import unimplemented
+from astraflow.wire import control as wire
+from astraflow.wire.fields import optional_span
+from astraflow_proto.control.v1 import control_service_pb2 as pb
+
+_INTERVAL = timedelta(seconds=1)
+
+
+class ControlServicer:
+    """Convert, one call, convert."""
+
+    def __init__(self, hub: Hub, access: Access) -> None:
+        self._hub = hub
+        self._access = access
+
+    async def GetRun(self, _request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
+        """Return the whole state."""
+        self._access.operator(context)
+        return pb.GetRunResponse(run=wire.encode_run_status(self._hub.status()))
+
+    async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> None:
+        """Send the state now and after changes."""
+        self._access.operator(context)
+        given = optional_span(request, "min_interval")
+        interval = _INTERVAL if given is None else given
+        async for status in self._hub.watch_status(interval):
+            await context.write(pb.WatchRunResponse(run=wire.encode_run_status(status)))
+
+    async def PauseRun(self, _request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
+        """Stop new tasks."""
+        self._access.operator(context)
+        self._hub.apply(RunPaused())
+        return pb.PauseRunResponse()
+
+    async def ResumeRun(
+        self, _request: pb.ResumeRunRequest, context: Context
+    ) -> pb.ResumeRunResponse:
+        """Undo PauseRun."""
+        self._access.operator(context)
+        self._hub.apply(RunResumed())
+        return pb.ResumeRunResponse()
+
+    async def DrainMember(
+        self, request: pb.DrainMemberRequest, context: Context
+    ) -> pb.DrainMemberResponse:
+        """Let one member finish and leave."""
+        self._access.operator(context)
+        member_id, grace = MemberId(request.member_id), optional_span(request, "grace")
+        self._hub.apply(MemberDrained(member_id=member_id, grace=grace))
+        return pb.DrainMemberResponse()
+
+    async def SaveRun(self, _request: pb.SaveRunRequest, context: Context) -> pb.SaveRunResponse:
+        """Refuse: the hub's state is in memory."""
+        self._access.operator(context)
+        raise unimplemented("save_run")
+
+    async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
+        """End the run and every session."""
+        self._access.operator(context)
+        mode, grace = wire.decode_stop_mode(request.mode), optional_span(request, "grace")
+        self._hub.apply(RunStopped(mode=mode, grace=grace))
+        return pb.StopRunResponse()
+
+    async def GetScaleAdvice(
+        self, _request: pb.GetScaleAdviceRequest, context: Context
+    ) -> pb.GetScaleAdviceResponse:
+        """Refuse: nothing watches the pool's size."""
+        self._access.operator(context)
+        raise unimplemented("scale_advice")

@@ -1,0 +1,64 @@
+"""EvalService: measures versions on a share of the pool."""
+
+# ruff: noqa: N802 - methods are named by the contract
+
+from astraflow.core.events import EvalCancelled, EvalCreated
+from astraflow.core.ids import EvalRunId, PolicyId
+from astraflow.dataflow.access import Access
+from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.streams import Context
+from astraflow.wire import evals as wire
+from astraflow.wire.fields import optional, required
+from astraflow_proto.evals.v1 import eval_service_pb2 as pb
+
+
+class EvalServicer:
+    """Convert, one call, convert."""
+
+    def __init__(self, hub: Hub, access: Access) -> None:
+        self._hub = hub
+        self._access = access
+
+    async def CreateEvalRun(
+        self, request: pb.CreateEvalRunRequest, context: Context
+    ) -> pb.CreateEvalRunResponse:
+        """Start an evaluation."""
+        self._access.anyone(context)
+        event = EvalCreated(
+            request_id=required(request.request_id, "request_id"),
+            suite=request.suite,
+            versions={PolicyId(name): number for name, number in request.versions.items()},
+            pool_share=optional(request, "pool_share"),
+        )
+        run = self._hub.apply(event)
+        return pb.CreateEvalRunResponse(eval_run=wire.encode_eval_run(run))
+
+    async def GetEvalRun(
+        self, request: pb.GetEvalRunRequest, context: Context
+    ) -> pb.GetEvalRunResponse:
+        """Return its state."""
+        self._access.anyone(context)
+        run = self._hub.run.eval_run(EvalRunId(request.eval_run_id))
+        return pb.GetEvalRunResponse(eval_run=wire.encode_eval_run(run))
+
+    async def WatchEvalRun(self, request: pb.WatchEvalRunRequest, context: Context) -> None:
+        """Send the state now and at each change."""
+        self._access.anyone(context)
+        async for run in self._hub.watch_eval(EvalRunId(request.eval_run_id)):
+            await context.write(pb.WatchEvalRunResponse(eval_run=wire.encode_eval_run(run)))
+
+    async def CancelEvalRun(
+        self, request: pb.CancelEvalRunRequest, context: Context
+    ) -> pb.CancelEvalRunResponse:
+        """Stop it."""
+        self._access.anyone(context)
+        run = self._hub.apply(EvalCancelled(eval_run_id=EvalRunId(request.eval_run_id)))
+        return pb.CancelEvalRunResponse(eval_run=wire.encode_eval_run(run))
+
+    async def ListEvalSuites(
+        self, _request: pb.ListEvalSuitesRequest, context: Context
+    ) -> pb.ListEvalSuitesResponse:
+        """Return the suites of the recipe."""
+        self._access.anyone(context)
+        suites = self._hub.run.suites()
+        return pb.ListEvalSuitesResponse(suites=map(wire.encode_eval_suite, suites))

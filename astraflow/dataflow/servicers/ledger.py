@@ -1,0 +1,107 @@
+"""LedgerService: the books of the run."""
+
+# ruff: noqa: N802 - methods are named by the contract
+
+from astraflow.core.ids import PolicyId
+from astraflow.core.status import DeadLetter, RolloutRecord
+from astraflow.dataflow.access import Access
+from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.pages import page_of
+from astraflow.dataflow.selection import Selection
+from astraflow.dataflow.streams import Context
+from astraflow.rpc.errors import unimplemented
+from astraflow.wire import control as wire
+from astraflow.wire.dataflow import encode_wait_reason
+from astraflow.wire.fields import encode_time, optional
+from astraflow.wire.rollout import OUTCOMES
+from astraflow_proto.control.v1 import ledger_service_pb2 as pb
+
+
+class LedgerServicer:
+    """Convert, one call, convert."""
+
+    def __init__(self, hub: Hub, access: Access) -> None:
+        self._hub = hub
+        self._access = access
+
+    async def GetLedger(
+        self, _request: pb.GetLedgerRequest, context: Context
+    ) -> pb.GetLedgerResponse:
+        """Return the books at one instant."""
+        self._access.operator(context)
+        return pb.GetLedgerResponse(
+            accounts=map(wire.encode_ledger_account, self._hub.run.accounts()),
+            server_time=encode_time(self._hub.now()),
+        )
+
+    async def ListRollouts(
+        self, request: pb.ListRolloutsRequest, context: Context
+    ) -> pb.ListRolloutsResponse:
+        """Return one page of the rollouts that are kept, newest first."""
+        self._access.operator(context)
+        selection = _selection(request)
+        page, next_token = page_of(
+            [record for record in self._hub.run.rollouts() if record in selection],
+            key=_rollout_key,
+            size=request.page_size,
+            token=request.page_token,
+            selection=repr(selection).encode(),
+        )
+        is_full = request.view == pb.ROLLOUT_VIEW_FULL
+        return pb.ListRolloutsResponse(
+            rollouts=[wire.encode_rollout_record(r, with_trajectories=is_full) for r in page],
+            next_page_token=next_token,
+        )
+
+    async def ListDeadLetters(
+        self, request: pb.ListDeadLettersRequest, context: Context
+    ) -> pb.ListDeadLettersResponse:
+        """Return one page of the prompts given up, newest first."""
+        self._access.operator(context)
+        page, next_token = page_of(
+            self._hub.run.dead_letters(),
+            key=_prompt_key,
+            size=request.page_size,
+            token=request.page_token,
+            selection=b"dead letters",
+        )
+        letters = map(wire.encode_dead_letter, page)
+        return pb.ListDeadLettersResponse(dead_letters=letters, next_page_token=next_token)
+
+    async def RequeuePrompt(
+        self, _request: pb.RequeuePromptRequest, context: Context
+    ) -> pb.RequeuePromptResponse:
+        """Refuse: a dead letter stays one until the next pass."""
+        self._access.operator(context)
+        raise unimplemented("requeue_prompt")
+
+    async def ExplainWait(
+        self, request: pb.ExplainWaitRequest, context: Context
+    ) -> pb.ExplainWaitResponse:
+        """Return what a policy's trainer waits for."""
+        self._access.operator(context)
+        reasons = self._hub.run.explain(PolicyId(request.policy_id), self._hub.now())
+        return pb.ExplainWaitResponse(reasons=map(encode_wait_reason, reasons))
+
+
+def _rollout_key(record: RolloutRecord) -> str:
+    return record.rollout.rollout_id
+
+
+def _prompt_key(letter: DeadLetter) -> str:
+    return f"{letter.prompt.prompt_id}@{letter.prompt.epoch}"
+
+
+def _selection(request: pb.ListRolloutsRequest) -> Selection:
+    return Selection(
+        policy_id=request.policy_id,
+        prompt_id=request.prompt_id,
+        group_id=request.group_id,
+        batch_id=request.batch_id,
+        rollout_id=request.rollout_id,
+        member_id=request.member_id,
+        places=tuple(map(wire.PLACES.decode, request.places)),
+        outcomes=tuple(map(OUTCOMES.decode, request.outcomes)),
+        min_reward=optional(request, "min_reward"),
+        max_reward=optional(request, "max_reward"),
+    )

@@ -1,0 +1,111 @@
+"""RaasService: the run as a RaaS sees it."""
+
+# ruff: noqa: N802 - methods are named by the contract
+
+from collections.abc import AsyncIterator
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.events import CreditGiven, RolloutArrived, TaskFinished, TaskNacked
+from astraflow.core.ids import MemberId, TaskId
+from astraflow.core.members import Directive, Role
+from astraflow.core.rollouts import Disposition, ItemAck
+from astraflow.core.tasks import RolloutTask
+from astraflow.dataflow.access import Access
+from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.mailroom import TaskItem
+from astraflow.dataflow.streams import Context, either, seated
+from astraflow.wire import common, rollout
+from astraflow.wire import dataflow as wire
+from astraflow.wire.fields import invalid
+from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
+
+
+class RaasServicer:
+    """Convert, one call, convert."""
+
+    def __init__(self, hub: Hub, access: Access) -> None:
+        self._hub = hub
+        self._access = access
+
+    async def JoinPool(self, request: pb.JoinPoolRequest, context: Context) -> pb.JoinPoolResponse:
+        """Admit a RaaS."""
+        self._access.joiner(context)
+        return wire.encode_pool_membership(self._hub.join_pool(wire.decode_join_pool(request)))
+
+    async def StreamTasks(
+        self, request_iterator: AsyncIterator[pb.StreamTasksRequest], context: Context
+    ) -> None:
+        """Send tasks within the credit; take credit and nacks."""
+        member_id = self._access.member(context, Role.RAAS)
+
+        async def send(item: TaskItem) -> None:
+            await context.write(_task_event(item))
+
+        async with seated(self._hub.hands.seats, member_id, "tasks", context):
+            outbox = self._hub.hands.mail.tasks(member_id)
+            await either(self._steer(member_id, request_iterator), outbox.deliver(send))
+
+    async def _steer(
+        self, member_id: MemberId, requests: AsyncIterator[pb.StreamTasksRequest]
+    ) -> None:
+        async for request in requests:
+            self._hub.apply(_steering(member_id, request))
+
+    async def StreamRollouts(
+        self, request_iterator: AsyncIterator[pb.StreamRolloutsRequest], context: Context
+    ) -> None:
+        """Take rollouts and task results; acknowledge each."""
+        member_id = self._access.member(context, Role.RAAS)
+        async with seated(self._hub.hands.seats, member_id, "rollouts", context):
+            async for request in request_iterator:
+                ack = self._take(member_id, request)
+                await context.write(wire.encode_item_ack(ack))
+
+    def _take(self, member_id: MemberId, request: pb.StreamRolloutsRequest) -> ItemAck:
+        """Hand one item over; one that is not sound costs only itself."""
+        is_rollout = request.WhichOneof("item") == "rollout"
+        try:
+            if is_rollout:
+                sample = rollout.decode_rollout(request.rollout)
+                return self._hub.apply(RolloutArrived(member_id=member_id, rollout=sample))
+            result = rollout.decode_task_result(request.result)
+            return self._hub.apply(TaskFinished(member_id=member_id, result=result))
+        except AstraflowError as error:
+            if error.reason not in (Reason.INVALID_FIELD, Reason.ROLLOUT_INVALID):
+                raise
+            item_id = request.rollout.rollout_id if is_rollout else request.result.task_id
+            return ItemAck(
+                item_id=item_id,
+                disposition=Disposition.REJECTED,
+                reason=error.reason,
+                message=error.message,
+            )
+
+
+def _steering(member_id: MemberId, request: pb.StreamTasksRequest) -> CreditGiven | TaskNacked:
+    match request.WhichOneof("request"):
+        case "open":
+            credit = wire.decode_task_credit(request.open.credit)
+        case "credit":
+            credit = wire.decode_task_credit(request.credit)
+        case "nack":
+            return TaskNacked(
+                member_id=member_id,
+                task_id=TaskId(request.nack.task_id),
+                failure=common.decode_failure(request.nack.failure),
+            )
+        case _:
+            raise invalid("request", "on StreamTasks it is open, credit or nack")
+    return CreditGiven(
+        member_id=member_id,
+        max_outstanding=credit.max_outstanding,
+        max_eval_outstanding=credit.max_eval_outstanding,
+    )
+
+
+def _task_event(item: TaskItem) -> pb.StreamTasksResponse:
+    if isinstance(item, RolloutTask):
+        return pb.StreamTasksResponse(task=rollout.encode_rollout_task(item))
+    if isinstance(item, Directive):
+        return pb.StreamTasksResponse(directive=common.encode_directive(item))
+    return pb.StreamTasksResponse(cancellation=wire.encode_task_cancellation(item))

@@ -1,0 +1,65 @@
+"""VersionService: which versions exist and who has them."""
+
+# ruff: noqa: N802 - methods are named by the contract
+
+from itertools import count
+
+from astraflow.core.events import VersionReported
+from astraflow.core.ids import PolicyId
+from astraflow.dataflow.access import Access
+from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.streams import Context, seated
+from astraflow.rpc.errors import unimplemented
+from astraflow.wire import weights as wire
+from astraflow_proto.weights.v1 import version_service_pb2 as pb
+
+
+class VersionServicer:
+    """Convert, one call, convert."""
+
+    def __init__(self, hub: Hub, access: Access) -> None:
+        self._hub = hub
+        self._access = access
+        self._numbers = count()
+
+    async def ListVersions(
+        self, request: pb.ListVersionsRequest, context: Context
+    ) -> pb.ListVersionsResponse:
+        """Return what can still be pulled, oldest first."""
+        self._access.anyone(context)
+        versions = self._hub.run.versions(PolicyId(request.policy_id))
+        return pb.ListVersionsResponse(versions=map(wire.encode_version_info, versions))
+
+    async def WatchVersions(self, request: pb.WatchVersionsRequest, context: Context) -> None:
+        """Send versions as they are published."""
+        member_id = self._access.member(context)
+        after = request.after_version if request.HasField("after_version") else None
+        purpose = f"versions/{next(self._numbers)}"
+        async with seated(self._hub.hands.seats, member_id, purpose, context):
+            async for info in self._hub.watch_versions(PolicyId(request.policy_id), after):
+                version = wire.encode_version_info(info)
+                await context.write(pb.WatchVersionsResponse(version=version))
+
+    async def ListSources(
+        self, request: pb.ListSourcesRequest, context: Context
+    ) -> pb.ListSourcesResponse:
+        """Return who has a version now."""
+        self._access.anyone(context)
+        sources = self._hub.run.sources(PolicyId(request.policy_id), request.version)
+        return pb.ListSourcesResponse(sources=map(wire.encode_source, sources))
+
+    async def ReportVersion(
+        self, request: pb.ReportVersionRequest, context: Context
+    ) -> pb.ReportVersionResponse:
+        """Take where a version stands on the caller."""
+        member_id = self._access.member(context)
+        report = wire.decode_version_report(request)
+        self._hub.apply(VersionReported(member_id=member_id, report=report))
+        return pb.ReportVersionResponse()
+
+    async def RequestPublish(
+        self, _request: pb.RequestPublishRequest, context: Context
+    ) -> pb.RequestPublishResponse:
+        """Refuse: trainers publish by themselves."""
+        self._access.anyone(context)
+        raise unimplemented("request_publish")

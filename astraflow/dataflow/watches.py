@@ -1,0 +1,117 @@
+"""Watches: versions, evaluations and the run itself, sent to whoever wants to see them change."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from datetime import timedelta
+
+from astraflow.core.evals import EvalRun
+from astraflow.core.ids import EvalRunId, PolicyId
+from astraflow.core.status import RunStatus
+from astraflow.core.versions import VersionInfo
+from astraflow.dataflow.topic import Topic
+
+_KEPT = 64
+
+
+class VersionBoard:
+    """The announcements of one policy, the newest per version."""
+
+    def __init__(self) -> None:
+        self.topic = Topic()
+        self._announced: dict[int, tuple[int, VersionInfo]] = {}
+
+    def announce(self, info: VersionInfo) -> None:
+        """Show a version to all watchers; a repeat replaces what it said before."""
+        self.topic.touch()
+        self._announced.pop(info.version, None)
+        self._announced[info.version] = (self.topic.revision, info)
+        if len(self._announced) > _KEPT:
+            del self._announced[next(iter(self._announced))]
+
+    def since(self, revision: int) -> list[VersionInfo]:
+        """Return what was announced after a revision, oldest version first."""
+        fresh = [info for seen, info in self._announced.values() if seen > revision]
+        return sorted(fresh, key=lambda info: info.version)
+
+
+class Watches:
+    """Wakes the watchers of a run."""
+
+    def __init__(self) -> None:
+        self._boards: dict[PolicyId, VersionBoard] = defaultdict(VersionBoard)
+        self._evals = Topic()
+        self._state = Topic()
+        self._change = Topic()
+
+    def announce(self, info: VersionInfo) -> None:
+        """Wake the watchers of a policy's versions."""
+        self._boards[info.policy_id].announce(info)
+
+    def touch_evals(self) -> None:
+        """Wake the watchers of evaluations."""
+        self._evals.touch()
+
+    def touch_state(self) -> None:
+        """Wake the watchers of the run at once."""
+        self._state.touch()
+        self._change.touch()
+
+    def touch(self) -> None:
+        """Note that something changed; the watchers of the run look when their time comes."""
+        self._change.touch()
+
+    async def versions(
+        self, policy_id: PolicyId, known: tuple[VersionInfo, ...], *, after: int | None
+    ) -> AsyncIterator[VersionInfo]:
+        """Yield the versions that are known and then each announcement, for ever.
+
+        Args:
+            policy_id: Whose.
+            known: What can be pulled now.
+            after: Versions up to this one are of no interest; None: all are.
+        """
+        board = self._boards[policy_id]
+        least = -1 if after is None else after
+        fresh = list(known)
+        while True:
+            seen = board.topic.revision
+            for info in fresh:
+                if info.version > least:
+                    yield info
+            await board.topic.passed(seen)
+            fresh = board.since(seen)
+
+    async def eval_run(
+        self, eval_run_id: EvalRunId, look: Callable[[EvalRunId], EvalRun]
+    ) -> AsyncIterator[EvalRun]:
+        """Yield an evaluation now and after each change, until it is final."""
+        last: EvalRun | None = None
+        while last is None or not last.state.is_final:
+            seen = self._evals.revision
+            run = look(eval_run_id)
+            if run != last:
+                yield run
+                last = run
+            else:
+                await self._evals.passed(seen)
+
+    async def status(
+        self, look: Callable[[], RunStatus], *, interval: timedelta
+    ) -> AsyncIterator[RunStatus]:
+        """Yield the run now and after changes, until it is final.
+
+        A new state is shown at once; other changes wait until `interval` has passed.
+        """
+        while True:
+            state, change = self._state.revision, self._change.revision
+            status = look()
+            yield status
+            if status.state.is_final:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval.total_seconds()):
+                    await self._state.passed(state)
+            if self._state.revision == state:
+                await self._change.passed(change)
