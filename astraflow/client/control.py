@@ -1,0 +1,112 @@
+"""The run as its operator sees it: state, books, evaluations, and the means to steer it."""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from astraflow_proto.control.v1 import control_service_pb2 as pb
+from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
+
+from astraflow.client.evals import EvalClient
+from astraflow.client.hub import Hub
+from astraflow.client.ledger import LedgerClient
+from astraflow.core.ids import MemberId
+from astraflow.core.status import RunStatus, StopMode
+from astraflow.rpc.auth import bearer
+from astraflow.rpc.tls import Tls
+from astraflow.wire.control import STOP_MODES, decode_run_status
+
+
+class ControlClient:
+    """An operator's place at a run.
+
+    Attributes:
+        ledger: The books.
+        evals: Evaluations.
+    """
+
+    def __init__(
+        self, hub: str, *, token: str, tls: Tls | None = None, patience_s: float = 5.0
+    ) -> None:
+        """Prepare; the first call dials.
+
+        Args:
+            hub: host:port.
+            token: The run's operator token.
+            tls: None: plain text.
+            patience_s: How long the hub is tried again while it cannot be reached.
+        """
+        self._hub = Hub(hub, tls=tls, patience_s=patience_s)
+        self._metadata = bearer(token)
+        self._stub = ControlServiceStub(self._hub.channel)
+        self.ledger = LedgerClient(self._hub, metadata=self._metadata)
+        self.evals = EvalClient(self._hub, metadata=self._metadata)
+
+    async def __aenter__(self) -> Self:
+        """Return it."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the channel."""
+        await self._hub.__aexit__(kind, error, trace)
+
+    async def get_run(self) -> RunStatus:
+        """Return the whole state.
+
+        Raises:
+            AstraflowError: TOKEN_INVALID, ROLE_NOT_ALLOWED; NOT_READY when the hub could not be
+                reached. All calls raise these.
+        """
+        answer = await self._hub.call(
+            self._stub.GetRun, pb.GetRunRequest(), metadata=self._metadata
+        )
+        return decode_run_status(answer.run)
+
+    async def watch_run(self, *, min_interval_s: float = 1.0) -> AsyncIterator[RunStatus]:
+        """Yield the state now and after changes, over cuts, until it is final."""
+        request = pb.WatchRunRequest()
+        request.min_interval.FromTimedelta(timedelta(seconds=min_interval_s))
+        answers = self._hub.watch(self._stub.WatchRun, request, metadata=self._metadata)
+        async for answer in answers:
+            yield decode_run_status(answer.run)
+
+    async def pause_run(self) -> None:
+        """Stop new tasks; what is out finishes."""
+        await self._hub.call(self._stub.PauseRun, pb.PauseRunRequest(), metadata=self._metadata)
+
+    async def resume_run(self) -> None:
+        """Undo `pause_run`."""
+        await self._hub.call(self._stub.ResumeRun, pb.ResumeRunRequest(), metadata=self._metadata)
+
+    async def drain_member(self, member_id: MemberId, *, grace_s: float | None = None) -> None:
+        """Let a member finish, hand back the rest and leave.
+
+        Args:
+            member_id: Which.
+            grace_s: Then its session is ended; None: no limit.
+
+        Raises:
+            AstraflowError: MEMBER_UNKNOWN.
+        """
+        request = pb.DrainMemberRequest(member_id=member_id)
+        if grace_s is not None:
+            request.grace.FromTimedelta(timedelta(seconds=grace_s))
+        await self._hub.call(self._stub.DrainMember, request, metadata=self._metadata)
+
+    async def stop_run(self, mode: StopMode, *, grace_s: float | None = None) -> None:
+        """End the run and every session; returns at once.
+
+        Args:
+            mode: What becomes of open work.
+            grace_s: Time to drain, then as CANCEL; None: no limit.
+        """
+        request = pb.StopRunRequest(mode=STOP_MODES.encode(mode))
+        if grace_s is not None:
+            request.grace.FromTimedelta(timedelta(seconds=grace_s))
+        await self._hub.call(self._stub.StopRun, request, metadata=self._metadata)

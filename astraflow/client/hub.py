@@ -1,0 +1,131 @@
+"""The hub as its callers see it: an address that may not answer for a while."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+from grpc import aio
+
+from astraflow.client.patience import Patience
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.auth import MetadataPairs
+from astraflow.rpc.channel import dial
+from astraflow.rpc.errors import raised_from
+from astraflow.rpc.tls import Tls
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+# What a cut, a restart of the hub or a proxy between the two looks like; everything else is
+# an answer. CANCELLED and UNKNOWN come from servers that are torn down in mid-call.
+_CUT = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.ABORTED,
+    }
+)
+
+
+class Hub:
+    """A channel to the hub that outlasts cuts and restarts.
+
+    Attributes:
+        address: host:port.
+        patience_s: How long it is tried again while it cannot be reached.
+        channel: For stubs.
+    """
+
+    def __init__(self, address: str, *, tls: Tls | None = None, patience_s: float = 30.0) -> None:
+        self.address = address
+        self.patience_s = patience_s
+        self.channel = dial(address, tls=tls)
+
+    async def __aenter__(self) -> Self:
+        """Return it; the first call dials."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the channel; calls in progress are cancelled."""
+        await self.channel.close(None)
+
+    def patience(self) -> Patience:
+        """Return patience with this hub."""
+        return Patience(self.patience_s)
+
+    async def call(
+        self,
+        method: Callable[..., Awaitable[Response]],
+        request: object,
+        *,
+        metadata: MetadataPairs,
+        timeout_s: float = 10.0,
+    ) -> Response:
+        """Make one call and repeat it while the hub cannot be reached; it must be idempotent.
+
+        Args:
+            method: Of a stub.
+            request: Its message.
+            metadata: Says who calls.
+            timeout_s: For one attempt.
+
+        Raises:
+            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
+        """
+        patience = self.patience()
+        while True:
+            try:
+                return await method(request, metadata=metadata, timeout=timeout_s)
+            except aio.AioRpcError as error:
+                if not is_cut(error):
+                    raise raised_from(error) from error
+                await patience.pause(self.unreachable(error))
+
+    async def watch(
+        self,
+        method: Callable[..., AsyncIterable[Response]],
+        request: object,
+        *,
+        metadata: MetadataPairs,
+    ) -> AsyncIterator[Response]:
+        """Yield what a stream sends until it ends with OK; a cut one is opened again.
+
+        Raises:
+            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
+        """
+        patience = self.patience()
+        while True:
+            try:
+                async for answer in method(request, metadata=metadata):
+                    patience.renew()
+                    yield answer
+                return
+            except aio.AioRpcError as error:
+                if not is_cut(error):
+                    raise raised_from(error) from error
+                await patience.pause(self.unreachable(error))
+
+    def unreachable(self, error: aio.AioRpcError) -> AstraflowError:
+        """Say that the hub could not be reached, and what to check."""
+        answered = raised_from(error)
+        if answered.reason is Reason.NOT_READY and "reason" in answered.metadata:
+            return answered
+        return AstraflowError(
+            Reason.NOT_READY,
+            f"the hub at {self.address} could not be reached for {self.patience_s:g} s"
+            f" ({error.details()}); check that it runs, that host and port are right, that this"
+            " machine can dial it, and that both sides use TLS or neither does",
+            retryable=True,
+        )
+
+
+def is_cut(error: aio.AioRpcError) -> bool:
+    """Whether the same call may go well on the next connection."""
+    return error.code() in _CUT

@@ -1,0 +1,69 @@
+"""An event loop in a thread of its own, for callers that block."""
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from threading import Thread
+from typing import Any, Self, TypeVar
+
+Result = TypeVar("Result")
+
+
+class LoopThread:
+    """Runs coroutines for threads that wait for their results.
+
+    One per process is enough. (Several event loops that use grpc.aio in one process work, but
+    each of them logs a spurious BlockingIOError now and then: grpc/grpc#25364.)
+    """
+
+    def __init__(self, *, name: str = "astraflow-loop") -> None:
+        self._ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._stopping: asyncio.Event | None = None
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start it."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self.close()
+
+    def start(self) -> None:
+        """Start it; once."""
+        self._thread.start()
+        self._ready.result()
+
+    def close(self) -> None:
+        """Cancel what still runs and wait until all of it ended; idempotent."""
+        if not self._thread.is_alive():
+            return
+        self._ready.result().call_soon_threadsafe(self._stop)
+        self._thread.join()
+
+    def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine and wait for its result; whatever it raises is raised here."""
+        future = self.spawn(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            # Ctrl-C reaches the waiting thread, not the coroutine.
+            future.cancel()
+            raise
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Result]) -> "Future[Result]":
+        """Run a coroutine beside the caller."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._ready.result())
+
+    def _run(self) -> None:
+        asyncio.run(self._wait())
+
+    async def _wait(self) -> None:
+        self._stopping = asyncio.Event()
+        self._ready.set_result(asyncio.get_running_loop())
+        await self._stopping.wait()
+
+    def _stop(self) -> None:
+        if self._stopping is not None:
+            self._stopping.set()

@@ -1,0 +1,300 @@
+"""The session of a member: opened, kept alive on a channel of its own, opened again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+import structlog
+from astraflow_proto.dataflow.v1 import session_service_pb2 as pb
+from astraflow_proto.dataflow.v1.session_service_pb2_grpc import SessionServiceStub
+from grpc import aio
+
+from astraflow.client.hub import Hub, is_cut
+from astraflow.client.patience import Patience
+from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import BatchId, TaskId
+from astraflow.core.members import (
+    Directive,
+    DirectiveKind,
+    RaasLoad,
+    Session,
+    SessionResume,
+    TrainerLoad,
+)
+from astraflow.rpc.auth import MetadataPairs, session_metadata
+from astraflow.rpc.errors import raised_from
+from astraflow.wire.common import decode_directive, encode_raas_load, encode_trainer_load
+
+Response = TypeVar("Response")
+Event = TypeVar("Event")
+
+# The session is over and can be opened again; a hub that forgot it (restarted without its
+# journal) says TOKEN_INVALID.
+_REOPENED = frozenset({Reason.SESSION_ENDED, Reason.TOKEN_INVALID})
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What the process still works on; named when the session is opened again."""
+
+    task_ids: tuple[TaskId, ...] = ()
+    batch_ids: tuple[BatchId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberHooks:
+    """What a session asks of the member that it belongs to.
+
+    Attributes:
+        join: Opens a session; None: a fresh one.
+        load: How busy the member is.
+        held: What it works on.
+        opened: Called when a session was opened again; it drops what is no longer its own.
+        directed: Called when the run asks for something else than before.
+        entrusted: Called with the transfer token whenever it is another one.
+    """
+
+    join: Callable[[SessionResume | None], Awaitable[Session]]
+    load: Callable[[], RaasLoad | TrainerLoad]
+    held: Callable[[], Held]
+    opened: Callable[[Session], None]
+    directed: Callable[[Directive], None]
+    entrusted: Callable[[bytes], None] = lambda _: None
+
+
+class SessionKeeper:
+    """Keeps one member in the run, over cuts and restarts of the hub.
+
+    All calls of the member go through `call` and `stay`: they carry the session's token, open
+    the session again when it ended, and go on.
+
+    Attributes:
+        hub: Where calls go; KeepAlive has a connection of its own.
+        directive: What the run asks for.
+        transfer_token: Secret that sources of weights compare.
+        server_time: The run's clock at the last KeepAlive; None before.
+    """
+
+    def __init__(
+        self,
+        *,
+        hub: Hub,
+        keep_alive_hub: Hub,
+        hooks: MemberHooks,
+        incarnation: int = 1,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare; nothing is dialled.
+
+        Args:
+            hub: For everything but KeepAlive.
+            keep_alive_hub: Another connection to the same hub.
+            hooks: The member.
+            incarnation: Which start of the process this is.
+            clock: Tells the time.
+        """
+        self.hub = hub
+        self.directive = Directive(kind=DirectiveKind.CONTINUE)
+        self.transfer_token = b""
+        self.server_time: datetime | None = None
+        self._keep_alive_hub = keep_alive_hub
+        self._hooks = hooks
+        self._incarnation = incarnation
+        self._clock = clock or SystemClock()
+        self._session: Session | None = None
+        self._opening = asyncio.Lock()
+        self._sessions = SessionServiceStub(hub.channel)
+        self._keep_alive = SessionServiceStub(keep_alive_hub.channel).KeepAlive
+
+    @property
+    def session(self) -> Session:
+        """The session; open it first.
+
+        Raises:
+            AstraflowError: NOT_READY when it was never opened.
+        """
+        if self._session is None:
+            raise AstraflowError(Reason.NOT_READY, "the session was not opened yet; join first")
+        return self._session
+
+    @property
+    def metadata(self) -> MetadataPairs:
+        """What every call of the member carries."""
+        return session_metadata(self.session.token)
+
+    async def open(self) -> Session:
+        """Join the run for the first time.
+
+        Raises:
+            AstraflowError: What `join` raises.
+        """
+        self._take(await self._hooks.join(None))
+        return self.session
+
+    async def reopen(self, token: bytes) -> None:
+        """Open the session again, unless another caller did since `token` was in use.
+
+        Raises:
+            AstraflowError: SESSION_FENCED, and what `join` raises.
+        """
+        async with self._opening:
+            if self.session.token != token:
+                return
+            log.warning("session ended, opening it again", member_id=self.session.member_id)
+            self._take(await self._join_again(token))
+            self._hooks.opened(self.session)
+
+    async def _join_again(self, token: bytes) -> Session:
+        held = self._hooks.held()
+        resume = SessionResume(
+            resume_token=token,
+            incarnation=self._incarnation,
+            held_task_ids=held.task_ids,
+            held_batch_ids=held.batch_ids,
+        )
+        try:
+            return await self._hooks.join(resume)
+        except AstraflowError as error:
+            if error.reason is not Reason.TOKEN_INVALID:
+                raise
+        # The hub does not know the session: it lost its state. A wrong join token fails again.
+        return await self._hooks.join(None)
+
+    def _take(self, session: Session) -> None:
+        self._session = session
+        self._entrust(session.transfer_token)
+
+    def _entrust(self, transfer_token: bytes) -> None:
+        if transfer_token and transfer_token != self.transfer_token:
+            self.transfer_token = transfer_token
+            self._hooks.entrusted(transfer_token)
+
+    async def call(
+        self, method: Callable[..., Awaitable[Response]], request: object, *, timeout_s: float = 10
+    ) -> Response:
+        """Make an idempotent call as this member.
+
+        Raises:
+            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
+        """
+        token = self.session.token
+        try:
+            return await self.hub.call(
+                method, request, metadata=session_metadata(token), timeout_s=timeout_s
+            )
+        except AstraflowError as error:
+            if error.reason not in _REOPENED:
+                raise
+        await self.reopen(token)
+        return await self.hub.call(method, request, metadata=self.metadata, timeout_s=timeout_s)
+
+    async def stay(self, stream: Callable[[Patience], Awaitable[bool]]) -> None:
+        """Run a stream and open it again whenever it is cut, until it says that it is done.
+
+        Args:
+            stream: Makes one call and follows it to its end; calls `renew` whenever the hub
+                says something; returns whether nothing more is to come.
+
+        Raises:
+            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
+        """
+        patience = self.hub.patience()
+        while True:
+            token = self.session.token
+            try:
+                if await stream(patience):
+                    return
+                await patience.pause(self._silent())
+            except aio.AioRpcError as error:
+                await self._recover(error, token, patience)
+
+    async def follow(self, open_stream: Callable[[], AsyncIterator[Event]]) -> AsyncIterator[Event]:
+        """Yield the events of a stream of answers, over cuts, without end.
+
+        Args:
+            open_stream: Opens the call, from where the last one was cut.
+
+        Raises:
+            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
+        """
+        patience = self.hub.patience()
+        while True:
+            token = self.session.token
+            try:
+                async for event in open_stream():
+                    patience.renew()
+                    yield event
+                await patience.pause(self._silent())
+            except aio.AioRpcError as error:
+                await self._recover(error, token, patience)
+
+    async def _recover(self, error: aio.AioRpcError, token: bytes, patience: Patience) -> None:
+        """Get ready for the next attempt, or raise when there is none."""
+        if is_cut(error):
+            await patience.pause(self.hub.unreachable(error))
+            return
+        answered = raised_from(error)
+        if answered.reason not in _REOPENED:
+            raise answered from error
+        await self.reopen(token)
+        await patience.pause(answered)
+
+    def _silent(self) -> AstraflowError:
+        return AstraflowError(
+            Reason.NOT_READY,
+            f"the hub at {self.hub.address} ends every stream at once; look at its log",
+            retryable=True,
+        )
+
+    async def run(self) -> None:
+        """Send KeepAlive until cancelled.
+
+        Raises:
+            AstraflowError: SESSION_FENCED; RUN_ENDED; NOT_READY when the hub is gone for good.
+        """
+        patience = self._keep_alive_hub.patience()
+        while True:
+            await asyncio.sleep(self.session.keep_alive_interval.total_seconds())
+            await self._beat(patience)
+
+    async def _beat(self, patience: Patience) -> None:
+        session = self.session
+        try:
+            answer = await self._keep_alive(
+                _keep_alive_request(self._hooks.load()),
+                metadata=session_metadata(session.token),
+                timeout=session.ttl.total_seconds(),
+            )
+        except aio.AioRpcError as error:
+            await self._recover(error, session.token, patience)
+            return
+        patience.renew()
+        self.server_time = answer.server_time.ToDatetime(tzinfo=self._clock.now().tzinfo)
+        self._entrust(answer.transfer_token)
+        if answer.HasField("directive"):
+            self.direct(decode_directive(answer.directive))
+
+    def direct(self, directive: Directive) -> None:
+        """Take an order, from whichever stream it came; equal ones count once."""
+        if directive != self.directive:
+            self.directive = directive
+            self._hooks.directed(directive)
+
+    async def end(self, message: str) -> None:
+        """Leave; what is still held returns to the run. Best effort: silence ends it too."""
+        request = pb.EndSessionRequest(message=message)
+        try:
+            await self._sessions.EndSession(request, metadata=self.metadata, timeout=5)
+        except aio.AioRpcError as error:
+            log.info("the hub did not hear the good-bye", details=error.details())
+
+
+def _keep_alive_request(load: RaasLoad | TrainerLoad) -> pb.KeepAliveRequest:
+    if isinstance(load, RaasLoad):
+        return pb.KeepAliveRequest(raas=encode_raas_load(load))
+    return pb.KeepAliveRequest(trainer=encode_trainer_load(load))

@@ -1,0 +1,89 @@
+"""Tasks on their way to a RaaS, with credit on their way back."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
+from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
+
+from astraflow.client.duplex import Outbox, converse
+from astraflow.client.patience import Patience
+from astraflow.client.session import SessionKeeper
+from astraflow.core.errors import Failure
+from astraflow.core.ids import TaskId
+from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
+from astraflow.wire.common import decode_directive, encode_failure
+from astraflow.wire.dataflow import decode_task_cancellation, encode_task_credit
+from astraflow.wire.rollout import decode_rollout_task
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+# Nacks are repeated on a new stream, since nobody acknowledges them; the run ignores a nack
+# of a task that is not held. A cut loses at most what was written in its last moments.
+_REPEATED_NACKS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSink:
+    """Who takes what the stream brings; the calls must not block."""
+
+    task: Callable[[RolloutTask], None]
+    cancellation: Callable[[TaskCancellation], None]
+
+
+class TaskStream:
+    """StreamTasks, opened again after every cut; held tasks stay held."""
+
+    def __init__(self, keeper: SessionKeeper, *, credit: TaskCredit, sink: TaskSink) -> None:
+        self._keeper = keeper
+        self._stub = RaasServiceStub(keeper.hub.channel)
+        self._sink = sink
+        self._credit = credit
+        self._nacks: deque[pb.TaskNack] = deque(maxlen=_REPEATED_NACKS)
+        self._outbox: Outbox[pb.StreamTasksRequest] = Outbox()
+
+    def set_credit(self, credit: TaskCredit) -> None:
+        """Bound the work from now on; less than what is out cancels nothing."""
+        if credit != self._credit:
+            self._credit = credit
+            self._outbox.put(pb.StreamTasksRequest(credit=encode_task_credit(credit)))
+
+    def nack(self, task_id: TaskId, failure: Failure) -> None:
+        """Give a task back unstarted."""
+        nack = pb.TaskNack(task_id=task_id, failure=encode_failure(failure))
+        self._nacks.append(nack)
+        self._outbox.put(pb.StreamTasksRequest(nack=nack))
+
+    async def run(self) -> None:
+        """Follow the stream until cancelled.
+
+        Raises:
+            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
+        """
+        await self._keeper.stay(self._follow)
+
+    async def _follow(self, patience: Patience) -> bool:
+        opening = pb.TaskOpen(credit=encode_task_credit(self._credit))
+        nacks = [pb.StreamTasksRequest(nack=nack) for nack in self._nacks]
+        self._outbox.reset([pb.StreamTasksRequest(open=opening), *nacks])
+
+        def take(event: pb.StreamTasksResponse) -> None:
+            patience.renew()
+            self._dispatch(event)
+
+        call = self._stub.StreamTasks(metadata=self._keeper.metadata)
+        await converse(call, self._outbox, take)
+        return False
+
+    def _dispatch(self, event: pb.StreamTasksResponse) -> None:
+        match event.WhichOneof("event"):
+            case "task":
+                self._sink.task(decode_rollout_task(event.task))
+            case "cancellation":
+                self._sink.cancellation(decode_task_cancellation(event.cancellation))
+            case "directive":
+                self._keeper.direct(decode_directive(event.directive))
+            case _:
+                log.warning("unknown event on the task stream; is the hub newer than this node?")

@@ -1,0 +1,73 @@
+"""The versions of the run, as a member watches and reports them."""
+
+from collections.abc import AsyncIterator
+
+from astraflow_proto.weights.v1 import version_service_pb2 as pb
+from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
+
+from astraflow.client.session import SessionKeeper
+from astraflow.core.ids import PolicyId
+from astraflow.core.versions import Source, VersionInfo, VersionReport
+from astraflow.wire.weights import decode_source, decode_version_info, encode_version_report
+
+
+class VersionClient:
+    """VersionService for one member."""
+
+    def __init__(self, keeper: SessionKeeper) -> None:
+        self._keeper = keeper
+        self._stub = VersionServiceStub(keeper.hub.channel)
+
+    async def versions(self, policy_id: PolicyId) -> tuple[VersionInfo, ...]:
+        """Return what can still be pulled, oldest first.
+
+        Raises:
+            AstraflowError: POLICY_UNKNOWN.
+        """
+        request = pb.ListVersionsRequest(policy_id=policy_id)
+        answer = await self._keeper.call(self._stub.ListVersions, request)
+        return tuple(map(decode_version_info, answer.versions))
+
+    async def watch(
+        self, policy_id: PolicyId, *, after: int | None = None
+    ) -> AsyncIterator[VersionInfo]:
+        """Yield versions as they are published, over cuts, without end.
+
+        A version comes again when it gained patches.
+
+        Args:
+            policy_id: Whose.
+            after: Only younger ones; None: from the oldest that can be pulled.
+
+        Raises:
+            AstraflowError: POLICY_UNKNOWN; NOT_READY when the hub could not be reached.
+        """
+        last = after
+
+        async def answers() -> AsyncIterator[VersionInfo]:
+            request = pb.WatchVersionsRequest(policy_id=policy_id, after_version=last)
+            call = self._stub.WatchVersions(request, metadata=self._keeper.metadata)
+            async for answer in call:
+                yield decode_version_info(answer.version)
+
+        async for info in self._keeper.follow(answers):
+            last = info.version
+            yield info
+
+    async def sources(self, policy_id: PolicyId, version: int) -> tuple[Source, ...]:
+        """Return who has a version now, best first.
+
+        Raises:
+            AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED.
+        """
+        request = pb.ListSourcesRequest(policy_id=policy_id, version=version)
+        answer = await self._keeper.call(self._stub.ListSources, request)
+        return tuple(map(decode_source, answer.sources))
+
+    async def report(self, report: VersionReport) -> None:
+        """Say where a version stands here.
+
+        Raises:
+            AstraflowError: VERSION_UNKNOWN.
+        """
+        await self._keeper.call(self._stub.ReportVersion, encode_version_report(report))

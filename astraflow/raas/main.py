@@ -1,0 +1,148 @@
+"""The process of a node: engines from model directories, then one node until it leaves."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import structlog
+
+from astraflow import __version__
+from astraflow.config.recipe import Recipe
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.members import Resources
+from astraflow.core.tasks import RegisteredCode
+from astraflow.raas.node import Departure, NodeSettings, RaasNode
+from astraflow.raas.policies import ServedModel
+from astraflow.rpc.tls import Tls
+from astraflow.telemetry.logging import configure_logging
+from astraflow.weights.puller import WeightPuller
+from astraflow.workflows.registry import workflow_specs
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+def main_join(
+    recipe: Recipe,
+    *,
+    hub: str,
+    token: str,
+    name: str | None = None,
+    region: str = "",
+    models: Mapping[str, Path] | None = None,
+    log_file: Path | None = None,
+    log_json: bool = False,
+    tls: Tls | None = None,
+) -> int:
+    """Join the pool of a run and serve it until it is over.
+
+    SIGTERM and SIGINT drain; the second one stops at once.
+
+    Args:
+        recipe: Of the run: names policies, workflows and engines.
+        hub: host:port.
+        token: The run's join token.
+        name: Unique in the pool; None: from host and process.
+        region: Where the node stands.
+        models: Model directory by policy; a policy left out: the recipe's.
+        log_file: Beside the console.
+        log_json: Log JSON lines.
+        tls: None: plain text.
+
+    Returns:
+        The exit code: 0 when the run is over or the node was drained, 1 when it failed; the
+        log says why.
+    """
+    configure_logging("raas", log_file=log_file, json=log_json)
+    settings = NodeSettings(
+        hub=hub,
+        token=token,
+        name=name or f"{socket.gethostname()}-{os.getpid()}",
+        capacity=recipe.raas.capacity,
+        codes=_codes(recipe),
+        resources=_resources(),
+        region=region,
+        software=f"astraflow/{__version__}",
+        tls=tls,
+    )
+    try:
+        departure = asyncio.run(_join(recipe, settings, models or {}))
+    except AstraflowError as error:
+        log.error("the node failed", reason=error.reason, why=error.message)  # noqa: TRY400
+        return 1
+    log.info("the node has left", departure=departure)
+    return 0
+
+
+async def _join(
+    recipe: Recipe, settings: NodeSettings, directories: Mapping[str, Path]
+) -> Departure:
+    async with AsyncExitStack() as engines:
+        models: dict[PolicyId, ServedModel] = {}
+        for policy in recipe.policies:
+            model = _load_model(recipe, policy, directories)
+            engines.push_async_callback(model.engine.close)
+            models[PolicyId(policy)] = model
+        node = RaasNode(settings, models=models, puller=WeightPuller)
+        with _signals(node):
+            return await node.run()
+
+
+def _load_model(recipe: Recipe, policy: str, directories: Mapping[str, Path]) -> ServedModel:
+    from astraflow.engines.embedded.engine import EmbeddedEngine  # noqa: PLC0415 - loads torch
+    from astraflow.engines.embedded.tokenizer import load_tokenizer  # noqa: PLC0415
+
+    directory = directories.get(policy) or recipe.policies[policy].model.path
+    if directory is None:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"policy {policy} starts from a warm-up model; make it with"
+            f" `astraflow trainer warm-up` and give --model {policy}=DIR",
+        )
+    if not (directory / "config.json").is_file():
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"policy {policy}: {directory} has no config.json; give the folder of a Hugging Face"
+            " model",
+        )
+    engine = EmbeddedEngine.from_directory(
+        directory, settings=recipe.raas.engine, policy_id=PolicyId(policy)
+    )
+    return ServedModel(engine=engine, tokenizer=load_tokenizer(directory))
+
+
+def _codes(recipe: Recipe) -> tuple[RegisteredCode, ...]:
+    codes: list[RegisteredCode] = []
+    for spec in workflow_specs(recipe):
+        codes += [spec.code, *(() if spec.scorer is None else (spec.scorer,))]
+    return tuple(dict.fromkeys(codes))
+
+
+def _resources() -> Resources:
+    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Resources(core_count=os.cpu_count() or 0, memory_nbytes=memory_nbytes)
+
+
+@contextmanager
+def _signals(node: RaasNode) -> Iterator[None]:
+    """Drain at the first signal and stop at the second."""
+    loop = asyncio.get_running_loop()
+    seen: list[int] = []
+
+    def asked(number: int) -> None:
+        log.info("asked to leave", signal=signal.Signals(number).name, at_once=bool(seen))
+        (node.stop if seen else node.drain)()
+        seen.append(number)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, asked, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,282 @@
+"""A RaaS node: one session, its streams, its engines, from the join until it leaves."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import structlog
+
+from astraflow.client.duplex import beside
+from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
+from astraflow.client.session import Held
+from astraflow.client.task_stream import TaskSink
+from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.members import (
+    Capability,
+    Contract,
+    Directive,
+    DirectiveKind,
+    JoinPool,
+    RaasLoad,
+    Resources,
+    ServedPolicy,
+    Session,
+)
+from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCancellation, TaskCredit
+from astraflow.raas.load import LoadMeter, MeteredEngine
+from astraflow.raas.policies import PolicyDesk, ServedModel
+from astraflow.raas.runner import EpisodeRunner
+from astraflow.raas.updater import Puller, WeightUpdater
+from astraflow.rpc.tls import Tls
+from astraflow.workflows.registry import build_workflows
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Departure(StrEnum):
+    """Why a node left."""
+
+    DRAINED = "drained"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """What a node is.
+
+    Attributes:
+        hub: host:port.
+        token: The run's join token.
+        name: Unique in the pool.
+        capacity: Rollouts that it runs at once.
+        max_eval_count: Of them, what evaluations may take; None: all.
+        codes: Workflows and scorers that it has.
+        resources: What it runs on.
+        region: Where it stands; empty: unknown.
+        software: Name and release, for people.
+        tls: None: plain text.
+        patience_s: How long the hub is tried again while it cannot be reached.
+    """
+
+    hub: str
+    token: str = field(repr=False)
+    name: str
+    capacity: int
+    max_eval_count: int | None = None
+    codes: tuple[RegisteredCode, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    region: str = ""
+    software: str = "astraflow"
+    tls: Tls | None = None
+    patience_s: float = 30.0
+
+
+class RaasNode:
+    """Runs rollouts for a run until it is over, or until it is asked to leave.
+
+    `run` is called once. `drain` and `stop` may be called from a signal handler of the loop.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        *,
+        models: Mapping[PolicyId, ServedModel],
+        puller: Callable[[PolicyId], Puller],
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare; nothing is dialled.
+
+        Args:
+            settings: What the node is.
+            models: Engine and tokenizer of each policy; the engines stay the caller's.
+            puller: Makes what gets the weights of a policy.
+            clock: Tells the time.
+        """
+        self._settings = settings
+        self._meter = LoadMeter(clock or SystemClock())
+        self._desk = PolicyDesk(
+            {
+                policy_id: replace(model, engine=MeteredEngine(model.engine, self._meter))
+                for policy_id, model in models.items()
+            }
+        )
+        self._puller = puller
+        self._runner: EpisodeRunner | None = None
+        self._client: RaasClient | None = None
+        self._departing = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    def drain(self) -> None:
+        """Take nothing new, finish what runs, leave; idempotent."""
+        self._departing.set()
+
+    def stop(self) -> None:
+        """Leave at once; what is held returns to the run."""
+        self._departing.set()
+        self._stopping.set()
+
+    async def run(self) -> Departure:
+        """Join, work, leave.
+
+        Raises:
+            AstraflowError: What the join answers (see RaasClient.join), SESSION_FENCED;
+                NOT_READY when the hub could not be reached.
+        """
+        settings = self._settings
+        hooks = RaasHooks(
+            load=self._load,
+            held=self._held,
+            opened=self._reopened,
+            directed=self._directed,
+            describe=self._describe,
+        )
+        async with dial_pool(
+            settings.hub,
+            token=settings.token,
+            join=self._join_request(),
+            hooks=hooks,
+            tls=settings.tls,
+            patience_s=settings.patience_s,
+        ) as client:
+            self._client = client
+            try:
+                return await self._serve(client)
+            except AstraflowError as error:
+                if error.reason is not Reason.RUN_ENDED:
+                    raise
+                log.info("the run has ended")
+                return Departure.STOPPED
+
+    async def _serve(self, client: RaasClient) -> Departure:
+        membership = await client.join()
+        log.info("joined", run_id=membership.run_id, member_id=membership.session.member_id)
+        workflows = build_workflows(membership.workflows)
+        sink = TaskSink(task=self._take, cancellation=self._cancel)
+        tasks = client.tasks(credit=self._credit, sink=sink)
+        streams = (client.keeper.run(), client.rollouts.run(), *self._updates(client))
+        async with beside(*streams) as group:
+            self._runner = EpisodeRunner(
+                desk=self._desk,
+                workflows=workflows,
+                results=client.rollouts,
+                give_back=tasks.nack,
+                group=group,
+            )
+            async with beside(tasks.run()):
+                await self._departing.wait()
+                tasks.set_credit(TaskCredit(max_outstanding=0))
+                departure = await self._finish(self._runner, client)
+        await client.keeper.end(f"{self._settings.name} leaves: {departure}")
+        return departure
+
+    async def _finish(self, runner: EpisodeRunner, client: RaasClient) -> Departure:
+        """Finish what runs, unless it is to stop at once."""
+        runner.drain()
+        async with asyncio.TaskGroup() as race:
+            finished = race.create_task(_finished(runner, client))
+            stopped = race.create_task(self._stopping.wait())
+            await asyncio.wait({finished, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            finished.cancel()
+            stopped.cancel()
+        if not self._stopping.is_set():
+            return Departure.DRAINED
+        runner.stop()
+        return Departure.STOPPED
+
+    def _updates(self, client: RaasClient) -> Sequence[Coroutine[Any, Any, None]]:
+        return [
+            WeightUpdater(
+                policy_id,
+                engine=model.engine,
+                gate=self._desk.gates[policy_id],
+                puller=self._puller(policy_id),
+                versions=client.versions,
+                transfer_token=lambda: client.keeper.transfer_token,
+            ).run()
+            for policy_id, model in self._desk.models.items()
+        ]
+
+    def _join_request(self) -> JoinPool:
+        settings = self._settings
+        return JoinPool(
+            name=settings.name,
+            contract=Contract(
+                capabilities=frozenset({Capability.PIN_VERSION}), software=settings.software
+            ),
+            capacity=settings.capacity,
+            policies=self._served(),
+            codes=settings.codes,
+            resources=settings.resources,
+            region=settings.region,
+        )
+
+    def _served(self) -> tuple[ServedPolicy, ...]:
+        return tuple(
+            ServedPolicy(
+                policy_id=policy_id,
+                version=model.engine.version,
+                max_context_token_count=model.engine.max_context_token_count,
+            )
+            for policy_id, model in self._desk.models.items()
+        )
+
+    def _describe(self, join: JoinPool) -> JoinPool:
+        return replace(join, policies=self._served())
+
+    @property
+    def _credit(self) -> TaskCredit:
+        return TaskCredit(
+            max_outstanding=self._settings.capacity,
+            max_eval_outstanding=self._settings.max_eval_count,
+        )
+
+    def _load(self) -> RaasLoad:
+        runner = self._runner
+        return self._meter.report(
+            (model.engine.load() for model in self._desk.models.values()),
+            inflight_count=runner.running_count if runner else 0,
+            queued_count=runner.queued_count if runner else 0,
+            capacity=self._settings.capacity,
+        )
+
+    def _held(self) -> Held:
+        if self._runner is None or self._client is None:
+            return Held()
+        return Held(task_ids=(*self._runner.held, *self._client.rollouts.unacked_results))
+
+    def _take(self, task: RolloutTask) -> None:
+        if self._runner is not None:
+            self._runner.take(task)
+
+    def _cancel(self, cancellation: TaskCancellation) -> None:
+        if self._runner is not None:
+            self._runner.cancel(cancellation)
+
+    def _reopened(self, session: Session) -> None:
+        if self._runner is not None:
+            self._runner.keep(session.held_task_ids)
+
+    def _directed(self, directive: Directive) -> None:
+        log.info("the run asks", directive=directive.kind, why=directive.message)
+        match directive.kind:
+            case DirectiveKind.DRAIN:
+                self.drain()
+                if directive.grace is not None:
+                    # Leave before the session is ended by the run.
+                    grace_s = 0.9 * directive.grace.total_seconds()
+                    asyncio.get_running_loop().call_later(grace_s, self.stop)
+            case DirectiveKind.STOP:
+                self.stop()
+            case DirectiveKind.CONTINUE:
+                pass
+
+
+async def _finished(runner: EpisodeRunner, client: RaasClient) -> None:
+    """Wait until nothing is held and everything is acknowledged."""
+    await runner.idle()
+    await client.rollouts.flush()

@@ -1,0 +1,73 @@
+"""Policies of a node: each has an engine, a tokenizer and a gate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from astraflow.core.ids import PolicyId
+from astraflow.core.tasks import RolloutTask
+from astraflow.engines.protocol import Engine
+from astraflow.raas.gate import VersionGate
+from astraflow.raas.seeds import seeded_sampling
+from astraflow.workflows.protocol import PolicyPort, Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServedModel:
+    """What a node has for one policy.
+
+    Attributes:
+        engine: Samples.
+        tokenizer: Of its model.
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer
+
+
+class PolicyDesk:
+    """Gives episodes their ports, at versions that their task may sample with."""
+
+    def __init__(self, models: Mapping[PolicyId, ServedModel]) -> None:
+        self.models = models
+        self.gates = {
+            policy_id: VersionGate(policy_id, model.engine) for policy_id, model in models.items()
+        }
+
+    async def admit(self, task: RolloutTask) -> Mapping[PolicyId, int | None]:
+        """Wait until every policy of a task can be sampled from.
+
+        Returns:
+            The pinned version of each policy, to be given to `dismiss`; None: the live one.
+
+        Raises:
+            AstraflowError: VERSION_NOT_SERVED.
+        """
+        pinned: dict[PolicyId, int | None] = {}
+        try:
+            for policy_id, versions in task.versions.items():
+                pinned[policy_id] = await self.gates[policy_id].enter(versions)
+        except BaseException:
+            await self.dismiss(pinned)
+            raise
+        return pinned
+
+    async def dismiss(self, pinned: Mapping[PolicyId, int | None]) -> None:
+        """Let the versions of a task go."""
+        for policy_id, version in pinned.items():
+            await self.gates[policy_id].leave(version)
+
+    def ports(
+        self, task: RolloutTask, sample_index: int, pinned: Mapping[PolicyId, int | None]
+    ) -> Mapping[PolicyId, PolicyPort]:
+        """Return what one episode samples with, in the order of the task's policies."""
+        sampling = seeded_sampling(task, sample_index)
+        return {
+            policy_id: PolicyPort(
+                policy_id=policy_id,
+                engine=self.models[policy_id].engine,
+                tokenizer=self.models[policy_id].tokenizer,
+                sampling=sampling[policy_id],
+                version=version,
+            )
+            for policy_id, version in pinned.items()
+        }

@@ -1,0 +1,250 @@
+"""Episodes: every sample of every task is an asyncio task; each task ends exactly once."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.ids import PolicyId, TaskId, WorkflowId
+from astraflow.core.rollouts import Rollout, SampleFailure, TaskResult
+from astraflow.core.tasks import RolloutTask, TaskCancellation
+from astraflow.raas.policies import PolicyDesk
+from astraflow.workflows.episode import Episode
+from astraflow.workflows.registry import LoadedWorkflow
+from astraflow.workflows.runner import run_episode
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Results(Protocol):
+    """Where the results of tasks go."""
+
+    def send(self, rollout: Rollout) -> bool:
+        """Send a rollout; False: it is larger than the run reads."""
+        ...
+
+    def close_task(self, result: TaskResult) -> None:
+        """Send the result of a task."""
+        ...
+
+
+class GiveBack(Protocol):
+    """How a task that was not started goes back."""
+
+    def __call__(self, task_id: TaskId, failure: Failure, /) -> None:
+        """Give a task back."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Held:
+    """A task from its arrival to its result."""
+
+    task: RolloutTask
+    starting: "asyncio.Task[None] | None" = None
+    episodes: "dict[int, asyncio.Task[Rollout]]" = field(default_factory=dict)
+    withdrawn: set[int] = field(default_factory=set)
+    sent_count: int = 0
+    failures: list[SampleFailure] = field(default_factory=list)
+    is_disowned: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether an episode of it was begun."""
+        return bool(self.episodes)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every sample has a rollout or a failure."""
+        return self.sent_count + len(self.failures) == len(self.task.sample_indexes)
+
+
+class EpisodeRunner:
+    """Runs tasks until all of them are done or were given back."""
+
+    def __init__(
+        self,
+        *,
+        desk: PolicyDesk,
+        workflows: Mapping[WorkflowId, LoadedWorkflow],
+        results: Results,
+        give_back: GiveBack,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        self._desk = desk
+        self._workflows = workflows
+        self._results = results
+        self._give_back = give_back
+        self._group = group
+        self._held: dict[TaskId, _Held] = {}
+        self._running_count = 0
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def held(self) -> tuple[TaskId, ...]:
+        """Tasks without a result."""
+        return tuple(self._held)
+
+    @property
+    def running_count(self) -> int:
+        """Episodes in progress."""
+        return self._running_count
+
+    @property
+    def queued_count(self) -> int:
+        """Samples that wait for a version."""
+        return sum(
+            len(held.task.sample_indexes) for held in self._held.values() if not held.is_started
+        )
+
+    def take(self, task: RolloutTask) -> None:
+        """Begin a task, or wait for its version first."""
+        if self._is_draining:
+            self._give_back(task.task_id, _DRAINING)
+            return
+        if task.task_id in self._held:
+            return
+        held = _Held(task=task)
+        self._held[task.task_id] = held
+        self._idle.clear()
+        held.starting = self._group.create_task(self._run(held))
+
+    def cancel(self, cancellation: TaskCancellation) -> None:
+        """Withdraw samples; what they were asked for ends as a failure, the result still comes."""
+        held = self._held.get(cancellation.task_id)
+        if held is None:
+            return
+        log.debug("task withdrawn", task_id=cancellation.task_id, why=cancellation.reason)
+        withdrawn = cancellation.sample_indexes or held.task.sample_indexes
+        if held.is_started:
+            for index in held.episodes.keys() & set(withdrawn):
+                held.episodes[index].cancel()
+            return
+        held.withdrawn.update(withdrawn)
+        if held.withdrawn.issuperset(held.task.sample_indexes):
+            self._fail_withdrawn(held)
+
+    def keep(self, task_ids: tuple[TaskId, ...]) -> None:
+        """Stop what is no longer this node's own; no result of it is due."""
+        for task_id in self._held.keys() - set(task_ids):
+            self._disown(self._held[task_id])
+
+    def drain(self) -> None:
+        """Give back what was not started; what runs goes on."""
+        self._is_draining = True
+        for held in [held for held in self._held.values() if not held.is_started]:
+            self._return(held, _DRAINING)
+
+    def stop(self) -> None:
+        """Abandon everything; no result is due any more."""
+        self._is_draining = True
+        for held in tuple(self._held.values()):
+            self._disown(held)
+
+    async def idle(self) -> None:
+        """Wait until nothing is held."""
+        await self._idle.wait()
+
+    async def _run(self, held: _Held) -> None:
+        """Hold the versions of a task from its start to its end."""
+        try:
+            pinned = await self._desk.admit(held.task)
+        except AstraflowError as error:
+            self._return(held, error.to_failure())
+            return
+        try:
+            self._begin(held, pinned)
+            await held.over.wait()
+        finally:
+            await self._desk.dismiss(pinned)
+
+    def _begin(self, held: _Held, pinned: Mapping[PolicyId, int | None]) -> None:
+        task = held.task
+        workflow = self._workflows[task.workflow_id]
+        for index in task.sample_indexes:
+            if index in held.withdrawn:
+                continue
+            ports = self._desk.ports(task, index, pinned)
+            episode = Episode(task=task, sample_index=index, policies=ports)
+            running = self._group.create_task(run_episode(workflow, episode))
+            held.episodes[index] = running
+            self._running_count += 1
+            running.add_done_callback(partial(self._ended, held, index))
+        self._fail_withdrawn(held)
+
+    def _ended(self, held: _Held, index: int, running: "asyncio.Task[Rollout]") -> None:
+        """Send what came of an episode, and the result of its task after the last one."""
+        self._running_count -= 1
+        if running.cancelled() or held.is_disowned:
+            self._fail(held, index, _CANCELLED)
+        elif (error := running.exception()) is not None:
+            # The group ends with this error; the sample says so as long as there is a stream.
+            self._fail(held, index, Failure(reason=Reason.INTERNAL, message=repr(error)))
+        else:
+            self._send(held, index, running.result())
+        self._close_done(held)
+
+    def _send(self, held: _Held, index: int, rollout: Rollout) -> None:
+        if self._results.send(rollout):
+            held.sent_count += 1
+        else:
+            self._fail(held, index, _TOO_LARGE)
+
+    def _fail(self, held: _Held, index: int, failure: Failure) -> None:
+        held.failures.append(SampleFailure(sample_index=index, failure=failure))
+
+    def _fail_withdrawn(self, held: _Held) -> None:
+        for index in held.withdrawn.intersection(held.task.sample_indexes):
+            self._fail(held, index, _CANCELLED)
+        self._close_done(held)
+
+    def _close_done(self, held: _Held) -> None:
+        """Send the result of a task once every sample has a rollout or a failure."""
+        if not held.is_done:
+            return
+        if not held.is_disowned:
+            self._results.close_task(
+                TaskResult(
+                    task_id=held.task.task_id,
+                    rollout_count=held.sent_count,
+                    failures=tuple(held.failures),
+                )
+            )
+        self._forget(held)
+
+    def _return(self, held: _Held, failure: Failure) -> None:
+        """Give back a task that was not started."""
+        self._give_back(held.task.task_id, failure)
+        self._forget(held)
+
+    def _disown(self, held: _Held) -> None:
+        held.is_disowned = True
+        if not held.is_started:
+            self._forget(held)
+        for running in held.episodes.values():
+            running.cancel()
+
+    def _forget(self, held: _Held) -> None:
+        self._held.pop(held.task.task_id, None)
+        held.over.set()
+        if held.starting is not None and not held.is_started:
+            held.starting.cancel()
+        if not self._held:
+            self._idle.set()
+
+
+_CANCELLED = Failure(reason=Reason.TASK_CANCELLED, message="the run withdrew it")
+_DRAINING = Failure(
+    reason=Reason.MEMBER_DRAINING, message="the node leaves; not started", retryable=True
+)
+_TOO_LARGE = Failure(
+    reason=Reason.MESSAGE_TOO_LARGE,
+    message="the rollout is larger than the run reads; ask for fewer or shorter turns",
+)

@@ -1,0 +1,166 @@
+"""Weights: every version is pulled beside generation and swapped in between decode steps."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Protocol
+
+import structlog
+
+from astraflow.client.duplex import beside
+from astraflow.client.patience import Backoff
+from astraflow.client.versions import VersionClient
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.updates import SwapReport, WeightUpdate
+from astraflow.core.versions import SourceReport, VersionInfo, VersionReport, VersionState
+from astraflow.engines.protocol import Engine
+from astraflow.raas.gate import VersionGate
+from astraflow.weights.puller import Pulled
+
+# Of these only the patches matter: a chain longer than this is never shorter than the whole.
+_KNOWN_VERSIONS = 64
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Puller(Protocol):
+    """What is needed to get weights; `astraflow.weights.puller.WeightPuller` is one."""
+
+    async def pull(
+        self, target: VersionInfo, known: Mapping[int, VersionInfo], transfer_token: bytes
+    ) -> Pulled:
+        """Get a verified version, staged beside what is held."""
+        ...
+
+    def full_update(self) -> WeightUpdate:
+        """Return all that is held, dense."""
+        ...
+
+
+class WeightUpdater:
+    """Keeps one engine at the newest version, or at the one that a task must have first."""
+
+    def __init__(
+        self,
+        policy_id: PolicyId,
+        *,
+        engine: Engine,
+        gate: VersionGate,
+        puller: Puller,
+        versions: VersionClient,
+        transfer_token: Callable[[], bytes],
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._policy_id = policy_id
+        self._engine = engine
+        self._gate = gate
+        self._puller = puller
+        self._versions = versions
+        self._transfer_token = transfer_token
+        self._backoff = backoff or Backoff(first_s=0.2, limit_s=10.0)
+        self._known: dict[int, VersionInfo] = {}
+        self._published = asyncio.Event()
+        self._failure_count = 0
+
+    async def run(self) -> None:
+        """Follow the versions until cancelled.
+
+        Raises:
+            AstraflowError: POLICY_UNKNOWN; NOT_READY when the hub could not be reached.
+        """
+        async with beside(self._watch()):
+            while True:
+                await self._update(await self._next())
+
+    async def _watch(self) -> None:
+        async for info in self._versions.watch(self._policy_id):
+            self._known[info.version] = info
+            for version in sorted(self._known)[:-_KNOWN_VERSIONS]:
+                del self._known[version]
+            self._published.set()
+
+    async def _next(self) -> VersionInfo:
+        """Wait until there is something to update to."""
+        while True:
+            self._published.clear()
+            if self._known:
+                target = self._gate.next_target(max(self._known))
+                if target in self._known and target != self._engine.version:
+                    return self._known[target]
+            await self._published.wait()
+
+    async def _update(self, target: VersionInfo) -> None:
+        base = self._engine.version
+        started: list[SourceReport] = []
+        try:
+            pulled = await self._puller.pull(target, self._known, self._transfer_token())
+            started.extend(pulled.reports)
+            swap = await self._swap(pulled.update)
+        except AstraflowError as error:
+            await self._failed(target, error, tuple(started))
+            return
+        self._failure_count = 0
+        await self._gate.settle()
+        await self._live(target, pulled, swap, base)
+
+    async def _swap(self, update: WeightUpdate) -> SwapReport:
+        try:
+            return await self._engine.swap(update)
+        except AstraflowError as error:
+            if error.reason is not Reason.APPLY_FAILED or update.base_version is None:
+                raise
+            log.warning("swap failed, trying all tensors", policy_id=self._policy_id, why=str(error))
+        return await self._engine.swap(self._puller.full_update())
+
+    async def _live(
+        self, target: VersionInfo, pulled: Pulled, swap: SwapReport, base: int | None
+    ) -> None:
+        log.info(
+            "version live",
+            policy_id=self._policy_id,
+            version=target.version,
+            pulled_nbytes=pulled.nbytes,
+            pull_s=round(pulled.duration.total_seconds(), 4),
+            pause_s=round(swap.pause_s, 4),
+            inflight_count=swap.inflight_count,
+        )
+        await self._report(
+            VersionReport(
+                policy_id=self._policy_id,
+                version=target.version,
+                state=VersionState.LIVE,
+                base_version=base,
+                pull_duration=pulled.duration,
+                pause_duration=timedelta(seconds=swap.pause_s),
+                pulled_nbytes=pulled.nbytes,
+                reports=pulled.reports,
+            )
+        )
+
+    async def _failed(
+        self, target: VersionInfo, error: AstraflowError, reports: tuple[SourceReport, ...]
+    ) -> None:
+        """Report it; the version before serves on. The next attempt follows after a pause."""
+        log.error("version not reached", policy_id=self._policy_id, version=target.version, why=str(error))
+        self._failure_count += 1
+        await self._report(
+            VersionReport(
+                policy_id=self._policy_id,
+                version=target.version,
+                state=VersionState.FAILED,
+                failure=error.to_failure(),
+                base_version=self._engine.version,
+                reports=reports,
+            )
+        )
+        await asyncio.sleep(self._backoff.pause_s(self._failure_count))
+
+    async def _report(self, report: VersionReport) -> None:
+        try:
+            await self._versions.report(report)
+        except AstraflowError as error:
+            if error.reason is not Reason.VERSION_UNKNOWN:
+                raise
+            # A hub that lost its state; the next version will be known to both.
+            log.warning("the run does not know the version", version=report.version)
