@@ -72,6 +72,7 @@ class Reason(StrEnum):
     MEMORY_EXCEEDED = "MEMORY_EXCEEDED"
     APPLY_FAILED = "APPLY_FAILED"
     EVAL_UNKNOWN = "EVAL_UNKNOWN"
+    CAPABILITY_MISSING = "CAPABILITY_MISSING"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_MEMORY_EXCEEDED: _ClassVar[Reason]
     REASON_APPLY_FAILED: _ClassVar[Reason]
     REASON_EVAL_UNKNOWN: _ClassVar[Reason]
+    REASON_CAPABILITY_MISSING: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_TOKEN_INVALID: Reason
 REASON_SESSION_ENDED: Reason
@@ -131,6 +132,7 @@ REASON_CHUNK_INVALID: Reason
 REASON_MEMORY_EXCEEDED: Reason
 REASON_APPLY_FAILED: Reason
 REASON_EVAL_UNKNOWN: Reason
+REASON_CAPABILITY_MISSING: Reason
 
 class Failure(_message.Message):
     __slots__ = ("reason", "message", "retryable", "metadata")

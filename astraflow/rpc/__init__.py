@@ -1,0 +1,1 @@
+"""gRPC plumbing that knows no reinforcement learning: channels, servers, errors, auth, TLS."""

@@ -1,0 +1,98 @@
+"""Addresses: what a server listens on and how others dial it."""
+
+import ipaddress
+import socket
+from typing import Final
+
+from astraflow.core.errors import AstraflowError, Reason
+
+# TEST-NET-1 (RFC 5737): connecting a UDP socket sends nothing; the kernel only picks a route.
+_OUTSIDE: Final = ("192.0.2.1", 9)
+_LOOPBACK: Final = "127.0.0.1"
+_MAX_PORT: Final = 65535
+
+
+def split_address(address: str, field: str = "address") -> tuple[str, int]:
+    """Return host and port of `host:port` or `[ipv6]:port`.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    is_sound = port.isascii() and port.isdecimal() and int(port) <= _MAX_PORT
+    if not (colon and host and is_sound) or (":" in host and not bracketed):
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{field}: '{address}' is not host:port, such as 127.0.0.1:7070 or [::1]:7070",
+            metadata={"field": field},
+        )
+    return host[1:-1] if bracketed else host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine and reached from nowhere else."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def advertised(host: str, port: int, advertise: str | None = None) -> str:
+    """Return how others dial a server.
+
+    Args:
+        host: What it listens on.
+        port: What it listens on, never 0.
+        advertise: `auto`: the IP of the interface that leads outside; `fqdn`: the full name of
+            this machine; else a host or IP, with or without a port of its own (behind a port
+            map). None: as listened on, or as `auto` when it listens on all interfaces.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when this machine has no full name.
+    """
+    match advertise:
+        case None:
+            return join_address(_outside_ip() if _is_any(host) else host, port)
+        case "auto":
+            return join_address(_outside_ip(), port)
+        case "fqdn":
+            return join_address(_full_name(), port)
+        case given if _has_port(given):
+            return given
+        case given:
+            return join_address(given.strip("[]"), port)
+
+
+def _is_any(host: str) -> bool:
+    return host in ("0.0.0.0", "::", "*")  # noqa: S104 - compared with, not bound to
+
+
+def _has_port(given: str) -> bool:
+    return given.rpartition("]")[2].startswith(":") or given.count(":") == 1
+
+
+def _outside_ip() -> str:
+    """Return the IP from which packets leave this machine; loopback when none can."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_OUTSIDE)
+        except OSError:
+            return _LOOPBACK
+        return str(probe.getsockname()[0])
+
+
+def _full_name() -> str:
+    name = socket.getfqdn()
+    if "." not in name or name.startswith("localhost"):
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"advertise: this machine has no full name ('{name}'); use auto, or a host or IP",
+            metadata={"field": "advertise"},
+        )
+    return name

@@ -1,0 +1,58 @@
+"""Channels: how a peer is dialled."""
+
+import json
+from typing import Final
+
+from grpc import aio
+
+from astraflow.rpc.address import is_loopback, split_address
+from astraflow.rpc.limits import COMMON_OPTIONS
+from astraflow.rpc.tls import Tls, channel_credentials
+
+# Calls of the contract may be repeated: they are idempotent, or a repeat costs nothing that
+# lasts. gRPC repeats a call only until the first byte of an answer.
+_RETRIES: Final = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [{}],
+                "retryPolicy": {
+                    "maxAttempts": 4,
+                    "initialBackoff": "0.1s",
+                    "maxBackoff": "1s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ]
+    }
+)
+
+_CHANNEL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
+    *COMMON_OPTIONS,
+    ("grpc.service_config", _RETRIES),
+    # A peer that restarts is found again soon: the defaults wait up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Two channels to one address are two connections: bulk must not delay a KeepAlive.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def dial(address: str, *, tls: Tls | None = None) -> aio.Channel:
+    """Return a channel to a peer; the first call connects.
+
+    Args:
+        address: host:port.
+        tls: None or all unset: plain text.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for an address without a port, or an unreadable PEM file.
+    """
+    host, _ = split_address(address)
+    # A proxy of the environment cannot reach this machine's own loopback.
+    options = (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", int(not is_loopback(host))))
+    if tls is None or tls.is_plain:
+        return aio.insecure_channel(address, options=options)
+    return aio.secure_channel(address, channel_credentials(tls), options=options)

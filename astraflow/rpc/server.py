@@ -1,0 +1,184 @@
+"""Servers: standard health and reflection, errors as statuses, a port that is surely ours."""
+
+import re
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+from grpc import aio
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.address import advertised, split_address
+from astraflow.rpc.errors import unimplemented
+from astraflow.rpc.interceptor import ErrorInterceptor
+from astraflow.rpc.limits import SERVER_OPTIONS
+from astraflow.rpc.standard import Health, add_reflection
+from astraflow.rpc.tls import Tls, server_credentials
+
+_WORD_START: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servicer:
+    """One service of a server.
+
+    Attributes:
+        add: The generated `add_...Servicer_to_server`.
+        methods: Object with the methods of the service. Methods that it lacks answer
+            UNIMPLEMENTED with their name as the capability, such as `save_run`.
+    """
+
+    add: Callable[[Any, Any], None]
+    methods: object
+
+
+class RunningServer:
+    """A server that answers.
+
+    Attributes:
+        address: host:port as others dial it.
+        port: That it listens on.
+    """
+
+    def __init__(self, server: aio.Server, *, address: str, port: int, health: Health) -> None:
+        self.address = address
+        self.port = port
+        self._server = server
+        self._health = health
+
+    async def __aenter__(self) -> Self:
+        """Return it; it runs already."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop at once."""
+        await self.stop()
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """Say to health checks whether calls are welcome."""
+        await self._health.set_serving(is_serving)
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Take no new calls, let running ones end, cut them off after the grace. Idempotent."""
+        await self._health.set_serving(False)
+        await self._server.stop(grace_s)
+
+    async def wait_stopped(self) -> None:
+        """Return once somebody has stopped it."""
+        await self._server.wait_for_termination()
+
+
+async def start_server(
+    servicers: Sequence[Servicer],
+    *,
+    listen: str = "127.0.0.1:0",
+    advertise: str | None = None,
+    tls: Tls | None = None,
+    interceptors: Sequence[Any] = (),
+) -> RunningServer:
+    """Start to serve.
+
+    Args:
+        servicers: What is served, beside health and reflection.
+        listen: host:port; port 0 takes a free one.
+        advertise: How others dial it; see `rpc.address.advertised`.
+        tls: None or all unset: plain text.
+        interceptors: Of grpc.aio, inside the one that answers errors.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it cannot listen there, for an advertised name that
+            does not exist, or TLS files that cannot be read.
+    """
+    host, _ = split_address(listen, "listen")
+    server = aio.server(interceptors=[ErrorInterceptor(), *interceptors], options=SERVER_OPTIONS)
+    names = [_add(server, servicer) for servicer in servicers]
+    health = Health(server, names)
+    add_reflection(server, names)
+    bound = _bind(server, listen, tls)
+    try:
+        address = advertised(host, bound, advertise)
+        await server.start()
+    except BaseException:
+        await server.stop(0)
+        raise
+    await health.set_serving(True)
+    return RunningServer(server, address=address, port=bound, health=health)
+
+
+def _bind(server: aio.Server, listen: str, tls: Tls | None) -> int:
+    try:
+        if tls is None or tls.is_plain:
+            return server.add_insecure_port(listen)
+        return server.add_secure_port(listen, server_credentials(tls))
+    except RuntimeError as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"cannot listen on {listen}: {_why_not(*split_address(listen))};"
+            " choose another port, or 0 for a free one",
+            metadata={"field": "listen"},
+        ) from error
+
+
+def _why_not(host: str, port: int) -> str:
+    """Say in the system's words why an address cannot be bound."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(place)
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return "the address cannot be bound"
+
+
+class _Complete:
+    """A servicer's methods, with an answer for those that it lacks."""
+
+    def __init__(self, methods: object) -> None:
+        self._methods = methods
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._methods, name, None)
+        return _missing(name) if found is None else found
+
+
+def _missing(method: str) -> Callable[[Any, Any], Any]:
+    capability = _WORD_START.sub("_", method).lower()
+
+    async def refuse(request: object, context: object) -> None:
+        del request, context
+        raise unimplemented(capability)
+
+    return refuse
+
+
+class _NamingServer:
+    """Passes handlers on to a server and keeps the name of the service."""
+
+    def __init__(self, server: aio.Server) -> None:
+        self._server = server
+        self.name = ""
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        """Pass on."""
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, name: str, handlers: object) -> None:
+        """Note the name; grpc.aio looks methods up in the generic handlers."""
+        del handlers
+        self.name = name
+
+
+def _add(server: aio.Server, servicer: Servicer) -> str:
+    """Add a service and return its full name."""
+    naming = _NamingServer(server)
+    servicer.add(_Complete(servicer.methods), naming)
+    return naming.name

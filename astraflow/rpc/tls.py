@@ -1,0 +1,82 @@
+"""TLS: PEM files to credentials."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from astraflow.core.errors import AstraflowError, Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """PEM files; all unset: plain text, which suits loopback only.
+
+    Attributes:
+        certificate: Shown to the peer, with its chain. A server needs one.
+        key: Private key of the certificate.
+        ca: Whom to trust. On a server: callers must show a certificate of it.
+    """
+
+    certificate: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) is not (self.key is None):
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                "TLS needs certificate and key together, or neither",
+                metadata={"field": "tls"},
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is encrypted."""
+        return self.certificate is None and self.ca is None
+
+
+def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """Return what a caller dials with.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a file that cannot be read.
+    """
+    return grpc.ssl_channel_credentials(
+        root_certificates=_read(tls.ca, "ca"),
+        private_key=_read(tls.key, "key"),
+        certificate_chain=_read(tls.certificate, "certificate"),
+    )
+
+
+def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Return what a server answers with.
+
+    Raises:
+        AstraflowError: INVALID_FIELD without a certificate, or for a file that cannot be read.
+    """
+    key, certificate = _read(tls.key, "key"), _read(tls.certificate, "certificate")
+    if key is None or certificate is None:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            "a server with TLS needs a certificate and its key",
+            metadata={"field": "tls.certificate"},
+        )
+    return grpc.ssl_server_credentials(
+        [(key, certificate)],
+        root_certificates=_read(tls.ca, "ca"),
+        require_client_auth=tls.ca is not None,
+    )
+
+
+def _read(path: Path | None, field: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"tls.{field}: {path} cannot be read: {error.strerror}",
+            metadata={"field": f"tls.{field}"},
+        ) from error
