@@ -7,10 +7,7 @@ from astraflow.core.ids import MemberId
 from astraflow.core.members import Role
 from astraflow.dataflow.streams import Context
 from astraflow.dataflow.tokens import HubTokens, SessionTokens
-
-SESSION_KEY = "astraflow-session-bin"
-BEARER_KEY = "authorization"
-_BEARER = "bearer "
+from astraflow.rpc.auth import SESSION_KEY, bearer_of, secret_of
 
 
 class Access:
@@ -36,7 +33,7 @@ class Access:
         Raises:
             AstraflowError: TOKEN_INVALID without the run's join token.
         """
-        if not self._tokens.may_join(_bearer(context)):
+        if not self._tokens.may_join(bearer_of(context)):
             raise AstraflowError(
                 Reason.TOKEN_INVALID,
                 "joining needs the run's join token; take it from ASTRAFLOW_JOIN_TOKEN or hub.json",
@@ -49,7 +46,7 @@ class Access:
             AstraflowError: TOKEN_INVALID without one of the run's tokens; ROLE_NOT_ALLOWED with
                 the join token.
         """
-        token = _bearer(context)
+        token = bearer_of(context)
         if self._tokens.may_operate(token):
             return
         if self._tokens.may_join(token):
@@ -67,7 +64,7 @@ class Access:
         Raises:
             AstraflowError: TOKEN_INVALID, SESSION_ENDED, SESSION_FENCED, ROLE_NOT_ALLOWED.
         """
-        if _value(context, SESSION_KEY):
+        if secret_of(context, SESSION_KEY):
             self.member(context)
         else:
             self.operator(context)
@@ -91,24 +88,10 @@ class Access:
         return member_id
 
 
-def _value(context: Context, key: str) -> str | bytes | None:
-    for name, value in context.invocation_metadata() or ():
-        if name == key:
-            return value
-    return None
-
-
-def _bearer(context: Context) -> str:
-    value = _value(context, BEARER_KEY)
-    if not isinstance(value, str) or not value.lower().startswith(_BEARER):
-        return ""
-    return value[len(_BEARER) :].strip()
-
-
 def _session_token(context: Context) -> bytes:
-    value = _value(context, SESSION_KEY)
-    if not isinstance(value, bytes) or not value:
+    token = secret_of(context, SESSION_KEY)
+    if not token:
         raise AstraflowError(
             Reason.TOKEN_INVALID, f"the call carries no session token as {SESSION_KEY}; join first"
         )
-    return value
+    return token

@@ -8,11 +8,11 @@ or looked up by their digest, so that timing tells nothing.
 import hashlib
 import secrets
 from dataclasses import dataclass, field
-from hmac import compare_digest
 from typing import Self
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import MemberId
+from astraflow.rpc.auth import is_same_secret
 
 TOKEN_NBYTES = 32
 
@@ -36,11 +36,11 @@ class HubTokens:
 
     def may_join(self, token: str) -> bool:
         """Whether the bearer may become a member."""
-        return compare_digest(token.encode(), self.join.encode())
+        return is_same_secret(token, self.join)
 
     def may_operate(self, token: str) -> bool:
         """Whether the bearer may steer the run."""
-        return compare_digest(token.encode(), self.operator.encode())
+        return is_same_secret(token, self.operator)
 
 
 class SessionTokens:

@@ -9,7 +9,6 @@ from astraflow.core.ids import MemberId
 from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.streams import Context
-from astraflow.rpc.errors import unimplemented
 from astraflow.wire import control as wire
 from astraflow.wire.fields import optional_span
 from astraflow_proto.control.v1 import control_service_pb2 as pb
@@ -18,7 +17,7 @@ _INTERVAL = timedelta(seconds=1)
 
 
 class ControlServicer:
-    """Convert, one call, convert."""
+    """Convert, one call, convert; SaveRun and GetScaleAdvice are left out."""
 
     def __init__(self, hub: Hub, access: Access) -> None:
         self._hub = hub
@@ -60,21 +59,9 @@ class ControlServicer:
         self._hub.apply(MemberDrained(member_id=member_id, grace=grace))
         return pb.DrainMemberResponse()
 
-    async def SaveRun(self, _request: pb.SaveRunRequest, context: Context) -> pb.SaveRunResponse:
-        """Refuse: the hub's state is in memory."""
-        self._access.operator(context)
-        raise unimplemented("save_run")
-
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
         """End the run and every session."""
         self._access.operator(context)
         mode, grace = wire.decode_stop_mode(request.mode), optional_span(request, "grace")
         self._hub.apply(RunStopped(mode=mode, grace=grace))
         return pb.StopRunResponse()
-
-    async def GetScaleAdvice(
-        self, _request: pb.GetScaleAdviceRequest, context: Context
-    ) -> pb.GetScaleAdviceResponse:
-        """Refuse: nothing watches the pool's size."""
-        self._access.operator(context)
-        raise unimplemented("scale_advice")

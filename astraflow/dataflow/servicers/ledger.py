@@ -9,7 +9,6 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.pages import page_of
 from astraflow.dataflow.selection import Selection
 from astraflow.dataflow.streams import Context
-from astraflow.rpc.errors import unimplemented
 from astraflow.wire import control as wire
 from astraflow.wire.dataflow import encode_wait_reason
 from astraflow.wire.fields import encode_time, optional
@@ -18,7 +17,7 @@ from astraflow_proto.control.v1 import ledger_service_pb2 as pb
 
 
 class LedgerServicer:
-    """Convert, one call, convert."""
+    """Convert, one call, convert; RequeuePrompt is left out."""
 
     def __init__(self, hub: Hub, access: Access) -> None:
         self._hub = hub
@@ -67,13 +66,6 @@ class LedgerServicer:
         )
         letters = map(wire.encode_dead_letter, page)
         return pb.ListDeadLettersResponse(dead_letters=letters, next_page_token=next_token)
-
-    async def RequeuePrompt(
-        self, _request: pb.RequeuePromptRequest, context: Context
-    ) -> pb.RequeuePromptResponse:
-        """Refuse: a dead letter stays one until the next pass."""
-        self._access.operator(context)
-        raise unimplemented("requeue_prompt")
 
     async def ExplainWait(
         self, request: pb.ExplainWaitRequest, context: Context

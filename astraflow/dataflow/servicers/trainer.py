@@ -3,9 +3,10 @@
 # ruff: noqa: N802 - methods are named by the contract
 
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 
-from astraflow.core.batches import BatchAck, BatchStream, EndOfData
+from astraflow.core.batches import AckBatch, EndOfData, StreamBatches
 from astraflow.core.effects import SendBatch
 from astraflow.core.events import BatchAcked, BatchStreamOpened, VersionPublished
 from astraflow.core.ids import MemberId
@@ -67,7 +68,7 @@ class TrainerServicer:
         return pb.PublishVersionResponse(next_version=next_version)
 
 
-def _opened(member_id: MemberId, asked: BatchStream) -> BatchStreamOpened:
+def _opened(member_id: MemberId, asked: StreamBatches) -> BatchStreamOpened:
     return BatchStreamOpened(
         member_id=member_id,
         rank=asked.rank,
@@ -77,7 +78,7 @@ def _opened(member_id: MemberId, asked: BatchStream) -> BatchStreamOpened:
     )
 
 
-def _acked(member_id: MemberId, ack: BatchAck) -> BatchAcked:
+def _acked(member_id: MemberId, ack: AckBatch) -> BatchAcked:
     return BatchAcked(
         member_id=member_id,
         batch_id=ack.batch_id,
@@ -85,10 +86,14 @@ def _acked(member_id: MemberId, ack: BatchAck) -> BatchAcked:
         rank=ack.rank,
         step=ack.step,
         checkpoint_id=ack.checkpoint_id,
-        wait_s=ack.wait_s,
-        train_s=ack.train_s,
+        wait_s=_seconds(ack.wait),
+        train_s=_seconds(ack.train),
         metrics=ack.metrics,
     )
+
+
+def _seconds(span: timedelta | None) -> float:
+    return 0.0 if span is None else span.total_seconds()
 
 
 def _batch_events(item: BatchItem) -> Iterator[pb.StreamBatchesResponse]:

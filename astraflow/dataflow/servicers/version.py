@@ -9,13 +9,12 @@ from astraflow.core.ids import PolicyId
 from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.streams import Context, seated
-from astraflow.rpc.errors import unimplemented
 from astraflow.wire import weights as wire
 from astraflow_proto.weights.v1 import version_service_pb2 as pb
 
 
 class VersionServicer:
-    """Convert, one call, convert."""
+    """Convert, one call, convert; RequestPublish is left out."""
 
     def __init__(self, hub: Hub, access: Access) -> None:
         self._hub = hub
@@ -56,10 +55,3 @@ class VersionServicer:
         report = wire.decode_version_report(request)
         self._hub.apply(VersionReported(member_id=member_id, report=report))
         return pb.ReportVersionResponse()
-
-    async def RequestPublish(
-        self, _request: pb.RequestPublishRequest, context: Context
-    ) -> pb.RequestPublishResponse:
-        """Refuse: trainers publish by themselves."""
-        self._access.anyone(context)
-        raise unimplemented("request_publish")

@@ -1,0 +1,52 @@
+"""The account: what the hub knew at the end, as `status.json`."""
+
+import resource
+import time
+from dataclasses import asdict
+from typing import Any
+
+from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.loop_probe import LoopProbe
+
+
+class Account:
+    """Adds up what a hub did since this was made."""
+
+    def __init__(self, hub: Hub, probe: LoopProbe) -> None:
+        self._hub = hub
+        self._probe = probe
+        self._start = (time.monotonic(), time.process_time())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run, its books, its members and how the hub fared."""
+        hands, run = self._hub.hands, self._hub.run
+        status = self._hub.status()
+        first, last = hands.first_task_time, hands.last_version_time
+        trained = first is not None and last is not None and last > first
+        return {
+            "run_id": status.run_id,
+            "state": status.state,
+            "failure": None if status.failure is None else asdict(status.failure),
+            "start_time": status.start_time.isoformat(),
+            "end_time": status.server_time.isoformat(),
+            "train_s": (last - first).total_seconds() if trained and last and first else 0.0,
+            "epochs": dict(status.epochs),
+            "dead_letter_count": status.dead_letter_count,
+            "policies": [asdict(policy) for policy in status.policies],
+            "books": [asdict(book) | {"balanced": book.is_balanced} for book in run.accounts()],
+            "members": hands.roster.rows(status.members),
+            "hub": self._hub_row(),
+        }
+
+    def _hub_row(self) -> dict[str, Any]:
+        wall_s = max(1e-9, time.monotonic() - self._start[0])
+        cpu_s = time.process_time() - self._start[1]
+        return {
+            "event_count": self._hub.event_count,
+            "wall_s": wall_s,
+            "cpu_s": cpu_s,
+            "idle_fraction": max(0.0, 1.0 - cpu_s / wall_s),
+            # Kilobytes on Linux: getrusage(2).
+            "max_rss_nbytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "loop": asdict(self._probe.stats),
+        }

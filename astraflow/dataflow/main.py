@@ -1,0 +1,104 @@
+"""The hub's process: tokens, signals and exit codes around `serve_hub`."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from astraflow.config.recipe import Recipe
+from astraflow.config.run_dir import HubEndpoint, RunDir
+from astraflow.core.errors import AstraflowError
+from astraflow.core.events import RunStopped
+from astraflow.core.status import RunState, RunStatus, StopMode
+from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.server import serve_hub
+from astraflow.dataflow.tokens import HubTokens
+
+log = structlog.get_logger(__name__)
+
+JOIN_TOKEN = "ASTRAFLOW_JOIN_TOKEN"  # noqa: S105 - the name of a variable
+OPERATOR_TOKEN = "ASTRAFLOW_OPERATOR_TOKEN"  # noqa: S105
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> int:
+    """Serve a run to its end; the first SIGINT or SIGTERM drains it, the second cancels it.
+
+    Tokens come from the environment, or are made; with the address they lie in `hub.json` while
+    the hub runs.
+
+    Args:
+        recipe: Resolved.
+        run_dir: Folder of the run.
+        listen: host:port; None: the recipe's.
+
+    Returns:
+        Exit code: 0 for a run that is done, 1 for one that failed.
+
+    Raises:
+        AstraflowError: The hub could not start.
+    """
+    run = RunDir(run_dir)
+    tokens = tokens_from(os.environ)
+    try:
+        status = asyncio.run(_serve(recipe, run, tokens, listen))
+    finally:
+        _forget(run)
+    if status.state is RunState.FAILED:
+        why = status.failure
+        log.error("run failed", reason=why and why.reason, message=why and why.message)
+        return 1
+    return 0
+
+
+def tokens_from(environment: Mapping[str, str]) -> HubTokens:
+    """Return the tokens that the environment names; what it lacks is made."""
+    fresh = HubTokens.mint()
+    return HubTokens(
+        join=environment.get(JOIN_TOKEN) or fresh.join,
+        operator=environment.get(OPERATOR_TOKEN) or fresh.operator,
+    )
+
+
+async def _serve(recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | None) -> RunStatus:
+    def on_ready(hub: Hub, address: str) -> None:
+        stop = _Stopper(hub)
+        for number in _SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        endpoint = HubEndpoint(
+            address=address,
+            pid=os.getpid(),
+            operator_token=tokens.operator,
+            join_token=tokens.join,
+        )
+        run.write_endpoint(endpoint)
+
+    return await serve_hub(
+        recipe, run_dir=run.root, tokens=tokens, listen=listen, on_ready=on_ready
+    )
+
+
+class _Stopper:
+    """Drains a run when it is first called, and cancels it from then on."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._mode = StopMode.DRAIN
+
+    def __call__(self) -> None:
+        log.info("stopping", mode=self._mode)
+        with suppress(AstraflowError):
+            self._hub.apply(RunStopped(mode=self._mode))
+        self._mode = StopMode.CANCEL
+
+
+def _forget(run: RunDir) -> None:
+    """Remove the endpoint that this process left, so that nobody dials a hub that is gone."""
+    with suppress(AstraflowError):
+        if run.read_endpoint().pid == os.getpid():
+            run.endpoint.unlink(missing_ok=True)

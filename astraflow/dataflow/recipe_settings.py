@@ -1,0 +1,101 @@
+"""Settings: what the state machine needs of a recipe."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from astraflow.config import recipe as config
+from astraflow.core.evals import EvalDataSet, EvalSuite
+from astraflow.core.ids import PolicyId, RunId, WorkflowId
+from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
+from astraflow.core.tasks import RegisteredCode, SamplingParams, WorkflowSpec
+
+
+def run_settings(
+    recipe: config.Recipe, *, run_id: RunId, size_of: Callable[[str], int]
+) -> RunSettings:
+    """Translate a recipe.
+
+    Args:
+        recipe: Resolved.
+        run_id: Of this run.
+        size_of: Rows of a data set, by its name.
+    """
+    return RunSettings(
+        run_id=run_id,
+        seed=recipe.seed,
+        policies=tuple(_policy(name, policy) for name, policy in recipe.policies.items()),
+        workflows=tuple(_workflow(recipe, name) for name in recipe.workflows),
+        rollouts=_rollouts(recipe.rollouts),
+        suites=tuple(_suite(recipe, name, size_of) for name in recipe.evals),
+        session_ttl=timedelta(seconds=recipe.hub.session_ttl_s),
+    )
+
+
+def _policy(name: str, policy: config.Policy) -> PolicySettings:
+    return PolicySettings(
+        policy_id=PolicyId(name),
+        groups_per_batch=policy.trainer.groups_per_batch,
+        max_staleness=policy.trainer.max_staleness,
+        step_count=policy.trainer.step_count,
+        scale_by_std=policy.trainer.advantages.scale_by_std,
+        sampling=_sampling(policy.sampling),
+    )
+
+
+def _sampling(sampling: config.Sampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_new_tokens=sampling.max_new_tokens,
+        min_new_tokens=sampling.min_new_tokens,
+        stop_strings=sampling.stop_strings,
+    )
+
+
+def _workflow(recipe: config.Recipe, name: str) -> WorkflowSpec:
+    workflow = recipe.workflows[name]
+    return WorkflowSpec(
+        workflow_id=WorkflowId(name),
+        # Without a digest: the hub loads no user code, so it has nothing to compare with.
+        code=RegisteredCode(name=workflow.name),
+        options=workflow.options,
+        scorer=None if workflow.scorer is None else RegisteredCode(name=workflow.scorer),
+        scorer_options=workflow.scorer_options,
+        policy_ids=tuple(map(PolicyId, recipe.policies_of(name))),
+    )
+
+
+def _rollouts(rollouts: config.Rollouts) -> RolloutSettings:
+    return RolloutSettings(
+        workflow_id=WorkflowId(rollouts.workflow),
+        group_size=rollouts.group_size,
+        min_group_size=rollouts.min_group_size,
+        timeout=timedelta(seconds=rollouts.timeout_s),
+        max_attempts=rollouts.max_attempts,
+        max_failed_groups=rollouts.max_failed_groups,
+    )
+
+
+def _suite(recipe: config.Recipe, name: str, size_of: Callable[[str], int]) -> SuiteSettings:
+    settings = recipe.evals[name]
+    parts = tuple(
+        EvalDataSet(
+            data_set=part.data_set,
+            workflow_id=WorkflowId(part.workflow),
+            prompt_count=size_of(part.data_set),
+            repeats=part.repeats,
+            correct_reward=part.correct_reward,
+        )
+        for part in settings.data_sets
+    )
+    named = {policy for part in settings.data_sets for policy in recipe.policies_of(part.workflow)}
+    policies = tuple(PolicyId(policy) for policy in recipe.policies if policy in named)
+    return SuiteSettings(
+        suite=EvalSuite(suite=name, data_sets=parts, policy_ids=policies),
+        at_start=settings.at_start,
+        at_end=settings.at_end,
+        every=settings.every,
+        pool_share=settings.pool_share,
+    )

@@ -1,0 +1,117 @@
+"""The hub's process, without its command line: opens data, serves a run, writes the end."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from astraflow.config.recipe import Recipe
+from astraflow.config.run_dir import RunDir
+from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.ids import RunId
+from astraflow.core.run import Run
+from astraflow.core.status import RunStatus
+from astraflow.dataflow.access import Access
+from astraflow.dataflow.account import Account
+from astraflow.dataflow.data import open_data_sets
+from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.loop_probe import LoopProbe
+from astraflow.dataflow.recipe_settings import run_settings
+from astraflow.dataflow.recorder import Recorder
+from astraflow.dataflow.servicers import servicers_of
+from astraflow.dataflow.streams import either
+from astraflow.dataflow.tokens import HubTokens
+from astraflow.rpc.server import start_server
+from astraflow.rpc.tls import Tls
+
+log = structlog.get_logger(__name__)
+
+# Streams that are still open when the run is over get so long to say goodbye.
+_STOP_GRACE_S = 1.0
+
+OnReady = Callable[[Hub, str], None]
+
+
+async def serve_hub(
+    recipe: Recipe,
+    *,
+    run_dir: Path,
+    tokens: HubTokens,
+    listen: str | None = None,
+    on_ready: OnReady | None = None,
+    clock: Clock | None = None,
+) -> RunStatus:
+    """Serve a run until it is over; what it leaves lies in `run_dir`.
+
+    Args:
+        recipe: Resolved.
+        run_dir: Folder of the run.
+        tokens: With which it is entered.
+        listen: host:port; None: the recipe's.
+        on_ready: Called with the hub and its address once calls are answered.
+        clock: None: the machine's.
+
+    Returns:
+        The run at its end, DONE or FAILED.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for an address that is taken or a data set that cannot be
+            read; what the loading of data sets raises.
+    """
+    clock = clock or SystemClock()
+    data_sets = await asyncio.to_thread(open_data_sets, recipe)
+    run_id = RunId(f"{recipe.name}-{clock.now():%Y%m%d%H%M%S}")
+    settings = run_settings(recipe, run_id=run_id, size_of=data_sets.size)
+    rollouts = recipe.rollouts
+    recorder = Recorder(RunDir(run_dir), keep_one_group_of=_stride(recipe))
+    hub = Hub(
+        Run(settings, start_time=clock.now()),
+        data_sets=data_sets,
+        source=data_sets.source(rollouts.data_set, epochs=rollouts.epochs),
+        recorder=recorder,
+        clock=clock,
+    )
+    try:
+        return await _serve(
+            hub, recipe=recipe, tokens=tokens, listen=listen, recorder=recorder, on_ready=on_ready
+        )
+    finally:
+        await asyncio.to_thread(recorder.close)
+
+
+async def _serve(
+    hub: Hub,
+    *,
+    recipe: Recipe,
+    tokens: HubTokens,
+    listen: str | None,
+    recorder: Recorder,
+    on_ready: OnReady | None,
+) -> RunStatus:
+    access = Access(tokens, sessions=hub.hands.sessions, roles=hub.hands.roles)
+    tls = recipe.hub.tls
+    server = await start_server(
+        servicers_of(hub, access),
+        listen=listen or recipe.hub.listen,
+        advertise=recipe.hub.advertise,
+        tls=Tls(certificate=tls.certificate, key=tls.key, ca=tls.ca),
+    )
+    async with server:
+        with LoopProbe() as probe:
+            account = Account(hub, probe)
+            log.info("hub serves", address=server.address, run=hub.run.status(hub.now()).run_id)
+            if on_ready is not None:
+                on_ready(hub, server.address)
+            try:
+                await either(hub.work(), hub.wait_over())
+                await server.stop(_STOP_GRACE_S)
+            finally:
+                hub.close()
+                await asyncio.to_thread(recorder.status, account.to_json())
+        return hub.status()
+
+
+def _stride(recipe: Recipe) -> int:
+    """Return of how many groups one is recorded: about one per batch."""
+    return min(policy.trainer.groups_per_batch for policy in recipe.policies.values())
