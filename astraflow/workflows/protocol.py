@@ -117,9 +117,7 @@ class Scorer(Protocol):
     An exception is a failure of the scorer, never a reward of 0.
     """
 
-    def __call__(
-        self, prompt: Prompt, text: str, /
-    ) -> "Score | float | Awaitable[Score | float]":
+    def __call__(self, prompt: Prompt, text: str, /) -> "Score | float | Awaitable[Score | float]":
         """Return what `text` is worth as an answer to `prompt`."""
         ...
 

@@ -1,0 +1,216 @@
+"""Reads recipes: YAML, then `a.b=c` overrides, then the strict schema."""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from astraflow.config.recipe import Recipe
+from astraflow.core.errors import AstraflowError, Reason
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe.
+
+    Relative paths in it, and in overrides, start at the recipe's folder and come out
+    absolute, so that the result means the same when it is saved elsewhere.
+
+    Args:
+        path: A YAML file.
+        overrides: Each `a.b=value`, the value in YAML; it replaces what is there. Items of
+            a list are named by number, as in `evals.held_out.data_sets.0.repeats=4`.
+
+    Raises:
+        AstraflowError: INVALID_FIELD; lists every problem with its place.
+    """
+    path = Path(path)
+    tree = _read(path)
+    for override in overrides:
+        _override(tree, override)
+    try:
+        recipe = Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise invalid_fields(error, Recipe, where=str(path)) from error
+    return _with_absolute_paths(recipe, path.parent.absolute())
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """Return a recipe as YAML, defaults filled in; reading it again gives the same."""
+    tree = recipe.model_dump(mode="json")
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of recipes, for editors."""
+    return Recipe.model_json_schema()
+
+
+def invalid_fields(error: ValidationError, model: type[BaseModel], *, where: str) -> AstraflowError:
+    """Return an error that names every field at fault, and the nearest key for an unknown one."""
+    lines: list[str] = []
+    fields: list[str] = []
+    for problem in error.errors():
+        place = tuple(problem["loc"])
+        fields.append(".".join(map(str, place)))
+        said = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            said = _unknown_key(model, place)
+        lines.append(f"{fields[-1]}: {said}" if fields[-1] else said)
+    return AstraflowError(
+        Reason.INVALID_FIELD,
+        "\n  ".join([f"{where}:", *lines]) if len(lines) > 1 else f"{where}: {lines[0]}",
+        metadata={"field": ",".join(fields)},
+    )
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML that refuses a key given twice and reads 5e-4 as a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # pyright: ignore[reportUnknownMemberType] - untyped in its stubs
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"'{key}' is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 wants a dot in a float; people, and YAML 1.2, do not.
+_Yaml.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType] - untyped in its stubs
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def _parse(text: str, *, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Yaml)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise AstraflowError(Reason.INVALID_FIELD, f"{where}: not YAML: {error}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"recipe {path} cannot be read: {error.strerror or error}"
+        ) from error
+    tree = _parse(text, where=str(path))
+    if not isinstance(tree, dict):
+        raise AstraflowError(Reason.INVALID_FIELD, f"{path}: a recipe is a mapping of keys")
+    return cast("dict[str, Any]", tree)
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    """Set one dotted key, making the mappings on the way to it."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"override '{override}' is not of the form a.b=value"
+        )
+    node: Any = tree
+    for depth, part in enumerate(parts[:-1]):
+        node = _step(node, part, place=".".join(parts[:depth]))
+    _put(node, parts[-1], _parse(text, where=f"override '{override}'"), place=".".join(parts[:-1]))
+
+
+def _step(node: Any, part: str, *, place: str) -> Any:
+    if isinstance(node, list):
+        items = cast("list[Any]", node)
+        return items[_index(items, part, place=place)]
+    if not isinstance(node, dict):
+        raise AstraflowError(Reason.INVALID_FIELD, f"{place}: has no keys to set '{part}' in")
+    fields = cast("dict[str, Any]", node)
+    if fields.get(part) is None:
+        fields[part] = {}
+    return fields[part]
+
+
+def _put(node: Any, part: str, value: Any, *, place: str) -> None:
+    if isinstance(node, list):
+        items = cast("list[Any]", node)
+        items[_index(items, part, place=place)] = value
+    elif isinstance(node, dict):
+        cast("dict[str, Any]", node)[part] = value
+    else:
+        raise AstraflowError(Reason.INVALID_FIELD, f"{place}: has no keys to set '{part}' in")
+
+
+def _index(items: Sequence[Any], part: str, *, place: str) -> int:
+    if not part.isdecimal() or int(part) >= len(items):
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{place}.{part}: name an item by its number, 0 to {len(items) - 1}",
+        )
+    return int(part)
+
+
+def _unknown_key(model: type[BaseModel], place: Sequence[int | str]) -> str:
+    known = sorted(_keys_at(model, place[:-1]))
+    near = difflib.get_close_matches(str(place[-1]), known, 1, cutoff=0.5)
+    if near:
+        return f"unknown key; did you mean '{near[0]}'?"
+    return f"unknown key; known are {', '.join(known) or 'none'}"
+
+
+def _keys_at(model: type[BaseModel], place: Sequence[int | str]) -> set[str]:
+    """Return the keys of the model that lies at a place below another."""
+    annotation: Any = model
+    for part in place:
+        inner = _model_in(annotation)
+        if inner is not None:
+            annotation = inner.model_fields[str(part)].annotation
+        else:
+            annotation = _items_of(annotation)
+    found = _model_in(annotation)
+    return set(found.model_fields) if found else set()
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model that an annotation is, or may be."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (dict, tuple, list):
+        return None
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
+
+
+def _items_of(annotation: Any) -> Any:
+    """Return what a mapping or a sequence holds."""
+    origin = get_origin(annotation)
+    if origin is dict:
+        return get_args(annotation)[1]
+    if origin in (tuple, list, Annotated):
+        return get_args(annotation)[0]
+    return None
+
+
+def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
+    return cast("Recipe", _resolved(recipe, folder))
+
+
+def _resolved(value: Any, folder: Path) -> Any:
+    """Return the value with every path in its models made absolute; `~` is the home."""
+    if isinstance(value, Path):
+        return folder / value.expanduser()
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        return value.model_copy(
+            update={name: _resolved(getattr(value, name), folder) for name in fields}
+        )
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value)
+        return {key: _resolved(item, folder) for key, item in items.items()}
+    if isinstance(value, tuple):
+        return tuple(_resolved(item, folder) for item in cast("tuple[Any, ...]", value))
+    return value

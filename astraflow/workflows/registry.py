@@ -1,0 +1,175 @@
+"""Finds workflows, scorers and tutors by name, and digests their source.
+
+A name is, in this order: built in, registered with a decorator, an entry point of an installed
+package, or `module:attribute` of anything that can be imported.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from blake3 import blake3
+
+from astraflow.core.errors import AstraflowError, Reason
+
+T = TypeVar("T")
+
+
+class Kind(StrEnum):
+    """What a name is of; entry points are in the group `astraflow.<kind>`."""
+
+    WORKFLOW = "workflows"
+    SCORER = "scorers"
+    TUTOR = "tutors"
+
+
+_BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
+    Kind.WORKFLOW: {
+        "single_turn": "astraflow.workflows.single_turn:SingleTurn",
+        "multi_turn_retry": "astraflow.workflows.multi_turn_retry:MultiTurnRetry",
+        "solver_verifier": "astraflow.workflows.solver_verifier:SolverVerifier",
+        "vote": "astraflow.workflows.vote:Vote",
+    },
+    Kind.SCORER: {
+        "exact": "astraflow.workflows.rewards.exact:Exact",
+        "numeric": "astraflow.workflows.rewards.numeric:Numeric",
+        "letter_sort": "astraflow.workflows.letter_sort.scorer:LetterSort",
+    },
+    Kind.TUTOR: {
+        "letter_sort": "astraflow.workflows.letter_sort.tutors:SortTutor",
+        "letter_sort_retry": "astraflow.workflows.letter_sort.tutors:RetryTutor",
+        "letter_sort_verifier": "astraflow.workflows.letter_sort.tutors:VerifierTutor",
+    },
+}
+
+
+@dataclass(slots=True)
+class _Registered:
+    """What decorators registered in this process."""
+
+    by_name: dict[tuple[Kind, str], Any] = field(default_factory=dict[tuple[Kind, str], Any])
+
+    def add(self, kind: Kind, name: str, thing: T) -> T:
+        known = self.by_name.get((kind, name))
+        if name in _BUILT_IN[kind] or (known is not None and _place(known) != _place(thing)):
+            raise AstraflowError(
+                Reason.NAME_TAKEN, f"{kind}: the name {name} is taken; choose another"
+            )
+        self.by_name[kind, name] = thing
+        return thing
+
+
+_REGISTERED = _Registered()
+
+
+def workflow(name: str) -> Callable[[T], T]:
+    """Register a workflow class under a name."""
+    return lambda thing: _REGISTERED.add(Kind.WORKFLOW, name, thing)
+
+
+def scorer(name: str) -> Callable[[T], T]:
+    """Register a scorer, a function or a class, under a name."""
+    return lambda thing: _REGISTERED.add(Kind.SCORER, name, thing)
+
+
+def tutor(name: str) -> Callable[[T], T]:
+    """Register a tutor class under a name."""
+    return lambda thing: _REGISTERED.add(Kind.TUTOR, name, thing)
+
+
+def find(kind: Kind, name: str) -> Any:
+    """Return what a name stands for; imports its module.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN when there is nothing of that name here.
+    """
+    registered = _REGISTERED.by_name.get((kind, name))
+    if registered is not None:
+        return registered
+    module_name, _, attribute = _target(kind, name).partition(":")
+    try:
+        thing: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            thing = getattr(thing, part)
+    except (ImportError, AttributeError) as error:
+        raise AstraflowError(
+            Reason.CODE_UNKNOWN,
+            f"{kind}: {name} cannot be loaded: {error}; is it installed, or on PYTHONPATH, here?",
+        ) from error
+    return thing
+
+
+def code_digest(kind: Kind, name: str) -> bytes:
+    """Return BLAKE3 of the source file that has the code, 32 bytes; nothing of it is run.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN when there is nothing of that name here.
+    """
+    registered = _REGISTERED.by_name.get((kind, name))
+    if registered is not None:
+        return _file_digest(str(registered.__module__))
+    return _file_digest(_target(kind, name).partition(":")[0])
+
+
+def _target(kind: Kind, name: str) -> str:
+    """Return `module:attribute` of a name."""
+    _see_working_directory()
+    if ":" in name:
+        return name
+    target = _BUILT_IN[kind].get(name) or _entry_points(kind).get(name)
+    if target is None:
+        known = sorted({*_BUILT_IN[kind], *_entry_points(kind), *_registered_names(kind)})
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise AstraflowError(
+            Reason.CODE_UNKNOWN,
+            f"{kind}: '{name}' is not known here; {hint} Code of your own is named module:Class",
+        )
+    return target
+
+
+def _registered_names(kind: Kind) -> set[str]:
+    return {name for known, name in _REGISTERED.by_name if known is kind}
+
+
+@cache
+def _entry_points(kind: Kind) -> Mapping[str, str]:
+    return {point.name: point.value for point in entry_points(group=f"astraflow.{kind}")}
+
+
+@cache
+def _see_working_directory() -> None:
+    """Let `module:Class` name a file beside the user, as `python -m` does."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+
+
+@cache
+def _file_digest(module_name: str) -> bytes:
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except (ImportError, ValueError) as error:
+        raise _no_source(module_name) from error
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        raise _no_source(module_name)
+    return blake3(Path(spec.origin).read_bytes()).digest()
+
+
+def _no_source(module_name: str) -> AstraflowError:
+    return AstraflowError(
+        Reason.CODE_UNKNOWN,
+        f"module {module_name} is not here; is it installed, or on PYTHONPATH?",
+    )
+
+
+def _place(thing: Any) -> tuple[str, str]:
+    return str(thing.__module__), str(thing.__qualname__)

@@ -1,0 +1,1 @@
+"""Scorers of general use; each is found by its name in `registry`."""

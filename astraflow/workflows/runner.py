@@ -1,0 +1,143 @@
+"""Runs a workflow once and says what came of it: always a rollout, never an exception."""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import cast
+
+from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.ids import WorkflowId
+from astraflow.core.rollouts import Outcome, Rollout, Trajectory
+from astraflow.workflows.episode import Episode
+from astraflow.workflows.protocol import Score, Workflow
+
+# After these, what was sampled is sound and kept.
+_KEEPS_TOKENS = frozenset({Reason.SCORER_FAILED, Reason.SCORER_TIMEOUT, Reason.CONTEXT_TOO_LONG})
+_SYSTEM_CLOCK = SystemClock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadedWorkflow:
+    """A workflow with its options, ready to run.
+
+    Attributes:
+        workflow_id: Its name in the run.
+        workflow: The user's object.
+        scorer_digest: BLAKE3 of the scorer's source, or of the workflow's when it scores.
+    """
+
+    workflow_id: WorkflowId
+    workflow: Workflow
+    scorer_digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    """What a rollout says beside its ids and times."""
+
+    outcome: Outcome
+    score: Score | None = None
+    failure: Failure | None = None
+    trajectories: tuple[Trajectory, ...] = field(default=())
+
+
+async def run_episode(
+    loaded: LoadedWorkflow, episode: Episode, *, clock: Clock = _SYSTEM_CLOCK
+) -> Rollout:
+    """Run one episode within the task's timeout.
+
+    The outcome is SCORED, or TRUNCATED when a budget ended it; SCORER_FAILED when there is
+    something to score but the scorer failed; INFRA_ERROR, with the failure, for everything
+    else that was raised. Only a cancellation goes through.
+    """
+    start_time = clock.now()
+    result = await _result(loaded, episode)
+    return _rollout(loaded, episode, result, start_time=start_time, finish_time=clock.now())
+
+
+async def _result(loaded: LoadedWorkflow, episode: Episode) -> _Result:
+    timeout = episode.task.timeout
+    limit_s = None if timeout is None else timeout.total_seconds()
+    deadline = asyncio.timeout(limit_s)
+    try:
+        async with deadline:
+            score = await loaded.workflow.run(episode)
+        return _scored(loaded, episode, score)
+    except Exception as raised:  # noqa: BLE001 - a user's code raises anything; it costs one rollout
+        if deadline.expired():
+            message = f"workflow {loaded.workflow_id} took longer than {limit_s:g} s (timeout_s)"
+            failure = Failure(reason=Reason.ROLLOUT_TIMEOUT, message=message, retryable=True)
+            return _infra_error(failure)
+        return _failed(loaded, episode, _first(raised))
+
+
+def _scored(loaded: LoadedWorkflow, episode: Episode, score: Score | float) -> _Result:
+    if not isinstance(score, Score):
+        score = Score(reward=float(score))
+    if not math.isfinite(score.reward):
+        raise AstraflowError(
+            Reason.SCORER_FAILED, f"workflow {loaded.workflow_id} gave a reward of {score.reward}"
+        )
+    trajectories = episode.trajectories()
+    if not trajectories:
+        raise AstraflowError(
+            Reason.ENVIRONMENT_FAILED,
+            f"workflow {loaded.workflow_id} ended without sampling a token",
+        )
+    outcome = Outcome.TRUNCATED if score.truncated else Outcome.SCORED
+    return _Result(outcome=outcome, score=score, trajectories=trajectories)
+
+
+def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> _Result:
+    if not isinstance(error, AstraflowError):
+        message = f"workflow {loaded.workflow_id} raised {type(error).__name__}: {error}"
+        failure = Failure(reason=Reason.ENVIRONMENT_FAILED, message=message, retryable=True)
+        return _infra_error(failure)
+    failure = error.to_failure()
+    if error.reason not in _KEEPS_TOKENS or not episode.has_sampled:
+        return _infra_error(failure)
+    trajectories = episode.trajectories()
+    if error.reason is Reason.CONTEXT_TOO_LONG:
+        return _Result(outcome=Outcome.TRUNCATED, trajectories=trajectories)
+    return _Result(outcome=Outcome.SCORER_FAILED, failure=failure, trajectories=trajectories)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return what went wrong first, where a task group raised several."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return _first(group.exceptions[0])
+
+
+def _infra_error(failure: Failure) -> _Result:
+    return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
+
+
+def _rollout(
+    loaded: LoadedWorkflow,
+    episode: Episode,
+    result: _Result,
+    *,
+    start_time: datetime,
+    finish_time: datetime,
+) -> Rollout:
+    score = result.score
+    return Rollout(
+        rollout_id=episode.rollout_id,
+        task_id=episode.task.task_id,
+        group_id=episode.task.group_id,
+        sample_index=episode.sample_index,
+        outcome=result.outcome,
+        reward=None if score is None else score.reward,
+        reward_parts={} if score is None else score.parts,
+        failure=result.failure,
+        reward_code_digest=loaded.scorer_digest,
+        trajectories=result.trajectories,
+        metrics={} if score is None else score.metrics,
+        start_time=start_time,
+        finish_time=finish_time,
+        traceparent=episode.task.traceparent,
+    )
