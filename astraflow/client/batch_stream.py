@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
-from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
-from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
 from astraflow.client.patience import Patience
 from astraflow.client.session import SessionKeeper
@@ -13,6 +11,8 @@ from astraflow.core.batches import BatchHeader, BatchPart, EndOfData, StreamBatc
 from astraflow.wire.common import decode_directive
 from astraflow.wire.dataflow import encode_stream_batches
 from astraflow.wire.rollout import decode_batch_header, decode_batch_part, decode_end_of_data
+from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
+from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -103,5 +103,3 @@ class BatchStream:
         if header is not None and len(self._parts) == header.part_count:
             self._header = None
             self._sink.batch(ReceivedBatch(header=header, parts=tuple(self._parts)))
-
-

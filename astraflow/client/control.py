@@ -5,9 +5,6 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from astraflow_proto.control.v1 import control_service_pb2 as pb
-from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
-
 from astraflow.client.evals import EvalClient
 from astraflow.client.hub import Hub
 from astraflow.client.ledger import LedgerClient
@@ -16,6 +13,8 @@ from astraflow.core.status import RunStatus, StopMode
 from astraflow.rpc.auth import bearer
 from astraflow.rpc.tls import Tls
 from astraflow.wire.control import STOP_MODES, decode_run_status
+from astraflow_proto.control.v1 import control_service_pb2 as pb
+from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
 
 
 class ControlClient:

@@ -1,26 +1,26 @@
 """Streams in two directions: what goes out waits in an outbox, what comes in is handed over."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
-from grpc import aio
+from grpc.aio import AioRpcError
 
-Outgoing = TypeVar("Outgoing", contravariant=True)
-Incoming = TypeVar("Incoming", covariant=True)
+Sent_contra = TypeVar("Sent_contra", contravariant=True)
+Received_co = TypeVar("Received_co", covariant=True)
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-class DuplexCall(Protocol[Outgoing, Incoming]):
+class DuplexCall(Protocol[Sent_contra, Received_co]):
     """What is used of a grpc.aio call."""
 
-    def __aiter__(self) -> AsyncIterator[Incoming]:
+    def __aiter__(self) -> AsyncIterator[Received_co]:
         """Return an iterator over what comes in."""
         ...
 
-    async def write(self, request: Outgoing) -> None:
+    async def write(self, request: Sent_contra) -> None:
         """Send one message; waits while the peer does not read."""
         ...
 
@@ -59,7 +59,7 @@ class Outbox(Generic[Item]):
 
 
 @asynccontextmanager
-async def beside(*companions: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.TaskGroup]:
+async def beside(*companions: Coroutine[Any, Any, None]) -> AsyncGenerator[asyncio.TaskGroup]:
     """Run coroutines beside the body and end them with the body.
 
     Yields:
@@ -99,6 +99,6 @@ async def _write(call: DuplexCall[Item, Answer], outbox: Outbox[Item]) -> None:
         while True:
             for item in await outbox.take():
                 await call.write(item)
-    except (aio.AioRpcError, asyncio.InvalidStateError):
+    except (AioRpcError, asyncio.InvalidStateError):
         # The call is over; whoever reads it gets to know why.
         return

@@ -3,14 +3,13 @@
 import uuid
 from collections.abc import AsyncIterator, Mapping
 
-from astraflow_proto.evals.v1 import eval_service_pb2 as pb
-from astraflow_proto.evals.v1.eval_service_pb2_grpc import EvalServiceStub
-
 from astraflow.client.hub import Hub
 from astraflow.core.evals import EvalRun, EvalSuite
 from astraflow.core.ids import EvalRunId, PolicyId
 from astraflow.rpc.auth import MetadataPairs
 from astraflow.wire.evals import decode_eval_run, decode_eval_suite
+from astraflow_proto.evals.v1 import eval_service_pb2 as pb
+from astraflow_proto.evals.v1.eval_service_pb2_grpc import EvalServiceStub
 
 
 class EvalClient:

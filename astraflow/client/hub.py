@@ -5,26 +5,28 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import grpc
-from grpc import aio
+from grpc.aio import AioRpcError
 
 from astraflow.client.patience import Patience
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import MetadataPairs
 from astraflow.rpc.channel import dial
-from astraflow.rpc.errors import raised_from
+from astraflow.rpc.errors import is_answer, raised_from
 from astraflow.rpc.tls import Tls
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
-# What a cut, a restart of the hub or a proxy between the two looks like; everything else is
-# an answer. CANCELLED and UNKNOWN come from servers that are torn down in mid-call.
+# What a cut, a restart of the hub or a proxy between the two looks like. ABORTED ends a stream
+# that another one of the same member replaced.
 _CUT = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
         grpc.StatusCode.ABORTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
     }
 )
 
@@ -83,7 +85,7 @@ class Hub:
         while True:
             try:
                 return await method(request, metadata=metadata, timeout=timeout_s)
-            except aio.AioRpcError as error:
+            except AioRpcError as error:
                 if not is_cut(error):
                     raise raised_from(error) from error
                 await patience.pause(self.unreachable(error))
@@ -106,17 +108,17 @@ class Hub:
                 async for answer in method(request, metadata=metadata):
                     patience.renew()
                     yield answer
-                return
-            except aio.AioRpcError as error:
+            except AioRpcError as error:
                 if not is_cut(error):
                     raise raised_from(error) from error
                 await patience.pause(self.unreachable(error))
+            else:
+                return
 
-    def unreachable(self, error: aio.AioRpcError) -> AstraflowError:
+    def unreachable(self, error: AioRpcError) -> AstraflowError:
         """Say that the hub could not be reached, and what to check."""
-        answered = raised_from(error)
-        if answered.reason is Reason.NOT_READY and "reason" in answered.metadata:
-            return answered
+        if is_answer(error):
+            return raised_from(error)
         return AstraflowError(
             Reason.NOT_READY,
             f"the hub at {self.address} could not be reached for {self.patience_s:g} s"
@@ -126,6 +128,8 @@ class Hub:
         )
 
 
-def is_cut(error: aio.AioRpcError) -> bool:
-    """Whether the same call may go well on the next connection."""
+def is_cut(error: AioRpcError) -> bool:
+    """Whether the same call may go well on the next connection; an answer only if NOT_READY."""
+    if is_answer(error):
+        return raised_from(error).reason is Reason.NOT_READY
     return error.code() in _CUT

@@ -3,9 +3,6 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from astraflow_proto.control.v1 import ledger_service_pb2 as pb
-from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub
-
 from astraflow.client.hub import Hub
 from astraflow.core.ids import BatchId, GroupId, MemberId, PolicyId, PromptId, RolloutId
 from astraflow.core.rollouts import Outcome
@@ -25,6 +22,8 @@ from astraflow.wire.control import (
 )
 from astraflow.wire.dataflow import decode_wait_reason
 from astraflow.wire.rollout import OUTCOMES
+from astraflow_proto.control.v1 import ledger_service_pb2 as pb
+from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub
 
 _PAGE_SIZE = 200
 
@@ -96,9 +95,7 @@ class LedgerClient:
         request = (where or RolloutFilter()).to_request()
         while limit > 0:
             request.page_size = min(limit, _PAGE_SIZE)
-            page = await self._hub.call(
-                self._stub.ListRollouts, request, metadata=self._metadata
-            )
+            page = await self._hub.call(self._stub.ListRollouts, request, metadata=self._metadata)
             for record in page.rollouts[:limit]:
                 yield decode_rollout_record(record)
             limit -= len(page.rollouts)

@@ -1,16 +1,15 @@
 """The run as a RaaS sees it: a session, tasks in, rollouts out, versions."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-
-from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 
 from astraflow.client.hub import Hub
 from astraflow.client.rollout_stream import RolloutStream
 from astraflow.client.session import Held, MemberHooks, SessionKeeper
 from astraflow.client.task_stream import TaskSink, TaskStream
 from astraflow.client.versions import VersionClient
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import (
     Directive,
     JoinPool,
@@ -23,6 +22,7 @@ from astraflow.core.tasks import TaskCredit
 from astraflow.rpc.auth import bearer
 from astraflow.rpc.tls import Tls
 from astraflow.wire.dataflow import decode_pool_membership, encode_join_pool
+from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,17 @@ class RaasClient:
         self.versions = VersionClient(self.keeper)
         self.rollouts = RolloutStream(self.keeper)
 
+    @property
+    def membership(self) -> PoolMembership:
+        """What the run said at the last join.
+
+        Raises:
+            AstraflowError: NOT_READY before the first one.
+        """
+        if self._membership is None:
+            raise AstraflowError(Reason.NOT_READY, "the node has not joined yet")
+        return self._membership
+
     async def join(self) -> PoolMembership:
         """Join the pool.
 
@@ -85,8 +96,7 @@ class RaasClient:
                 NOT_READY when the hub could not be reached.
         """
         await self.keeper.open()
-        assert self._membership is not None
-        return self._membership
+        return self.membership
 
     def tasks(self, *, credit: TaskCredit, sink: TaskSink) -> TaskStream:
         """Return the stream of tasks; one per session."""
@@ -110,7 +120,7 @@ async def dial_pool(
     hooks: RaasHooks,
     tls: Tls | None = None,
     patience_s: float = 30.0,
-) -> AsyncIterator[RaasClient]:
+) -> AsyncGenerator[RaasClient]:
     """Return a client whose channels are closed at the end; nothing is joined yet."""
     async with (
         Hub(address, tls=tls, patience_s=patience_s) as hub,

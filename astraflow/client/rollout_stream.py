@@ -4,8 +4,6 @@ import asyncio
 from collections import Counter
 
 import structlog
-from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
-from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 
 from astraflow.client.duplex import Outbox, converse
 from astraflow.client.patience import Patience
@@ -14,6 +12,8 @@ from astraflow.core.ids import TaskId
 from astraflow.core.rollouts import Disposition, Rollout, TaskResult
 from astraflow.wire.dataflow import decode_item_ack
 from astraflow.wire.rollout import encode_rollout, encode_task_result
+from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
+from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -82,7 +82,7 @@ class RolloutStream:
             patience.renew()
             self._acknowledge(answer)
 
-        call = self._stub.StreamRollouts(metadata=self._keeper.metadata)
+        call = self._stub.StreamRollouts(None, metadata=self._keeper.metadata)
         await converse(call, self._outbox, take)
         return False
 

@@ -7,9 +7,7 @@ from datetime import datetime
 from typing import TypeVar
 
 import structlog
-from astraflow_proto.dataflow.v1 import session_service_pb2 as pb
-from astraflow_proto.dataflow.v1.session_service_pb2_grpc import SessionServiceStub
-from grpc import aio
+from grpc.aio import AioRpcError
 
 from astraflow.client.hub import Hub, is_cut
 from astraflow.client.patience import Patience
@@ -27,6 +25,8 @@ from astraflow.core.members import (
 from astraflow.rpc.auth import MetadataPairs, session_metadata
 from astraflow.rpc.errors import raised_from
 from astraflow.wire.common import decode_directive, encode_raas_load, encode_trainer_load
+from astraflow_proto.dataflow.v1 import session_service_pb2 as pb
+from astraflow_proto.dataflow.v1.session_service_pb2_grpc import SessionServiceStub
 
 Response = TypeVar("Response")
 Event = TypeVar("Event")
@@ -210,7 +210,7 @@ class SessionKeeper:
                 if await stream(patience):
                     return
                 await patience.pause(self._silent())
-            except aio.AioRpcError as error:
+            except AioRpcError as error:
                 await self._recover(error, token, patience)
 
     async def follow(self, open_stream: Callable[[], AsyncIterator[Event]]) -> AsyncIterator[Event]:
@@ -230,10 +230,10 @@ class SessionKeeper:
                     patience.renew()
                     yield event
                 await patience.pause(self._silent())
-            except aio.AioRpcError as error:
+            except AioRpcError as error:
                 await self._recover(error, token, patience)
 
-    async def _recover(self, error: aio.AioRpcError, token: bytes, patience: Patience) -> None:
+    async def _recover(self, error: AioRpcError, token: bytes, patience: Patience) -> None:
         """Get ready for the next attempt, or raise when there is none."""
         if is_cut(error):
             await patience.pause(self.hub.unreachable(error))
@@ -270,7 +270,7 @@ class SessionKeeper:
                 metadata=session_metadata(session.token),
                 timeout=session.ttl.total_seconds(),
             )
-        except aio.AioRpcError as error:
+        except AioRpcError as error:
             await self._recover(error, session.token, patience)
             return
         patience.renew()
@@ -290,7 +290,7 @@ class SessionKeeper:
         request = pb.EndSessionRequest(message=message)
         try:
             await self._sessions.EndSession(request, metadata=self.metadata, timeout=5)
-        except aio.AioRpcError as error:
+        except AioRpcError as error:
             log.info("the hub did not hear the good-bye", details=error.details())
 
 

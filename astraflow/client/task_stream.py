@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
-from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
-from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 
 from astraflow.client.duplex import Outbox, converse
 from astraflow.client.patience import Patience
@@ -17,6 +15,8 @@ from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
 from astraflow.wire.common import decode_directive, encode_failure
 from astraflow.wire.dataflow import decode_task_cancellation, encode_task_credit
 from astraflow.wire.rollout import decode_rollout_task
+from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
+from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ class TaskStream:
             patience.renew()
             self._dispatch(event)
 
-        call = self._stub.StreamTasks(metadata=self._keeper.metadata)
+        call = self._stub.StreamTasks(None, metadata=self._keeper.metadata)
         await converse(call, self._outbox, take)
         return False
 

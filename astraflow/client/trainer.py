@@ -277,21 +277,23 @@ class TrainerClient:
             return self._call(self._member.acknowledge(ack))
         finally:
             self._shelf.settle(batch_id)
-            self._meter.settled(
-                batch_id, step=step, is_trained=outcome is BatchOutcome.CONSUMED
-            )
+            self._meter.settled(batch_id, step=step, is_trained=outcome is BatchOutcome.CONSUMED)
 
     @property
     def _member(self) -> TrainerMember:
         if not self._entered.done():
-            raise AstraflowError(Reason.NOT_READY, "register first: with TrainerClient(...) as client")
+            raise AstraflowError(
+                Reason.NOT_READY, "register first: with TrainerClient(...) as client"
+            )
         return self._entered.result()
 
     def _call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run a call on the loop; fail at once when the session is over."""
         if self._life.done():
             coroutine.close()
-            raise self._error or AstraflowError(Reason.SESSION_ENDED, "the trainer has left the run")
+            raise self._error or AstraflowError(
+                Reason.SESSION_ENDED, "the trainer has left the run"
+            )
         return self._loop.call(coroutine)
 
     async def _live(self) -> None:

@@ -1,7 +1,7 @@
 """How busy a trainer is, measured where it takes and settles batches."""
 
+from collections.abc import Generator
 from contextlib import contextmanager
-from collections.abc import Iterator
 from threading import Lock
 
 from astraflow.core.clock import Clock
@@ -23,7 +23,7 @@ class TrainerLoadMeter:
         self._reported_at = clock.monotonic()
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> Generator[None]:
         """Count the time in the body as waiting for a batch."""
         with self._lock:
             self._waiting_since = self._clock.monotonic()

@@ -1,11 +1,8 @@
 """A trainer's place in a run, on an event loop: its session and its calls."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-
-from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
-from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
 from astraflow.client.hub import Hub
 from astraflow.client.session import Held, MemberHooks, SessionKeeper
@@ -28,6 +25,8 @@ from astraflow.wire.dataflow import (
     encode_register_trainer,
 )
 from astraflow.wire.weights import encode_version_info
+from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
+from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +136,7 @@ async def dial_trainer(
     hooks: TrainerHooks,
     tls: Tls | None = None,
     patience_s: float = 30.0,
-) -> AsyncIterator[TrainerMember]:
+) -> AsyncGenerator[TrainerMember]:
     """Return a member whose channels are closed at the end; nothing is registered yet."""
     async with (
         Hub(address, tls=tls, patience_s=patience_s) as hub,

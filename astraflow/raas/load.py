@@ -32,7 +32,12 @@ class LoadMeter:
             self._idle_since = self._clock.monotonic()
 
     def report(
-        self, engines: Iterable[EngineLoad], *, inflight_count: int, queued_count: int, capacity: int
+        self,
+        engines: Iterable[EngineLoad],
+        *,
+        inflight_count: int,
+        queued_count: int,
+        capacity: int,
     ) -> RaasLoad:
         """Return the load since the last report, and begin a new one."""
         loads = tuple(engines)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
@@ -128,7 +128,7 @@ def _resources() -> Resources:
 
 
 @contextmanager
-def _signals(node: RaasNode) -> Iterator[None]:
+def _signals(node: RaasNode) -> Generator[None]:
     """Drain at the first signal and stop at the second."""
     loop = asyncio.get_running_loop()
     seen: list[int] = []

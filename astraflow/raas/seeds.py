@@ -26,8 +26,6 @@ def sample_seed(task: RolloutTask, sample_index: int, *, run_seed: int | None) -
 def seeded_sampling(task: RolloutTask, sample_index: int) -> Mapping[PolicyId, SamplingParams]:
     """Return the sampling defaults of one sample: the task's, with the sample's own seed."""
     return {
-        policy_id: replace(
-            sampling, seed=sample_seed(task, sample_index, run_seed=sampling.seed)
-        )
+        policy_id: replace(sampling, seed=sample_seed(task, sample_index, run_seed=sampling.seed))
         for policy_id, sampling in task.sampling.items()
     }

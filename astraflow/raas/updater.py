@@ -110,7 +110,9 @@ class WeightUpdater:
         except AstraflowError as error:
             if error.reason is not Reason.APPLY_FAILED or update.base_version is None:
                 raise
-            log.warning("swap failed, trying all tensors", policy_id=self._policy_id, why=str(error))
+            log.warning(
+                "swap failed, trying all tensors", policy_id=self._policy_id, why=str(error)
+            )
         return await self._engine.swap(self._puller.full_update())
 
     async def _live(
@@ -142,7 +144,9 @@ class WeightUpdater:
         self, target: VersionInfo, error: AstraflowError, reports: tuple[SourceReport, ...]
     ) -> None:
         """Report it; the version before serves on. The next attempt follows after a pause."""
-        log.error("version not reached", policy_id=self._policy_id, version=target.version, why=str(error))
+        log.error(
+            "version not reached", policy_id=self._policy_id, version=target.version, why=str(error)
+        )
         self._failure_count += 1
         await self._report(
             VersionReport(
