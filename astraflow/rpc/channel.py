@@ -3,7 +3,7 @@
 import json
 from typing import Final
 
-from grpc import aio
+import grpc.aio
 
 from astraflow.rpc.address import is_loopback, split_address
 from astraflow.rpc.limits import COMMON_OPTIONS
@@ -40,7 +40,7 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
 )
 
 
-def dial(address: str, *, tls: Tls | None = None) -> aio.Channel:
+def dial(address: str, *, tls: Tls | None = None) -> grpc.aio.Channel:
     """Return a channel to a peer; the first call connects.
 
     Args:
@@ -54,5 +54,5 @@ def dial(address: str, *, tls: Tls | None = None) -> aio.Channel:
     # A proxy of the environment cannot reach this machine's own loopback.
     options = (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", int(not is_loopback(host))))
     if tls is None or tls.is_plain:
-        return aio.insecure_channel(address, options=options)
-    return aio.secure_channel(address, channel_credentials(tls), options=options)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)

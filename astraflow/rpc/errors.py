@@ -4,9 +4,9 @@ An error of a call is a status with `google.rpc.ErrorInfo`: domain `astraflow`, 
 name, metadata. Errors worth a wait carry `google.rpc.RetryInfo` too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, cast
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -14,7 +14,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
-from grpc import StatusCode, aio
+from grpc import StatusCode
+from grpc.aio import AioRpcError
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import MetadataPairs
@@ -150,7 +151,7 @@ def status_of(error: AstraflowError) -> tuple[StatusCode, str, MetadataPairs]:
     return code, text, ((DETAILS_KEY, status.SerializeToString()),)
 
 
-def raised_from(error: aio.AioRpcError) -> AstraflowError:
+def raised_from(error: AioRpcError) -> AstraflowError:
     """Return what a failed call means.
 
     An answer of a peer comes back as it was raised there. Anything else (no connection, a
@@ -168,13 +169,13 @@ def raised_from(error: aio.AioRpcError) -> AstraflowError:
     )
 
 
-def is_answer(error: aio.AioRpcError) -> bool:
+def is_answer(error: AioRpcError) -> bool:
     """Whether a peer of this contract answered, and not gRPC or something in between."""
     return _answer(error) is not None
 
 
 @contextmanager
-def translate_errors() -> Iterator[None]:
+def translate_errors() -> Generator[None]:
     """Let the calls in the body raise AstraflowError.
 
     Raises:
@@ -182,19 +183,18 @@ def translate_errors() -> Iterator[None]:
     """
     try:
         yield
-    except aio.AioRpcError as error:
+    except AioRpcError as error:
         raise raised_from(error) from error
 
 
-def _answer(error: aio.AioRpcError) -> AstraflowError | None:
+def _answer(error: AioRpcError) -> AstraflowError | None:
     """Return the AstraflowError inside a status, None when there is none."""
     info: ErrorInfo | None = None
     is_retryable = False
     for detail in _details(error):
-        if detail.Is(ErrorInfo.DESCRIPTOR):
-            info = ErrorInfo()
-            detail.Unpack(info)
-        is_retryable = is_retryable or detail.Is(RetryInfo.DESCRIPTOR)
+        if detail.type_url.endswith("/google.rpc.ErrorInfo"):
+            info = ErrorInfo.FromString(detail.value)
+        is_retryable = is_retryable or detail.type_url.endswith("/google.rpc.RetryInfo")
     if info is None or info.domain != DOMAIN:
         return None
     metadata = dict(info.metadata)
@@ -207,8 +207,9 @@ def _answer(error: aio.AioRpcError) -> AstraflowError | None:
     return AstraflowError(reason, error.details() or "", retryable=is_retryable, metadata=metadata)
 
 
-def _details(error: aio.AioRpcError) -> list[AnyMessage]:
-    for key, value in error.trailing_metadata() or ():
+def _details(error: AioRpcError) -> list[AnyMessage]:
+    pairs = cast("MetadataPairs", tuple(error.trailing_metadata() or ()))
+    for key, value in pairs:
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:
                 return list(Status.FromString(value).details)

@@ -3,11 +3,11 @@
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, cast
 
 import grpc
+import grpc.aio
 import structlog
-from grpc import aio
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.errors import status_of
@@ -15,22 +15,19 @@ from astraflow.rpc.errors import status_of
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # By (request is a stream, response is a stream).
-_MAKERS: Final[dict[tuple[bool, bool], Any]] = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
-
-_BEHAVIOURS: Final[dict[tuple[bool, bool], str]] = {
+_KINDS: Final[dict[tuple[bool, bool], str]] = {
     (False, False): "unary_unary",
     (False, True): "unary_stream",
     (True, False): "stream_unary",
     (True, True): "stream_stream",
 }
 
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-class ErrorInterceptor(aio.ServerInterceptor):
+
+class ErrorInterceptor(
+    grpc.aio.ServerInterceptor  # pyright: ignore[reportMissingTypeArgument] - generic in its stubs only
+):
     """Turns what a servicer raises into a status.
 
     AstraflowError: its code, text, ErrorInfo and, when retryable, RetryInfo. Any other
@@ -46,10 +43,9 @@ class ErrorInterceptor(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        kind = (bool(handler.request_streaming), bool(handler.response_streaming))
-        behaviour = getattr(handler, _BEHAVIOURS[kind])
-        return _MAKERS[kind](
-            _guarded(behaviour, str(handler_call_details.method)),
+        kind = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
+        return getattr(grpc, f"{kind}_rpc_method_handler")(
+            _guarded(getattr(handler, kind), str(handler_call_details.method)),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
@@ -65,10 +61,10 @@ def _guarded(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
 
 
 def _guarded_coroutine(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
-    async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+    async def call(request: Any, context: _Context) -> Any:
         try:
             return await behaviour(request, context)
-        except aio.AbortError:
+        except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - the interceptor answers every error
             await _abort(error, context, method)
@@ -77,12 +73,12 @@ def _guarded_coroutine(behaviour: Callable[..., Any], method: str) -> Callable[.
 
 
 def _guarded_generator(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
-    async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    async def call(request: Any, context: _Context) -> AsyncIterator[Any]:
         try:
             async with aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
                     yield response
-        except aio.AbortError:
+        except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - the interceptor answers every error
             await _abort(error, context, method)
@@ -90,10 +86,10 @@ def _guarded_generator(behaviour: Callable[..., Any], method: str) -> Callable[.
     return call
 
 
-async def _abort(error: Exception, context: aio.ServicerContext[Any, Any], method: str) -> None:
+async def _abort(error: Exception, context: _Context, method: str) -> None:
     known = _astraflow_error(error)
     if known is None:
-        if isinstance(error, aio.BaseError) and (context.cancelled() or context.done()):
+        if isinstance(error, grpc.aio.BaseError) and (context.cancelled() or context.done()):
             return  # The caller is gone, so that a write failed; nobody is left to answer.
         log.exception("a call failed through a defect", method=method, exc_info=error)
         known = AstraflowError(
@@ -110,6 +106,7 @@ def _astraflow_error(error: Exception) -> AstraflowError | None:
     if isinstance(error, AstraflowError):
         return error
     if isinstance(error, ExceptionGroup):
-        found = [_astraflow_error(each) for each in error.exceptions]
+        group = cast("ExceptionGroup[Exception]", error)
+        found = [_astraflow_error(each) for each in group.exceptions]
         return found[0] if None not in found else None
     return None

@@ -5,9 +5,9 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
-from grpc import aio
+import grpc.aio
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.address import advertised, split_address
@@ -16,6 +16,9 @@ from astraflow.rpc.interceptor import ErrorInterceptor
 from astraflow.rpc.limits import SERVER_OPTIONS
 from astraflow.rpc.standard import Health, add_reflection
 from astraflow.rpc.tls import Tls, server_credentials
+
+# Its stubs leave the types of handlers and interceptors open.
+_make = cast("Callable[..., grpc.aio.Server]", grpc.aio.server)  # pyright: ignore[reportUnknownMemberType]
 
 _WORD_START: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -42,7 +45,7 @@ class RunningServer:
         port: That it listens on.
     """
 
-    def __init__(self, server: aio.Server, *, address: str, port: int, health: Health) -> None:
+    def __init__(self, server: grpc.aio.Server, *, address: str, port: int, health: Health) -> None:
         self.address = address
         self.port = port
         self._server = server
@@ -97,7 +100,7 @@ async def start_server(
             does not exist, or TLS files that cannot be read.
     """
     host, _ = split_address(listen, "listen")
-    server = aio.server(interceptors=[ErrorInterceptor(), *interceptors], options=SERVER_OPTIONS)
+    server = _make(interceptors=[ErrorInterceptor(), *interceptors], options=SERVER_OPTIONS)
     names = [_add(server, servicer) for servicer in servicers]
     health = Health(server, names)
     add_reflection(server, names)
@@ -112,7 +115,7 @@ async def start_server(
     return RunningServer(server, address=address, port=bound, health=health)
 
 
-def _bind(server: aio.Server, listen: str, tls: Tls | None) -> int:
+def _bind(server: grpc.aio.Server, listen: str, tls: Tls | None) -> int:
     try:
         if tls is None or tls.is_plain:
             return server.add_insecure_port(listen)
@@ -163,8 +166,8 @@ def _missing(method: str) -> Callable[[Any, Any], Any]:
 class _NamingServer:
     """Passes handlers on to a server and keeps the name of the service."""
 
-    def __init__(self, server: aio.Server) -> None:
-        self._server = server
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = cast("Any", server)
         self.name = ""
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
@@ -177,7 +180,7 @@ class _NamingServer:
         self.name = name
 
 
-def _add(server: aio.Server, servicer: Servicer) -> str:
+def _add(server: grpc.aio.Server, servicer: Servicer) -> str:
     """Add a service and return its full name."""
     naming = _NamingServer(server)
     servicer.add(_Complete(servicer.methods), naming)

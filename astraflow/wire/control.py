@@ -29,7 +29,14 @@ from astraflow.wire.common import (
     encode_trainer_load,
 )
 from astraflow.wire.enums import EnumTable
-from astraflow.wire.fields import decode_time, encode_span, encode_time, optional, optional_span
+from astraflow.wire.fields import (
+    decode_time,
+    encode_span,
+    encode_time,
+    encode_versions,
+    optional,
+    optional_span,
+)
 from astraflow.wire.rollout import decode_prompt, decode_rollout, encode_prompt, encode_rollout
 from astraflow_proto.control.v1 import control_service_pb2, ledger_pb2, run_pb2
 
@@ -159,7 +166,7 @@ def encode_member_status(status: MemberStatus) -> run_pb2.Member:
         role=ROLES.encode(status.role),
         state=MEMBER_STATES.encode(status.state),
         region=status.region,
-        versions=status.versions,
+        versions=encode_versions(status.versions),
         resources=encode_resources(status.resources),
         raas=encode_raas_load(load) if isinstance(load, RaasLoad) else None,
         trainer=encode_trainer_load(load) if isinstance(load, TrainerLoad) else None,

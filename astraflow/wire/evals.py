@@ -4,7 +4,7 @@ from astraflow.core.evals import EvalDataSet, EvalResult, EvalRun, EvalState, Ev
 from astraflow.core.ids import EvalRunId, PolicyId, WorkflowId
 from astraflow.wire.common import decode_failure, encode_failure
 from astraflow.wire.enums import EnumTable
-from astraflow.wire.fields import decode_time, optional_time, required, set_time
+from astraflow.wire.fields import decode_time, encode_versions, optional_time, required, set_time
 from astraflow_proto.evals.v1 import eval_pb2
 
 EVAL_STATES = EnumTable(EvalState, eval_pb2.EvalState, "EVAL_STATE")
@@ -15,7 +15,7 @@ def encode_eval_run(run: EvalRun) -> eval_pb2.EvalRun:
     message = eval_pb2.EvalRun(
         eval_run_id=run.eval_run_id,
         suite=run.suite,
-        versions=run.versions,
+        versions=encode_versions(run.versions),
         state=EVAL_STATES.encode(run.state),
         rollout_count=run.rollout_count,
         scored_count=run.scored_count,

@@ -46,6 +46,7 @@ from astraflow.wire.fields import (
     decode_vector,
     encode_json,
     encode_tensor,
+    encode_versions,
     invalid,
     optional,
     optional_span,
@@ -365,7 +366,7 @@ def encode_rollout(rollout: Rollout) -> rollout_pb2.Rollout:
         failure=None if rollout.failure is None else encode_failure(rollout.failure),
         reward_code_digest=rollout.reward_code_digest,
         trajectories=map(encode_trajectory, rollout.trajectories),
-        policy_versions=rollout.policy_versions,
+        policy_versions=encode_versions(rollout.policy_versions),
         metrics=rollout.metrics,
         traceparent=rollout.traceparent,
     )

@@ -5,7 +5,7 @@ isort:skip_file
 
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as _raas_service_pb2
 from collections import abc as _abc
-from grpc import aio as _aio
+import grpc.aio as _aio
 import abc as _abc_1
 import grpc as _grpc
 import sys
