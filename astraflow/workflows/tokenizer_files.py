@@ -43,7 +43,7 @@ def _tokenizer(alphabet: str) -> Any:
     import tokenizers  # noqa: PLC0415 - an extra
     from tokenizers import decoders, models, pre_tokenizers, processors  # noqa: PLC0415
 
-    made = tokenizers.Tokenizer(models.WordLevel(vocab=vocabulary(alphabet)))
+    made: Any = tokenizers.Tokenizer(models.WordLevel(vocab=vocabulary(alphabet)))
     one_character = tokenizers.Regex(r"[\s\S]")
     made.pre_tokenizer = pre_tokenizers.Split(one_character, behavior="isolated")
     made.decoder = decoders.Fuse()

@@ -1,0 +1,67 @@
+"""Multi-turn retry: a wrong answer is told to be wrong, and may be given again."""
+
+from dataclasses import replace
+
+from pydantic import Field
+
+from astraflow.config.recipe import Strict
+from astraflow.core.rollouts import FinishReason
+from astraflow.workflows.episode import Episode
+from astraflow.workflows.protocol import Score
+from astraflow.workflows.scoring import GuardedScorer, needs_scorer
+from astraflow.workflows.single_turn import fill
+
+
+class MultiTurnRetry:
+    """Asks until the answer is right, or the turns are used up.
+
+    One trajectory: what the environment says between the turns is in it, masked. Metrics:
+    `turns`, `solved` and `first_try`.
+
+    Example: with a turn_discount of 0.9, right at the third try is worth 0.9 ** 2 = 0.81.
+    """
+
+    class Options(Strict):
+        """When it ends, and what is said in between."""
+
+        template: str = "{prompt}"
+        """The text of the first turn, with the row's fields in braces."""
+        feedback: str = "That is not right. Try again.\n"
+        """What the policy is told after a wrong answer."""
+        max_turns: int = Field(3, ge=1)
+        """Answers at most."""
+        right_reward: float = 1.0
+        """An answer is right when the scorer gives at least this."""
+        turn_discount: float = Field(1.0, gt=0, le=1)
+        """Factor on the reward for every turn but the first."""
+
+    def __init__(self, options: Options, scorer: GuardedScorer | None) -> None:
+        self._options = options
+        self._scorer = needs_scorer(scorer)
+
+    async def run(self, episode: Episode) -> Score:
+        """Run one episode."""
+        options = self._options
+        talk = episode.trajectory()
+        talk.observe(fill(options.template, episode.prompt))
+        turn = 1
+        while True:
+            reply = await talk.sample()
+            score = await self._scorer(episode.prompt, reply.text)
+            is_right = score.reward >= options.right_reward
+            if is_right or turn == options.max_turns:
+                break
+            talk.observe(options.feedback)
+            turn += 1
+        if not is_right:
+            talk.finish_reason = FinishReason.TURNS
+        metrics = {
+            "turns": float(turn),
+            "solved": float(is_right),
+            "first_try": float(is_right and turn == 1),
+        }
+        return replace(
+            score,
+            reward=score.reward * options.turn_discount ** (turn - 1),
+            metrics={**score.metrics, **metrics},
+        )
