@@ -1,0 +1,195 @@
+import socket
+
+import pytest
+from grpc import StatusCode
+
+from astraflow.client.loop_thread import LoopThread
+from astraflow.client.trainer import TrainerClient
+from astraflow.core.batches import BatchOutcome, EndCause, EndOfData
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.members import Contract, Directive, DirectiveKind, RegisterTrainer
+from astraflow.core.versions import VersionInfo
+
+REGISTER = RegisterTrainer(
+    policy_id="solver", name="trainer", contract=Contract(), groups_per_batch=1
+)
+THE_END = EndOfData(cause=EndCause.STEP_LIMIT, batch_count=2)
+
+
+@pytest.fixture
+def loop():
+    with LoopThread() as loop:
+        yield loop
+
+
+@pytest.fixture
+def hub(loop, fake_hub_class):
+    async def start():
+        hub = fake_hub_class()
+        await hub.start()
+        return hub
+
+    hub = loop.call(start())
+    yield hub
+    loop.call(hub.stop())
+
+
+@pytest.fixture
+def tell(loop):
+    """Does something to the hub on its loop."""
+
+    def tell(action, *arguments):
+        async def act():
+            return action(*arguments)
+
+        return loop.call(act())
+
+    return tell
+
+
+@pytest.fixture
+def client(loop, hub):
+    with TrainerClient(
+        hub=hub.address, token="join-secret", register=REGISTER, loop=loop
+    ) as client:
+        yield client
+
+
+def test_batches_come_in_order_and_end_with_the_data(hub, client, tell, make_batch):
+    for number in (1, 2):
+        tell(hub.offer, *make_batch(number, parts=number))
+    tell(hub.end_data, THE_END)
+    seen = []
+    for step, batch in enumerate(client.batches(), start=1):
+        seen.append((batch.header.batch_id, len(batch.parts)))
+        client.ack(batch.header.batch_id, BatchOutcome.CONSUMED, step=step, metrics={"loss": 0.5})
+    assert seen == [("b1", 1), ("b2", 2)]
+    assert client.end_of_data == THE_END
+    assert [(ack.batch_id, ack.step, dict(ack.metrics)) for ack in hub.acks] == [
+        ("b1", 1, {"loss": 0.5}),
+        ("b2", 2, {"loss": 0.5}),
+    ]
+
+
+def test_a_cut_stream_is_opened_again_and_no_batch_is_given_twice(
+    hub, client, tell, loop, make_batch
+):
+    tell(hub.offer, *make_batch(1))
+    batches = client.batches(prefetch=2)
+    first = next(batches)
+    tell(hub.cut, "StreamBatches")
+    loop.call(hub.until(lambda: hub.calls["StreamBatches open"] == 2))
+    tell(hub.offer, *make_batch(2))
+    client.ack("b1", BatchOutcome.CONSUMED, step=1)
+    second = next(batches)
+    assert (first.header.batch_id, second.header.batch_id) == ("b1", "b2")
+    batches.close()
+
+
+def test_a_batch_cut_in_the_middle_comes_whole(hub, client, tell, loop, make_batch):
+    header, parts = make_batch(1, parts=3)
+    batches = client.batches()
+    hub.fail("StreamBatches", StatusCode.UNAVAILABLE)
+    tell(hub.unsettled.__setitem__, "b1", (header, parts))
+    assert [part.index for part in next(batches).parts] == [0, 1, 2]
+    batches.close()
+
+
+def test_an_ended_session_is_continued_with_what_is_held(hub, client, tell, make_batch):
+    tell(hub.offer, *make_batch(1))
+    batches = client.batches()
+    next(batches)
+    hub.held_batch_ids = ("b1",)
+    tell(hub.expire)
+    client.ack("b1", BatchOutcome.CONSUMED, step=1)
+    resume = hub.registrations[-1].resume
+    assert resume.resume_token == b"session-0"
+    assert resume.incarnation == 1
+    assert resume.held_batch_ids == ("b1",)
+    assert [ack.batch_id for ack in hub.acks] == ["b1"]
+    batches.close()
+
+
+def test_a_hub_that_forgot_its_members_is_joined_afresh(hub, client, loop):
+    loop.call(hub.restart(forgets=True))
+    client.ack("b1", BatchOutcome.RETURNED, step=1)
+    assert [request.resume for request in hub.registrations] == [None, None]
+
+
+def test_calls_wait_for_a_hub_that_restarts(hub, client, loop):
+    hub.fail("AckBatch", StatusCode.UNAVAILABLE, times=6)
+    assert client.ack("b1", BatchOutcome.CONSUMED, step=1)
+    assert len(hub.acks) == 1
+
+
+def test_the_next_version_is_returned(hub, client):
+    info = VersionInfo(
+        policy_id="solver", version=0, layout_digest=b"l" * 32, content_digest=b"c" * 16, patches=()
+    )
+    assert client.publish_version(info) == 1
+    assert hub.published == [info]
+
+
+def test_an_answer_is_raised_as_it_was_given(hub, client):
+    hub.fail("AckBatch", error=AstraflowError(Reason.LEASE_LOST, "b1 is held by another trainer"))
+    with pytest.raises(AstraflowError, match="held by another trainer") as raised:
+        client.ack("b1", BatchOutcome.CONSUMED, step=1)
+    assert raised.value.reason is Reason.LEASE_LOST
+
+
+def test_a_fenced_trainer_gets_to_know_at_once(hub, client, tell):
+    batches = client.batches()
+    hub.sessions = dict.fromkeys(hub.sessions, Reason.SESSION_FENCED)
+    with pytest.raises(AstraflowError) as raised:
+        next(batches)
+    assert raised.value.reason is Reason.SESSION_FENCED
+
+
+def test_a_wrong_token_is_named(hub, loop):
+    client = TrainerClient(hub=hub.address, token="guess", register=REGISTER, loop=loop)
+    with pytest.raises(AstraflowError) as raised, client:
+        pass
+    assert raised.value.reason is Reason.TOKEN_INVALID
+
+
+def test_an_unreachable_hub_is_named_with_what_to_check():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    client = TrainerClient(hub=address, token="t", register=REGISTER, patience_s=0.2)
+    with pytest.raises(AstraflowError, match=f"hub at {address}.*check that") as raised, client:
+        pass
+    assert raised.value.reason is Reason.NOT_READY
+
+
+def test_leaving_ends_the_session(hub, loop):
+    with TrainerClient(hub=hub.address, token="join-secret", register=REGISTER, loop=loop):
+        pass
+    assert hub.ends == ["the trainer leaves"]
+    assert hub.calls["EndSession"] == 1
+
+
+def test_keep_alive_tells_load_and_brings_orders_and_secrets(hub, loop, tell, make_batch):
+    hub.keep_alive_interval = hub.keep_alive_interval / 3000
+    secrets = []
+    with TrainerClient(
+        hub=hub.address, token="join-secret", register=REGISTER, loop=loop
+    ) as client:
+        client.on_transfer_token(secrets.append)
+        batches = client.batches()
+        tell(hub.offer, *make_batch(1))
+        next(batches)
+        client.ack("b1", BatchOutcome.CONSUMED, step=7)
+        loop.call(hub.until(lambda: any(load.step == 7 for load in hub.loads)))
+        hub.transfer_token = b"another"
+        hub.directive = Directive(kind=DirectiveKind.STOP)
+        assert list(batches) == []
+        assert client.directive.kind is DirectiveKind.STOP
+        assert client.end_of_data is None
+    assert secrets == [b"transfer", b"another"]
+
+
+def test_a_client_brings_its_own_loop(hub):
+    with TrainerClient(hub=hub.address, token="join-secret", register=REGISTER) as client:
+        assert client.registration.run_id == "run"
+        assert client.transfer_token == b"transfer"

@@ -1,0 +1,355 @@
+"""A small hub on a real socket, with switches for faults, for what talks to a hub."""
+
+import asyncio
+from collections import Counter, defaultdict
+from datetime import timedelta
+
+import pytest
+from grpc import StatusCode
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.members import PoolMembership, Session, TrainerRegistration
+from astraflow.core.rollouts import Disposition, ItemAck
+from astraflow.rpc.auth import SESSION_KEY, bearer_of, secret_of
+from astraflow.rpc.server import Servicer, start_server
+from astraflow.wire.common import decode_raas_load, decode_trainer_load, encode_directive
+from astraflow.wire.dataflow import (
+    decode_ack_batch,
+    decode_join_pool,
+    decode_register_trainer,
+    decode_stream_batches,
+    decode_task_credit,
+    encode_item_ack,
+    encode_pool_membership,
+    encode_task_cancellation,
+    encode_trainer_registration,
+)
+from astraflow.wire.rollout import (
+    decode_rollout,
+    decode_task_result,
+    encode_batch_header,
+    encode_batch_part,
+    encode_end_of_data,
+    encode_rollout_task,
+)
+from astraflow.wire.weights import decode_version_info, decode_version_report, encode_version_info
+from astraflow_proto.dataflow.v1 import raas_service_pb2, session_service_pb2, trainer_service_pb2
+from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import add_RaasServiceServicer_to_server
+from astraflow_proto.dataflow.v1.session_service_pb2_grpc import (
+    add_SessionServiceServicer_to_server,
+)
+from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import (
+    add_TrainerServiceServicer_to_server,
+)
+from astraflow_proto.weights.v1 import version_service_pb2
+from astraflow_proto.weights.v1.version_service_pb2_grpc import (
+    add_VersionServiceServicer_to_server,
+)
+
+JOIN_TOKEN = "join-secret"
+CUT = object()
+
+
+class FakeHub:
+    """Speaks the contract of a hub, does what a test tells it, and notes what it hears."""
+
+    def __init__(self):
+        self.address = ""
+        self.heard = asyncio.Condition()
+        self.calls = Counter()
+        self.faults = defaultdict(list)
+        self.sessions = {}
+        self.keep_alive_interval = timedelta(seconds=30)
+        self.ttl = timedelta(seconds=90)
+        self.max_message_nbytes = 1 << 20
+        self.held_task_ids = ()
+        self.held_batch_ids = ()
+        self.workflows = ()
+        self.directive = None
+        self.transfer_token = b"transfer"
+        self.joins, self.registrations, self.loads, self.ends = [], [], [], []
+        self.acks, self.published, self.streams = [], [], []
+        self.unsettled = {}
+        self.end_of_data = None
+        self.credits, self.nacks, self.items, self.reports = [], [], [], []
+        self.acks_items = True
+        self.disposition = Disposition.ACCEPTED
+        self.versions = []
+        self._queues = defaultdict(set)
+        self._server = None
+
+    async def start(self, listen="127.0.0.1:0"):
+        adders = (
+            add_SessionServiceServicer_to_server,
+            add_TrainerServiceServicer_to_server,
+            add_RaasServiceServicer_to_server,
+            add_VersionServiceServicer_to_server,
+        )
+        servicers = [Servicer(add=add, methods=self) for add in adders]
+        self._server = await start_server(servicers, listen=listen)
+        self.address = self._server.address
+
+    async def stop(self):
+        for queues in self._queues.values():
+            for queue in queues:
+                queue.put_nowait(CUT)
+        await self._server.stop()
+
+    async def restart(self, *, forgets=True):
+        """Die and come back on the same port, with or without knowing its members."""
+        await self.stop()
+        if forgets:
+            self.sessions.clear()
+        await self.start(self.address)
+
+    # What a test does.
+
+    def fail(self, method, code=StatusCode.UNAVAILABLE, *, times=1, error=None):
+        self.faults[method] += [error or code] * times
+
+    def cut(self, method):
+        """Cut the open streams of a method."""
+        for queue in self._queues[method]:
+            queue.put_nowait(CUT)
+
+    def push(self, method, message):
+        """Send a message on the open streams of a method."""
+        for queue in self._queues[method]:
+            queue.put_nowait(message)
+
+    def expire(self):
+        """End every session; members may open theirs again."""
+        self.sessions = dict.fromkeys(self.sessions, Reason.SESSION_ENDED)
+
+    def offer(self, header, parts):
+        self.unsettled[header.batch_id] = (header, parts)
+        for message in _batch_messages(header, parts):
+            self.push("StreamBatches", message)
+
+    def end_data(self, end):
+        self.end_of_data = end
+        self.push("StreamBatches", end)
+
+    def issue(self, task):
+        message = raas_service_pb2.StreamTasksResponse(task=encode_rollout_task(task))
+        self.push("StreamTasks", message)
+
+    def withdraw(self, cancellation):
+        encoded = encode_task_cancellation(cancellation)
+        self.push("StreamTasks", raas_service_pb2.StreamTasksResponse(cancellation=encoded))
+
+    def direct(self, directive):
+        encoded = encode_directive(directive)
+        self.push("StreamTasks", raas_service_pb2.StreamTasksResponse(directive=encoded))
+
+    def publish(self, info):
+        self.versions.append(info)
+        encoded = encode_version_info(info)
+        self.push("WatchVersions", version_service_pb2.WatchVersionsResponse(version=encoded))
+
+    @property
+    def rollouts(self):
+        return [item for kind, item in self.items if kind == "rollout"]
+
+    @property
+    def results(self):
+        return [item for kind, item in self.items if kind == "result"]
+
+    async def until(self, claim):
+        """Wait until something that it heard makes a claim true."""
+        async with self.heard:
+            await self.heard.wait_for(claim)
+
+    # What members call.
+
+    async def KeepAlive(self, request, context):  # noqa: N802
+        await self._enter("KeepAlive", context)
+        load = request.WhichOneof("load")
+        decode = {"raas": decode_raas_load, "trainer": decode_trainer_load}[load]
+        await self._note(self.loads, decode(getattr(request, load)))
+        response = session_service_pb2.KeepAliveResponse(transfer_token=self.transfer_token)
+        response.ttl.FromTimedelta(self.ttl)
+        response.server_time.GetCurrentTime()
+        if self.directive is not None:
+            response.directive.CopyFrom(encode_directive(self.directive))
+        return response
+
+    async def EndSession(self, request, context):  # noqa: N802
+        await self._enter("EndSession", context)
+        await self._note(self.ends, request.message)
+        return session_service_pb2.EndSessionResponse()
+
+    async def JoinPool(self, request, context):  # noqa: N802
+        session = await self._open("JoinPool", self.joins, decode_join_pool(request), context)
+        return encode_pool_membership(
+            PoolMembership(session=session, run_id="run", workflows=self.workflows)
+        )
+
+    async def RegisterTrainer(self, request, context):  # noqa: N802
+        decoded = decode_register_trainer(request)
+        session = await self._open("RegisterTrainer", self.registrations, decoded, context)
+        return encode_trainer_registration(
+            TrainerRegistration(session=session, run_id="run", max_staleness=2, next_version=0)
+        )
+
+    async def AckBatch(self, request, context):  # noqa: N802
+        await self._enter("AckBatch", context)
+        ack = decode_ack_batch(request)
+        self.unsettled.pop(ack.batch_id, None)
+        await self._note(self.acks, ack)
+        return trainer_service_pb2.AckBatchResponse(settled=True)
+
+    async def PublishVersion(self, request, context):  # noqa: N802
+        await self._enter("PublishVersion", context)
+        info = decode_version_info(request.version)
+        await self._note(self.published, info)
+        return trainer_service_pb2.PublishVersionResponse(next_version=info.version + 1)
+
+    async def StreamBatches(self, request, context):  # noqa: N802
+        first = [
+            m for header, parts in self.unsettled.values() for m in _batch_messages(header, parts)
+        ]
+        if self.end_of_data is not None:
+            first.append(self.end_of_data)
+        async for message in self._stream("StreamBatches", context, first):
+            if not isinstance(message, trainer_service_pb2.StreamBatchesResponse):
+                yield trainer_service_pb2.StreamBatchesResponse(
+                    end_of_data=encode_end_of_data(message)
+                )
+                return
+            yield message
+        self.streams.append(decode_stream_batches(request))
+
+    async def StreamTasks(self, requests, context):  # noqa: N802
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(self._read_tasks(requests))
+            async for message in self._stream("StreamTasks", context):
+                yield message
+            reading.cancel()
+
+    async def _read_tasks(self, requests):
+        async for request in requests:
+            match request.WhichOneof("request"):
+                case "open":
+                    await self._note(self.credits, decode_task_credit(request.open.credit))
+                case "credit":
+                    await self._note(self.credits, decode_task_credit(request.credit))
+                case "nack":
+                    await self._note(self.nacks, request.nack)
+
+    async def StreamRollouts(self, requests, context):  # noqa: N802
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(self._read_rollouts(requests))
+            async for message in self._stream("StreamRollouts", context):
+                yield message
+            reading.cancel()
+
+    async def _read_rollouts(self, requests):
+        async for request in requests:
+            if request.WhichOneof("item") == "rollout":
+                item = decode_rollout(request.rollout)
+                item_id = item.rollout_id
+                await self._note(self.items, ("rollout", item))
+            else:
+                item = decode_task_result(request.result)
+                item_id = item.task_id
+                await self._note(self.items, ("result", item))
+            if self.acks_items:
+                ack = ItemAck(item_id=item_id, disposition=self.disposition)
+                self.push("StreamRollouts", encode_item_ack(ack))
+
+    async def WatchVersions(self, request, context):  # noqa: N802
+        after = request.after_version if request.HasField("after_version") else -1
+        first = [
+            version_service_pb2.WatchVersionsResponse(version=encode_version_info(info))
+            for info in self.versions
+            if info.version > after
+        ]
+        async for message in self._stream("WatchVersions", context, first):
+            yield message
+
+    async def ReportVersion(self, request, context):  # noqa: N802
+        await self._enter("ReportVersion", context)
+        await self._note(self.reports, decode_version_report(request))
+        return version_service_pb2.ReportVersionResponse()
+
+    # How it goes on.
+
+    async def _note(self, heard, what):
+        async with self.heard:
+            heard.append(what)
+            self.heard.notify_all()
+
+    async def _enter(self, method, context):
+        async with self.heard:
+            self.calls[method] += 1
+            self.heard.notify_all()
+        if self.faults[method]:
+            fault = self.faults[method].pop(0)
+            if isinstance(fault, AstraflowError):
+                raise fault
+            await context.abort(fault, "a fault that the test asked for")
+        token = secret_of(context, SESSION_KEY)
+        if method in ("JoinPool", "RegisterTrainer"):
+            if bearer_of(context) != JOIN_TOKEN:
+                raise AstraflowError(Reason.TOKEN_INVALID, "wrong join token")
+        elif token not in self.sessions:
+            raise AstraflowError(Reason.TOKEN_INVALID, "no session of this run")
+        elif self.sessions[token] is not None:
+            raise AstraflowError(self.sessions[token], "the session is over")
+
+    async def _open(self, method, heard, request, context):
+        await self._enter(method, context)
+        if request.resume is not None and request.resume.resume_token not in self.sessions:
+            raise AstraflowError(Reason.TOKEN_INVALID, "no session to continue")
+        token = f"session-{len(self.joins) + len(self.registrations)}".encode()
+        self.sessions[token] = None
+        await self._note(heard, request)
+        return Session(
+            member_id="member-1",
+            token=token,
+            ttl=self.ttl,
+            keep_alive_interval=self.keep_alive_interval,
+            transfer_token=self.transfer_token,
+            max_message_nbytes=self.max_message_nbytes,
+            held_task_ids=self.held_task_ids,
+            held_batch_ids=self.held_batch_ids,
+        )
+
+    async def _stream(self, method, context, first=()):
+        await self._enter(method, context)
+        queue = asyncio.Queue()
+        for message in first:
+            queue.put_nowait(message)
+        self._queues[method].add(queue)
+        async with self.heard:
+            self.calls[f"{method} open"] += 1
+            self.heard.notify_all()
+        try:
+            while (message := await queue.get()) is not CUT:
+                yield message
+            await context.abort(StatusCode.UNAVAILABLE, "cut by the test")
+        finally:
+            self._queues[method].discard(queue)
+
+
+def _batch_messages(header, parts):
+    return [
+        trainer_service_pb2.StreamBatchesResponse(header=encode_batch_header(header)),
+        *(trainer_service_pb2.StreamBatchesResponse(part=encode_batch_part(p)) for p in parts),
+    ]
+
+
+@pytest.fixture
+async def fake_hub():
+    """A hub on this event loop."""
+    hub = FakeHub()
+    await hub.start()
+    yield hub
+    await hub.stop()
+
+
+@pytest.fixture
+def fake_hub_class():
+    """For hubs on another event loop."""
+    return FakeHub
