@@ -21,7 +21,7 @@ from astraflow.raas.policies import ServedModel
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
 from astraflow.weights.puller import WeightPuller
-from astraflow.workflows.registry import workflow_specs
+from astraflow.workflows.building import workflow_specs
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -29,10 +29,10 @@ from astraflow.core.members import (
 from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCancellation, TaskCredit
 from astraflow.raas.load import LoadMeter, MeteredEngine
 from astraflow.raas.policies import PolicyDesk, ServedModel
-from astraflow.raas.runner import EpisodeRunner
+from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
 from astraflow.raas.updater import Puller, WeightUpdater
 from astraflow.rpc.tls import Tls
-from astraflow.workflows.registry import build_workflows
+from astraflow.workflows.building import build_workflows
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -155,7 +155,13 @@ class RaasNode:
     async def _serve(self, client: RaasClient) -> Departure:
         membership = await client.join()
         log.info("joined", run_id=membership.run_id, member_id=membership.session.member_id)
-        workflows = build_workflows(membership.workflows)
+        loaded = build_workflows(membership.workflows)
+        workflows = {
+            spec.workflow_id: NodeWorkflow(
+                loaded=loaded[spec.workflow_id], policy_ids=spec.policy_ids
+            )
+            for spec in membership.workflows
+        }
         sink = TaskSink(task=self._take, cancellation=self._cancel)
         tasks = client.tasks(credit=self._credit, sink=sink)
         streams = (client.keeper.run(), client.rollouts.run(), *self._updates(client))

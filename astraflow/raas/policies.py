@@ -1,14 +1,16 @@
 """Policies of a node: each has an engine, a tokenizer and a gate."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from astraflow.core.ids import PolicyId
-from astraflow.core.tasks import RolloutTask
+from astraflow.core.tasks import RolloutTask, VersionRange
 from astraflow.engines.protocol import Engine
 from astraflow.raas.gate import VersionGate
 from astraflow.raas.seeds import seeded_sampling
 from astraflow.workflows.protocol import PolicyPort, Tokenizer
+
+_ANY = VersionRange()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,8 +35,14 @@ class PolicyDesk:
             policy_id: VersionGate(policy_id, model.engine) for policy_id, model in models.items()
         }
 
-    async def admit(self, task: RolloutTask) -> Mapping[PolicyId, int | None]:
+    async def admit(
+        self, task: RolloutTask, policy_ids: Sequence[PolicyId]
+    ) -> Mapping[PolicyId, int | None]:
         """Wait until every policy of a task can be sampled from.
+
+        Args:
+            task: Bounds their versions.
+            policy_ids: The policies of its workflow, in their order.
 
         Returns:
             The pinned version of each policy, to be given to `dismiss`; None: the live one.
@@ -44,7 +52,8 @@ class PolicyDesk:
         """
         pinned: dict[PolicyId, int | None] = {}
         try:
-            for policy_id, versions in task.versions.items():
+            for policy_id in policy_ids:
+                versions = task.versions.get(policy_id, _ANY)
                 pinned[policy_id] = await self.gates[policy_id].enter(versions)
         except BaseException:
             await self.dismiss(pinned)
@@ -59,14 +68,13 @@ class PolicyDesk:
     def ports(
         self, task: RolloutTask, sample_index: int, pinned: Mapping[PolicyId, int | None]
     ) -> Mapping[PolicyId, PolicyPort]:
-        """Return what one episode samples with, in the order of the task's policies."""
-        sampling = seeded_sampling(task, sample_index)
+        """Return what one episode samples with, in the order of `pinned`."""
         return {
             policy_id: PolicyPort(
                 policy_id=policy_id,
                 engine=self.models[policy_id].engine,
                 tokenizer=self.models[policy_id].tokenizer,
-                sampling=sampling[policy_id],
+                sampling=seeded_sampling(task, sample_index, policy_id),
                 version=version,
             )
             for policy_id, version in pinned.items()

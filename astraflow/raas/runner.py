@@ -14,8 +14,7 @@ from astraflow.core.rollouts import Rollout, SampleFailure, TaskResult
 from astraflow.core.tasks import RolloutTask, TaskCancellation
 from astraflow.raas.policies import PolicyDesk
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.registry import LoadedWorkflow
-from astraflow.workflows.runner import run_episode
+from astraflow.workflows.runner import LoadedWorkflow, run_episode
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -40,16 +39,31 @@ class GiveBack(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeWorkflow:
+    """A workflow of the run.
+
+    Attributes:
+        loaded: What runs.
+        policy_ids: Policies that it samples from; the first is its default.
+    """
+
+    loaded: LoadedWorkflow
+    policy_ids: tuple[PolicyId, ...]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Held:
     """A task from its arrival to its result."""
 
     task: RolloutTask
     starting: "asyncio.Task[None] | None" = None
-    episodes: "dict[int, asyncio.Task[Rollout]]" = field(default_factory=dict)
-    withdrawn: set[int] = field(default_factory=set)
+    episodes: "dict[int, asyncio.Task[Rollout]]" = field(
+        default_factory=dict[int, "asyncio.Task[Rollout]"]
+    )
+    withdrawn: set[int] = field(default_factory=set[int])
     sent_count: int = 0
-    failures: list[SampleFailure] = field(default_factory=list)
+    failures: list[SampleFailure] = field(default_factory=list[SampleFailure])
     is_disowned: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -71,7 +85,7 @@ class EpisodeRunner:
         self,
         *,
         desk: PolicyDesk,
-        workflows: Mapping[WorkflowId, LoadedWorkflow],
+        workflows: Mapping[WorkflowId, NodeWorkflow],
         results: Results,
         give_back: GiveBack,
         group: asyncio.TaskGroup,
@@ -154,26 +168,31 @@ class EpisodeRunner:
 
     async def _run(self, held: _Held) -> None:
         """Hold the versions of a task from its start to its end."""
+        workflow = self._workflows.get(held.task.workflow_id)
+        if workflow is None:
+            self._return(held, _NO_WORKFLOW)
+            return
         try:
-            pinned = await self._desk.admit(held.task)
+            pinned = await self._desk.admit(held.task, workflow.policy_ids)
         except AstraflowError as error:
             self._return(held, error.to_failure())
             return
         try:
-            self._begin(held, pinned)
+            self._begin(held, workflow.loaded, pinned)
             await held.over.wait()
         finally:
             await self._desk.dismiss(pinned)
 
-    def _begin(self, held: _Held, pinned: Mapping[PolicyId, int | None]) -> None:
+    def _begin(
+        self, held: _Held, loaded: LoadedWorkflow, pinned: Mapping[PolicyId, int | None]
+    ) -> None:
         task = held.task
-        workflow = self._workflows[task.workflow_id]
         for index in task.sample_indexes:
             if index in held.withdrawn:
                 continue
             ports = self._desk.ports(task, index, pinned)
             episode = Episode(task=task, sample_index=index, policies=ports)
-            running = self._group.create_task(run_episode(workflow, episode))
+            running = self._group.create_task(run_episode(loaded, episode))
             held.episodes[index] = running
             self._running_count += 1
             running.add_done_callback(partial(self._ended, held, index))
@@ -243,6 +262,9 @@ class EpisodeRunner:
 _CANCELLED = Failure(reason=Reason.TASK_CANCELLED, message="the run withdrew it")
 _DRAINING = Failure(
     reason=Reason.MEMBER_DRAINING, message="the node leaves; not started", retryable=True
+)
+_NO_WORKFLOW = Failure(
+    reason=Reason.CODE_UNKNOWN, message="the run named no such workflow when the node joined"
 )
 _TOO_LARGE = Failure(
     reason=Reason.MESSAGE_TOO_LARGE,

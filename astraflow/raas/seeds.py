@@ -1,6 +1,5 @@
 """Seeds: chance of one sample, the same for every attempt on every node."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -23,9 +22,7 @@ def sample_seed(task: RolloutTask, sample_index: int, *, run_seed: int | None) -
     return int.from_bytes(digest, "little") >> 1
 
 
-def seeded_sampling(task: RolloutTask, sample_index: int) -> Mapping[PolicyId, SamplingParams]:
+def seeded_sampling(task: RolloutTask, sample_index: int, policy_id: PolicyId) -> SamplingParams:
     """Return the sampling defaults of one sample: the task's, with the sample's own seed."""
-    return {
-        policy_id: replace(sampling, seed=sample_seed(task, sample_index, run_seed=sampling.seed))
-        for policy_id, sampling in task.sampling.items()
-    }
+    sampling = task.sampling.get(policy_id, SamplingParams())
+    return replace(sampling, seed=sample_seed(task, sample_index, run_seed=sampling.seed))

@@ -16,12 +16,35 @@ from astraflow.core.updates import SwapReport, WeightUpdate
 from astraflow.core.versions import SourceReport, VersionInfo, VersionReport, VersionState
 from astraflow.engines.protocol import Engine
 from astraflow.raas.gate import VersionGate
-from astraflow.weights.puller import Pulled
 
 # Of these only the patches matter: a chain longer than this is never shorter than the whole.
 _KNOWN_VERSIONS = 64
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Pulled(Protocol):
+    """A version as it came."""
+
+    @property
+    def update(self) -> WeightUpdate:
+        """What the engine must do."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Payload received."""
+        ...
+
+    @property
+    def duration(self) -> timedelta:
+        """First request to last chunk verified."""
+        ...
+
+    @property
+    def reports(self) -> tuple[SourceReport, ...]:
+        """One per source tried."""
+        ...
 
 
 class Puller(Protocol):
@@ -92,13 +115,11 @@ class WeightUpdater:
 
     async def _update(self, target: VersionInfo) -> None:
         base = self._engine.version
-        started: list[SourceReport] = []
         try:
             pulled = await self._puller.pull(target, self._known, self._transfer_token())
-            started.extend(pulled.reports)
             swap = await self._swap(pulled.update)
         except AstraflowError as error:
-            await self._failed(target, error, tuple(started))
+            await self._failed(target, error)
             return
         self._failure_count = 0
         await self._gate.settle()
@@ -140,9 +161,7 @@ class WeightUpdater:
             )
         )
 
-    async def _failed(
-        self, target: VersionInfo, error: AstraflowError, reports: tuple[SourceReport, ...]
-    ) -> None:
+    async def _failed(self, target: VersionInfo, error: AstraflowError) -> None:
         """Report it; the version before serves on. The next attempt follows after a pause."""
         log.error(
             "version not reached", policy_id=self._policy_id, version=target.version, why=str(error)
@@ -155,7 +174,6 @@ class WeightUpdater:
                 state=VersionState.FAILED,
                 failure=error.to_failure(),
                 base_version=self._engine.version,
-                reports=reports,
             )
         )
         await asyncio.sleep(self._backoff.pause_s(self._failure_count))
