@@ -13,6 +13,9 @@ from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Reason
 
 
+_Place = tuple[int | str, ...]
+
+
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe.
 
@@ -51,10 +54,12 @@ def json_schema() -> dict[str, Any]:
 
 def invalid_fields(error: ValidationError, model: type[BaseModel], *, where: str) -> AstraflowError:
     """Return an error that names every field at fault, and the nearest key for an unknown one."""
+    problems = [(tuple(problem["loc"]), problem) for problem in error.errors()]
     lines: list[str] = []
     fields: list[str] = []
-    for problem in error.errors():
-        place = tuple(problem["loc"])
+    for place, problem in problems:
+        if problem["type"] == "too_short" and _is_above_another(place, problems):
+            continue
         fields.append(".".join(map(str, place)))
         said = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
@@ -65,6 +70,11 @@ def invalid_fields(error: ValidationError, model: type[BaseModel], *, where: str
         "\n  ".join([f"{where}:", *lines]) if len(lines) > 1 else f"{where}: {lines[0]}",
         metadata={"field": ",".join(fields)},
     )
+
+
+def _is_above_another(place: _Place, problems: Sequence[tuple[_Place, Any]]) -> bool:
+    """Whether it is at fault only because an item of it is, which pydantic then leaves out."""
+    return any(len(other) > len(place) and other[: len(place)] == place for other, _ in problems)
 
 
 class _Yaml(yaml.SafeLoader):
@@ -155,7 +165,7 @@ def _index(items: Sequence[Any], part: str, *, place: str) -> int:
     return int(part)
 
 
-def _unknown_key(model: type[BaseModel], place: Sequence[int | str]) -> str:
+def _unknown_key(model: type[BaseModel], place: _Place) -> str:
     known = sorted(_keys_at(model, place[:-1]))
     near = difflib.get_close_matches(str(place[-1]), known, 1, cutoff=0.5)
     if near:
@@ -163,7 +173,7 @@ def _unknown_key(model: type[BaseModel], place: Sequence[int | str]) -> str:
     return f"unknown key; known are {', '.join(known) or 'none'}"
 
 
-def _keys_at(model: type[BaseModel], place: Sequence[int | str]) -> set[str]:
+def _keys_at(model: type[BaseModel], place: _Place) -> set[str]:
     """Return the keys of the model that lies at a place below another."""
     annotation: Any = model
     for part in place:

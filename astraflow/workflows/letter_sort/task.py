@@ -4,12 +4,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import islice, zip_longest
 
 import numpy as np
 
 LETTERS = "abcdefghij"
 ASK = ">"
 LENGTHS = (3, 4, 5, 6)
+_LETTER_OF_DIGIT = str.maketrans("0123456789", LETTERS)
 
 
 class Answer(StrEnum):
@@ -65,15 +67,19 @@ def draw_training_letters(rng: np.random.Generator) -> str:
 
 
 def prompt_rows(count: int, *, held_out: bool, seed: int) -> Iterator[dict[str, str]]:
-    """Yield distinct prompts as rows of a data set, half of the shortest ones at most."""
+    """Yield distinct prompts as rows of a data set, the lengths in turn while they last."""
     rng = np.random.default_rng(seed)
-    seen: set[str] = set()
-    while len(seen) < count:
-        letters = draw_letters(rng)
-        if letters in seen or is_held_out(letters) != held_out:
-            continue
-        seen.add(letters)
+    pools = [_shuffled(length, rng) for length in LENGTHS]
+    in_turn = (letters for turn in zip_longest(*pools) for letters in turn if letters)
+    wanted = (letters for letters in in_turn if is_held_out(letters) == held_out)
+    for letters in islice(wanted, count):
         yield {"id": letters, "prompt": letters + ASK, "answer": sort_letters(letters)}
+
+
+def _shuffled(length: int, rng: np.random.Generator) -> Iterator[str]:
+    """Yield all letters of a length in a random order."""
+    digits = (f"{number:0{length}}" for number in rng.permutation(len(LETTERS) ** length).tolist())
+    return (digit.translate(_LETTER_OF_DIGIT) for digit in digits)
 
 
 def _misses_one(letters: str, answer: str) -> bool:
