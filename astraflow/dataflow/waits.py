@@ -14,7 +14,7 @@ async def tell_waits(
     outbox: Outbox[BatchItem],
     explain: Callable[[], Iterable[WaitReason]],
     *,
-    interval_s: float = INTERVAL_S,
+    interval_s: float,
 ) -> None:
     """Put an explanation into an outbox whenever nothing came for a while, for ever."""
     while True:

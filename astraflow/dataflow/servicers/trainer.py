@@ -16,7 +16,7 @@ from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.mailroom import BatchItem
 from astraflow.dataflow.streams import Context, either, seated
-from astraflow.dataflow.waits import tell_waits
+from astraflow.dataflow.waits import INTERVAL_S, tell_waits
 from astraflow.wire import common, rollout, weights
 from astraflow.wire import dataflow as wire
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
@@ -49,7 +49,8 @@ class TrainerServicer:
         async with seated(self._hub.hands.seats, member_id, f"batches/{asked.rank}", context):
             outbox = self._hub.open_batches(_opened(member_id, asked))
             await either(
-                outbox.deliver(send), tell_waits(outbox, partial(self._hub.explain, member_id))
+                outbox.deliver(send),
+                tell_waits(outbox, partial(self._hub.explain, member_id), interval_s=INTERVAL_S),
             )
 
     async def AckBatch(self, request: pb.AckBatchRequest, context: Context) -> pb.AckBatchResponse:

@@ -1,0 +1,435 @@
+"""A real hub on a loopback socket, and members that speak to it with the generated stubs."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grpc import aio
+
+from astraflow.config.recipe import Recipe
+from astraflow.config.run_dir import RunDir
+from astraflow.core.batches import AckBatch, BatchOutcome, EndOfData, StreamBatches
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.members import (
+    Contract,
+    DirectiveKind,
+    JoinPool,
+    RaasLoad,
+    RegisterTrainer,
+    ServedPolicy,
+    SessionResume,
+)
+from astraflow.core.rollouts import (
+    FinishReason,
+    Outcome,
+    Rollout,
+    TaskResult,
+    Trajectory,
+    VersionSpan,
+)
+from astraflow.core.status import RunStatus
+from astraflow.core.tasks import RegisteredCode, RolloutTask
+from astraflow.core.versions import (
+    CodecProfile,
+    PatchInfo,
+    VersionInfo,
+    VersionReport,
+    VersionState,
+    WeightEndpoint,
+)
+from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.server import serve_hub
+from astraflow.dataflow.tokens import HubTokens
+from astraflow.rpc.auth import bearer, session_metadata
+from astraflow.rpc.channel import dial
+from astraflow.rpc.errors import raised_from
+from astraflow.wire import common, rollout, weights
+from astraflow.wire import dataflow as wire
+from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
+from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub
+from astraflow_proto.dataflow.v1 import raas_service_pb2, session_service_pb2
+from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
+from astraflow_proto.dataflow.v1.session_service_pb2_grpc import SessionServiceStub
+from astraflow_proto.dataflow.v1.trainer_service_pb2 import PublishVersionRequest
+from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceStub
+from astraflow_proto.evals.v1.eval_service_pb2_grpc import EvalServiceStub
+from astraflow_proto.weights.v1 import version_service_pb2
+from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
+
+TOKENS = HubTokens(join="join", operator="operator")
+CONTRACT = Contract(software="test")
+
+
+def make_recipe(folder: Path, *, rows: int = 64, policies=("solver",), **changes: Any) -> Recipe:
+    """Return a small recipe; `changes` are dotted keys with __ for the dots."""
+    data = folder / "train.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"row {n}"}) + "\n" for n in range(rows)))
+    trainer = {"groups_per_batch": 2, "max_staleness": 1, "step_count": 3}
+    recipe: dict[str, Any] = {
+        "name": "test",
+        "policies": {
+            name: {"model": {"path": "unused"}, "trainer": dict(trainer)} for name in policies
+        },
+        "data": {"train": {"path": str(data)}},
+        "workflows": {"main": {"name": "single_turn"}},
+        "rollouts": {"data_set": "train", "workflow": "main", "group_size": 2},
+        "hub": {"session_ttl_s": 60},
+    }
+    for key, value in changes.items():
+        place = recipe
+        *parents, last = key.split("__")
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return Recipe.model_validate(recipe)
+
+
+@dataclass
+class Scene:
+    """A hub that serves, and how to reach it."""
+
+    hub: Hub
+    address: str
+    run_dir: RunDir
+    channel: aio.Channel
+    serving: asyncio.Task[RunStatus]
+
+    @property
+    def control(self):
+        return ControlServiceStub(self.channel)
+
+    @property
+    def ledger(self):
+        return LedgerServiceStub(self.channel)
+
+    @property
+    def evals(self):
+        return EvalServiceStub(self.channel)
+
+    @property
+    def operator(self):
+        return bearer(TOKENS.operator)
+
+    def raas(self, name="raas-1", **changes) -> "FakeRaas":
+        return FakeRaas(channel=self.channel, name=name, **changes)
+
+    def trainer(self, policy_id="solver", **changes) -> "FakeTrainer":
+        return FakeTrainer(channel=self.channel, policy_id=policy_id, **changes)
+
+
+@pytest.fixture
+def recipe_of(tmp_path):
+    return lambda **changes: make_recipe(tmp_path, **changes)
+
+
+@pytest.fixture
+def start_hub(tmp_path):
+    @asynccontextmanager
+    async def start(recipe: Recipe, **options):
+        ready: asyncio.Future[tuple[Hub, str]] = asyncio.get_running_loop().create_future()
+        run_dir = tmp_path / "run"
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(
+                serve_hub(
+                    recipe,
+                    run_dir=run_dir,
+                    tokens=TOKENS,
+                    on_ready=lambda hub, address: ready.set_result((hub, address)),
+                    **options,
+                )
+            )
+            await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
+            hub, address = ready.result() if ready.done() else (await serving, "")
+            async with dial(address) as channel:
+                yield Scene(hub, address, RunDir(run_dir), channel, serving)
+            serving.cancel()
+
+    return start
+
+
+@asynccontextmanager
+async def asking():
+    """Let failed calls raise what the hub said."""
+    try:
+        yield
+    except aio.AioRpcError as error:
+        raise raised_from(error) from error
+
+
+@dataclass(kw_only=True)
+class Member:
+    """What both kinds of members do."""
+
+    channel: aio.Channel
+    token: bytes = b""
+    member_id: str = ""
+
+    @property
+    def metadata(self):
+        return session_metadata(self.token)
+
+    async def keep_alive(self, load: RaasLoad | None = None):
+        request = session_service_pb2.KeepAliveRequest()
+        if load is not None:
+            request.raas.CopyFrom(common.encode_raas_load(load))
+        async with asking():
+            return await SessionServiceStub(self.channel).KeepAlive(request, metadata=self.metadata)
+
+    async def leave(self):
+        async with asking():
+            await SessionServiceStub(self.channel).EndSession(
+                session_service_pb2.EndSessionRequest(message="bye"), metadata=self.metadata
+            )
+
+    async def report_version(self, policy_id, version, state=VersionState.LIVE, **fields):
+        report = VersionReport(policy_id=policy_id, version=version, state=state, **fields)
+        async with asking():
+            await VersionServiceStub(self.channel).ReportVersion(
+                weights.encode_version_report(report), metadata=self.metadata
+            )
+
+    def watch_versions(self, policy_id, after=None):
+        request = version_service_pb2.WatchVersionsRequest(policy_id=policy_id, after_version=after)
+        return VersionServiceStub(self.channel).WatchVersions(request, metadata=self.metadata)
+
+
+@dataclass(kw_only=True)
+class FakeRaas(Member):
+    """A RaaS whose samples are made up at once."""
+
+    name: str
+    policies: tuple[str, ...] = ("solver",)
+    capacity: int = 64
+    live: dict[str, int] = field(default_factory=dict)
+    reward_of: Any = None
+    tasks_seen: list[RolloutTask] = field(default_factory=list)
+    acks: list[Any] = field(default_factory=list)
+
+    async def join(self, resume: SessionResume | None = None):
+        request = JoinPool(
+            name=self.name,
+            contract=CONTRACT,
+            resume=resume,
+            capacity=self.capacity,
+            policies=tuple(
+                ServedPolicy(policy_id=name, max_context_token_count=64) for name in self.policies
+            ),
+            codes=(RegisteredCode(name="single_turn"),),
+        )
+        async with asking():
+            response = await RaasServiceStub(self.channel).JoinPool(
+                wire.encode_join_pool(request), metadata=bearer(TOKENS.join)
+            )
+        membership = wire.decode_pool_membership(response)
+        self.token, self.member_id = membership.session.token, membership.session.member_id
+        return membership
+
+    async def open_tasks(self, credit=64):
+        stream = RaasServiceStub(self.channel).StreamTasks(metadata=self.metadata)
+        request = raas_service_pb2.StreamTasksRequest()
+        request.open.credit.max_outstanding = credit
+        await stream.write(request)
+        return stream
+
+    async def open_rollouts(self):
+        return RaasServiceStub(self.channel).StreamRollouts(metadata=self.metadata)
+
+    def samples(self, task: RolloutTask) -> list[Rollout]:
+        return [self.sample(task, index) for index in task.sample_indexes]
+
+    def sample(self, task: RolloutTask, index: int, **changes) -> Rollout:
+        reward = float(index % 2) if self.reward_of is None else self.reward_of(task, index)
+        name = f"{task.task_id}/{index}"
+        trajectories = tuple(
+            make_trajectory(f"{name}/{policy}", policy, self.live.get(policy, 0))
+            for policy in task.versions
+        )
+        fields: dict[str, Any] = {
+            "rollout_id": name,
+            "task_id": task.task_id,
+            "group_id": task.group_id,
+            "sample_index": index,
+            "outcome": Outcome.SCORED,
+            "reward": reward,
+            "trajectories": trajectories,
+        }
+        return Rollout(**(fields | changes))
+
+    async def send(self, stream, item: Rollout | TaskResult):
+        request = raas_service_pb2.StreamRolloutsRequest()
+        if isinstance(item, Rollout):
+            request.rollout.CopyFrom(rollout.encode_rollout(item))
+        else:
+            request.result.CopyFrom(rollout.encode_task_result(item))
+        await stream.write(request)
+        ack = wire.decode_item_ack(await stream.read())
+        self.acks.append(ack)
+        return ack
+
+    async def answer(self, stream, task: RolloutTask):
+        samples = self.samples(task)
+        for sample in samples:
+            await self.send(stream, sample)
+        await self.send(stream, TaskResult(task_id=task.task_id, rollout_count=len(samples)))
+
+    async def follow(self, policy_id):
+        """Report every version as live as soon as it is announced."""
+        async for message in self.watch_versions(policy_id):
+            version = message.version.version
+            if version > self.live.get(policy_id, -1):
+                self.live[policy_id] = version
+                await self.report_version(policy_id, version)
+
+    async def work(self):
+        """Do what is asked until the run says stop; then leave."""
+        async with asyncio.TaskGroup() as group:
+            followers = [group.create_task(self.follow(policy)) for policy in self.policies]
+            tasks, rollouts = await self.open_tasks(self.capacity), await self.open_rollouts()
+            while (message := await tasks.read()) is not aio.EOF:
+                if message.HasField("task"):
+                    task = rollout.decode_rollout_task(message.task)
+                    self.tasks_seen.append(task)
+                    await self.answer(rollouts, task)
+                elif message.HasField("directive"):
+                    directive = common.decode_directive(message.directive)
+                    if directive.kind is not DirectiveKind.CONTINUE:
+                        break
+            await self.leave()
+            for follower in followers:
+                follower.cancel()
+
+
+@dataclass(kw_only=True)
+class FakeTrainer(Member):
+    """A trainer whose weights are a number."""
+
+    policy_id: str
+    groups_per_batch: int = 2
+    step: int = 0
+    next_version: int = 0
+    headers: list[Any] = field(default_factory=list)
+    parts: list[Any] = field(default_factory=list)
+    end: EndOfData | None = None
+
+    async def register(self, **changes):
+        request = RegisterTrainer(
+            policy_id=self.policy_id,
+            name=f"trainer-{self.policy_id}",
+            contract=CONTRACT,
+            groups_per_batch=self.groups_per_batch,
+            weight_endpoints=(WeightEndpoint(rank=0, endpoint="127.0.0.1:1"),),
+            **changes,
+        )
+        async with asking():
+            response = await TrainerServiceStub(self.channel).RegisterTrainer(
+                wire.encode_register_trainer(request), metadata=bearer(TOKENS.join)
+            )
+        registration = wire.decode_trainer_registration(response)
+        self.token, self.member_id = registration.session.token, registration.session.member_id
+        self.next_version = registration.next_version
+        return registration
+
+    async def publish(self):
+        info = make_version(self.policy_id, self.next_version, step=self.step)
+        async with asking():
+            response = await TrainerServiceStub(self.channel).PublishVersion(
+                PublishVersionRequest(version=weights.encode_version_info(info)),
+                metadata=self.metadata,
+            )
+        self.next_version = response.next_version
+
+    def batches(self, **changes):
+        asked = StreamBatches(**changes)
+        return TrainerServiceStub(self.channel).StreamBatches(
+            wire.encode_stream_batches(asked), metadata=self.metadata
+        )
+
+    async def ack(self, batch_id, outcome=BatchOutcome.CONSUMED, **changes):
+        fields = {"step": self.step, "metrics": {"train/loss": 0.5}} | changes
+        ack = AckBatch(
+            batch_id=batch_id,
+            outcome=outcome,
+            wait=timedelta(seconds=1),
+            train=timedelta(seconds=3),
+            **fields,
+        )
+        async with asking():
+            response = await TrainerServiceStub(self.channel).AckBatch(
+                wire.encode_ack_batch(ack), metadata=self.metadata
+            )
+        return response.settled
+
+    async def work(self):
+        """Train until the data ends; then leave."""
+        await self.publish()
+        stream = self.batches()
+        while (message := await stream.read()) is not aio.EOF:
+            match message.WhichOneof("event"):
+                case "header":
+                    header = rollout.decode_batch_header(message.header)
+                    self.headers.append(header)
+                    for _ in range(header.part_count):
+                        part = (await stream.read()).part
+                        self.parts.append(rollout.decode_batch_part(part))
+                    self.step += 1
+                    await self.publish()
+                    await self.ack(header.batch_id)
+                case "end_of_data":
+                    self.end = rollout.decode_end_of_data(message.end_of_data)
+                case _:
+                    pass
+        await self.leave()
+
+
+def make_trajectory(name, policy_id, version) -> Trajectory:
+    return Trajectory(
+        trajectory_id=name,
+        policy_id=policy_id,
+        tokens=np.array([1, 2, 3, 4], np.int32),
+        sampled_mask=np.array([False, True, True, True]),
+        logprobs=np.array([0, -1, -1, -1], np.float32),
+        version_spans=(VersionSpan(version=version, length=3),),
+        finish_reason=FinishReason.STOP,
+    )
+
+
+def make_version(policy_id, version, step=0, content=b"") -> VersionInfo:
+    patch = PatchInfo(
+        base_version=None,
+        version=version,
+        profile=CodecProfile.FAST,
+        codec_version=1,
+        root_digest=b"r" * 32,
+        chunk_count=1,
+        payload_nbytes=8,
+    )
+    return VersionInfo(
+        policy_id=policy_id,
+        version=version,
+        layout_digest=b"l" * 32,
+        content_digest=content or version.to_bytes(16, "little"),
+        step=step,
+        patches=(patch,),
+    )
+
+
+@pytest.fixture
+def reason_of():
+    """Return the reason that a call is refused with."""
+
+    async def ask(call) -> Reason:
+        try:
+            await call
+        except aio.AioRpcError as error:
+            return raised_from(error).reason
+        except AstraflowError as error:
+            return error.reason
+        pytest.fail("the call was not refused")
+
+    return ask

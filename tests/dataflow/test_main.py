@@ -1,0 +1,105 @@
+"""The hub as a process of its own."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.dataflow.main import tokens_from
+from astraflow.dataflow.server import serve_hub
+from astraflow.dataflow.tokens import HubTokens
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from astraflow.config.recipe import Recipe
+from astraflow.dataflow.main import main_serve
+code = main_serve(Recipe.model_validate_json(sys.argv[1]), run_dir=Path(sys.argv[2]))
+heavy = {"torch", "transformers", "matplotlib", "pyarrow", "pandas"} & sys.modules.keys()
+print(sorted(heavy), flush=True)
+raise SystemExit(code)
+"""
+
+
+def wait_until(process, ready):
+    """Wait for a file that a process writes; fail with its words when it ends first."""
+    while not ready():
+        try:
+            process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            continue
+        pytest.fail(process.communicate()[1])
+
+
+@pytest.fixture
+def process_of(tmp_path):
+    """Start a hub in a process; return it and its run directory."""
+    processes = []
+
+    def start(recipe):
+        run_dir = RunDir(tmp_path / "run")
+        command = [sys.executable, "-c", PROGRAM, recipe.model_dump_json(), str(run_dir.root)]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        processes.append(process)
+        wait_until(process, run_dir.endpoint.exists)
+        return process, run_dir
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_signal_ends_a_hub_that_leaves_its_account(process_of, recipe_of):
+    process, run_dir = process_of(recipe_of())
+    endpoint = run_dir.read_endpoint()
+    assert endpoint.pid == process.pid
+    assert run_dir.endpoint.stat().st_mode & 0o077 == 0
+    assert psutil.Process(process.pid).memory_info().rss < 200 << 20
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert out.strip() == "[]"
+    assert not run_dir.endpoint.exists()
+    status = json.loads(run_dir.status.read_text())
+    assert status["state"] == "done"
+    assert status["hub"]["max_rss_nbytes"] < 200 << 20
+
+
+def test_tokens_come_from_the_environment_or_are_made():
+    given = {"ASTRAFLOW_JOIN_TOKEN": "j", "ASTRAFLOW_OPERATOR_TOKEN": "o"}
+    assert tokens_from(given) == HubTokens(join="j", operator="o")
+    made = tokens_from({"ASTRAFLOW_JOIN_TOKEN": ""})
+    assert made.join
+    assert made.operator
+    assert made != tokens_from({})
+
+
+async def test_a_port_in_use_is_named(recipe_of, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(AstraflowError, match="address already in use") as caught:
+            await serve_hub(
+                recipe_of(), run_dir=tmp_path / "run", tokens=HubTokens.mint(), listen=address
+            )
+    assert address in caught.value.message
+    assert caught.value.reason is Reason.INVALID_FIELD
+
+
+async def test_a_data_set_without_rows_is_named(recipe_of, tmp_path):
+    with pytest.raises(AstraflowError, match="data set train has no rows"):
+        await serve_hub(recipe_of(rows=0), run_dir=tmp_path, tokens=HubTokens.mint())
+
+
+async def test_a_data_set_that_does_not_exist_is_named(recipe_of, tmp_path):
+    recipe = recipe_of(data__train__path=str(tmp_path / "none.jsonl"))
+    with pytest.raises(AstraflowError, match=r"none\.jsonl"):
+        await serve_hub(recipe, run_dir=tmp_path, tokens=HubTokens.mint())

@@ -1,0 +1,248 @@
+"""Members come, go, vanish and come back."""
+
+import asyncio
+from contextlib import suppress
+
+import grpc
+import pytest
+from grpc import aio
+
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.members import DirectiveKind, SessionResume
+from astraflow.core.rollouts import Disposition, SampleFailure, TaskResult
+from astraflow.core.status import RunState
+from astraflow.wire import common, rollout
+from astraflow_proto.control.v1 import control_service_pb2
+from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
+
+
+async def ready(scene, raas):
+    """Bring a run to where tasks flow; return the trainer."""
+    trainer = scene.trainer()
+    await trainer.register()
+    await raas.join()
+    await trainer.publish()
+    await raas.report_version("solver", 0)
+    return trainer
+
+
+async def next_task(tasks):
+    message = await tasks.read()
+    assert message is not aio.EOF
+    return rollout.decode_rollout_task(message.task)
+
+
+async def keep(member):
+    """Keep a session alive until it ends."""
+    with suppress(AstraflowError, aio.AioRpcError):
+        while True:
+            await member.keep_alive()
+            await asyncio.sleep(0.1)
+
+
+async def end_of(stream):
+    """Read a stream to its end; return its status."""
+    with suppress(aio.AioRpcError):
+        while await stream.read() is not aio.EOF:
+            pass
+    return await stream.code()
+
+
+async def test_what_a_silent_raas_held_is_issued_again(start_hub, recipe_of):
+    async with start_hub(recipe_of(hub__session_ttl_s=0.5)) as scene:
+        lost, other = scene.raas("lost"), scene.raas("other")
+        trainer = await ready(scene, lost)
+        tasks = await lost.open_tasks()
+        held = [await next_task(tasks) for _ in range(2)]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(keep(trainer))
+            await other.join()
+            group.create_task(keep(other))
+            assert await end_of(tasks) is grpc.StatusCode.UNAUTHENTICATED
+            group.create_task(other.work())
+            trainer.next_version = 0
+            group.create_task(trainer.work())
+            status = await scene.serving
+    assert status.state is RunState.DONE
+    attempts = {task.group_id: task.attempt for task in other.tasks_seen}
+    assert [attempts[task.group_id] for task in held] == [1, 1]
+
+
+async def test_an_ended_session_says_so(start_hub, recipe_of, reason_of):
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        await raas.join()
+        await raas.leave()
+        assert await reason_of(raas.keep_alive()) is Reason.SESSION_ENDED
+        assert await reason_of(raas.report_version("solver", 0)) is Reason.SESSION_ENDED
+        tasks = await raas.open_tasks()
+        assert await end_of(tasks) is grpc.StatusCode.UNAUTHENTICATED
+        await raas.leave()
+
+
+async def test_leaving_ends_the_streams_with_ok(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        await ready(scene, raas)
+        tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
+        versions = raas.watch_versions("solver")
+        task = await next_task(tasks)
+        await raas.answer(rollouts, task)
+        await versions.read()
+        await raas.leave()
+        for stream in (tasks, rollouts, versions):
+            assert await end_of(stream) is grpc.StatusCode.OK
+
+
+async def test_a_second_stream_replaces_the_first(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        trainer = await ready(scene, raas)
+        first = await raas.open_tasks(2)
+        task = await next_task(first)
+        second = await raas.open_tasks(4)
+        assert await end_of(first) is grpc.StatusCode.ABORTED
+        # What was sent is held and not sent again.
+        assert (await next_task(second)).task_id != task.task_id
+        batches = trainer.batches()
+        again = trainer.batches()
+        assert await end_of(batches) is grpc.StatusCode.ABORTED
+        again.cancel()
+
+
+async def test_a_cut_stream_goes_on_with_what_was_not_sent(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        await ready(scene, raas)
+        first = await raas.open_tasks(2)
+        held = await next_task(first)
+        first.cancel()
+        second, rollouts = await raas.open_tasks(4), await raas.open_rollouts()
+        other = await next_task(second)
+        assert other.group_id != held.group_id
+        for task in (held, other):
+            await raas.answer(rollouts, task)
+        assert {ack.disposition for ack in raas.acks} == {Disposition.ACCEPTED}
+
+
+async def test_a_nacked_task_goes_elsewhere(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as scene:
+        first, second = scene.raas("first"), scene.raas("second")
+        await ready(scene, first)
+        tasks = await first.open_tasks(2)
+        task = await next_task(tasks)
+        await second.join()
+        await second.report_version("solver", 0)
+        others = await second.open_tasks(64)
+        failure = {"reason": 48, "message": "not served"}
+        await tasks.write(pb.StreamTasksRequest(credit={"max_outstanding": 0}))
+        await tasks.write(pb.StreamTasksRequest(nack={"task_id": task.task_id, "failure": failure}))
+        while (await next_task(others)).group_id != task.group_id:
+            pass
+
+
+async def test_an_item_that_is_not_sound_costs_only_itself(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        await ready(scene, raas)
+        tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
+        task = await next_task(tasks)
+        broken = pb.StreamRolloutsRequest()
+        broken.rollout.CopyFrom(rollout.encode_rollout(raas.sample(task, 0)))
+        broken.rollout.trajectories[0].version_spans[0].length = 1
+        await rollouts.write(broken)
+        answer = await rollouts.read()
+        assert answer.disposition == pb.DISPOSITION_REJECTED
+        assert answer.item_id == broken.rollout.rollout_id
+        sound = raas.sample(task, 0)
+        assert (await raas.send(rollouts, sound)).disposition is Disposition.ACCEPTED
+        assert (await raas.send(rollouts, sound)).disposition is Disposition.DUPLICATE
+
+
+async def test_a_process_that_comes_back_goes_on(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        await ready(scene, raas)
+        tasks = await raas.open_tasks(2)
+        held = await next_task(tasks)
+        older = raas.token
+        resume = SessionResume(resume_token=older, incarnation=1, held_task_ids=(held.task_id,))
+        membership = await raas.join(resume)
+        assert membership.session.held_task_ids == (held.task_id,)
+        rollouts = await raas.open_rollouts()
+        await raas.answer(rollouts, held)
+        assert raas.acks[-1].disposition is Disposition.ACCEPTED
+        raas.token = older
+        await raas.keep_alive()
+
+
+async def test_a_newer_process_fences_the_older(start_hub, recipe_of, reason_of):
+    async with start_hub(recipe_of()) as scene:
+        older, newer = scene.raas(), scene.raas()
+        await ready(scene, older)
+        first = SessionResume(resume_token=older.token, incarnation=1)
+        member_id = older.member_id
+        await older.join(first)
+        tasks = await older.open_tasks(2)
+        await next_task(tasks)
+        await newer.join(SessionResume(resume_token=older.token, incarnation=2))
+        assert newer.member_id == member_id
+        assert await end_of(tasks) is grpc.StatusCode.UNAUTHENTICATED
+        assert await reason_of(older.keep_alive()) is Reason.SESSION_FENCED
+        assert await reason_of(older.leave()) is Reason.SESSION_FENCED
+        await newer.keep_alive()
+
+
+async def test_unsettled_batches_come_again_whole(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        trainer = await ready(scene, raas)
+        async with asyncio.TaskGroup() as group:
+            working = group.create_task(raas.work())
+            first = trainer.batches()
+            headers = []
+            for stream in (first, trainer.batches()):
+                message = await stream.read()
+                while not message.HasField("header"):
+                    message = await stream.read()
+                headers.append(rollout.decode_batch_header(message.header))
+                parts = [await stream.read() for _ in range(headers[-1].part_count)]
+                assert all(part.HasField("part") for part in parts)
+            working.cancel()
+        assert headers[0].batch_id == headers[1].batch_id
+        assert [header.delivery_count for header in headers] == [1, 2]
+        trainer.step = 1
+        assert await trainer.ack(headers[0].batch_id)
+        assert await trainer.ack(headers[0].batch_id)
+
+
+async def test_a_drained_member_is_told_on_its_stream(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        await ready(scene, raas)
+        tasks = await raas.open_tasks(0)
+        request = control_service_pb2.DrainMemberRequest(member_id=raas.member_id)
+        await scene.control.DrainMember(request, metadata=scene.operator)
+        directive = common.decode_directive((await tasks.read()).directive)
+        assert directive.kind is DirectiveKind.DRAIN
+        kept = await raas.keep_alive()
+        assert common.decode_directive(kept.directive).kind is DirectiveKind.DRAIN
+
+
+async def test_a_task_result_without_rollouts_is_tried_again(start_hub, recipe_of, infra_failure):
+    async with start_hub(recipe_of()) as scene:
+        raas = scene.raas()
+        await ready(scene, raas)
+        tasks, rollouts = await raas.open_tasks(2), await raas.open_rollouts()
+        task = await next_task(tasks)
+        failures = tuple(map(infra_failure, task.sample_indexes))
+        result = TaskResult(task_id=task.task_id, rollout_count=0, failures=failures)
+        assert (await raas.send(rollouts, result)).disposition is Disposition.ACCEPTED
+        again = await next_task(tasks)
+        assert (again.group_id, again.attempt) == (task.group_id, 1)
+
+
+@pytest.fixture
+def infra_failure():
+    failure = Failure(reason=Reason.ENGINE_FAILED, message="lost", retryable=True)
+    return lambda index: SampleFailure(sample_index=index, failure=failure)

@@ -1,0 +1,36 @@
+import asyncio
+from contextlib import suppress
+
+from astraflow.core.status import WaitCause, WaitReason
+from astraflow.dataflow.outbox import Outbox
+from astraflow.dataflow.waits import tell_waits
+
+REASON = WaitReason(cause=WaitCause.NO_RAAS, waiter_id="solver")
+
+
+async def test_a_quiet_stream_is_told_why():
+    outbox: Outbox = Outbox()
+    telling = asyncio.ensure_future(tell_waits(outbox, lambda: [REASON], interval_s=0))
+    assert await outbox.take() == [REASON]
+    assert await outbox.take() == [REASON]
+    telling.cancel()
+    with suppress(asyncio.CancelledError):
+        await telling
+
+
+async def test_a_stream_that_got_something_is_left_alone():
+    outbox: Outbox = Outbox()
+    looked = []
+
+    def explain():
+        looked.append(len(outbox))
+        return []
+
+    telling = asyncio.ensure_future(tell_waits(outbox, explain, interval_s=0))
+    await asyncio.sleep(0)
+    outbox.put("batch")
+    await asyncio.sleep(0)
+    assert not looked
+    telling.cancel()
+    with suppress(asyncio.CancelledError):
+        await telling
