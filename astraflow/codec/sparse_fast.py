@@ -1,0 +1,132 @@
+"""SPARSE_FAST: gaps between changed elements and signed distances in units of the last place.
+
+Payload, before compression:
+
+    u32  gap_nbytes       length of the first stream
+    u32  escape_count     elements of the third
+    u8   gaps[gap_nbytes]
+    u8   distances[changed_count]
+    uN   escapes[escape_count]   N: bits of an element
+
+A gap is the number of unchanged elements before a changed one; it is written as so many bytes 255
+as fit, then the rest. A distance is zig-zag coded (0, -1, 1, -2 ... become 0, 1, 2, 3 ...); 255
+and above are written as 255, and whole in `escapes`, in order. All integers are little-endian.
+
+Distances count in an order of the bit patterns in which neighbours are one unit of the last
+place apart: the sign bit is flipped for positive numbers, all bits for negative ones. It is a
+bijection, so NaNs and signed zeros survive bit by bit.
+"""
+
+import struct
+
+import numpy as np
+
+from astraflow.core.errors import AstraflowError, Reason
+
+_HEAD = struct.Struct("<II")
+_ESCAPE = 255
+
+
+def encode(indices: np.ndarray, old: np.ndarray, new: np.ndarray) -> bytes:
+    """Code the changed elements of a range.
+
+    Args:
+        indices: i64[n], rising: which elements of the range changed.
+        old: Bits (uN[n]) that they had.
+        new: Bits (uN[n]) that they have.
+    """
+    zigzag = _zigzag(_ordered(new) - _ordered(old))
+    distances = np.minimum(zigzag, _ESCAPE).astype(np.uint8)
+    escapes = zigzag[zigzag >= _ESCAPE]
+    gaps = _encode_gaps(indices)
+    parts = (_HEAD.pack(len(gaps), len(escapes)), gaps, distances.tobytes(), escapes.tobytes())
+    return b"".join(parts)
+
+
+def decode(
+    payload: bytes, old: np.ndarray, *, changed_count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what changed in a range.
+
+    Args:
+        payload: As `encode` made it.
+        old: Bits (uN[element_count]) of the whole range in the base.
+        changed_count: From the chunk's header.
+
+    Returns:
+        i64[n] rising indices, and the new bits uN[n].
+
+    Raises:
+        AstraflowError: CHUNK_INVALID when the payload contradicts itself or the range.
+    """
+    if len(payload) < _HEAD.size:
+        raise _invalid("is cut off")
+    gap_nbytes, escape_count = _HEAD.unpack_from(payload)
+    if len(payload) != _HEAD.size + gap_nbytes + changed_count + escape_count * old.itemsize:
+        raise _invalid("has another size than its streams")
+    gaps = np.frombuffer(payload, np.uint8, gap_nbytes, _HEAD.size)
+    distances = np.frombuffer(payload, np.uint8, changed_count, _HEAD.size + gap_nbytes)
+    escapes = np.frombuffer(
+        payload, old.dtype, escape_count, _HEAD.size + gap_nbytes + changed_count
+    )
+    indices = _decode_gaps(gaps, changed_count, len(old))
+    zigzag = distances.astype(old.dtype)
+    escaped = np.flatnonzero(distances == _ESCAPE)
+    if len(escaped) != escape_count:
+        raise _invalid("has another number of escapes than it says")
+    zigzag[escaped] = escapes
+    return indices, _unordered(_ordered(old[indices]) + _unzigzag(zigzag))
+
+
+def largest_nbytes(element_count: int, itemsize: int) -> int:
+    """Return the most that a payload of a range can have, whatever changed."""
+    return _HEAD.size + element_count * (2 + itemsize) + element_count // _ESCAPE + 1
+
+
+def _encode_gaps(indices: np.ndarray) -> bytes:
+    gaps = np.diff(indices, prepend=-1) - 1
+    full, rest = np.divmod(gaps, _ESCAPE)
+    ends = np.cumsum(full + 1) - 1
+    stream = np.full(int(ends[-1]) + 1 if len(ends) else 0, _ESCAPE, np.uint8)
+    stream[ends] = rest
+    return stream.tobytes()
+
+
+def _decode_gaps(stream: np.ndarray, count: int, element_count: int) -> np.ndarray:
+    ends = np.flatnonzero(stream != _ESCAPE)
+    if len(ends) != count or (count and ends[-1] != len(stream) - 1) or (not count and len(stream)):
+        raise _invalid("has another number of gaps than of changes")
+    indices = np.cumsum(stream, dtype=np.int64)[ends] + np.arange(count, dtype=np.int64)
+    if count and indices[-1] >= element_count:
+        raise _invalid("changes an element beyond its range")
+    return indices
+
+
+def _sign_bit(dtype: np.dtype[np.unsignedinteger]) -> np.unsignedinteger:
+    return dtype.type(1 << (8 * dtype.itemsize - 1))
+
+
+def _ordered(bits: np.ndarray) -> np.ndarray:
+    sign = _sign_bit(bits.dtype)
+    return np.where(bits & sign, ~bits, bits | sign)
+
+
+def _unordered(ordered: np.ndarray) -> np.ndarray:
+    sign = _sign_bit(ordered.dtype)
+    return np.where(ordered & sign, ordered ^ sign, ~ordered)
+
+
+def _zigzag(distance: np.ndarray) -> np.ndarray:
+    """Fold signed distances, given modulo 2^N, into unsigned ones."""
+    top = distance.dtype.type(8 * distance.itemsize - 1)
+    one = distance.dtype.type(1)
+    return (distance << one) ^ (~(distance >> top) + one)
+
+
+def _unzigzag(folded: np.ndarray) -> np.ndarray:
+    one = folded.dtype.type(1)
+    return (folded >> one) ^ (~(folded & one) + one)
+
+
+def _invalid(why: str) -> AstraflowError:
+    return AstraflowError(Reason.CHUNK_INVALID, f"a sparse payload {why}")
