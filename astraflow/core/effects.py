@@ -103,7 +103,7 @@ class SendEndOfData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnounceVersion:
-    """Send a version to all WatchVersions of its policy; again when it gained patches or sources."""
+    """Send a version to all who watch its policy; again when it gained patches or sources."""
 
     info: VersionInfo
 

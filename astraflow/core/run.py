@@ -1,6 +1,13 @@
 """The whole hub as a pure state machine: `apply(event, now)` answers and says what to do.
 
-No I/O, no clock, no chance: the same events at the same times give the same run.
+No I/O, no clock, no chance: the same events at the same times give the same run. The parts
+that it is made of share one `State`; this module only puts them together:
+
+- `joining` and `membership` hold sessions;
+- `training` and `evaluation` decide what is asked of the pool, `outbound` sends it, `intake`
+  takes what comes of it;
+- `batching` is what trainers get;
+- `ending` sees a run to its end.
 """
 
 from collections.abc import Sequence
@@ -8,17 +15,29 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from astraflow.core.effects import Effect
+from astraflow.core import events as ev
+from astraflow.core.batching import Batching
+from astraflow.core.effects import AnnounceVersion, Effect
+from astraflow.core.ending import Ending
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalRun, EvalSuite
-from astraflow.core.events import Event
+from astraflow.core.evaluation import Evaluation
 from astraflow.core.ids import EvalRunId, PolicyId
+from astraflow.core.intake import Intake
+from astraflow.core.joining import Joining
+from astraflow.core.membership import Membership
+from astraflow.core.outbound import Outbound
 from astraflow.core.settings import RunSettings
+from astraflow.core.sources import sources_of, version_with_sources
+from astraflow.core.state import State
 from astraflow.core.status import DeadLetter, LedgerAccount, RolloutRecord, RunStatus, WaitReason
+from astraflow.core.training import Training
 from astraflow.core.versions import Source, VersionInfo
+from astraflow.core.waits import explain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Decision:
     """What came of an event.
 
     Attributes:
@@ -34,28 +53,69 @@ class Run:
     """One run, from its first member to its last."""
 
     def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
-        raise NotImplementedError
+        self._state = State(settings, start_time=start_time)
+        outbound = Outbound(self._state)
+        self._training = Training(self._state, outbound)
+        self._evaluation = Evaluation(self._state, outbound)
+        self._batching = Batching(self._state, self._training)
+        self._intake = Intake(
+            self._state, outbound, training=self._training, evaluation=self._evaluation
+        )
+        self._membership = Membership(self._state, intake=self._intake, batching=self._batching)
+        self._joining = Joining(self._state, batching=self._batching, membership=self._membership)
+        self._ending = Ending(
+            self._state,
+            training=self._training,
+            batching=self._batching,
+            evaluation=self._evaluation,
+        )
 
-    def apply(self, event: Event, now: datetime) -> Outcome:
+    def apply(self, event: ev.Event, now: datetime) -> Decision:
         """Decide what comes of an event.
 
         Raises:
             AstraflowError: As the event's docstring says; nothing has changed then.
         """
-        raise NotImplementedError
+        try:
+            answer = self._take(event, now)
+        except AstraflowError:
+            self._state.take_effects()
+            raise
+        self._evaluation.advance(now)
+        self._batching.advance(now)
+        self._training.advance(now)
+        self._ending.advance(now)
+        return Decision(answer=answer, effects=self._state.take_effects())
 
     @property
     def next_deadline(self) -> datetime | None:
         """When to apply Ticked; None: nothing is due. Read it again after every event."""
-        raise NotImplementedError
+        due = (
+            self._state.sessions.next_end,
+            self._intake.next_deadline,
+            self._evaluation.next_deadline,
+            self._ending.next_deadline,
+        )
+        return min((time for time in due if time is not None), default=None)
 
     def status(self, now: datetime) -> RunStatus:
         """Return the whole state."""
-        raise NotImplementedError
+        state = self._state
+        return RunStatus(
+            run_id=state.settings.run_id,
+            state=self._ending.run_state,
+            policies=tuple(policy.status() for policy in state.policies.values()),
+            members=tuple(state.sessions.status(member, now) for member in state.sessions),
+            dead_letter_count=state.dead_letter_count,
+            epochs=dict(state.flow.epochs),
+            failure=state.flow.failure,
+            start_time=state.start_time,
+            server_time=now,
+        )
 
     def accounts(self) -> tuple[LedgerAccount, ...]:
         """Return the books."""
-        raise NotImplementedError
+        return tuple(policy.books.account() for policy in self._state.policies.values())
 
     def explain(self, policy_id: PolicyId, now: datetime) -> tuple[WaitReason, ...]:
         """Return what a policy's trainer waits for, link by link; empty: nothing.
@@ -63,7 +123,7 @@ class Run:
         Raises:
             AstraflowError: POLICY_UNKNOWN.
         """
-        raise NotImplementedError
+        return explain(self._state, self._training, self._state.policy(policy_id), now)
 
     def versions(self, policy_id: PolicyId) -> tuple[VersionInfo, ...]:
         """Return what can be pulled, oldest first, with sources.
@@ -71,7 +131,8 @@ class Run:
         Raises:
             AstraflowError: POLICY_UNKNOWN.
         """
-        raise NotImplementedError
+        listed = self._state.policy(policy_id).versions.listed
+        return tuple(version_with_sources(self._state.sessions, info) for info in listed)
 
     def sources(self, policy_id: PolicyId, version: int) -> tuple[Source, ...]:
         """Return who has a version.
@@ -79,11 +140,12 @@ class Run:
         Raises:
             AstraflowError: POLICY_UNKNOWN, VERSION_UNKNOWN, VERSION_EVICTED.
         """
-        raise NotImplementedError
+        info = self._state.policy(policy_id).versions.get(version)
+        return sources_of(self._state.sessions, info)
 
     def suites(self) -> tuple[EvalSuite, ...]:
         """Return the evaluations that can be asked for."""
-        raise NotImplementedError
+        return tuple(suite.suite for suite in self._state.settings.suites)
 
     def eval_run(self, eval_run_id: EvalRunId) -> EvalRun:
         """Return where an evaluation stands.
@@ -91,12 +153,84 @@ class Run:
         Raises:
             AstraflowError: EVAL_UNKNOWN.
         """
-        raise NotImplementedError
+        return self._evaluation.view(eval_run_id)
 
     def rollouts(self) -> Sequence[RolloutRecord]:
         """Return the rollouts that can be listed, newest first."""
-        raise NotImplementedError
+        return self._state.records.newest_first()
 
     def dead_letters(self) -> Sequence[DeadLetter]:
         """Return the prompts given up, newest first."""
-        raise NotImplementedError
+        return list(reversed(self._state.dead_letters))
+
+    def _take(self, event: ev.Event, now: datetime) -> Any:  # noqa: PLR0911, PLR0912
+        """Hand an event to the part that it is for; one line per kind."""
+        sessions, flow = self._state.sessions, self._state.flow
+        match event:
+            case ev.RolloutArrived(member_id=member_id, rollout=rollout):
+                return self._intake.rollout(sessions.raas(member_id), rollout, now)
+            case ev.TaskFinished(member_id=member_id, result=result):
+                return self._intake.result(sessions.raas(member_id), result, now)
+            case ev.MemberKeptAlive(member_id=member_id, load=load):
+                return self._membership.keep_alive(member_id, load, now)
+            case ev.Ticked():
+                return self._tick(now)
+            case ev.CreditGiven():
+                return self._membership.give_credit(event)
+            case ev.TaskNacked(member_id=member_id, task_id=task_id, failure=failure):
+                return self._intake.nack(sessions.raas(member_id), task_id, failure, now)
+            case ev.BatchAcked(member_id=member_id):
+                return self._batching.ack(sessions.trainer(member_id), event, now)
+            case ev.BatchStreamOpened(member_id=member_id):
+                return self._batching.open_stream(sessions.trainer(member_id), event)
+            case ev.VersionPublished():
+                return self._publish(event, now)
+            case ev.VersionReported(member_id=member_id, report=report):
+                return self._membership.report(member_id, report)
+            case ev.PromptsOffered(prompts=prompts, is_last=is_last):
+                return self._training.offer(prompts, is_last=is_last)
+            case ev.EvalPromptsOffered(eval_run_id=eval_run_id, prompts=prompts):
+                return self._evaluation.offer(eval_run_id, prompts)
+            case ev.EvalCreated():
+                return self._evaluation.request(event, now)
+            case ev.EvalCancelled(eval_run_id=eval_run_id):
+                return self._evaluation.cancel(eval_run_id, now)
+            case ev.RaasJoined():
+                return self._joining.join_pool(event, now)
+            case ev.TrainerRegistered():
+                return self._joining.register(event, now)
+            case ev.SessionLeft(member_id=member_id, message=message):
+                return self._membership.leave(member_id, message, now)
+            case ev.MemberDrained(member_id=member_id, grace=grace):
+                return self._membership.drain(member_id, grace, now)
+            case ev.RunPaused():
+                flow.is_paused = True
+            case ev.RunResumed():
+                flow.is_paused = False
+            case ev.RunStopped(mode=mode, grace=grace):
+                return self._ending.stop(mode, grace, now)
+            case ev.RunBroken(failure=failure):
+                flow.failure = flow.failure or (None if flow.is_final else failure)
+        return None
+
+    def _tick(self, now: datetime) -> None:
+        self._membership.expire(now)
+        self._intake.expire(now)
+
+    def _publish(self, event: ev.VersionPublished, now: datetime) -> int:
+        """Enter a version and tell everybody."""
+        member = self._state.sessions.trainer(event.member_id)
+        info = event.info
+        policy = self._state.policy(info.policy_id)
+        if member.policy_id != info.policy_id:
+            raise AstraflowError(
+                Reason.ROLE_NOT_ALLOWED,
+                f"{event.member_id} trains {member.policy_id}, not {info.policy_id}",
+            )
+        is_new = info.version == policy.versions.next_version
+        if policy.versions.publish(info, now):
+            known = policy.versions.get(info.version)
+            self._state.do(AnnounceVersion(info=version_with_sources(self._state.sessions, known)))
+        if is_new and not self._state.flow.is_final:
+            self._evaluation.note_version(info.policy_id, info.version, now)
+        return policy.versions.next_version

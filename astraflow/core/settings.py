@@ -1,4 +1,4 @@
-"""Settings of a run, as the state machine needs them: the recipe without its files and processes."""
+"""Settings of a run: the recipe without its files and processes."""
 
 from dataclasses import dataclass, field
 from datetime import timedelta

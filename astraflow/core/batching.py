@@ -1,0 +1,174 @@
+"""Batching: whole groups go to trainers, and come back settled or not."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from astraflow.core.batches import BatchOutcome, EndCause, EndOfData
+from astraflow.core.effects import RecordBatch, SendBatch, SendEndOfData
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.events import BatchAcked, BatchStreamOpened
+from astraflow.core.ids import BatchId
+from astraflow.core.leases import Lease, RankStream
+from astraflow.core.policies import Policy
+from astraflow.core.sessions import TrainerMember
+from astraflow.core.state import State
+from astraflow.core.training import Training
+
+
+class Batching:
+    """Leases batches to trainers and settles them."""
+
+    def __init__(self, state: State, training: Training) -> None:
+        self._state = state
+        self._training = training
+
+    def open_stream(self, member: TrainerMember, event: BatchStreamOpened) -> None:
+        """Let a rank listen, and send it again what it has not settled.
+
+        Raises:
+            AstraflowError: INVALID_FIELD, REQUEST_CONFLICT.
+        """
+        policy = self._state.policies[member.policy_id]
+        stream = RankStream(max_outstanding=event.max_outstanding, max_tokens=event.max_tokens)
+        policy.desk.open_stream(event.rank, world_size=event.world_size, stream=stream)
+        policy.ended_ranks.discard(event.rank)
+        for lease in policy.desk.leases.values():
+            if event.rank not in lease.acks:
+                self._deliver(member, policy, lease, event.rank)
+
+    def ack(self, member: TrainerMember, event: BatchAcked, now: datetime) -> bool:
+        """Settle a batch once every rank agrees; return whether it is settled.
+
+        Raises:
+            AstraflowError: BATCH_UNKNOWN, LEASE_LOST, REQUEST_CONFLICT, INVALID_FIELD.
+        """
+        policy = self._state.policies[member.policy_id]
+        settled = policy.desk.outcome_of(event.batch_id)
+        if settled is not None:
+            _must_agree(event, settled)
+            return True
+        lease = policy.desk.find(event.batch_id)
+        policy.desk.check(lease, event.rank, event.outcome)
+        if event.batch_id not in policy.desk.leases and not self._regain(policy, lease, event):
+            return True
+        if not policy.desk.ack(lease, event.rank, event.outcome):
+            return False
+        self._settle(policy, lease, event, now)
+        return True
+
+    def return_all(self, policy: Policy, *, but: frozenset[BatchId] = frozenset()) -> None:
+        """End the leases of a trainer that is gone, but for those that it still works on."""
+        for lease in list(policy.desk.leases.values()):
+            if lease.batch_id not in but:
+                policy.desk.lose(lease)
+                policy.put_back(lease)
+
+    def regain(self, policy: Policy, batch_ids: frozenset[BatchId]) -> None:
+        """Lease again what a trainer still works on whose session had ended."""
+        for batch_id in sorted(batch_ids):
+            lease = policy.desk.lost.get(batch_id)
+            if lease is not None and policy.end is None and policy.reclaim(lease):
+                policy.desk.leases[batch_id] = policy.desk.lost.pop(batch_id)
+
+    def advance(self, now: datetime) -> None:
+        """Lease what is ready to who has room."""
+        if self._state.flow.is_final:
+            return
+        for policy in self._state.policies.values():
+            while policy.desk.has_room and policy.end is None:
+                count = self._ready_count(policy)
+                if not count:
+                    break
+                self._lease(policy, count, now)
+
+    def is_dry(self, policy: Policy) -> bool:
+        """Whether no group will become whole any more that is not whole now."""
+        return self._training.is_through and (
+            policy.open_groups == policy.fresh_groups + policy.desk.leased_groups
+        )
+
+    def end_data(self, policy: Policy, member: TrainerMember, cause: EndCause) -> None:
+        """Tell every rank that listens, once, that no batch follows."""
+        end = EndOfData(cause=cause, batch_count=policy.consumed_count)
+        for rank in sorted(set(policy.desk.streams) - policy.ended_ranks):
+            policy.ended_ranks.add(rank)
+            self._state.do(SendEndOfData(member_id=member.member_id, rank=rank, end_of_data=end))
+
+    def _ready_count(self, policy: Policy) -> int:
+        """Return how many groups the next batch would have now; 0: it has to wait."""
+        settings = policy.settings
+        left = policy.steps_left
+        if left is not None and len(policy.desk.leases) >= left:
+            return 0
+        if policy.fresh_groups < settings.groups_per_batch and not self.is_dry(policy):
+            return 0
+        policy.prune()
+        if policy.fresh_groups >= settings.groups_per_batch:
+            return settings.groups_per_batch
+        return policy.fresh_groups if self.is_dry(policy) else 0
+
+    def _lease(self, policy: Policy, count: int, now: datetime) -> None:
+        member = self._state.sessions.trainer_of(policy.policy_id)
+        if member is None:
+            return
+        batch_id = BatchId(self._state.mint.next("batch"))
+        lease = policy.lease(batch_id, count, now)
+        for rank in sorted(policy.desk.streams):
+            self._deliver(member, policy, lease, rank)
+
+    def _deliver(self, member: TrainerMember, policy: Policy, lease: Lease, rank: int) -> None:
+        stream = policy.desk.streams[rank]
+        header, parts = lease.deliver(
+            rank, world_size=policy.desk.world_size, max_tokens=stream.max_tokens
+        )
+        self._state.do(SendBatch(member_id=member.member_id, rank=rank, header=header, parts=parts))
+
+    def _regain(self, policy: Policy, lease: Lease, event: BatchAcked) -> bool:
+        """Let a late ack count while nobody else holds a row; False: there is nothing to do.
+
+        Raises:
+            AstraflowError: LEASE_LOST.
+        """
+        if event.outcome is not BatchOutcome.CONSUMED:
+            return False
+        if policy.end is not None or not policy.reclaim(lease):
+            raise AstraflowError(
+                Reason.LEASE_LOST,
+                f"batch {lease.batch_id} went back when the session ended, and its rows are "
+                "elsewhere now; drop it and take the next one",
+            )
+        policy.desk.leases[lease.batch_id] = policy.desk.lost.pop(lease.batch_id)
+        return True
+
+    def _settle(self, policy: Policy, lease: Lease, event: BatchAcked, now: datetime) -> None:
+        policy.desk.settle(lease, event.outcome)
+        match event.outcome:
+            case BatchOutcome.CONSUMED:
+                metrics = policy.consume(
+                    lease, now, step=event.step, wait_s=event.wait_s, train_s=event.train_s
+                )
+                self._record(policy, lease, {**metrics, **event.metrics})
+            case BatchOutcome.RETURNED:
+                policy.put_back(lease)
+            case BatchOutcome.DISCARDED:
+                policy.discard(lease)
+
+    def _record(self, policy: Policy, lease: Lease, metrics: Mapping[str, float]) -> None:
+        policy.note_metrics(metrics)
+        self._state.do(
+            RecordBatch(
+                policy_id=policy.policy_id,
+                batch_id=lease.batch_id,
+                step=policy.step,
+                version=lease.version,
+                metrics=metrics,
+            )
+        )
+
+
+def _must_agree(event: BatchAcked, settled: BatchOutcome) -> None:
+    if event.outcome is not settled:
+        raise AstraflowError(
+            Reason.REQUEST_CONFLICT,
+            f"batch {event.batch_id} is settled as {settled}, not {event.outcome}",
+        )

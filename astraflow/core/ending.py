@@ -1,0 +1,173 @@
+"""Ending: the data ends policy by policy, then come the last evaluations, then everybody leaves.
+
+Nobody has to leave in a hurry: a trainer is told the end of its data once its last version is
+live wherever it is wanted, and the hub closes last.
+"""
+
+from datetime import datetime, timedelta
+
+from astraflow.core.batches import EndCause
+from astraflow.core.batching import Batching
+from astraflow.core.effects import CloseHub, RunStateChanged, SendDirective
+from astraflow.core.evaluation import Evaluation
+from astraflow.core.ids import PolicyId
+from astraflow.core.members import Directive, DirectiveKind
+from astraflow.core.policies import Policy
+from astraflow.core.state import State
+from astraflow.core.status import RunState, StopMode
+from astraflow.core.training import Training
+
+
+class Ending:
+    """Sees a run to its end."""
+
+    def __init__(
+        self, state: State, *, training: Training, batching: Batching, evaluation: Evaluation
+    ) -> None:
+        self._state = state
+        self._training = training
+        self._batching = batching
+        self._evaluation = evaluation
+        self._released: set[PolicyId] = set()
+        self._has_last_evals = False
+
+    @property
+    def run_state(self) -> RunState:
+        """Where the run stands."""
+        flow = self._state.flow
+        if flow.failure is not None:
+            return RunState.FAILED
+        if flow.is_final:
+            return RunState.DONE
+        if flow.stop is not None or self._is_trained:
+            return RunState.STOPPING
+        if flow.is_paused:
+            return RunState.PAUSED
+        if self._training.is_through:
+            return RunState.SOURCE_EXHAUSTED
+        return RunState.WAITING if self._waits_for_members else RunState.RUNNING
+
+    @property
+    def next_deadline(self) -> datetime | None:
+        """When the run acts by itself for its end."""
+        flow, settings = self._state.flow, self._state.settings
+        if flow.final_time is not None:
+            return None if flow.is_closed else flow.final_time + settings.leave_grace
+        waiting = [
+            policy.end_time + settings.last_version_grace
+            for policy in self._state.policies.values()
+            if policy.end_time is not None and policy.policy_id not in self._released
+        ]
+        return min(waiting + ([flow.stop_time] if flow.stop_time else []), default=None)
+
+    def stop(self, mode: StopMode, grace: timedelta | None, now: datetime) -> None:
+        """End the run; a cancel shortens a drain, a drain does not lengthen a cancel."""
+        flow = self._state.flow
+        if flow.is_final or flow.stop is StopMode.CANCEL:
+            return
+        flow.stop = mode
+        if grace is not None:
+            flow.stop_time = min(flow.stop_time or now + grace, now + grace)
+        self._evaluation.cancel_all(now)
+
+    def advance(self, now: datetime) -> None:
+        """Take the run as far towards its end as it is."""
+        flow = self._state.flow
+        if not flow.is_final:
+            if flow.stop_time is not None and flow.stop_time <= now:
+                flow.stop = StopMode.CANCEL
+            self._retire_policies(now)
+            self._release_trainers(now)
+            self._finish_when_done(now)
+        self._close_when_left(now)
+        state = self.run_state
+        if state is not flow.shown:
+            flow.shown = state
+            self._state.do(RunStateChanged(state=state))
+
+    @property
+    def _is_trained(self) -> bool:
+        return all(policy.end is not None for policy in self._state.policies.values())
+
+    @property
+    def _waits_for_members(self) -> bool:
+        sessions = self._state.sessions
+        has_trainers = all(
+            policy.end is not None or sessions.trainer_of(policy.policy_id) is not None
+            for policy in self._state.policies.values()
+        )
+        return not (has_trainers and sessions.pool)
+
+    def _retire_policies(self, now: datetime) -> None:
+        for policy in self._state.policies.values():
+            cause = self._cause(policy)
+            if policy.end is None and cause is not None:
+                self._training.retire(policy)
+                policy.retire(cause, now)
+        self._evaluation.has_pool = self._is_trained
+
+    def _cause(self, policy: Policy) -> EndCause | None:
+        """Say why a policy's data is at its end, or None."""
+        flow = self._state.flow
+        if flow.failure is not None or flow.stop is StopMode.CANCEL:
+            return EndCause.STOPPED
+        if policy.steps_left == 0:
+            return EndCause.STEP_LIMIT
+        is_trained = policy.policy_id in self._state.settings.workflow.policy_ids
+        if not is_trained or (self._training.is_through and not policy.open_groups):
+            return EndCause.STOPPED if flow.stop else EndCause.SOURCE_EXHAUSTED
+        return None
+
+    def _release_trainers(self, now: datetime) -> None:
+        for policy in self._state.policies.values():
+            if policy.end is None or self._state.flow.failure is not None:
+                continue
+            if policy.policy_id not in self._released and self._may_leave(policy, now):
+                self._released.add(policy.policy_id)
+            member = self._state.sessions.trainer_of(policy.policy_id)
+            if policy.policy_id in self._released and member is not None:
+                self._batching.end_data(policy, member, policy.end)
+
+    def _may_leave(self, policy: Policy, now: datetime) -> bool:
+        """Whether nobody needs the trainer: its last version is live where it is served."""
+        grace = self._state.settings.last_version_grace
+        is_late = policy.end_time is not None and policy.end_time + grace <= now
+        if is_late or self._state.flow.stop is StopMode.CANCEL:
+            return True
+        newest = policy.versions.newest
+        if newest is None:
+            return True
+        return newest.step >= policy.step and all(
+            member.live.get(policy.policy_id) == newest.version
+            for member in self._state.sessions.pool
+            if policy.policy_id in member.policies and not member.is_draining
+        )
+
+    def _finish_when_done(self, now: datetime) -> None:
+        flow = self._state.flow
+        is_cut = flow.failure is not None or flow.stop is StopMode.CANCEL
+        if is_cut:
+            self._evaluation.cancel_all(now)
+        elif not self._is_trained or len(self._released) < len(self._state.policies):
+            return
+        elif not self._has_last_evals:
+            self._has_last_evals = True
+            if flow.stop is None:
+                self._evaluation.start_last(now)
+        if not self._evaluation.is_idle:
+            return
+        flow.final_time = now
+        message = "the run is over" if flow.failure is None else flow.failure.message
+        order = Directive(kind=DirectiveKind.STOP, message=message)
+        for member in self._state.sessions:
+            self._state.do(SendDirective(member_id=member.member_id, directive=order))
+
+    def _close_when_left(self, now: datetime) -> None:
+        flow = self._state.flow
+        if flow.final_time is None or flow.is_closed:
+            return
+        if not len(self._state.sessions) or (
+            flow.final_time + self._state.settings.leave_grace <= now
+        ):
+            flow.is_closed = True
+            self._state.do(CloseHub())

@@ -1,0 +1,200 @@
+"""One evaluation while it runs: what is to be asked, what was answered."""
+
+from collections import deque
+from collections.abc import Mapping
+from datetime import datetime
+
+from astraflow.core.errors import Failure, Reason
+from astraflow.core.eval_results import Tally, overall
+from astraflow.core.evals import EvalRun, EvalState
+from astraflow.core.groups import EvalGroup, Slot
+from astraflow.core.ids import EvalRunId, GroupId, PolicyId
+from astraflow.core.mint import Mint
+from astraflow.core.rollouts import Rollout
+from astraflow.core.settings import SuiteSettings
+from astraflow.core.tasks import Prompt, TaskPurpose, VersionRange
+
+# Watchers are woken about so often over one evaluation.
+_PROGRESS_COUNT = 16
+
+
+class EvalWork:
+    """One evaluation.
+
+    Attributes:
+        versions: That it pins.
+        share: Of the pool's credit, while training goes on.
+        again: Groups with samples to be issued again.
+        stuck_time: Since when nobody can serve the versions; None: somebody can.
+    """
+
+    def __init__(
+        self,
+        eval_run_id: EvalRunId,
+        suite: SuiteSettings,
+        *,
+        versions: Mapping[PolicyId, int],
+        share: float,
+        now: datetime,
+    ) -> None:
+        self.eval_run_id = eval_run_id
+        self.suite = suite
+        self.versions = versions
+        self.share = share
+        self.again = deque[EvalGroup]()
+        self.stuck_time: datetime | None = None
+        self._create_time = now
+        self._finish_time: datetime | None = None
+        self._state = EvalState.PENDING
+        self._failure: Failure | None = None
+        self._last_failure: Failure | None = None
+        self._prompts = deque[tuple[int, Prompt]]()
+        self._tallies = [Tally(part, 0) for part in suite.suite.data_sets]
+        self._is_offered = False
+        self._open: dict[GroupId, EvalGroup] = {}
+        self._shown_count = 0
+
+    @property
+    def state(self) -> EvalState:
+        """Where it stands."""
+        return self._state
+
+    @property
+    def open_groups(self) -> tuple[EvalGroup, ...]:
+        """Groups with an unanswered sample."""
+        return tuple(self._open.values())
+
+    @property
+    def has_unissued(self) -> bool:
+        """Whether something is to be asked."""
+        return bool(self._prompts or self.again)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether everything was asked and answered or given up."""
+        return self._is_offered and not self._prompts and not self._open
+
+    @property
+    def rollout_count(self) -> int:
+        """Rollouts asked for."""
+        return sum(tally.prompt_count * tally.settings.repeats for tally in self._tallies)
+
+    @property
+    def scored_count(self) -> int:
+        """Rollouts with a reward."""
+        return sum(tally.scored_count for tally in self._tallies)
+
+    @property
+    def missing_count(self) -> int:
+        """Rollouts given up."""
+        return sum(tally.missing_count for tally in self._tallies)
+
+    def ranges(self) -> dict[PolicyId, VersionRange]:
+        """Return the versions as tasks pin them."""
+        return {p: VersionRange(min=v, max=v) for p, v in self.versions.items()}
+
+    def offer(self, prompts: Mapping[str, tuple[Prompt, ...]]) -> None:
+        """Take the rows of its data sets, once."""
+        if self._is_offered:
+            return
+        self._is_offered = True
+        for index, tally in enumerate(self._tallies):
+            rows = prompts.get(tally.settings.data_set, ())
+            tally.prompt_count = len(rows)
+            self._prompts.extend((index, row) for row in rows)
+
+    @property
+    def next_size(self) -> int:
+        """Repeats of the next prompt; 0: there is none."""
+        if not self._prompts:
+            return 0
+        return self._tallies[self._prompts[0][0]].settings.repeats
+
+    def begin_group(self, mint: Mint) -> EvalGroup:
+        """Turn the next prompt into a group."""
+        index, prompt = self._prompts.popleft()
+        settings = self._tallies[index].settings
+        group = EvalGroup(
+            group_id=GroupId(mint.next("eval-group")),
+            prompt=prompt,
+            workflow_id=settings.workflow_id,
+            purpose=TaskPurpose.EVAL,
+            slots=[Slot() for _ in range(settings.repeats)],
+            eval_run_id=self.eval_run_id,
+            data_set_index=index,
+        )
+        self._open[group.group_id] = group
+        if self._state is EvalState.PENDING:
+            self._state = EvalState.RUNNING
+        return group
+
+    def score(self, group: EvalGroup, rollout: Rollout) -> None:
+        """Count one answered rollout; one without a reward is missing."""
+        tally = self._tallies[group.data_set_index]
+        if rollout.reward is None:
+            tally.missing_count += 1
+            self._last_failure = rollout.failure or self._last_failure
+        else:
+            group.rewards.append(rollout.reward)
+            tally.add(rollout.reward, rollout.metrics)
+        self._close_if_whole(group)
+
+    def miss(self, group: EvalGroup) -> None:
+        """Count one rollout that was given up."""
+        self._tallies[group.data_set_index].missing_count += 1
+        self._last_failure = group.failures[-1] if group.failures else self._last_failure
+        self._close_if_whole(group)
+
+    def is_worth_showing(self) -> bool:
+        """Whether it moved on by enough since this last said so."""
+        count = self.scored_count + self.missing_count
+        if count - self._shown_count < max(1, self.rollout_count // _PROGRESS_COUNT):
+            return False
+        self._shown_count = count
+        return True
+
+    def conclude(self, now: datetime) -> None:
+        """End it with what was answered."""
+        if self.scored_count or not self.rollout_count:
+            self._end(EvalState.SUCCEEDED, now)
+        else:
+            failure = self._last_failure or Failure(reason=Reason.INTERNAL)
+            self.fail(failure, now)
+
+    def fail(self, failure: Failure, now: datetime) -> None:
+        """End it for a reason."""
+        self._failure = failure
+        self._end(EvalState.FAILED, now)
+
+    def cancel(self, now: datetime) -> None:
+        """End it because nobody wants it."""
+        self._end(EvalState.CANCELLED, now)
+
+    def view(self) -> EvalRun:
+        """Return where it stands."""
+        results = tuple(tally.result() for tally in self._tallies if tally.scored_count)
+        return EvalRun(
+            eval_run_id=self.eval_run_id,
+            suite=self.suite.suite.suite,
+            versions=self.versions,
+            state=self._state,
+            rollout_count=self.rollout_count,
+            scored_count=self.scored_count,
+            missing_count=self.missing_count,
+            results=results,
+            overall=overall(results),
+            failure=self._failure,
+            create_time=self._create_time,
+            finish_time=self._finish_time,
+        )
+
+    def _close_if_whole(self, group: EvalGroup) -> None:
+        if not group.open_count:
+            self._tallies[group.data_set_index].close(group.rewards)
+            del self._open[group.group_id]
+
+    def _end(self, state: EvalState, now: datetime) -> None:
+        self._state, self._finish_time = state, now
+        self._prompts.clear()
+        self.again.clear()
+        self._open.clear()

@@ -1,0 +1,325 @@
+"""Evaluation: pinned versions are measured on a share of the pool, beside training."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from astraflow.core.effects import DrawEvalPrompts, EvalChanged
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.eval_work import EvalWork
+from astraflow.core.evals import EvalRun, EvalState
+from astraflow.core.events import EvalCreated
+from astraflow.core.groups import EvalGroup
+from astraflow.core.ids import EvalRunId, PolicyId
+from astraflow.core.outbound import Outbound
+from astraflow.core.placement import Room, choose, eval_room, may_serve_pinned
+from astraflow.core.rollouts import Rollout
+from astraflow.core.settings import SuiteSettings
+from astraflow.core.state import State
+from astraflow.core.tasks import CancelReason, Prompt
+
+# Finished evaluations that can still be asked for.
+_KEPT_COUNT = 256
+
+
+class Evaluation:
+    """All evaluations of a run.
+
+    Attributes:
+        has_pool: Whether training is over, so that evaluations may take the whole pool.
+    """
+
+    def __init__(self, state: State, outbound: Outbound) -> None:
+        self._state = state
+        self._outbound = outbound
+        self._suites = {suite.suite.suite: suite for suite in state.settings.suites}
+        self._active: dict[EvalRunId, EvalWork] = {}
+        self._finished: dict[EvalRunId, EvalRun] = {}
+        self._requests: dict[str, tuple[EvalRunId, EvalCreated]] = {}
+        self._started: set[str] = set()
+        self.has_pool = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every evaluation is final."""
+        return not self._active
+
+    def suite(self, name: str) -> SuiteSettings:
+        """Return a suite.
+
+        Raises:
+            AstraflowError: EVAL_UNKNOWN.
+        """
+        if name not in self._suites:
+            known = ", ".join(self._suites) or "none"
+            raise AstraflowError(Reason.EVAL_UNKNOWN, f"there is no suite '{name}'; known: {known}")
+        return self._suites[name]
+
+    def view(self, eval_run_id: EvalRunId) -> EvalRun:
+        """Return where an evaluation stands.
+
+        Raises:
+            AstraflowError: EVAL_UNKNOWN.
+        """
+        if eval_run_id in self._active:
+            return self._active[eval_run_id].view()
+        if eval_run_id in self._finished:
+            return self._finished[eval_run_id]
+        raise AstraflowError(Reason.EVAL_UNKNOWN, f"there is no evaluation '{eval_run_id}'")
+
+    def request(self, event: EvalCreated, now: datetime) -> EvalRun:
+        """Start an evaluation that somebody asked for, or return the one of this request.
+
+        Raises:
+            AstraflowError: EVAL_UNKNOWN, REQUEST_CONFLICT, INVALID_FIELD, VERSION_UNKNOWN,
+                VERSION_EVICTED, VERSION_NOT_SERVED, RUN_ENDED.
+        """
+        if event.request_id in self._requests:
+            known_id, known = self._requests[event.request_id]
+            if known != event:
+                raise AstraflowError(
+                    Reason.REQUEST_CONFLICT,
+                    f"request {event.request_id} asked for something else before",
+                )
+            return self.view(known_id)
+        suite = self.suite(event.suite)
+        share = event.pool_share
+        if not event.request_id or (share is not None and not 0 < share <= 1):
+            raise AstraflowError(
+                Reason.INVALID_FIELD, "an evaluation needs a request_id and a share of up to 1"
+            )
+        if self._state.flow.is_final or self._state.flow.stop is not None:
+            raise AstraflowError(Reason.RUN_ENDED, "the run is over; evaluate its checkpoints")
+        pinned = self._pin(suite, event.versions)
+        self._must_be_servable(pinned)
+        work = self.start(suite, pinned, now, share=share)
+        self._requests[event.request_id] = (work.eval_run_id, event)
+        return work.view()
+
+    def start(
+        self,
+        suite: SuiteSettings,
+        versions: Mapping[PolicyId, int],
+        now: datetime,
+        *,
+        share: float | None = None,
+    ) -> EvalWork:
+        """Start an evaluation of pinned versions."""
+        work = EvalWork(
+            EvalRunId(self._state.mint.next("eval")),
+            suite,
+            versions=versions,
+            share=share or suite.pool_share,
+            now=now,
+        )
+        self._active[work.eval_run_id] = work
+        data_sets = tuple(dict.fromkeys(part.data_set for part in suite.suite.data_sets))
+        self._state.do(EvalChanged(eval_run=work.view()))
+        self._state.do(DrawEvalPrompts(eval_run_id=work.eval_run_id, data_sets=data_sets))
+        return work
+
+    def note_version(self, policy_id: PolicyId, version: int, now: datetime) -> None:
+        """Start what the recipe wants measured once this version exists."""
+        for name, suite in self._suites.items():
+            policy_ids = suite.suite.policy_ids
+            newest = self._state.newest_versions(policy_ids)
+            if newest is None or policy_id not in policy_ids:
+                continue
+            if suite.at_start and name not in self._started:
+                self._started.add(name)
+                self.start(suite, dict.fromkeys(policy_ids, 0), now)
+            is_due = suite.every is not None and version > 0 and version % suite.every == 0
+            if is_due and policy_id == policy_ids[0]:
+                self.start(suite, newest, now)
+
+    def start_last(self, now: datetime) -> None:
+        """Start what the recipe wants measured at the end."""
+        for suite in self._suites.values():
+            newest = self._state.newest_versions(suite.suite.policy_ids)
+            if suite.at_end and newest is not None and not self._was_measured(suite, newest):
+                self.start(suite, newest, now)
+
+    def offer(self, eval_run_id: EvalRunId, prompts: Mapping[str, tuple[Prompt, ...]]) -> None:
+        """Take the rows of an evaluation's data sets."""
+        if eval_run_id in self._active:
+            self._active[eval_run_id].offer(prompts)
+
+    def accept(self, group: EvalGroup, index: int, rollout: Rollout) -> None:
+        """Take one rollout."""
+        group.finish(index)
+        self._forget_if_whole(group)
+        self._active[group.eval_run_id].score(group, rollout)
+
+    def give_up(self, group: EvalGroup, index: int) -> None:
+        """Count a sample that failed too often as missing."""
+        group.finish(index)
+        self._forget_if_whole(group)
+        self._active[group.eval_run_id].miss(group)
+
+    def queue(self, group: EvalGroup) -> None:
+        """Have what is unissued of a group issued again."""
+        if not group.is_queued:
+            group.is_queued = True
+            self._active[group.eval_run_id].again.append(group)
+
+    def cancel(self, eval_run_id: EvalRunId, now: datetime) -> EvalRun:
+        """Stop an evaluation; a final one stays as it is.
+
+        Raises:
+            AstraflowError: EVAL_UNKNOWN.
+        """
+        work = self._active.get(eval_run_id)
+        if work is not None:
+            self._withdraw(work)
+            work.cancel(now)
+            self._retire(work)
+        return self.view(eval_run_id)
+
+    def cancel_all(self, now: datetime) -> None:
+        """Stop every evaluation."""
+        for eval_run_id in list(self._active):
+            self.cancel(eval_run_id, now)
+
+    def advance(self, now: datetime) -> None:
+        """Issue what there is room for; end what is answered or cannot be."""
+        for work in list(self._active.values()):
+            before = work.state
+            if not self._state.flow.is_paused:
+                self._issue(work, now)
+            if work.is_answered:
+                work.conclude(now)
+                self._retire(work)
+            elif work.has_unissued and self._is_stuck(work, now):
+                self._withdraw(work)
+                work.fail(_not_served(work.versions), now)
+                self._retire(work)
+            elif work.state is not before or work.is_worth_showing():
+                self._state.do(EvalChanged(eval_run=work.view()))
+
+    @property
+    def next_deadline(self) -> datetime | None:
+        """When the first evaluation that nobody can serve is given up."""
+        grace = self._state.settings.last_version_grace
+        times = [work.stuck_time for work in self._active.values() if work.stuck_time is not None]
+        return min(times) + grace if times else None
+
+    def _issue(self, work: EvalWork, now: datetime) -> None:
+        while work.again:
+            group = work.again[0]
+            while group.unissued:
+                room = self._room(work, len(group.unissued), now)
+                if room is None:
+                    return
+                self._send(work, group, room, now)
+            group.is_queued = False
+            work.again.popleft()
+        while work.next_size:
+            room = self._room(work, work.next_size, now)
+            if room is None:
+                return
+            group = work.begin_group(self._state.mint)
+            self._state.groups[group.group_id] = group
+            self._send(work, group, room, now)
+            if group.unissued:
+                self.queue(group)
+                return
+
+    def _send(self, work: EvalWork, group: EvalGroup, room: Room, now: datetime) -> None:
+        room.member.pinned.update(work.versions.items())
+        indexes = tuple(group.unissued[: room.free])
+        self._outbound.send(group, room.member, indexes=indexes, versions=work.ranges(), now=now)
+
+    def _room(self, work: EvalWork, count: int, now: datetime) -> Room | None:
+        sessions = self._state.sessions
+        share = 1.0 if self.has_pool else work.share
+        rooms = (
+            eval_room(member, share)
+            for member in sessions.pool
+            if not member.is_draining
+            and not sessions.is_silent(member, now)
+            and may_serve_pinned(member, work.versions)
+        )
+        return choose(rooms, count)
+
+    def _is_stuck(self, work: EvalWork, now: datetime) -> bool:
+        """Whether nobody has been able to serve the versions for too long."""
+        pool = self._state.sessions.pool
+        if any(may_serve_pinned(member, work.versions) for member in pool) or (
+            not self.has_pool and self._may_come(work)
+        ):
+            work.stuck_time = None
+            return False
+        work.stuck_time = work.stuck_time or now
+        return now - work.stuck_time >= self._state.settings.last_version_grace
+
+    def _may_come(self, work: EvalWork) -> bool:
+        """Whether a RaaS may still load these versions: they are the newest."""
+        return self._state.newest_versions(tuple(work.versions)) == dict(work.versions)
+
+    def _must_be_servable(self, versions: Mapping[PolicyId, int]) -> None:
+        is_newest = self._state.newest_versions(tuple(versions)) == dict(versions)
+        pool = self._state.sessions.pool
+        if not is_newest and not any(may_serve_pinned(member, versions) for member in pool):
+            failure = _not_served(versions)
+            raise AstraflowError(failure.reason, failure.message)
+
+    def _pin(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> dict[PolicyId, int]:
+        policy_ids = suite.suite.policy_ids
+        pinned: dict[PolicyId, int] = {}
+        for policy_id in policy_ids:
+            ledger = self._state.policy(policy_id).versions
+            pinned[policy_id] = versions.get(policy_id, max(0, ledger.newest_version))
+            ledger.get(pinned[policy_id])
+        foreign = set(versions) - set(policy_ids)
+        if foreign:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"suite {suite.suite.suite} does not measure {', '.join(sorted(foreign))}",
+            )
+        return pinned
+
+    def _was_measured(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> bool:
+        runs = [*self._finished.values(), *(work.view() for work in self._active.values())]
+        return any(
+            run.suite == suite.suite.suite
+            and run.versions == versions
+            and run.state not in (EvalState.FAILED, EvalState.CANCELLED)
+            for run in runs
+        )
+
+    def _withdraw(self, work: EvalWork) -> None:
+        for group in work.open_groups:
+            self._outbound.withdraw_group(group, CancelReason.EVAL_CANCELLED)
+
+    def _forget_if_whole(self, group: EvalGroup) -> None:
+        if not group.open_count:
+            del self._state.groups[group.group_id]
+
+    def _retire(self, work: EvalWork) -> None:
+        run = work.view()
+        del self._active[work.eval_run_id]
+        self._finished[work.eval_run_id] = run
+        while len(self._finished) > _KEPT_COUNT:
+            del self._finished[next(iter(self._finished))]
+        for member in self._state.sessions.pool:
+            member.pinned.difference_update(work.versions.items())
+        for other in self._active.values():
+            self._repin(other)
+        self._state.do(EvalChanged(eval_run=run))
+
+    def _repin(self, work: EvalWork) -> None:
+        """Remember who still has tasks of an evaluation: its versions are kept there."""
+        for member in self._state.sessions.pool:
+            groups = (assignment.group for assignment in member.assignments.values())
+            if any(
+                isinstance(group, EvalGroup) and group.eval_run_id == work.eval_run_id
+                for group in groups
+            ):
+                member.pinned.update(work.versions.items())
+
+
+def _not_served(versions: Mapping[PolicyId, int]) -> Failure:
+    names = ", ".join(f"{policy_id} {version}" for policy_id, version in versions.items())
+    return Failure(
+        reason=Reason.VERSION_NOT_SERVED,
+        message=f"no RaaS serves version {names} any more, nor has kept it",
+    )

@@ -1,0 +1,249 @@
+"""Joining: who may be a member, as what, and what of an earlier session goes on."""
+
+from datetime import datetime
+
+from astraflow.core.batching import Batching
+from astraflow.core.credentials import check_codes, check_contract, merge_identity
+from astraflow.core.effects import AnnounceVersion, ClearOutbox, SendTask
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.events import RaasJoined, Secrets, TrainerRegistered
+from astraflow.core.ids import BatchId, MemberId, TaskId
+from astraflow.core.members import (
+    JoinPool,
+    PoolMembership,
+    RegisterTrainer,
+    Role,
+    Session,
+    SessionResume,
+    TrainerRegistration,
+)
+from astraflow.core.membership import Membership
+from astraflow.core.sessions import Departed, Member, RaasMember, TrainerMember
+from astraflow.core.sources import version_with_sources
+from astraflow.core.state import State
+
+
+class Joining:
+    """Opens sessions."""
+
+    def __init__(self, state: State, *, batching: Batching, membership: Membership) -> None:
+        self._state = state
+        self._batching = batching
+        self._membership = membership
+
+    def join_pool(self, event: RaasJoined, now: datetime) -> PoolMembership:
+        """Admit a RaaS, or let it go on."""
+        request = event.request
+        known = self._known(event.resumes, request.resume, Role.RAAS)
+        self._must_be_admissible(request, known)
+        live = self._take_over(event.resumes, request.resume, now)
+        member = live if isinstance(live, RaasMember) else self._new_raas(event, now)
+        self._describe(member, request, now)
+        held = self._resend(member, request.resume)
+        workflows = tuple(w for w in self._state.settings.workflows if member.serves(w.policy_ids))
+        return PoolMembership(
+            session=self._session(member, event.secrets, task_ids=held),
+            run_id=self._state.settings.run_id,
+            workflows=workflows,
+        )
+
+    def register(self, event: TrainerRegistered, now: datetime) -> TrainerRegistration:
+        """Admit a trainer, or let it go on."""
+        request = event.request
+        policy = self._state.policy(request.policy_id)
+        known = self._known(event.resumes, request.resume, Role.TRAINER)
+        self._must_train(request, known)
+        if not self._goes_on(known, request.resume):
+            policy.step = request.last_step
+        live = self._take_over(event.resumes, request.resume, now)
+        held = frozenset(request.resume.held_batch_ids if request.resume else ())
+        if isinstance(live, TrainerMember):
+            member = live
+            self._batching.return_all(policy, but=held)
+            policy.desk.close()
+        else:
+            member = self._new_trainer(event, now)
+            self._batching.regain(policy, held)
+        member.weight_endpoints = request.weight_endpoints
+        member.keep_alive_time = now
+        policy.identity = merge_identity(policy.identity, request.identity)
+        self._state.do(ClearOutbox(member_id=member.member_id))
+        self._announce_newest(member)
+        return TrainerRegistration(
+            session=self._session(member, event.secrets, batch_ids=tuple(policy.desk.leases)),
+            run_id=self._state.settings.run_id,
+            max_staleness=policy.settings.max_staleness,
+            next_version=policy.versions.next_version,
+        )
+
+    def _must_be_admissible(self, request: JoinPool, known: MemberId | None) -> None:
+        state = self._state
+        check_contract(request.contract)
+        for served in request.policies:
+            policy = state.policy(served.policy_id)
+            merge_identity(policy.identity, served.identity)
+        policy_ids = {served.policy_id for served in request.policies}
+        for workflow in state.settings.workflows:
+            if policy_ids.issuperset(workflow.policy_ids):
+                check_codes(workflow, request.codes)
+        for member in state.sessions:
+            if member.name == request.name and member.member_id != known:
+                raise AstraflowError(
+                    Reason.NAME_TAKEN,
+                    f"a member named '{request.name}' is here already; choose another name",
+                )
+        self._must_go_on()
+
+    def _must_train(self, request: RegisterTrainer, known: MemberId | None) -> None:
+        check_contract(request.contract)
+        policy = self._state.policy(request.policy_id)
+        merge_identity(policy.identity, request.identity)
+        if request.groups_per_batch != policy.settings.groups_per_batch:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"the run makes batches of {policy.settings.groups_per_batch} groups for "
+                f"{request.policy_id}, the trainer wants {request.groups_per_batch}",
+                metadata={"field": "groups_per_batch"},
+            )
+        other = self._state.sessions.trainer_of(request.policy_id)
+        if other is not None and other.member_id != known:
+            raise AstraflowError(
+                Reason.POLICY_TAKEN,
+                f"{request.policy_id} is trained by {other.member_id} ({other.name}); "
+                f"a silent trainer's session ends after {self._state.sessions.ttl}",
+                retryable=True,
+            )
+        self._must_go_on()
+
+    def _must_go_on(self) -> None:
+        if self._state.flow.is_final:
+            raise AstraflowError(Reason.RUN_ENDED, "the run is over; start a new one")
+
+    def _known(
+        self, member_id: MemberId | None, resume: SessionResume | None, role: Role
+    ) -> MemberId | None:
+        """Return whose session is continued.
+
+        Raises:
+            AstraflowError: ROLE_NOT_ALLOWED; SESSION_FENCED for an older incarnation.
+        """
+        if member_id is None or resume is None:
+            return None
+        known = self._remembered(member_id)
+        if known is None:
+            return member_id
+        if known.role is not role:
+            raise AstraflowError(Reason.ROLE_NOT_ALLOWED, f"{member_id} is a {known.role}")
+        if resume.incarnation < known.incarnation:
+            raise AstraflowError(
+                Reason.SESSION_FENCED,
+                f"incarnation {known.incarnation} of {member_id} took over from "
+                f"{resume.incarnation}; stop this process",
+            )
+        return member_id
+
+    def _goes_on(self, known: MemberId | None, resume: SessionResume | None) -> bool:
+        """Whether it is the same process as before, with the state that it had."""
+        if known is None or resume is None:
+            return False
+        before = self._remembered(known)
+        return before is not None and before.incarnation == resume.incarnation
+
+    def _remembered(self, member_id: MemberId) -> Member | Departed | None:
+        sessions = self._state.sessions
+        return sessions.find(member_id) or sessions.departed(member_id)
+
+    def _take_over(
+        self, member_id: MemberId | None, resume: SessionResume | None, now: datetime
+    ) -> RaasMember | TrainerMember | None:
+        """Return the live session to go on with; one of an older incarnation is ended."""
+        if member_id is None or resume is None:
+            return None
+        live = self._state.sessions.find(member_id)
+        if live is None or live.incarnation == resume.incarnation:
+            return live
+        self._membership.close(
+            live, now, is_lost=False, is_fenced=True, message="a newer process took over"
+        )
+        return None
+
+    def _new_raas(self, event: RaasJoined, now: datetime) -> RaasMember:
+        request = event.request
+        member = RaasMember(
+            member_id=event.resumes or MemberId(self._state.mint.next("raas")),
+            name=request.name,
+            role=Role.RAAS,
+            incarnation=request.resume.incarnation if request.resume else 1,
+            region=request.region,
+            resources=request.resources,
+            join_time=now,
+            keep_alive_time=now,
+            policies={},
+        )
+        self._state.sessions.open(member)
+        return member
+
+    def _new_trainer(self, event: TrainerRegistered, now: datetime) -> TrainerMember:
+        request = event.request
+        member = TrainerMember(
+            member_id=event.resumes or MemberId(self._state.mint.next("trainer")),
+            name=request.name,
+            role=Role.TRAINER,
+            incarnation=request.resume.incarnation if request.resume else 1,
+            region=request.region,
+            resources=request.resources,
+            join_time=now,
+            keep_alive_time=now,
+            policy_id=request.policy_id,
+        )
+        self._state.sessions.open(member)
+        return member
+
+    def _describe(self, member: RaasMember, request: JoinPool, now: datetime) -> None:
+        """Take what a RaaS says of itself."""
+        member.name = request.name
+        member.keep_alive_time = now
+        member.relay_endpoint = request.relay_endpoint
+        member.policies = {served.policy_id: served for served in request.policies}
+        for served in request.policies:
+            policy = self._state.policies[served.policy_id]
+            policy.identity = merge_identity(policy.identity, served.identity)
+            version = served.version
+            if version is not None and 0 <= version <= policy.versions.newest_version:
+                member.live[served.policy_id] = version
+
+    def _resend(self, member: RaasMember, resume: SessionResume | None) -> tuple[TaskId, ...]:
+        """Send again what the RaaS holds by the books and does not know of."""
+        self._state.do(ClearOutbox(member_id=member.member_id))
+        named = frozenset(resume.held_task_ids) if resume else frozenset[TaskId]()
+        for task_id, assignment in member.assignments.items():
+            if task_id not in named and not assignment.is_withdrawn:
+                self._state.do(SendTask(member_id=member.member_id, task=assignment.task))
+        return tuple(task_id for task_id in member.assignments if task_id in named)
+
+    def _session(
+        self,
+        member: Member,
+        secrets: Secrets,
+        *,
+        task_ids: tuple[TaskId, ...] = (),
+        batch_ids: tuple[BatchId, ...] = (),
+    ) -> Session:
+        ttl = self._state.sessions.ttl
+        return Session(
+            member_id=member.member_id,
+            token=secrets.token,
+            ttl=ttl,
+            keep_alive_interval=ttl / 3,
+            transfer_token=secrets.transfer_token,
+            max_message_nbytes=self._state.settings.max_message_nbytes,
+            held_task_ids=task_ids,
+            held_batch_ids=batch_ids,
+        )
+
+    def _announce_newest(self, member: TrainerMember) -> None:
+        """Tell who pulls that the newest version has another source."""
+        newest = self._state.policies[member.policy_id].versions.newest
+        if newest is not None and member.weight_endpoints:
+            info = version_with_sources(self._state.sessions, newest)
+            self._state.do(AnnounceVersion(info=info))

@@ -1,0 +1,217 @@
+"""Leases: the batches in the hands of a trainer, and the streams of its ranks.
+
+A lease belongs to the trainer's session. It ends by an ack, or with the session: then its
+groups go back to the buffer, and an ack that comes later counts only while they are there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from astraflow.core.batches import BatchHeader, BatchOutcome, BatchPart
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import BatchId, PolicyId
+from astraflow.core.packing import pack, share_out
+from astraflow.core.samples import FreshGroup, Row, Sample
+
+# Outcomes kept so that a repeated ack is answered as the first one.
+_KEPT_OUTCOMES = 1024
+# Ended leases of which a late ack may still count.
+_KEPT_LOST = 64
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Lease:
+    """One batch in the hands of a trainer.
+
+    Attributes:
+        batch_id: Which.
+        version: Newest version when it was drawn.
+        train_version: Version that its rows are trained on; staleness counts from it.
+        groups: In the order in which the buffer gave them.
+        metrics: Numbers for the log.
+        acks: What ranks have said so far.
+        deliveries: How often each rank was sent it.
+    """
+
+    batch_id: BatchId
+    policy_id: PolicyId
+    version: int
+    train_version: int
+    groups: tuple[FreshGroup, ...]
+    metrics: Mapping[str, float]
+    acks: dict[int, BatchOutcome] = field(default_factory=dict[int, BatchOutcome])
+    deliveries: dict[int, int] = field(default_factory=dict[int, int])
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All samples in it."""
+        return [sample for group in self.groups for sample in group.samples]
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows of it, in the order that shares and parts keep."""
+        return [row for sample in self.samples for row in sample.rows]
+
+    def deliver(
+        self, rank: int, *, world_size: int, max_tokens: int
+    ) -> tuple[BatchHeader, tuple[BatchPart, ...]]:
+        """Return what one rank is sent; every rank, and every time, the same rows."""
+        rows = self.rows
+        lengths = [len(row.trajectory.tokens) for row in rows]
+        policy_ids = self._policy_ids(rows)
+        parts = pack(
+            self.batch_id,
+            [rows[index] for index in share_out(lengths, world_size)[rank]],
+            max_tokens=max_tokens,
+            group_indexes={group.head.group_id: i for i, group in enumerate(self.groups)},
+            policy_ids=policy_ids,
+        )
+        self.deliveries[rank] = self.deliveries.get(rank, 0) + 1
+        header = BatchHeader(
+            batch_id=self.batch_id,
+            policy_id=self.policy_id,
+            version=self.version,
+            rank=rank,
+            world_size=world_size,
+            part_count=len(parts),
+            row_count=len(rows),
+            token_count=sum(lengths),
+            loss_token_count=sum(self._loss_count(row) for row in rows),
+            groups=tuple(group.head for group in self.groups),
+            policy_ids=policy_ids,
+            delivery_count=self.deliveries[rank],
+            metrics=self.metrics,
+        )
+        return header, parts
+
+    def _policy_ids(self, rows: list[Row]) -> tuple[PolicyId, ...]:
+        spans = (span for row in rows for span in row.trajectory.version_spans)
+        others = {span.policy_id: None for span in spans if span.policy_id is not None}
+        return (self.policy_id, *(other for other in others if other != self.policy_id))
+
+    def _loss_count(self, row: Row) -> int:
+        own = (None, self.policy_id)
+        return sum(s.length for s in row.trajectory.version_spans if s.policy_id in own)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStream:
+    """What one rank asked for."""
+
+    max_outstanding: int
+    max_tokens: int
+
+
+class Desk:
+    """Where the trainer of one policy gets its batches.
+
+    Attributes:
+        world_size: Ranks that share every batch; 0: no stream was opened.
+        streams: By rank.
+        leases: Unsettled batches, oldest first.
+        lost: Batches whose session ended; a late ack may still count.
+    """
+
+    def __init__(self, policy_id: PolicyId) -> None:
+        self._policy_id = policy_id
+        self.world_size = 0
+        self.streams: dict[int, RankStream] = {}
+        self.leases: dict[BatchId, Lease] = {}
+        self.lost: dict[BatchId, Lease] = {}
+        self._outcomes: dict[BatchId, BatchOutcome] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """Whether every rank listens and may hold one more batch."""
+        if not self.world_size or len(self.streams) < self.world_size:
+            return False
+        bound = min(stream.max_outstanding for stream in self.streams.values())
+        return len(self.leases) < bound
+
+    @property
+    def leased_groups(self) -> int:
+        """Groups in the trainer's hands."""
+        return sum(len(lease.groups) for lease in self.leases.values())
+
+    def open_stream(self, rank: int, *, world_size: int, stream: RankStream) -> None:
+        """Let a rank listen, perhaps again.
+
+        Raises:
+            AstraflowError: INVALID_FIELD; REQUEST_CONFLICT when ranks differ in world_size.
+        """
+        if not 0 <= rank < world_size or stream.max_outstanding < 1 or stream.max_tokens < 0:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"rank {rank} of {world_size} with max_outstanding {stream.max_outstanding} and "
+                f"max_tokens {stream.max_tokens} makes no stream",
+            )
+        if world_size != self.world_size and set(self.streams) - {rank}:
+            raise AstraflowError(
+                Reason.REQUEST_CONFLICT,
+                f"rank {rank} says world_size {world_size}, the other ranks of "
+                f"{self._policy_id} say {self.world_size}",
+            )
+        self.world_size = world_size
+        self.streams[rank] = stream
+
+    def find(self, batch_id: BatchId) -> Lease:
+        """Return an unsettled batch, or one whose lease was lost.
+
+        Raises:
+            AstraflowError: BATCH_UNKNOWN.
+        """
+        lease = self.leases.get(batch_id) or self.lost.get(batch_id)
+        if lease is None:
+            raise AstraflowError(
+                Reason.BATCH_UNKNOWN, f"the trainer of {self._policy_id} has no batch {batch_id}"
+            )
+        return lease
+
+    def outcome_of(self, batch_id: BatchId) -> BatchOutcome | None:
+        """Return what a settled batch came to; None: it is not settled, or long ago."""
+        return self._outcomes.get(batch_id)
+
+    def check(self, lease: Lease, rank: int | None, outcome: BatchOutcome) -> None:
+        """Refuse an ack that contradicts an earlier one.
+
+        Raises:
+            AstraflowError: REQUEST_CONFLICT, INVALID_FIELD.
+        """
+        if rank is not None and not 0 <= rank < max(1, self.world_size):
+            raise AstraflowError(Reason.INVALID_FIELD, f"there is no rank {rank}")
+        if any(said is not outcome for said in lease.acks.values()):
+            raise AstraflowError(
+                Reason.REQUEST_CONFLICT,
+                f"batch {lease.batch_id} was acknowledged as {next(iter(lease.acks.values()))}, "
+                f"not {outcome}, by another rank",
+            )
+
+    def ack(self, lease: Lease, rank: int | None, outcome: BatchOutcome) -> bool:
+        """Note an ack that passed `check`; return whether it settles the batch."""
+        if rank is not None:
+            lease.acks[rank] = outcome
+        return rank is None or len(lease.acks) >= max(1, self.world_size)
+
+    def settle(self, lease: Lease, outcome: BatchOutcome) -> None:
+        """Take a batch out for good."""
+        self.leases.pop(lease.batch_id, None)
+        self.lost.pop(lease.batch_id, None)
+        self._outcomes[lease.batch_id] = outcome
+        _bound(self._outcomes, _KEPT_OUTCOMES)
+
+    def lose(self, lease: Lease) -> None:
+        """End a lease without an ack; a late one may still count."""
+        del self.leases[lease.batch_id]
+        lease.acks.clear()
+        self.lost[lease.batch_id] = lease
+        _bound(self.lost, _KEPT_LOST)
+
+    def close(self) -> None:
+        """Forget the streams: the trainer's session ended."""
+        self.streams.clear()
+        self.world_size = 0
+
+
+def _bound(entries: dict[BatchId, Lease] | dict[BatchId, BatchOutcome], count: int) -> None:
+    while len(entries) > count:
+        del entries[next(iter(entries))]

@@ -1,0 +1,133 @@
+"""Membership: sessions are renewed and end; what a member held goes on without it."""
+
+from datetime import datetime, timedelta
+
+from astraflow.core.batching import Batching
+from astraflow.core.effects import CloseSession, RecordVersion, Renewal, SendDirective
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.events import CreditGiven
+from astraflow.core.ids import MemberId
+from astraflow.core.intake import Intake
+from astraflow.core.members import Directive, DirectiveKind, RaasLoad, TrainerLoad
+from astraflow.core.sessions import Member, RaasMember, TrainerMember
+from astraflow.core.state import State
+from astraflow.core.versions import VersionReport, VersionState
+
+CONTINUE = Directive(kind=DirectiveKind.CONTINUE)
+
+
+class Membership:
+    """Opens, renews and ends sessions."""
+
+    def __init__(self, state: State, *, intake: Intake, batching: Batching) -> None:
+        self._state = state
+        self._intake = intake
+        self._batching = batching
+
+    def keep_alive(
+        self, member_id: MemberId, load: RaasLoad | TrainerLoad | None, now: datetime
+    ) -> Renewal:
+        """Renew a session.
+
+        Raises:
+            AstraflowError: SESSION_ENDED.
+        """
+        member = self._state.sessions.get(member_id)
+        member.keep_alive_time = now
+        member.load = load or member.load
+        return Renewal(
+            ttl=self._state.sessions.ttl,
+            directive=self._directive(member, now),
+            server_time=now,
+        )
+
+    def give_credit(self, event: CreditGiven) -> None:
+        """Bound the work of a RaaS from now on.
+
+        Raises:
+            AstraflowError: SESSION_ENDED; INVALID_FIELD for a negative credit.
+        """
+        member = self._state.sessions.raas(event.member_id)
+        if event.max_outstanding < 0 or (event.max_eval_outstanding or 0) < 0:
+            raise AstraflowError(Reason.INVALID_FIELD, "credit is at least 0")
+        member.max_outstanding = event.max_outstanding
+        member.max_eval_outstanding = event.max_eval_outstanding
+
+    def leave(self, member_id: MemberId, message: str, now: datetime) -> None:
+        """End a session in good order; an ended one stays so."""
+        member = self._state.sessions.find(member_id)
+        if member is not None:
+            self.close(member, now, is_lost=False, message=message)
+
+    def drain(self, member_id: MemberId, grace: timedelta | None, now: datetime) -> None:
+        """Let a member finish and leave.
+
+        Raises:
+            AstraflowError: MEMBER_UNKNOWN.
+        """
+        member = self._state.sessions.find(member_id)
+        if member is None:
+            raise AstraflowError(Reason.MEMBER_UNKNOWN, f"there is no member '{member_id}'")
+        member.is_draining = True
+        member.drain_time = None if grace is None else now + grace
+        directive = Directive(kind=DirectiveKind.DRAIN, grace=grace, message="asked by an operator")
+        self._state.do(SendDirective(member_id=member_id, directive=directive))
+
+    def expire(self, now: datetime) -> None:
+        """End the sessions of those who went silent or overstayed."""
+        sessions = self._state.sessions
+        for member in list(sessions):
+            if sessions.end_of(member) <= now:
+                overstayed = member.drain_time is not None and member.drain_time <= now
+                message = "its grace to drain is over" if overstayed else "it went silent"
+                self.close(member, now, is_lost=not overstayed, message=message)
+
+    def report(self, member_id: MemberId, report: VersionReport) -> None:
+        """Note where a version stands on a RaaS.
+
+        Raises:
+            AstraflowError: SESSION_ENDED, POLICY_UNKNOWN, VERSION_UNKNOWN.
+        """
+        member = self._state.sessions.raas(member_id)
+        policy = self._state.policy(report.policy_id)
+        if not 0 <= report.version <= policy.versions.newest_version:
+            policy.versions.get(report.version)
+        if report.state is VersionState.LIVE:
+            member.live[report.policy_id] = report.version
+            member.failed.pop(report.policy_id, None)
+        elif report.state is VersionState.FAILED:
+            member.failed[report.policy_id] = report.version
+        if report.state in (VersionState.LIVE, VersionState.FAILED):
+            self._state.do(RecordVersion(member_id=member_id, report=report))
+
+    def _directive(self, member: Member, now: datetime) -> Directive:
+        if self._state.flow.is_final:
+            return Directive(kind=DirectiveKind.STOP, message="the run is over")
+        if member.is_draining:
+            left = None if member.drain_time is None else max(timedelta(), member.drain_time - now)
+            return Directive(kind=DirectiveKind.DRAIN, grace=left)
+        return CONTINUE
+
+    def close(
+        self,
+        member: RaasMember | TrainerMember,
+        now: datetime,
+        *,
+        is_lost: bool,
+        message: str,
+        is_fenced: bool = False,
+    ) -> None:
+        """End a session: what the member held is issued again, or goes back to the buffer."""
+        self._state.sessions.close(member.member_id)
+        self._state.do(
+            CloseSession(
+                member_id=member.member_id, is_lost=is_lost, is_fenced=is_fenced, message=message
+            )
+        )
+        if isinstance(member, RaasMember):
+            for assignment in list(member.assignments.values()):
+                self._intake.lose(member, assignment, now, is_lost=is_lost)
+            return
+        policy = self._state.policies[member.policy_id]
+        self._batching.return_all(policy)
+        policy.desk.close()

@@ -1,0 +1,178 @@
+"""Packing: rows shared out over the ranks of a trainer and laid end to end, never padded."""
+
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from astraflow.core.batches import BatchPart
+from astraflow.core.ids import BatchId, GroupId, PolicyId
+from astraflow.core.rollouts import NOT_SAMPLED, Column, ColumnAxis, FinishReason, Outcome
+from astraflow.core.samples import Row
+
+# A part must stay below 64 MiB on the wire; its columns take 25 bytes per token, and extra
+# columns of workflows may double that.
+MAX_TOKENS_PER_PART = 1 << 20
+
+# Numbers on the wire: the order in which `rollout.proto` and `trajectory.proto` count.
+OUTCOME_NUMBERS = {outcome: number for number, outcome in enumerate(Outcome, start=1)}
+FINISH_NUMBERS = {finish: number for number, finish in enumerate(FinishReason, start=1)}
+
+
+def share_out(lengths: Sequence[int], rank_count: int) -> list[list[int]]:
+    """Share rows out over ranks so that the largest share of tokens is small.
+
+    Longest processing time first (Graham 1969): each row, longest first, goes to the rank with
+    the fewest tokens; at most 4/3 of the best possible. Within a rank rows keep their order.
+
+    Example:
+        >>> share_out([5, 4, 3, 3, 3], 2)
+        [[0, 3], [1, 2, 4]]
+    """
+    loads = [(0, rank) for rank in range(rank_count)]
+    shares: list[list[int]] = [[] for _ in range(rank_count)]
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        load, rank = heappop(loads)
+        shares[rank].append(index)
+        heappush(loads, (load + lengths[index], rank))
+    return [sorted(share) for share in shares]
+
+
+def split(lengths: Sequence[int], max_tokens: int) -> list[slice]:
+    """Cut rows into runs of at most so many tokens; a longer row is a run of its own."""
+    runs: list[slice] = []
+    start = used = 0
+    for index, length in enumerate(lengths):
+        if index > start and used + length > max_tokens:
+            runs.append(slice(start, index))
+            start, used = index, 0
+        used += length
+    if len(lengths):
+        runs.append(slice(start, len(lengths)))
+    return runs
+
+
+def pack(
+    batch_id: BatchId,
+    rows: Sequence[Row],
+    *,
+    max_tokens: int,
+    group_indexes: Mapping[GroupId, int],
+    policy_ids: Sequence[PolicyId],
+) -> tuple[BatchPart, ...]:
+    """Lay the rows of one rank end to end, in parts.
+
+    Args:
+        batch_id: Which batch.
+        rows: Of this rank, in order.
+        max_tokens: Per part; 0: as many as a message may hold.
+        group_indexes: Positions in the header's groups.
+        policy_ids: The header's; the first is the batch's own.
+    """
+    bound = min(max_tokens or MAX_TOKENS_PER_PART, MAX_TOKENS_PER_PART)
+    runs = split([len(row.trajectory.tokens) for row in rows], bound)
+    return tuple(
+        _part(batch_id, index, rows[run], group_indexes, policy_ids)
+        for index, run in enumerate(runs)
+    )
+
+
+def _part(
+    batch_id: BatchId,
+    index: int,
+    rows: Sequence[Row],
+    group_indexes: Mapping[GroupId, int],
+    policy_ids: Sequence[PolicyId],
+) -> BatchPart:
+    lengths = np.array([len(row.trajectory.tokens) for row in rows], np.int64)
+    columns = _token_columns(rows, lengths, policy_ids)
+    columns |= _row_columns(rows, group_indexes)
+    columns |= _shared_columns(rows, taken=columns)
+    return BatchPart(
+        batch_id=batch_id,
+        index=index,
+        row_offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+        trajectory_ids=tuple(row.trajectory.trajectory_id for row in rows),
+        rollout_ids=tuple(row.rollout.rollout_id for row in rows),
+        columns=columns,
+    )
+
+
+def _token_columns(
+    rows: Sequence[Row], lengths: np.ndarray, policy_ids: Sequence[PolicyId]
+) -> dict[str, Column]:
+    trajectories = [row.trajectory for row in rows]
+    sampled = np.concatenate([t.sampled_mask for t in trajectories])  # bool[T]
+    spans = [(t.policy_id, span) for t in trajectories for span in t.version_spans]
+    span_lengths = [span.length for _, span in spans]
+    versions = np.full(len(sampled), NOT_SAMPLED, np.int64)
+    versions[sampled] = np.repeat(
+        np.array([span.version for _, span in spans], np.int64), span_lengths
+    )
+    loss_mask = sampled
+    values: dict[str, np.ndarray] = {}
+    if any(span.policy_id not in (None, owner) for owner, span in spans):
+        number = {policy_id: index for index, policy_id in enumerate(policy_ids)}
+        samplers = np.full(len(sampled), NOT_SAMPLED, np.int32)
+        samplers[sampled] = np.repeat(
+            np.array([number[span.policy_id or owner] for owner, span in spans], np.int32),
+            span_lengths,
+        )
+        values["policy_index"] = samplers
+        loss_mask = samplers == 0
+    advantages = np.repeat(np.array([row.advantage for row in rows], np.float32), lengths)
+    advantages[~loss_mask] = 0
+    values |= {
+        "tokens": np.concatenate([t.tokens for t in trajectories]),
+        "loss_mask": loss_mask,
+        "logprobs": np.concatenate([t.logprobs for t in trajectories]),
+        "versions": versions,
+        "advantages": advantages,
+    }
+    return {name: Column(axis=ColumnAxis.TOKEN, values=array) for name, array in values.items()}
+
+
+_ROW_COLUMNS: Mapping[str, tuple[Any, Callable[[Row], float]]] = {
+    "sample_index": (np.int32, lambda row: row.rollout.sample_index),
+    "rewards": (np.float32, lambda row: row.reward),
+    "outcomes": (np.int32, lambda row: OUTCOME_NUMBERS[row.rollout.outcome]),
+    "finish_reasons": (np.int32, lambda row: FINISH_NUMBERS[row.trajectory.finish_reason]),
+    "min_versions": (np.int64, lambda row: row.min_version),
+    "max_versions": (np.int64, lambda row: row.max_version),
+    "temperature": (np.float32, lambda row: row.trajectory.sampling.temperature),
+    "group_reward_mean": (np.float32, lambda row: row.group_mean),
+    "group_reward_std": (np.float32, lambda row: row.group_std),
+    "use_count": (np.int32, lambda row: 0),  # noqa: ARG005 - all rows are fresh
+}
+
+
+def _row_columns(rows: Sequence[Row], group_indexes: Mapping[GroupId, int]) -> dict[str, Column]:
+    arrays = {
+        name: np.array([value(row) for row in rows], dtype)
+        for name, (dtype, value) in _ROW_COLUMNS.items()
+    }
+    arrays["group_index"] = np.array(
+        [group_indexes[row.rollout.group_id] for row in rows], np.int32
+    )
+    return {name: Column(axis=ColumnAxis.ROW, values=array) for name, array in arrays.items()}
+
+
+def _shared_columns(rows: Sequence[Row], *, taken: Mapping[str, Column]) -> dict[str, Column]:
+    """Return the workflows' own columns: those that every row has, alike but for the length."""
+    first = rows[0].trajectory.columns
+    columns: dict[str, Column] = {}
+    for name, column in first.items():
+        found = [row.trajectory.columns.get(name) for row in rows]
+        arrays = [other.values for other in found if other is not None and _alike(column, other)]
+        if name not in taken and len(arrays) == len(rows):
+            columns[name] = Column(axis=column.axis, values=np.concatenate(arrays))
+    return columns
+
+
+def _alike(one: Column, other: Column) -> bool:
+    return (
+        one.axis is other.axis
+        and one.values.dtype == other.values.dtype
+        and one.values.shape[1:] == other.values.shape[1:]
+    )

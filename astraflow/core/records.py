@@ -1,0 +1,59 @@
+"""Records: the newest rollouts, and what became of each, within a bound."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from astraflow.core.ids import MemberId, PolicyId, PromptId
+from astraflow.core.rollouts import Rollout
+from astraflow.core.status import RolloutPlacement, RolloutRecord
+
+# tokens i32, logprobs f32 and sampled_mask bool
+_NBYTES_PER_TOKEN = 9
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Entry:
+    """One accepted rollout; its placements move on while it lives, listed or not."""
+
+    rollout: Rollout
+    prompt_id: PromptId
+    member_id: MemberId
+    placements: dict[PolicyId, RolloutPlacement]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tokens."""
+        return _NBYTES_PER_TOKEN * sum(len(t.tokens) for t in self.rollout.trajectories)
+
+
+class Records:
+    """A window over the accepted rollouts, bounded by number and by bytes."""
+
+    def __init__(self, *, max_count: int, max_nbytes: int) -> None:
+        self._entries = deque[tuple[Entry, int]]()
+        self._nbytes = 0
+        self._max_count = max_count
+        self._max_nbytes = max_nbytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: Entry) -> None:
+        """List a rollout, and forget the oldest ones beyond the bound."""
+        nbytes = entry.nbytes
+        self._entries.append((entry, nbytes))
+        self._nbytes += nbytes
+        while len(self._entries) > self._max_count or self._nbytes > self._max_nbytes:
+            self._nbytes -= self._entries.popleft()[1]
+
+    def newest_first(self) -> list[RolloutRecord]:
+        """Return what is listed."""
+        return [
+            RolloutRecord(
+                rollout=entry.rollout,
+                prompt_id=entry.prompt_id,
+                member_id=entry.member_id,
+                placements=tuple(entry.placements.values()),
+            )
+            for entry, _ in reversed(self._entries)
+        ]

@@ -1,0 +1,124 @@
+"""Samples: an accepted rollout as one policy trains on it, and the groups they are leased in."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isnan, nan
+
+from astraflow.core.batches import BatchGroup
+from astraflow.core.ids import BatchId, PolicyId
+from astraflow.core.records import Entry
+from astraflow.core.rollouts import Rollout, Trajectory
+from astraflow.core.status import RolloutPlace, RolloutPlacement
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Row:
+    """One trajectory on its way into a batch.
+
+    Attributes:
+        trajectory: What is trained on.
+        rollout: Where it comes from.
+        reward: Its own, else the rollout's; NaN: none.
+        min_version: Oldest version of the row's own policy.
+        max_version: Newest version of the row's own policy.
+        advantage: Stamped when the group is whole.
+        group_mean: Mean reward over the rows of the group.
+        group_std: Standard deviation of the same, of the population.
+    """
+
+    trajectory: Trajectory
+    rollout: Rollout
+    reward: float
+    min_version: int
+    max_version: int
+    advantage: float = 0.0
+    group_mean: float = nan
+    group_std: float = nan
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sample:
+    """One accepted rollout for one policy.
+
+    Attributes:
+        entry: Its record.
+        rows: The policy's trajectories in it.
+        min_version: Oldest version of the policy in it.
+    """
+
+    entry: Entry
+    rows: tuple[Row, ...]
+    min_version: int
+
+    @property
+    def is_rewarded(self) -> bool:
+        """Whether every row has a reward that the policy earned."""
+        return not any(isnan(row.reward) for row in self.rows)
+
+    def place(
+        self,
+        policy_id: PolicyId,
+        place: RolloutPlace,
+        *,
+        batch_id: BatchId | None = None,
+        step: int | None = None,
+        staleness: int | None = None,
+    ) -> None:
+        """Note where it stands."""
+        self.entry.placements[policy_id] = RolloutPlacement(
+            policy_id=policy_id,
+            place=place,
+            batch_id=batch_id,
+            step=step,
+            staleness=staleness,
+            use_count=int(place is RolloutPlace.TRAINED),
+        )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class FreshGroup:
+    """A whole group for one policy: what a batch is made of.
+
+    Attributes:
+        head: How the batch names it.
+        samples: Rewarded ones; fewer than asked for when the group shrank.
+        arrival: Rises by one per group; breaks ties of the buffer.
+    """
+
+    head: BatchGroup
+    samples: tuple[Sample, ...]
+    arrival: int
+
+    @property
+    def min_version(self) -> int:
+        """Oldest version in it."""
+        return min(sample.min_version for sample in self.samples)
+
+
+def sample_of(entry: Entry, policy_id: PolicyId) -> Sample | None:
+    """Return what one policy trains on of a rollout; None: it has no sampled token of it."""
+    rows = tuple(_rows(entry.rollout, policy_id))
+    if not rows:
+        return None
+    return Sample(entry=entry, rows=rows, min_version=min(row.min_version for row in rows))
+
+
+def _rows(rollout: Rollout, policy_id: PolicyId) -> Iterable[Row]:
+    for trajectory in rollout.trajectories:
+        if trajectory.policy_id != policy_id:
+            continue
+        versions = [
+            span.version
+            for span in trajectory.version_spans
+            if span.policy_id is None or span.policy_id == policy_id
+        ]
+        if not versions:
+            continue
+        reward = rollout.reward if trajectory.reward is None else trajectory.reward
+        yield Row(
+            trajectory=trajectory,
+            rollout=rollout,
+            reward=nan if reward is None or rollout.reward is None else reward,
+            min_version=min(versions),
+            max_version=max(versions),
+        )

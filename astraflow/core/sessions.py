@@ -1,0 +1,248 @@
+"""Sessions: who takes part, until when, and what each member holds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.groups import Assignment
+from astraflow.core.ids import MemberId, PolicyId, TaskId
+from astraflow.core.members import (
+    MemberState,
+    MemberStatus,
+    RaasLoad,
+    Resources,
+    Role,
+    ServedPolicy,
+    TrainerLoad,
+)
+from astraflow.core.versions import WeightEndpoint
+
+# A member that missed two of its three KeepAlives per ttl gets nothing new.
+_SUSPECT_SHARE = 2 / 3
+# Ended sessions that can still be resumed under their member id.
+_DEPARTED_COUNT = 1024
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Member:
+    """One live session.
+
+    Attributes:
+        drain_time: When the grace of a drain ends; None: no limit.
+    """
+
+    member_id: MemberId
+    name: str
+    role: Role
+    incarnation: int
+    region: str
+    resources: Resources
+    join_time: datetime
+    keep_alive_time: datetime
+    load: RaasLoad | TrainerLoad | None = None
+    is_draining: bool = False
+    drain_time: datetime | None = None
+    accepted_count: int = 0
+    reissued_count: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RaasMember(Member):
+    """A RaaS.
+
+    Attributes:
+        policies: What it has engines for.
+        live: Version that each engine samples with.
+        failed: Newest version that each engine failed to load.
+        refused: Pinned versions that it said it cannot serve.
+        pinned: Versions of which evaluation tasks were sent to it while they were live.
+        max_outstanding: Credit, in samples.
+        max_eval_outstanding: Of these, for evaluations; None: all.
+        assignments: Tasks that it holds.
+    """
+
+    policies: dict[PolicyId, ServedPolicy]
+    relay_endpoint: str = ""
+    live: dict[PolicyId, int] = field(default_factory=dict[PolicyId, int])
+    failed: dict[PolicyId, int] = field(default_factory=dict[PolicyId, int])
+    refused: set[tuple[PolicyId, int]] = field(default_factory=set[tuple[PolicyId, int]])
+    pinned: set[tuple[PolicyId, int]] = field(default_factory=set[tuple[PolicyId, int]])
+    max_outstanding: int = 0
+    max_eval_outstanding: int | None = None
+    outstanding: int = 0
+    eval_outstanding: int = 0
+    assignments: dict[TaskId, Assignment] = field(default_factory=dict[TaskId, Assignment])
+
+    @property
+    def free_count(self) -> int:
+        """Samples that it can take."""
+        return max(0, self.max_outstanding - self.outstanding)
+
+    def serves(self, policy_ids: tuple[PolicyId, ...]) -> bool:
+        """Whether it has an engine for each."""
+        return all(policy_id in self.policies for policy_id in policy_ids)
+
+    def is_ready(self, policy_ids: tuple[PolicyId, ...]) -> bool:
+        """Whether each of these engines holds a version of the run."""
+        return all(policy_id in self.live for policy_id in policy_ids)
+
+    def hold(self, assignment: Assignment) -> None:
+        """Count a task against the credit."""
+        self.assignments[assignment.task_id] = assignment
+        self._count(assignment, len(assignment.open_indexes))
+
+    def answer(self, assignment: Assignment, index: int) -> None:
+        """Give back the credit of one sample; one that was answered before changes nothing."""
+        if index in assignment.open_indexes:
+            assignment.open_indexes.discard(index)
+            self._count(assignment, -1)
+
+    def release(self, assignment: Assignment) -> None:
+        """Give back the credit of what is left of a task, and forget it."""
+        del self.assignments[assignment.task_id]
+        self._count(assignment, -len(assignment.open_indexes))
+
+    def _count(self, assignment: Assignment, count: int) -> None:
+        self.outstanding += count
+        if assignment.is_eval:
+            self.eval_outstanding += count
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TrainerMember(Member):
+    """A trainer of one policy."""
+
+    policy_id: PolicyId
+    weight_endpoints: tuple[WeightEndpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departed:
+    """What is remembered of an ended session, so that it can be resumed."""
+
+    role: Role
+    incarnation: int
+
+
+class Sessions:
+    """All live sessions, in the order in which they were opened."""
+
+    def __init__(self, *, ttl: timedelta) -> None:
+        self.ttl = ttl
+        self._members: dict[MemberId, RaasMember | TrainerMember] = {}
+        self._departed: dict[MemberId, Departed] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[RaasMember | TrainerMember]:
+        return iter(self._members.values())
+
+    @property
+    def pool(self) -> list[RaasMember]:
+        """The RaaS."""
+        return [member for member in self if isinstance(member, RaasMember)]
+
+    def trainer_of(self, policy_id: PolicyId) -> TrainerMember | None:
+        """Return who trains a policy."""
+        for member in self:
+            if isinstance(member, TrainerMember) and member.policy_id == policy_id:
+                return member
+        return None
+
+    def find(self, member_id: MemberId) -> RaasMember | TrainerMember | None:
+        """Return a live session."""
+        return self._members.get(member_id)
+
+    def get(self, member_id: MemberId) -> RaasMember | TrainerMember:
+        """Return a live session.
+
+        Raises:
+            AstraflowError: SESSION_ENDED.
+        """
+        member = self._members.get(member_id)
+        if member is None:
+            raise AstraflowError(
+                Reason.SESSION_ENDED, f"the session of {member_id} has ended; resume it"
+            )
+        return member
+
+    def raas(self, member_id: MemberId) -> RaasMember:
+        """Return a live RaaS.
+
+        Raises:
+            AstraflowError: SESSION_ENDED, ROLE_NOT_ALLOWED.
+        """
+        member = self.get(member_id)
+        if not isinstance(member, RaasMember):
+            raise AstraflowError(Reason.ROLE_NOT_ALLOWED, f"{member_id} is a trainer, not a RaaS")
+        return member
+
+    def trainer(self, member_id: MemberId) -> TrainerMember:
+        """Return a live trainer.
+
+        Raises:
+            AstraflowError: SESSION_ENDED, ROLE_NOT_ALLOWED.
+        """
+        member = self.get(member_id)
+        if not isinstance(member, TrainerMember):
+            raise AstraflowError(Reason.ROLE_NOT_ALLOWED, f"{member_id} is a RaaS, not a trainer")
+        return member
+
+    def departed(self, member_id: MemberId) -> Departed | None:
+        """Return what is remembered of an ended session."""
+        return self._departed.get(member_id)
+
+    def open(self, member: RaasMember | TrainerMember) -> None:
+        """Enter a session."""
+        self._members[member.member_id] = member
+        self._departed.pop(member.member_id, None)
+
+    def close(self, member_id: MemberId) -> None:
+        """Take a session out."""
+        member = self._members.pop(member_id)
+        self._departed[member_id] = Departed(role=member.role, incarnation=member.incarnation)
+        while len(self._departed) > _DEPARTED_COUNT:
+            del self._departed[next(iter(self._departed))]
+
+    def end_of(self, member: Member) -> datetime:
+        """Return when a session ends unless its member says something."""
+        expiry = member.keep_alive_time + self.ttl
+        return min(expiry, member.drain_time) if member.drain_time else expiry
+
+    def is_silent(self, member: Member, now: datetime) -> bool:
+        """Whether it should have said something by now."""
+        return now - member.keep_alive_time > self.ttl * _SUSPECT_SHARE
+
+    @property
+    def next_end(self) -> datetime | None:
+        """When the first session ends unless its member says something."""
+        return min(map(self.end_of, self), default=None)
+
+    def status(self, member: RaasMember | TrainerMember, now: datetime) -> MemberStatus:
+        """Return a session as its operator sees it."""
+        versions = dict(member.live) if isinstance(member, RaasMember) else {}
+        return MemberStatus(
+            member_id=member.member_id,
+            name=member.name,
+            role=member.role,
+            state=self._state(member, now),
+            region=member.region,
+            versions=versions,
+            resources=member.resources,
+            load=member.load,
+            accepted_count=member.accepted_count,
+            reissued_count=member.reissued_count,
+            join_time=member.join_time,
+            keep_alive_time=member.keep_alive_time,
+        )
+
+    def _state(self, member: RaasMember | TrainerMember, now: datetime) -> MemberState:
+        if member.is_draining:
+            return MemberState.DRAINING
+        if self.is_silent(member, now):
+            return MemberState.SUSPECT
+        if isinstance(member, RaasMember) and not member.live:
+            return MemberState.JOINING
+        return MemberState.LIVE

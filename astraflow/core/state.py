@@ -1,0 +1,122 @@
+"""What the parts of a run share: its settings, who is here, what is open, what is to be done."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from astraflow.core.effects import Effect
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.groups import Assignment, Group
+from astraflow.core.ids import GroupId, PolicyId, TaskId
+from astraflow.core.mint import Mint
+from astraflow.core.policies import Policy
+from astraflow.core.records import Records
+from astraflow.core.sessions import Sessions
+from astraflow.core.settings import RunSettings
+from astraflow.core.status import DeadLetter, RunState, StopMode
+
+_KEPT_DEAD_LETTERS = 1000
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Flow:
+    """How the run goes on.
+
+    Attributes:
+        is_paused: By an operator.
+        stop: How it was stopped; None: it was not.
+        stop_time: When a drain becomes a cancel.
+        is_drawn: Whether the last training prompt was offered.
+        failure: Why it failed.
+        final_time: When it was over.
+        is_closed: Whether the hub was told to exit.
+        epochs: Passes completed, by data set.
+    """
+
+    is_paused: bool = False
+    stop: StopMode | None = None
+    stop_time: datetime | None = None
+    is_drawn: bool = False
+    failure: Failure | None = None
+    final_time: datetime | None = None
+    is_closed: bool = False
+    epochs: dict[str, int] = field(default_factory=dict[str, int])
+    shown: RunState = RunState.WAITING
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.final_time is not None
+
+
+class State:
+    """The shared state of one run.
+
+    Attributes:
+        effects: Of the event in progress.
+        groups: That have an unanswered sample.
+        assignments: Tasks at a RaaS.
+        deadlines: Of the tasks, in the order of their issue, which is that of time.
+        dead_letters: Prompts given up, oldest first.
+        dead_letter_count: All of them.
+    """
+
+    def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
+        self.settings = settings
+        self.start_time = start_time
+        self.mint = Mint(settings.run_id)
+        self.flow = Flow()
+        self.sessions = Sessions(ttl=settings.session_ttl)
+        self.policies = {
+            policy.policy_id: Policy(
+                policy,
+                min_group_size=settings.rollouts.min_group_size,
+                kept_versions=settings.kept_version_count,
+            )
+            for policy in settings.policies
+        }
+        self.records = Records(
+            max_count=settings.kept_rollout_count, max_nbytes=settings.kept_rollout_nbytes
+        )
+        self.groups: dict[GroupId, Group] = {}
+        self.assignments: dict[TaskId, Assignment] = {}
+        self.deadlines = deque[tuple[datetime, TaskId]]()
+        self.dead_letters = deque[DeadLetter](maxlen=_KEPT_DEAD_LETTERS)
+        self.dead_letter_count = 0
+        self.effects: list[Effect] = []
+
+    @property
+    def task_ttl(self) -> timedelta:
+        """How long a task may be out.
+
+        A rollout may take its timeout; a task may wait about as long for a place or a version.
+        """
+        return 2 * self.settings.rollouts.timeout + timedelta(seconds=30)
+
+    def policy(self, policy_id: PolicyId) -> Policy:
+        """Return a policy.
+
+        Raises:
+            AstraflowError: POLICY_UNKNOWN.
+        """
+        policy = self.policies.get(policy_id)
+        if policy is None:
+            known = ", ".join(self.policies)
+            raise AstraflowError(
+                Reason.POLICY_UNKNOWN, f"the run has no policy '{policy_id}', only {known}"
+            )
+        return policy
+
+    def do(self, effect: Effect) -> None:
+        """Ask for an effect."""
+        self.effects.append(effect)
+
+    def take_effects(self) -> tuple[Effect, ...]:
+        """Return the effects of the event, and begin anew."""
+        effects, self.effects = tuple(self.effects), []
+        return effects
+
+    def newest_versions(self, policy_ids: tuple[PolicyId, ...]) -> dict[PolicyId, int] | None:
+        """Return the newest version of each policy; None: one has none."""
+        newest = {p: self.policies[p].versions.newest_version for p in policy_ids}
+        return None if min(newest.values()) < 0 else newest

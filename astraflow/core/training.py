@@ -1,0 +1,227 @@
+"""Training: prompts become groups, groups become whole, whole groups go to the buffers."""
+
+from collections import deque
+from datetime import datetime
+
+from astraflow.core.effects import DrawPrompts
+from astraflow.core.errors import Failure, Reason
+from astraflow.core.groups import Slot, TrainGroup
+from astraflow.core.ids import GroupId, PolicyId
+from astraflow.core.outbound import Outbound
+from astraflow.core.placement import Room, choose, keeps_up, training_room
+from astraflow.core.policies import Policy
+from astraflow.core.records import Entry
+from astraflow.core.state import State
+from astraflow.core.status import DeadLetter
+from astraflow.core.tasks import CancelReason, Prompt, TaskPurpose, VersionRange
+
+
+class Training:
+    """Issues training tasks and takes what comes of them."""
+
+    def __init__(self, state: State, outbound: Outbound) -> None:
+        self._state = state
+        self._outbound = outbound
+        self._workflow = state.settings.workflow
+        self._prompts = deque[Prompt]()
+        self._again = deque[TrainGroup]()
+        self._is_drawing = False
+        self._failed_in_a_row = 0
+        batches = [policy.groups_per_batch for policy in state.settings.policies]
+        # Enough for every slot that one event can free, so that no slot waits for a prompt.
+        self._draw_count = 2 * max(batches)
+
+    @property
+    def live_policies(self) -> list[Policy]:
+        """Policies of the workflow whose data goes on."""
+        policies = (self._state.policies[p] for p in self._workflow.policy_ids)
+        return [policy for policy in policies if policy.end is None]
+
+    @property
+    def is_through(self) -> bool:
+        """Whether no group will be begun any more."""
+        return self._state.flow.stop is not None or (
+            self._state.flow.is_drawn and not self._prompts
+        )
+
+    @property
+    def room_wanted(self) -> bool:
+        """Whether a group could be issued if a RaaS had room for it."""
+        return bool(self._again or self._prompts) and self._has_slot()
+
+    def offer(self, prompts: tuple[Prompt, ...], *, is_last: bool) -> None:
+        """Take prompts that the hub drew."""
+        self._is_drawing = False
+        self._prompts.extend(prompts)
+        self._state.flow.is_drawn |= is_last
+        if is_last and prompts:
+            last = prompts[-1]
+            self._state.flow.epochs[last.data_set] = last.epoch + 1
+
+    def advance(self, now: datetime) -> None:
+        """Issue what there is room for: first what was out before, then new groups."""
+        if self._state.flow.is_paused or self._state.flow.is_final:
+            return
+        while self._again and self._issue_again(self._again[0], now):
+            self._again.popleft()
+        if self._again or self._state.flow.stop is not None:
+            return
+        while self._prompts and self._has_slot() and self._issue_new(now):
+            pass
+        self._draw()
+
+    def accept(self, group: TrainGroup, index: int, entry: Entry, now: datetime) -> None:
+        """Take one rollout of a group."""
+        rollout = entry.rollout
+        for policy_id in group.policies:
+            policy = self._state.policies[policy_id]
+            policy.accept(group, index, entry)
+            if rollout.reward is not None:
+                policy.window.add_reward(rollout.reward)
+        group.has_reward |= rollout.reward is not None
+        if rollout.failure is not None:
+            group.failures.append(rollout.failure)
+        self._finish(group, index, now)
+
+    def queue(self, group: TrainGroup) -> None:
+        """Have what is unissued of a group issued again."""
+        if not group.is_queued:
+            group.is_queued = True
+            self._again.append(group)
+
+    def give_up(self, group: TrainGroup, index: int, reason: Reason, now: datetime) -> None:
+        """Drop a sample that failed too often."""
+        for policy_id in group.policies:
+            self._state.policies[policy_id].give_up(reason)
+        self._finish(group, index, now)
+
+    def retire(self, policy: Policy) -> None:
+        """Take a policy whose data ended out of all groups; cancel those that nobody wants."""
+        for group in list(self._state.groups.values()):
+            if not isinstance(group, TrainGroup) or policy.policy_id not in group.policies:
+                continue
+            policy.withdraw(group, Reason.RUN_ENDED)
+            group.policies.remove(policy.policy_id)
+            if not group.policies:
+                self._outbound.withdraw_group(group, CancelReason.STOP)
+        self._again = deque(group for group in self._again if group.policies)
+
+    def explain_slot(self) -> Policy | None:
+        """Return the policy whose open groups keep new ones back; None: none does."""
+        for policy in self.live_policies:
+            if policy.open_groups >= policy.open_limit:
+                return policy
+        return None
+
+    def _has_slot(self) -> bool:
+        policies = self.live_policies
+        return bool(policies) and all(p.open_groups < p.open_limit for p in policies)
+
+    def _draw(self) -> None:
+        wants_more = len(self._prompts) < self._draw_count and not self._state.flow.is_drawn
+        if wants_more and not self._is_drawing and self.live_policies and self._state.sessions.pool:
+            self._is_drawing = True
+            self._state.do(DrawPrompts(count=2 * self._draw_count))
+
+    def _issue_new(self, now: datetime) -> bool:
+        size = self._state.settings.rollouts.group_size
+        versions = self._versions(is_open=False)
+        room = self._room(size, versions, now)
+        if room is None:
+            return False
+        prompt = self._prompts.popleft()
+        group = TrainGroup(
+            group_id=GroupId(self._state.mint.next("group")),
+            prompt=prompt,
+            workflow_id=self._workflow.workflow_id,
+            purpose=TaskPurpose.TRAIN,
+            slots=[Slot() for _ in range(size)],
+            policies=[policy.policy_id for policy in self.live_policies],
+        )
+        self._state.groups[group.group_id] = group
+        epochs = self._state.flow.epochs
+        epochs[prompt.data_set] = max(epochs.get(prompt.data_set, 0), prompt.epoch)
+        for policy in self.live_policies:
+            policy.admit(group)
+        self._send(group, room, versions, now)
+        if group.unissued:
+            self.queue(group)
+        return True
+
+    def _issue_again(self, group: TrainGroup, now: datetime) -> bool:
+        """Issue what is unissued; False when some of it has to wait."""
+        while group.unissued:
+            versions = self._versions(is_open=True)
+            room = self._room(len(group.unissued), versions, now)
+            if room is None:
+                return False
+            self._send(group, room, versions, now)
+        group.is_queued = False
+        return True
+
+    def _send(
+        self, group: TrainGroup, room: Room, versions: dict[PolicyId, VersionRange], now: datetime
+    ) -> None:
+        indexes = tuple(group.unissued[: room.free])
+        repeats = self._outbound.send(
+            group, room.member, indexes=indexes, versions=versions, now=now
+        )
+        for policy_id in group.policies:
+            self._state.policies[policy_id].books.reissued += repeats
+
+    def _versions(self, *, is_open: bool) -> dict[PolicyId, VersionRange]:
+        ranges = dict.fromkeys(self._workflow.policy_ids, VersionRange())
+        for policy in self.live_policies:
+            ranges[policy.policy_id] = VersionRange(min=policy.min_version(is_open=is_open))
+        return ranges
+
+    def _room(
+        self, count: int, versions: dict[PolicyId, VersionRange], now: datetime
+    ) -> Room | None:
+        state = self._state
+        newest = state.newest_versions(self._workflow.policy_ids)
+        if newest is None:
+            return None
+        minimum = {p: bounds.min or 0 for p, bounds in versions.items()}
+        rooms = (
+            training_room(member)
+            for member in state.sessions.pool
+            if not member.is_draining
+            and not state.sessions.is_silent(member, now)
+            and keeps_up(member, minimum, newest)
+        )
+        return choose(rooms, count)
+
+    def _finish(self, group: TrainGroup, index: int, now: datetime) -> None:
+        group.finish(index)
+        if group.open_count:
+            return
+        del self._state.groups[group.group_id]
+        for policy_id in group.policies:
+            self._state.policies[policy_id].complete(group)
+        if group.has_reward or not group.failures:
+            self._failed_in_a_row = 0
+            return
+        self._bury(group, now)
+
+    def _bury(self, group: TrainGroup, now: datetime) -> None:
+        """Note a group of which every rollout failed; too many in a row end the run."""
+        state = self._state
+        state.dead_letter_count += 1
+        state.dead_letters.append(
+            DeadLetter(
+                prompt=group.prompt,
+                attempt_count=max(slot.issue_count for slot in group.slots),
+                failures=tuple(group.failures),
+                create_time=now,
+            )
+        )
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= state.settings.rollouts.max_failed_groups:
+            last = group.failures[-1]
+            state.flow.failure = Failure(
+                reason=last.reason,
+                message=f"all rollouts of {self._failed_in_a_row} groups in a row failed; "
+                f"the last one: {last.message}",
+                metadata=last.metadata,
+            )

@@ -1,0 +1,130 @@
+"""Waits: why a trainer has no batch, link by link."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from astraflow.core.groups import TrainGroup
+from astraflow.core.policies import Policy
+from astraflow.core.sessions import RaasMember
+from astraflow.core.state import State
+from astraflow.core.status import WaitCause, WaitReason
+from astraflow.core.training import Training
+
+
+def explain(
+    state: State, training: Training, policy: Policy, now: datetime
+) -> tuple[WaitReason, ...]:
+    """Return what a policy's trainer waits for; the subject of a link is the waiter of the next.
+
+    Empty: nothing waits.
+    """
+    if policy.end is not None:
+        return ()
+    waiter = policy.policy_id
+    trainer = state.sessions.trainer_of(waiter)
+    if trainer is None:
+        return (_link(WaitCause.NO_TRAINER, waiter, f"no trainer of {waiter} has joined"),)
+    if not policy.desk.streams:
+        return ()
+    if not policy.desk.has_room:
+        batch_id = next(iter(policy.desk.leases), "")
+        message = f"the trainer holds the {len(policy.desk.leases)} batches that it asked for"
+        return (_link(WaitCause.BATCH_HELD, waiter, message, subject_id=batch_id),)
+    return tuple(_too_few(state, training, policy, now))
+
+
+def _too_few(
+    state: State, training: Training, policy: Policy, now: datetime
+) -> Iterator[WaitReason]:
+    waiter = policy.policy_id
+    wanted = policy.settings.groups_per_batch
+    group = _oldest_group(state, policy)
+    yield _link(
+        WaitCause.TOO_FEW_GROUPS,
+        waiter,
+        f"{policy.fresh_groups} of {wanted} groups are whole",
+        subject_id="" if group is None else group.group_id,
+    )
+    if state.flow.is_paused:
+        yield _link(WaitCause.PAUSED, waiter, "an operator paused the run")
+        return
+    if group is not None:
+        yield from _incomplete(state, group, now)
+    if group is None or group.unissued or policy.open_groups < policy.open_limit:
+        yield from _not_issued(state, training, waiter, now)
+
+
+def _incomplete(state: State, group: TrainGroup, now: datetime) -> Iterator[WaitReason]:
+    holders = [slot.holder for slot in group.slots if slot.holder is not None]
+    task_id = holders[0] if holders else ""
+    yield _link(
+        WaitCause.GROUP_INCOMPLETE,
+        group.group_id,
+        f"group {group.group_id} lacks {group.open_count} of {group.size}",
+        subject_id=task_id,
+    )
+    if not holders:
+        return
+    assignment = state.assignments[holders[0]]
+    member = state.sessions.raas(assignment.member_id)
+    yield WaitReason(
+        cause=WaitCause.TASK_RUNNING,
+        waiter_id=task_id,
+        subject_id=member.member_id,
+        message=f"task {task_id} is at {member.name}",
+        resolve_time=assignment.task.deadline,
+    )
+    if state.sessions.is_silent(member, now):
+        yield WaitReason(
+            cause=WaitCause.MEMBER_SILENT,
+            waiter_id=member.member_id,
+            message=f"{member.name} is silent",
+            since_time=member.keep_alive_time,
+            resolve_time=state.sessions.end_of(member),
+        )
+
+
+def _not_issued(
+    state: State, training: Training, waiter: str, now: datetime
+) -> Iterator[WaitReason]:
+    """Say why no more is asked of the pool."""
+    policy_ids = state.settings.workflow.policy_ids
+    pool = [
+        member
+        for member in state.sessions.pool
+        if member.serves(policy_ids)
+        and not member.is_draining
+        and not state.sessions.is_silent(member, now)
+    ]
+    ready = [member for member in pool if member.is_ready(policy_ids)]
+    full = training.explain_slot()
+    if not pool:
+        yield _link(WaitCause.NO_RAAS, waiter, "no RaaS serves the workflow's policies")
+    elif state.newest_versions(policy_ids) is None or not ready:
+        yield _link(WaitCause.VERSION_NOT_LIVE, waiter, "no RaaS has loaded the weights yet")
+    elif full is not None:
+        yield _link(
+            WaitCause.STALENESS_LIMIT,
+            waiter,
+            f"{full.open_groups} groups of {full.policy_id} are open, {full.open_limit} may be",
+            subject_id=full.policy_id,
+        )
+    elif training.room_wanted and not any(member.free_count for member in ready):
+        yield _no_credit(waiter, ready)
+
+
+def _no_credit(waiter: str, ready: list[RaasMember]) -> WaitReason:
+    out = sum(member.outstanding for member in ready)
+    given = sum(member.max_outstanding for member in ready)
+    return _link(WaitCause.NO_CREDIT, waiter, f"{out} samples are out of a credit of {given}")
+
+
+def _oldest_group(state: State, policy: Policy) -> TrainGroup | None:
+    for group in state.groups.values():
+        if isinstance(group, TrainGroup) and policy.policy_id in group.policies:
+            return group
+    return None
+
+
+def _link(cause: WaitCause, waiter_id: str, message: str, *, subject_id: str = "") -> WaitReason:
+    return WaitReason(cause=cause, waiter_id=waiter_id, subject_id=subject_id, message=message)
