@@ -9,7 +9,7 @@ import structlog
 from astraflow.client.duplex import Outbox, converse
 from astraflow.client.patience import Patience
 from astraflow.client.session import SessionKeeper
-from astraflow.core.errors import Failure
+from astraflow.core.errors import AstraflowError, Failure
 from astraflow.core.ids import TaskId
 from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
 from astraflow.wire.common import decode_directive, encode_failure
@@ -17,6 +17,7 @@ from astraflow.wire.dataflow import decode_task_cancellation, encode_task_credit
 from astraflow.wire.rollout import decode_rollout_task
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
+from astraflow_proto.rollout.v1 import task_pb2
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -77,10 +78,20 @@ class TaskStream:
         await converse(call, self._outbox, take)
         return False
 
+    def _take(self, message: task_pb2.RolloutTask) -> None:
+        """Hand a task over, or give it back when this node cannot read it."""
+        try:
+            task = decode_rollout_task(message)
+        except AstraflowError as error:
+            log.error("unreadable task", task_id=message.task_id, why=error.message)  # noqa: TRY400
+            self.nack(TaskId(message.task_id), error.to_failure())
+        else:
+            self._sink.task(task)
+
     def _dispatch(self, event: pb.StreamTasksResponse) -> None:
         match event.WhichOneof("event"):
             case "task":
-                self._sink.task(decode_rollout_task(event.task))
+                self._take(event.task)
             case "cancellation":
                 self._sink.cancellation(decode_task_cancellation(event.cancellation))
             case "directive":

@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -87,7 +88,7 @@ async def _join(
             model = _load_model(recipe, policy, directories)
             engines.push_async_callback(model.engine.close)
             models[PolicyId(policy)] = model
-        node = RaasNode(settings, models=models, puller=WeightPuller)
+        node = RaasNode(settings, models=models, puller=partial(WeightPuller, tls=settings.tls))
         with _signals(node):
             return await node.run()
 

@@ -60,6 +60,10 @@ class Puller(Protocol):
         """Return all that is held, dense."""
         ...
 
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...
+
 
 class WeightUpdater:
     """Keeps one engine at the newest version, or at the one that a task must have first."""
@@ -92,9 +96,12 @@ class WeightUpdater:
         Raises:
             AstraflowError: POLICY_UNKNOWN; NOT_READY when the hub could not be reached.
         """
-        async with beside(self._watch()):
-            while True:
-                await self._update(await self._next())
+        try:
+            async with beside(self._watch()):
+                while True:
+                    await self._update(await self._next())
+        finally:
+            await self._puller.close()
 
     async def _watch(self) -> None:
         async for info in self._versions.watch(self._policy_id):
