@@ -43,9 +43,7 @@ def encode(indices: np.ndarray, old: np.ndarray, new: np.ndarray) -> bytes:
     return b"".join(parts)
 
 
-def decode(
-    payload: bytes, old: np.ndarray, *, changed_count: int
-) -> tuple[np.ndarray, np.ndarray]:
+def decode(payload: bytes, old: np.ndarray, *, changed_count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return what changed in a range.
 
     Args:

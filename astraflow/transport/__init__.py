@@ -1,0 +1,1 @@
+"""Lanes: ways for chunks to travel. They know nothing of reinforcement learning."""

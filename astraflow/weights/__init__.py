@@ -1,0 +1,1 @@
+"""The weight plane: publish versions, serve them, pull them, all of it verified."""

@@ -1,0 +1,98 @@
+"""WeightServer: a TransferService beside a trainer that blocks."""
+
+from types import TracebackType
+from typing import Self
+
+from astraflow.client.loop_thread import LoopThread
+from astraflow.core.clock import SystemClock
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.server import RunningServer, Servicer, start_server
+from astraflow.rpc.tls import Tls
+from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.servicer import TransferServicer
+from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
+    add_TransferServiceServicer_to_server,
+)
+
+
+class WeightServer:
+    """Serves what a publisher holds, from an event loop in a thread of its own.
+
+    Until `set_transfer_token` is called nobody is let in.
+    """
+
+    def __init__(
+        self,
+        publisher: WeightPublisher,
+        *,
+        listen: str = "127.0.0.1:0",
+        advertise: str | None = None,
+        tls: Tls | None = None,
+        loop: LoopThread | None = None,
+    ) -> None:
+        """Prepare; `with` starts it.
+
+        Args:
+            publisher: Whose versions are served.
+            listen: host:port; port 0 takes a free one.
+            advertise: How others dial it: auto, fqdn, a host or IP; None: as listened on.
+            tls: None: plain text.
+            loop: Shared with a TrainerClient; None: one of its own.
+        """
+        self._publisher = publisher
+        self._listen = listen
+        self._advertise = advertise
+        self._tls = tls
+        self._owns_loop = loop is None
+        self._loop = loop or LoopThread(name="astraflow-weights")
+        self._server: RunningServer | None = None
+        self._transfer_token = b""
+
+    def __enter__(self) -> Self:
+        """Start to serve.
+
+        Raises:
+            AstraflowError: NOT_READY when the port is in use.
+        """
+        if self._owns_loop:
+            self._loop.start()
+        self._server = self._loop.call(self._start())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop to serve; pulls in progress get two seconds."""
+        if self._server is not None:
+            self._loop.call(self._server.stop(grace_s=2.0))
+            self._server = None
+        if self._owns_loop:
+            self._loop.close()
+
+    @property
+    def endpoint(self) -> str:
+        """host:port, as others dial it."""
+        if self._server is None:
+            raise AstraflowError(Reason.NOT_READY, "the weight server has not been started")
+        return self._server.address
+
+    def set_transfer_token(self, token: bytes) -> None:
+        """Let in who has this secret of the run, and nobody else."""
+        self._transfer_token = token
+
+    async def _start(self) -> RunningServer:
+        servicer = TransferServicer(
+            self._publisher.policy_id,
+            self._publisher.store,
+            transfer_token=lambda: self._transfer_token,
+            clock=SystemClock(),
+        )
+        return await start_server(
+            [Servicer(add=add_TransferServiceServicer_to_server, methods=servicer)],
+            listen=self._listen,
+            advertise=self._advertise,
+            tls=self._tls,
+        )
