@@ -1,0 +1,73 @@
+import grpc
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.channel import dial
+
+
+class Flaky:
+    """Is not ready for a number of calls, then answers."""
+
+    def __init__(self, failures):
+        self.failures = failures
+
+    async def unary_unary(self, request, context):
+        if self.failures:
+            self.failures -= 1
+            raise AstraflowError(Reason.NOT_READY, "starting", retryable=True)
+        return request
+
+
+async def test_a_call_is_repeated_while_the_peer_is_not_ready(serve):
+    async with serve(Flaky(2)) as call:
+        assert await call("unary_unary", b"hi") == [b"hi"]
+
+
+async def test_a_call_is_not_repeated_for_ever(serve):
+    async with serve(Flaky(1000)) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call("unary_unary")
+
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_other_errors_are_not_repeated(serve):
+    calls = []
+
+    class Refuses:
+        async def unary_unary(self, request, context):
+            calls.append(request)
+            raise AstraflowError(Reason.OVERLOADED, "slow down", retryable=True)
+
+    async with serve(Refuses()) as call:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call("unary_unary")
+
+    assert len(calls) == 1
+
+
+async def test_two_channels_are_two_connections(serve):
+    peers = set()
+
+    class Notes:
+        async def unary_unary(self, request, context):
+            peers.add(context.peer())
+            return request
+
+    async with serve(Notes()) as call, dial(call.address) as second:
+        await call("unary_unary")
+        await second.unary_unary("/test.Echo/unary_unary")(b"x")
+
+    assert len(peers) == 2
+
+
+async def test_a_proxy_of_the_environment_does_not_stand_before_loopback(serve, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+
+    async with serve(Flaky(0)) as call:
+        assert await call("unary_unary", b"hi") == [b"hi"]
+
+
+async def test_an_address_needs_a_port():
+    with pytest.raises(AstraflowError, match="is not host:port"):
+        dial("localhost")
