@@ -1,0 +1,109 @@
+"""A Hugging Face causal language model, as a trainer uses it."""
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from astraflow.core.errors import AstraflowError, Reason
+
+
+class CausalModel:
+    """Answers with logits at chosen positions only.
+
+    The output layer is the widest of all: on positions that no loss applies to it would be
+    wasted. The positions are picked from its input, so whatever a model does to its logits
+    afterwards (scaling, soft caps) is still done.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        # Dropout is off: log-probabilities are compared with those of the sampler.
+        self.module = module.eval()
+        self._chosen: Tensor | None = None
+        head = cast("Any", module).get_output_embeddings()
+        if head is not None:
+            head.register_forward_pre_hook(self._choose)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids that it knows."""
+        return int(cast("Any", self.module).get_input_embeddings().num_embeddings)
+
+    def logits(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        """Return logits after chosen positions.
+
+        Args:
+            tokens: i64[n, L], padded on the right with any token.
+            chosen: i64[k], flat indices into `tokens`.
+
+        Returns:
+            [k, vocabulary] in the model's dtype.
+        """
+        self._chosen = chosen
+        try:
+            out = cast("Any", self.module)(input_ids=tokens, use_cache=False)
+        finally:
+            is_chosen, self._chosen = self._chosen is None, None
+        logits = cast("Tensor", out.logits)
+        return logits[0] if is_chosen else logits.flatten(0, 1).index_select(0, chosen)
+
+    def _choose(self, _head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if self._chosen is None:
+            return None
+        hidden = cast("Tensor", args[0])
+        chosen, self._chosen = self._chosen, None
+        return (hidden.flatten(0, 1).index_select(0, chosen).unsqueeze(0), *args[1:])
+
+
+def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:
+    """Load a Hugging Face directory with weights in f32; nothing is downloaded or executed.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is no such directory, or this release of
+            transformers does not know the architecture.
+    """
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
+
+    hide_progress_bars()
+    try:
+        module = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{directory} cannot be loaded as a causal language model: {error}",
+        ) from error
+    return CausalModel(cast("nn.Module", module).to(resolve_device(device)))
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of a recipe's name; auto takes an accelerator when there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def hide_progress_bars() -> None:
+    """Keep the bars of transformers out of the log; they write to stderr unasked."""
+    from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415 - slow to import
+
+    disable_progress_bar()
+
+
+def prepare_torch(*, thread_count: int) -> None:
+    """Set this process up so that the same step gives the same bits.
+
+    Where an operation has no deterministic kernel, a warning says so once.
+    """
+    # cuBLAS reads it when it is first used (CUDA documentation, "Results reproducibility").
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_num_threads(thread_count)
+    torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,0 +1,61 @@
+"""Signals: the first one lets the step in progress end, the second one stops at once."""
+
+import signal
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+import structlog
+
+Item = TypeVar("Item")
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class _Leave(BaseException):
+    """Ends a wait for the next batch."""
+
+
+class Departure:
+    """Ends the iteration over batches when the process is asked to leave.
+
+    A signal that comes during a step lets it end; one that comes while the next batch is
+    waited for ends the wait. The second one is a KeyboardInterrupt wherever it comes.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._waits = False
+
+    @contextmanager
+    def listening(self) -> Generator[None]:
+        """Take SIGTERM and SIGINT; for the main thread."""
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        old = [signal.signal(number, self._asked) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, old, strict=True):
+                signal.signal(number, handler)
+
+    def watch(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield items until there are no more or the process is asked to leave."""
+        iterator = iter(items)
+        while not self.is_asked:
+            try:
+                self._waits = True
+                item = next(iterator)
+            except (StopIteration, _Leave):
+                return
+            finally:
+                self._waits = False
+            yield item
+
+    def _asked(self, number: int, _frame: FrameType | None) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+        log.info("asked to leave", signal=signal.Signals(number).name)
+        self.is_asked = True
+        if self._waits:
+            raise _Leave

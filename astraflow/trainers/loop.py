@@ -1,0 +1,87 @@
+"""The training loop, on one screen: a batch, a step, a version, an ack."""
+
+from collections.abc import Iterable, Mapping
+from time import perf_counter
+
+import structlog
+
+from astraflow.client.trainer import TrainerBatch, TrainerClient
+from astraflow.config.recipe import Trainer
+from astraflow.core.batches import BatchOutcome
+from astraflow.trainers.checkpoints import Checkpoints
+from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.mismatch import MismatchProbe
+from astraflow.trainers.origin import WeightOrigin
+from astraflow.trainers.rows import TrainRows
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+def train(
+    batches: Iterable[TrainerBatch],
+    *,
+    client: TrainerClient,
+    learner: GrpoLearner,
+    probe: MismatchProbe,
+    origin: WeightOrigin,
+    checkpoints: Checkpoints,
+    settings: Trainer,
+) -> None:
+    """Publish the first weights, then train until the batches end.
+
+    A version is published before the batch behind it is acknowledged, so no acknowledged work
+    is ever lost with the process, and its readers pull while the next batch is waited for.
+
+    Raises:
+        AstraflowError: INTERNAL when a gradient is not finite, and what the run answers. The
+            batch in hand returns to the run with the session.
+    """
+    published = origin.publish(step=0)
+    checkpoints.save(step=0, version=published.info.version)
+    for batch in batches:
+        started = perf_counter()
+        probe.keep(published.info.version, published.bits)
+        rows = TrainRows.from_parts(batch.parts)
+        seen = probe.look(rows)
+        learned = learner.step(rows, loss_token_count=batch.header.loss_token_count)
+        step_s = perf_counter() - started
+        step = learner.step_count
+        published = origin.publish(step=step)
+        orders = client.take_orders()
+        is_due = settings.checkpoint_every and step % settings.checkpoint_every == 0
+        if is_due or orders.checkpoint_ids:
+            checkpoints.save(step=step, version=published.info.version)
+        metrics = {**learned, **seen, **published.metrics, **_pace(batch, rows, step_s)}
+        train_s = perf_counter() - started
+        client.ack(
+            batch.header.batch_id,
+            BatchOutcome.CONSUMED,
+            step=step,
+            metrics=metrics,
+            wait_s=batch.wait_s,
+            train_s=train_s,
+            checkpoint_id=next(iter(orders.checkpoint_ids), ""),
+        )
+        _log_step(step, metrics, wait_s=batch.wait_s, train_s=train_s)
+    checkpoints.save(step=learner.step_count, version=published.info.version)
+
+
+def _pace(batch: TrainerBatch, rows: TrainRows, step_s: float) -> Mapping[str, float]:
+    token_count = len(rows.tokens)
+    return {
+        "time/step_s": step_s,
+        "time/wait_s": batch.wait_s,
+        "batch/tokens": float(token_count),
+        "perf/trainer_tokens_per_s": token_count / step_s,
+    }
+
+
+def _log_step(step: int, metrics: Mapping[str, float], *, wait_s: float, train_s: float) -> None:
+    shown = ("train/loss", "train/grad_norm", "train/entropy", "mismatch/logp_abs_max")
+    log.info(
+        "step done",
+        step=step,
+        wait_s=round(wait_s, 3),
+        train_s=round(train_s, 3),
+        **{name.replace("/", "_"): round(metrics[name], 5) for name in shown if name in metrics},
+    )

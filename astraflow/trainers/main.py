@@ -1,0 +1,206 @@
+"""The process of a trainer: one policy, from its first weights to its last checkpoint."""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from astraflow import __version__
+from astraflow.client.loop_thread import LoopThread
+from astraflow.client.trainer import TrainerClient
+from astraflow.config.recipe import Recipe, Trainer
+from astraflow.config.run_dir import RunDir
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.members import Contract, ModelIdentity, RegisterTrainer, Resources
+from astraflow.core.versions import WeightEndpoint
+from astraflow.rpc.tls import Tls
+from astraflow.telemetry.logging import configure_logging
+from astraflow.trainers.departure import Departure
+from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.server import WeightServer
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerPlace:
+    """Where a trainer stands.
+
+    Attributes:
+        hub: host:port.
+        token: The run's join token.
+        run_dir: Where checkpoints go.
+        model_dir: First weights, architecture and tokenizer.
+        listen: host:port on which it serves its weights.
+        advertise: How others dial that; None: as listened on.
+        tls: None: plain text.
+    """
+
+    hub: str
+    token: str
+    run_dir: RunDir
+    model_dir: Path
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    tls: Tls | None = None
+
+
+def main_run(
+    recipe: Recipe,
+    *,
+    policy_id: str,
+    hub: str,
+    token: str,
+    run_dir: Path,
+    model_dir: Path | None = None,
+    listen: str = "127.0.0.1:0",
+    advertise: str | None = None,
+    tls: Tls | None = None,
+    log_file: Path | None = None,
+    log_json: bool = False,
+) -> int:
+    """Train one policy of a run until the data ends or the run asks to leave.
+
+    SIGTERM and SIGINT let the step in progress end; the second one stops at once.
+
+    Args:
+        recipe: Of the run.
+        policy_id: Which of its policies.
+        hub: host:port.
+        token: The run's join token.
+        run_dir: Where checkpoints go.
+        model_dir: None: the recipe's path.
+        listen: host:port on which it serves its weights.
+        advertise: How others dial that: auto, fqdn, a host or IP; None: as listened on.
+        tls: None: plain text.
+        log_file: Appended to; None: standard error.
+        log_json: Log JSON lines.
+
+    Returns:
+        The exit code: 0 when the run is over or the trainer was asked to leave, 1 when it
+        failed; the log says why.
+    """
+    configure_logging(f"trainer-{policy_id}", log_file=log_file, json=log_json)
+    try:
+        place = TrainerPlace(
+            hub=hub,
+            token=token,
+            run_dir=RunDir(run_dir),
+            model_dir=_model_dir(recipe, policy_id, model_dir),
+            listen=listen,
+            advertise=advertise,
+            tls=tls,
+        )
+        run_trainer(PolicyId(policy_id), recipe.policies[policy_id].trainer, place)
+    except AstraflowError as error:
+        log.error("the trainer failed", reason=error.reason, why=error.message)  # noqa: TRY400
+        return 1
+    except KeyboardInterrupt:
+        log.warning("stopped at once; the batch in hand returns to the run")
+        return 1
+    return 0
+
+
+def run_trainer(policy_id: PolicyId, settings: Trainer, place: TrainerPlace) -> None:
+    """Load the model, join the run and train.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a model that cannot be loaded; what joining and
+            training raise.
+    """
+    from astraflow.trainers.causal_model import load_causal_model, prepare_torch  # noqa: PLC0415
+    from astraflow.trainers.checkpoints import Checkpoints  # noqa: PLC0415
+    from astraflow.trainers.export import layout_of  # noqa: PLC0415
+    from astraflow.trainers.learner import GrpoLearner  # noqa: PLC0415
+    from astraflow.trainers.loop import train  # noqa: PLC0415
+    from astraflow.trainers.mismatch import MismatchProbe  # noqa: PLC0415
+    from astraflow.trainers.origin import WeightOrigin  # noqa: PLC0415
+
+    prepare_torch(thread_count=settings.thread_count)
+    model = load_causal_model(place.model_dir, device=settings.device)
+    dtype = Dtype(settings.export_dtype)
+    learner = GrpoLearner(model, settings)
+    publisher = WeightPublisher(policy_id, layout_of(model.module, dtype))
+    departure = Departure()
+    with departure.listening(), _joined(policy_id, settings, place, publisher) as client:
+        train(
+            departure.watch(
+                client.batches(max_tokens=settings.max_tokens_per_pass, prefetch=settings.prefetch)
+            ),
+            client=client,
+            learner=learner,
+            probe=MismatchProbe(model, learner, dtype=dtype),
+            origin=WeightOrigin(
+                model.module,
+                dtype=dtype,
+                publisher=publisher,
+                herald=client,
+                first_version=client.registration.next_version,
+            ),
+            checkpoints=Checkpoints(
+                model.module,
+                model_dir=place.model_dir,
+                run_dir=place.run_dir,
+                policy_id=policy_id,
+            ),
+            settings=settings,
+        )
+        end = client.end_of_data
+        log.info("the trainer leaves", step=learner.step_count, cause=end and end.cause)
+
+
+@contextmanager
+def _joined(
+    policy_id: PolicyId, settings: Trainer, place: TrainerPlace, publisher: WeightPublisher
+) -> Generator[TrainerClient]:
+    """Serve the weights and take the trainer's place in the run."""
+    with (
+        LoopThread() as loop,
+        WeightServer(
+            publisher, listen=place.listen, advertise=place.advertise, tls=place.tls, loop=loop
+        ) as server,
+        TrainerClient(
+            hub=place.hub,
+            token=place.token,
+            tls=place.tls,
+            loop=loop,
+            register=RegisterTrainer(
+                policy_id=policy_id,
+                name=f"trainer-{policy_id}",
+                contract=Contract(software=f"astraflow/{__version__}"),
+                identity=ModelIdentity(name=place.model_dir.name),
+                groups_per_batch=settings.groups_per_batch,
+                weight_endpoints=(WeightEndpoint(rank=0, endpoint=server.endpoint),),
+                resources=Resources(core_count=os.cpu_count() or 0),
+            ),
+        ) as client,
+    ):
+        client.on_transfer_token(server.set_transfer_token)
+        yield client
+
+
+def _model_dir(recipe: Recipe, policy_id: str, model_dir: Path | None) -> Path:
+    if policy_id not in recipe.policies:
+        raise AstraflowError(
+            Reason.POLICY_UNKNOWN,
+            f"the recipe has no policy {policy_id}, only {', '.join(recipe.policies)}",
+        )
+    directory = model_dir or recipe.policies[policy_id].model.path
+    if directory is None:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"policy {policy_id} starts from a warm-up model; make it with `astraflow trainer "
+            "warm-up` and give --model DIR",
+        )
+    if not (directory / "config.json").is_file():
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"policy {policy_id}: {directory} has no config.json; give the folder of a Hugging "
+            "Face model",
+        )
+    return directory

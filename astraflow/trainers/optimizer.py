@@ -1,0 +1,55 @@
+"""AdamW on fp32 master weights: rising rate, clipped gradients, no step on a NaN."""
+
+from collections.abc import Iterable
+from math import isfinite
+
+import torch
+from torch import nn
+
+from astraflow.config.recipe import Optimizer
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.trainers import tensors
+
+
+class AdamW:
+    """Makes one step from the gradients that have added up.
+
+    AdamW is arXiv 1711.05101, algorithm 2.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], settings: Optimizer) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._settings = settings
+        # The fused kernel makes one pass over the weights instead of a dozen.
+        self._adam = torch.optim.AdamW(
+            self._parameters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 1."""
+        share = min(1.0, step / max(1, self._settings.warm_up_steps))
+        return self._settings.learning_rate * share
+
+    def step(self, step: int) -> float:
+        """Change the weights, forget the gradients and return their norm before clipping.
+
+        Raises:
+            AstraflowError: INTERNAL when a gradient is not finite; the weights stay.
+        """
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
+        if not isfinite(norm):
+            raise AstraflowError(
+                Reason.INTERNAL,
+                f"step {step}: the norm of the gradient is {norm}; the weights are those of step "
+                f"{step - 1}. Lower trainer.optimizer.learning_rate or max_grad_norm, and look at "
+                "mismatch/logp_abs_max and train/ratio_max of the steps before",
+            )
+        for group in self._adam.param_groups:
+            group["lr"] = self.rate(step)
+        tensors.step(self._adam)
+        return norm

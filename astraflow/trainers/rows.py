@@ -1,0 +1,139 @@
+"""The rows of a batch as a loss wants them: flat arrays, and where the loss applies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from astraflow.core.batches import BatchPart
+from astraflow.core.errors import AstraflowError, Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LossTokens:
+    """The tokens of a batch on which the loss applies, in the order of the rows.
+
+    Attributes:
+        positions: i64[K] in the tokens of the batch.
+        rows: i64[K], which row each lies in.
+        sampler_logprobs: f32[K], under what the token was sampled from.
+        advantages: f32[K].
+        weights: f32[K], factor on the loss.
+        temperatures: f32[K], 1 where the logits are used as they are.
+    """
+
+    positions: np.ndarray
+    rows: np.ndarray
+    sampler_logprobs: np.ndarray
+    advantages: np.ndarray
+    weights: np.ndarray
+    temperatures: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainRows:
+    """Rows of one batch, end to end.
+
+    Attributes:
+        tokens: i32[T].
+        offsets: i64[N + 1]; row i is `[offsets[i], offsets[i + 1])`.
+        loss: Where the loss applies.
+        min_versions: i64[N], oldest version that sampled in the row; -1: not known.
+        max_versions: i64[N], newest.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    loss: LossTokens
+    min_versions: np.ndarray
+    max_versions: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """i64[N], tokens of each row."""
+        return np.diff(self.offsets)
+
+    @property
+    def row_count(self) -> int:
+        """N."""
+        return len(self.offsets) - 1
+
+    @property
+    def row_is_trained(self) -> np.ndarray:
+        """bool[N], whether any token of the row can move the weights.
+
+        A row whose advantages are all 0 (its group was all right or all wrong) adds exactly
+        nothing to the gradient of a clipped surrogate.
+        """
+        moves = (self.loss.advantages != 0) & (self.loss.weights != 0)
+        is_trained = np.zeros(self.row_count, np.bool_)
+        is_trained[self.loss.rows[moves]] = True
+        return is_trained
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[BatchPart]) -> "TrainRows":
+        """Join the parts of a batch.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when a column is missing, or the loss applies to
+                the first token of a row, which nothing predicts.
+        """
+        tokens = _column(parts, "tokens")
+        lengths = [np.diff(part.row_offsets) for part in parts]
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
+        return cls(
+            tokens=tokens,
+            offsets=offsets,
+            loss=_loss_tokens(parts, offsets),
+            min_versions=_row_column(parts, "min_versions", default=-1, dtype=np.int64),
+            max_versions=_row_column(parts, "max_versions", default=-1, dtype=np.int64),
+        )
+
+
+def _loss_tokens(parts: Sequence[BatchPart], offsets: np.ndarray) -> LossTokens:
+    mask = _column(parts, "loss_mask")
+    if mask[offsets[:-1]].any():
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"batch {parts[0].batch_id}: the loss applies to the first token of a row, which "
+            "nothing predicts; a trajectory begins with at least one prompt token",
+        )
+    positions = np.flatnonzero(mask)
+    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[positions]
+    temperature = _row_column(parts, "temperature", default=1.0, dtype=np.float32)
+    return LossTokens(
+        positions=positions,
+        rows=rows,
+        sampler_logprobs=_column(parts, "logprobs")[positions],
+        advantages=_column(parts, "advantages")[positions],
+        weights=_optional(parts, "loss_weights", positions),
+        # Greedy sampling reports the log-probabilities of the logits as they are.
+        temperatures=np.where(temperature > 0, temperature, np.float32(1))[rows],
+    )
+
+
+def _column(parts: Sequence[BatchPart], name: str) -> np.ndarray:
+    for part in parts:
+        if name not in part.columns:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"batch {part.batch_id} part {part.index} has no column {name}, which GRPO needs",
+            )
+    return np.concatenate([part.values(name) for part in parts])
+
+
+def _optional(parts: Sequence[BatchPart], name: str, positions: np.ndarray) -> np.ndarray:
+    if all(name in part.columns for part in parts):
+        return _column(parts, name)[positions]
+    return np.ones(len(positions), np.float32)
+
+
+def _row_column(
+    parts: Sequence[BatchPart], name: str, *, default: float, dtype: type[np.generic]
+) -> np.ndarray:
+    if all(name in part.columns for part in parts):
+        return _column(parts, name)
+    return np.full(sum(part.row_count for part in parts), default, dtype)

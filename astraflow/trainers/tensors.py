@@ -1,0 +1,29 @@
+"""The few calls that torch leaves untyped, with types."""
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def to_tensor(values: np.ndarray, device: torch.device | None = None) -> Tensor:
+    """Return an array as a tensor; on the CPU it shares the array's memory."""
+    tensor = cast("Tensor", cast("Any", torch).from_numpy(values))
+    return tensor if device is None else tensor.to(device)
+
+
+def backward(loss: Tensor) -> None:
+    """Add the gradient of a loss to that of the weights behind it."""
+    cast("Any", loss).backward()
+
+
+def step(optimizer: torch.optim.Optimizer) -> None:
+    """Change the weights by their gradients, then forget these."""
+    cast("Any", optimizer).step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def seed_everything(seed: int) -> None:
+    """Make torch's draws depend on a seed alone."""
+    cast("Any", torch).manual_seed(seed)
