@@ -12,7 +12,6 @@ from astraflow.cli.options import (
     KeyFile,
     Overrides,
     RecipePath,
-    RunFolder,
     pairs,
 )
 
@@ -40,7 +39,6 @@ def join(
             metavar="POLICY=DIR", help="Model directory of a policy; unset: the recipe's."
         ),
     ] = None,
-    run_dir: RunFolder = None,
     tls_certificate: CertificateFile = None,
     tls_key: KeyFile = None,
     tls_ca: CaFile = None,
@@ -62,7 +60,6 @@ def join(
             name=name,
             region=region,
             models=pairs(model or [], "--model"),
-            run_dir=run_dir,
             tls=Tls(certificate=tls_certificate, key=tls_key, ca=tls_ca),
         )
     )

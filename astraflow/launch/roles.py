@@ -49,14 +49,18 @@ class Roles:
 
     def hub(self) -> RoleCommand:
         """Return the Dataflow process."""
-        return self._command("hub", "dataflow", "serve", str(self.run_dir.recipe))
+        return self._command(
+            "hub",
+            *("dataflow", "serve", str(self.run_dir.recipe)),
+            *("--run-dir", str(self.run_dir.root)),
+        )
 
     def trainer(self, policy_id: str, hub: str) -> RoleCommand:
         """Return the trainer of one policy."""
         return self._command(
             f"trainer-{policy_id}",
             *("trainer", "run", str(self.run_dir.recipe), "--policy", policy_id, "--hub", hub),
-            *("--model", str(self.models[policy_id])),
+            *("--model", str(self.models[policy_id]), "--run-dir", str(self.run_dir.root)),
             threads=self.recipe.policies[policy_id].trainer.thread_count,
         )
 
@@ -73,7 +77,7 @@ class Roles:
     def _command(self, name: str, *arguments: str, threads: int = 1) -> RoleCommand:
         return RoleCommand(
             name=name,
-            arguments=(*arguments, "--run-dir", str(self.run_dir.root)),
+            arguments=arguments,
             environment={**self.tokens.environment, "OMP_NUM_THREADS": str(threads)},
             log=self.run_dir.log(name),
         )

@@ -1,0 +1,79 @@
+"""`astraflow eval`: saved checkpoints, measured again."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from astraflow.cli.options import AsJson, Overrides, RunPath
+
+if TYPE_CHECKING:
+    from astraflow.config.recipe import Recipe
+    from astraflow.launch.evaluate import SuiteResult
+
+
+def evaluate(
+    run: RunPath,
+    *,
+    step: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--step",
+            help="first, last or a number of steps; can be given many times.",
+            show_default="first and last",
+        ),
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="A suite of the recipe; unset: the first.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure checkpoints of a run on a suite of its recipe, in this process.
+
+    Prompts, sampling and seeds are those of the run: the same weights give the same result.
+    """
+    from astraflow.config.loader import load_recipe  # noqa: PLC0415
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.core.errors import AstraflowError, Reason  # noqa: PLC0415
+
+    run_dir = RunDir(run)
+    if not run_dir.recipe.exists():
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"{run} is not the folder of a run: it has no recipe.yaml"
+        )
+    recipe = load_recipe(run_dir.recipe, overrides or [])
+    name = suite or next(iter(recipe.evals), "")
+    if name not in recipe.evals:
+        known = ", ".join(recipe.evals) or "none"
+        raise AstraflowError(Reason.EVAL_UNKNOWN, f"--suite {name}: the recipe has {known}")
+    for each in step or ["first", "last"]:
+        _show(_evaluate(recipe, run, each, name), each, as_json=as_json)
+
+
+def _evaluate(recipe: "Recipe", run: Path, step: str, suite: str) -> "SuiteResult":
+    import asyncio  # noqa: PLC0415
+    import os  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(recipe.raas.engine.thread_count))
+    from astraflow.launch.evaluate import evaluate_suite, find_checkpoints  # noqa: PLC0415
+
+    checkpoints = find_checkpoints(recipe, RunDir(run), step)
+    return asyncio.run(evaluate_suite(recipe, suite, checkpoints))
+
+
+def _show(result: "SuiteResult", step: str, *, as_json: bool) -> None:
+    import json  # noqa: PLC0415
+    from dataclasses import asdict  # noqa: PLC0415
+
+    if as_json:
+        fields: dict[str, Any] = asdict(result) | {"step": step}
+        typer.echo(json.dumps(fields, default=str))
+        return
+    for each in result.results:
+        parts = [f"avg@{each.repeats} {each.avg_at_k:.4f}", f"{each.prompt_count} prompts"]
+        parts += [f"{key} {value:.4f}" for key, value in each.metrics.items()]
+        missing = f", {each.missing_count} missing" if each.missing_count else ""
+        typer.echo(f"{step}: {result.suite}/{each.data_set}: {', '.join(parts)}{missing}")

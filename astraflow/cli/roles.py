@@ -1,0 +1,101 @@
+"""What the commands of each role do once their arguments are read."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from astraflow.config.loader import load_recipe
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.models import cache_dir
+from astraflow.launch.processes import hold_lifeline
+from astraflow.rpc.tls import Tls
+from astraflow.telemetry.logging import configure_logging
+
+
+def serve_hub(recipe: Path, *, overrides: Sequence[str], run_dir: Path | None) -> int:
+    """Serve a hub; return its exit code."""
+    from astraflow.dataflow.main import main_serve  # noqa: PLC0415 - each role loads its own
+
+    hold_lifeline()
+    configure_logging("hub")
+    settings = load_recipe(recipe, overrides)
+    return main_serve(settings, run_dir=run_dir or Path("runs") / settings.name)
+
+
+def join_pool(
+    recipe: Path,
+    *,
+    overrides: Sequence[str],
+    hub: str,
+    token: str,
+    name: str | None,
+    region: str,
+    models: Mapping[str, str],
+    tls: Tls,
+) -> int:
+    """Run a rollout node; return its exit code."""
+    hold_lifeline()
+    settings = load_recipe(recipe, overrides)
+    _use_threads(settings.raas.engine.thread_count)
+    from astraflow.raas.main import main_join  # noqa: PLC0415
+
+    return main_join(
+        settings,
+        hub=hub,
+        token=token,
+        name=name,
+        region=region,
+        models={policy: Path(path) for policy, path in models.items()},
+        tls=None if tls.is_plain else tls,
+    )
+
+
+def train(
+    recipe: Path,
+    *,
+    overrides: Sequence[str],
+    policy: str,
+    hub: str,
+    token: str,
+    model: Path | None,
+    run_dir: Path | None,
+    listen: str,
+    tls: Tls,
+) -> int:
+    """Run a trainer; return its exit code."""
+    hold_lifeline()
+    configure_logging(f"trainer-{policy}")
+    settings = load_recipe(recipe, overrides)
+    if policy not in settings.policies:
+        known = ", ".join(settings.policies)
+        raise AstraflowError(Reason.POLICY_UNKNOWN, f"--policy {policy}: the recipe has {known}")
+    _use_threads(settings.policies[policy].trainer.thread_count)
+    from astraflow.trainers.main import main_run  # noqa: PLC0415
+
+    return main_run(
+        settings,
+        policy_id=policy,
+        hub=hub,
+        token=token,
+        run_dir=RunDir(run_dir or Path("runs") / settings.name),
+        model_dir=model or make_warm_up(recipe, overrides=overrides, policy=policy),
+        listen=listen,
+        tls=None if tls.is_plain else tls,
+    )
+
+
+def make_warm_up(recipe: Path, *, overrides: Sequence[str], policy: str) -> Path:
+    """Return the directory of a policy's first weights; make it when it is not there yet."""
+    hold_lifeline()
+    settings = load_recipe(recipe, overrides)
+    _use_threads(settings.policies[policy].trainer.thread_count)
+    from astraflow.trainers.warm_up import ensure_model  # noqa: PLC0415
+
+    model = settings.policies[policy].model
+    return ensure_model(model, seed=settings.seed, cache_dir=cache_dir())
+
+
+def _use_threads(count: int) -> None:
+    """Bound torch's threads, which it reads from the environment when it is loaded."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(count))

@@ -1,0 +1,181 @@
+"""Evaluation without a run: saved checkpoints measured in this process."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from astraflow.config.recipe import EvalSet, Recipe
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.eval_results import Tally, overall
+from astraflow.core.evals import EvalDataSet, EvalResult
+from astraflow.core.ids import EvalRunId, GroupId, PolicyId, TaskId, WorkflowId
+from astraflow.core.rollouts import Rollout
+from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.raas.policies import ServedModel
+from astraflow.raas.seeds import seeded_sampling
+from astraflow.workflows.building import build_workflows, workflow_specs
+from astraflow.workflows.data_sets.reader import open_data_set
+from astraflow.workflows.episode import Episode
+from astraflow.workflows.protocol import PolicyPort
+from astraflow.workflows.runner import LoadedWorkflow, run_episode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteResult:
+    """What a suite came to.
+
+    Attributes:
+        suite: Its name in the recipe.
+        checkpoints: Model directory of each policy.
+        results: One per data set.
+        overall: Their mean.
+    """
+
+    suite: str
+    checkpoints: Mapping[str, Path]
+    results: Sequence[EvalResult]
+    overall: EvalResult | None
+
+
+async def evaluate_suite(
+    recipe: Recipe, suite: str, checkpoints: Mapping[str, Path]
+) -> SuiteResult:
+    """Run a suite of a recipe on checkpoints, as an evaluation beside training would.
+
+    Prompts, sampling and seeds are those of the run, so the same weights give the same result.
+
+    Args:
+        recipe: Names suites, workflows, data sets and engines.
+        suite: One of `recipe.evals`.
+        checkpoints: Hugging Face directory of every policy.
+    """
+    models = {PolicyId(name): await _load(recipe, name, path) for name, path in checkpoints.items()}
+    workflows = build_workflows(workflow_specs(recipe))
+    try:
+        results = [
+            await _evaluate_set(recipe, part, models, workflows)
+            for part in recipe.evals[suite].data_sets
+        ]
+    finally:
+        await asyncio.gather(*(model.engine.close() for model in models.values()))
+    return SuiteResult(
+        suite=suite, checkpoints=checkpoints, results=results, overall=overall(results)
+    )
+
+
+async def _load(recipe: Recipe, policy: str, directory: Path) -> ServedModel:
+    from astraflow.engines.embedded.engine import EmbeddedEngine  # noqa: PLC0415 - loads torch
+    from astraflow.engines.embedded.tokenizer import load_tokenizer  # noqa: PLC0415
+
+    engine = EmbeddedEngine.from_directory(
+        directory, settings=recipe.raas.engine, policy_id=PolicyId(policy)
+    )
+    await engine.load_directory(version=0)
+    return ServedModel(engine=engine, tokenizer=load_tokenizer(directory))
+
+
+async def _evaluate_set(
+    recipe: Recipe,
+    part: EvalSet,
+    models: Mapping[PolicyId, ServedModel],
+    workflows: Mapping[WorkflowId, LoadedWorkflow],
+) -> EvalResult:
+    reader = open_data_set(part.data_set, recipe.data[part.data_set], Path(), seed=recipe.seed)
+    try:
+        prompts = list(reader.epoch(0))
+    finally:
+        reader.close()
+    settings = EvalDataSet(
+        data_set=part.data_set,
+        workflow_id=WorkflowId(part.workflow),
+        prompt_count=len(prompts),
+        repeats=part.repeats,
+        correct_reward=part.correct_reward,
+    )
+    tally = Tally(settings, len(prompts))
+    policies = [PolicyId(name) for name in recipe.policies_of(part.workflow)]
+    places = asyncio.Semaphore(recipe.raas.capacity)
+
+    async def sample(task: RolloutTask, index: int) -> Rollout:
+        async with places:
+            episode = _episode(task, index, {policy: models[policy] for policy in policies})
+            return await run_episode(workflows[task.workflow_id], episode)
+
+    async def answer(task: RolloutTask) -> None:
+        rollouts = await asyncio.gather(*(sample(task, i) for i in range(part.repeats)))
+        for rollout in rollouts:
+            if rollout.reward is None:
+                tally.missing_count += 1
+            else:
+                tally.add(rollout.reward, rollout.metrics)
+        tally.close([each.reward for each in rollouts if each.reward is not None])
+
+    async with asyncio.TaskGroup() as group:
+        for prompt in prompts:
+            group.create_task(answer(_task(recipe, part, prompt)))
+    return tally.result()
+
+
+def _task(recipe: Recipe, part: EvalSet, prompt: Prompt) -> RolloutTask:
+    return RolloutTask(
+        task_id=TaskId(f"eval-{prompt.prompt_id}"),
+        group_id=GroupId(f"eval-{prompt.prompt_id}"),
+        purpose=TaskPurpose.EVAL,
+        workflow_id=WorkflowId(part.workflow),
+        prompt=prompt,
+        sample_indexes=tuple(range(part.repeats)),
+        versions={},
+        sampling={
+            PolicyId(name): SamplingParams(**policy.sampling.model_dump(), seed=recipe.seed)
+            for name, policy in recipe.policies.items()
+        },
+        timeout=timedelta(seconds=recipe.rollouts.timeout_s),
+        eval_run_id=EvalRunId("offline"),
+    )
+
+
+def _episode(task: RolloutTask, index: int, models: Mapping[PolicyId, ServedModel]) -> Episode:
+    ports = {
+        policy: PolicyPort(
+            policy_id=policy,
+            engine=model.engine,
+            tokenizer=model.tokenizer,
+            sampling=seeded_sampling(task, index, policy),
+        )
+        for policy, model in models.items()
+    }
+    return Episode(task=task, sample_index=index, policies=ports)
+
+
+def find_checkpoints(recipe: Recipe, run_dir: RunDir, step: str) -> dict[str, Path]:
+    """Return the checkpoint of every policy at a step of a run.
+
+    Args:
+        recipe: Of the run.
+        run_dir: Of the run.
+        step: `first`, `last`, or a number of steps.
+
+    Raises:
+        AstraflowError: CHECKPOINT_UNKNOWN when a policy has none there, naming those it has.
+    """
+    found: dict[str, Path] = {}
+    for policy in recipe.policies:
+        paths = sorted(run_dir.checkpoints(policy).glob("step_*"))
+        named = {int(path.name.removeprefix("step_")): path for path in paths}
+        if not named:
+            raise AstraflowError(
+                Reason.CHECKPOINT_UNKNOWN,
+                f"{run_dir.root} has no checkpoint of {policy}; did its trainer start?",
+            )
+        steps = {"first": min(named), "last": max(named)}
+        number = steps.get(step, int(step) if step.isdecimal() else -1)
+        if number not in named:
+            raise AstraflowError(
+                Reason.CHECKPOINT_UNKNOWN,
+                f"{policy} has no checkpoint at step {step}; it has {', '.join(map(str, named))}",
+            )
+        found[policy] = named[number]
+    return found

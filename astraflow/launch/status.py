@@ -1,0 +1,85 @@
+"""What a live run does now, for people and machines."""
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from astraflow.client.control import ControlClient
+from astraflow.config.run_dir import RunDir
+from astraflow.core.status import LedgerAccount, RunStatus, WaitReason
+from astraflow.launch.progress import line_of, nodes_of
+
+
+async def show_status(run_dir: RunDir, *, watch: bool, as_json: bool) -> None:
+    """Print the state of a run, once or until it is over.
+
+    Raises:
+        AstraflowError: NOT_READY when no hub of this run can be reached.
+    """
+    endpoint = run_dir.read_endpoint()
+    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+        if not watch:
+            await _show_once(control, as_json=as_json)
+        elif as_json:
+            async for status in control.watch_run():
+                _print_json(status)
+        else:
+            with Live(auto_refresh=False) as live:
+                async for status in control.watch_run():
+                    live.update(_lines(status), refresh=True)
+
+
+async def _show_once(control: ControlClient, *, as_json: bool) -> None:
+    status = await control.get_run()
+    books = await control.ledger()
+    waits = [w for p in status.policies for w in await control.explain_wait(p.policy_id)]
+    if as_json:
+        _print_json(status, books=books, waits=waits)
+        return
+    console = Console()
+    console.print(_lines(status), _books(books))
+    for wait in waits:
+        console.print(f"[dim]{wait.waiter_id} waits:[/] {wait.message}")
+
+
+def _lines(status: RunStatus) -> Group:
+    lines = [Text(nodes_of(status)), *(Text(line_of(policy)) for policy in status.policies)]
+    if status.failure is not None:
+        lines.append(Text(f"{status.failure.reason}: {status.failure.message}", style="red"))
+    return Group(*lines)
+
+
+def _books(accounts: tuple[LedgerAccount, ...]) -> Table:
+    names = ("issued", "in_flight", "waiting", "fresh", "leased", "trained")
+    table = Table("policy", *names, "dropped", "books")
+    for account in accounts:
+        table.add_row(
+            account.policy_id,
+            *(f"{getattr(account, name + '_count'):,}" for name in names),
+            ", ".join(f"{drop.count:,} {drop.reason}" for drop in account.drops) or "0",
+            "[green]add up[/]" if account.is_balanced else "[red]do not add up[/]",
+        )
+    return table
+
+
+def _print_json(
+    status: RunStatus,
+    books: tuple[LedgerAccount, ...] = (),
+    waits: list[WaitReason] | None = None,
+) -> None:
+    fields: dict[str, Any] = asdict(status)
+    if books:
+        fields["books"] = [asdict(each) | {"balanced": each.is_balanced} for each in books]
+    if waits is not None:
+        fields["waits"] = [asdict(wait) for wait in waits]
+    print(json.dumps(fields, default=_plain), flush=True)  # noqa: T201 - the command's output
+
+
+def _plain(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
