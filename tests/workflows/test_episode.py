@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.rollouts import FinishReason
+from astraflow.workflows.episode import trajectory_seed
+
+
+async def test_what_is_sampled_is_marked_and_what_is_observed_is_not(parrot, episode):
+    engine = parrot("ab", "c")
+    run = episode(solver=engine)
+    talk = run.trajectory(agent="me")
+    talk.observe("x>")
+    first = await talk.sample()
+    talk.observe("!")
+    await talk.sample()
+    (made,) = run.trajectories()
+    assert made.tokens.tolist() == [2, *map(ord, "x>ab"), 3, ord("!"), ord("c"), 3]
+    assert made.sampled_mask.astype(int).tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 1]
+    assert np.allclose(made.logprobs, -0.5 * made.sampled_mask)
+    assert [(span.version, span.length) for span in made.version_spans] == [(4, 3), (4, 2)]
+    assert (made.agent, made.engine, made.finish_reason) == ("me", "parrot/1", FinishReason.STOP)
+    assert first.text == "ab"
+    assert talk.text == "x>ab!c"
+
+
+async def test_the_engine_sees_all_that_came_before(parrot, episode):
+    engine = parrot("a", "b")
+    talk = episode(solver=engine).trajectory()
+    talk.observe([5, 6])
+    await talk.sample()
+    await talk.sample(temperature=0.5)
+    assert [asked[0] for asked in engine.asked] == [[5, 6], [5, 6, ord("a"), 3]]
+    assert [asked[1].temperature for asked in engine.asked] == [1.0, 0.5]
+
+
+async def test_only_the_start_gets_a_start_token(parrot, episode):
+    talk = episode(solver=parrot()).trajectory()
+    talk.observe("a")
+    talk.observe("b")
+    assert talk.token_count == 3
+
+
+async def test_trajectories_draw_with_seeds_of_their_own(parrot, episode):
+    engine = parrot("a", "a")
+    run = episode(solver=engine)
+    talks = [run.trajectory(), run.trajectory()]
+    for talk in talks:
+        talk.observe("x")
+        await talk.sample()
+    assert [asked[1].seed for asked in engine.asked] == [11, trajectory_seed(11, 1)]
+    assert 0 <= trajectory_seed(11, 1) < 2**63
+    assert trajectory_seed(None, 3) is None
+
+
+async def test_trajectories_are_numbered_within_the_rollout_and_the_policy(parrot, episode):
+    run = episode(solver=parrot("a", "b"), verifier=parrot("y"))
+    for policy in ("solver", "verifier", "solver"):
+        talk = run.trajectory(policy)
+        talk.observe("x")
+        await talk.sample()
+    made = run.trajectories()
+    assert [part.trajectory_id for part in made] == ["t7/2/0", "t7/2/1", "t7/2/2"]
+    assert [part.segment_index for part in made] == [0, 0, 1]
+
+
+def test_a_trajectory_without_a_sampled_token_is_left_out(parrot, episode):
+    run = episode(solver=parrot())
+    run.trajectory().observe("x")
+    assert run.trajectories() == ()
+
+
+def test_a_policy_that_the_workflow_does_not_have_is_an_error(parrot, episode):
+    with pytest.raises(AstraflowError, match="no policy judge, only solver"):
+        episode(solver=parrot()).trajectory("judge")
+
+
+async def test_the_budget_fits_the_context(parrot, episode):
+    engine = parrot("abcdef", max_context_token_count=6)
+    talk = episode(solver=engine).trajectory()
+    talk.observe([9, 9, 9])
+    reply = await talk.sample()
+    assert (reply.text, reply.is_cut) == ("abc", True)
+    with pytest.raises(AstraflowError) as caught:
+        await talk.sample()
+    assert caught.value.reason is Reason.CONTEXT_TOO_LONG
+    assert "max_prompt_chars" in caught.value.message

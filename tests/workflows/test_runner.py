@@ -1,0 +1,137 @@
+import asyncio
+import math
+
+import pytest
+
+from astraflow.core.clock import ManualClock
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.rollouts import Outcome
+from astraflow.workflows.protocol import Score
+from astraflow.workflows.runner import run_episode
+
+
+async def talk_once(episode):
+    talk = episode.trajectory()
+    talk.observe("x")
+    await talk.sample()
+
+
+async def test_a_score_becomes_a_rollout(parrot, episode, loaded):
+    async def run(one):
+        await talk_once(one)
+        return Score(reward=0.5, parts={"form": 0.5}, metrics={"turns": 1.0})
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a")), clock=ManualClock())
+    assert (rollout.outcome, rollout.reward) == (Outcome.SCORED, 0.5)
+    assert (rollout.reward_parts, rollout.metrics) == ({"form": 0.5}, {"turns": 1.0})
+    assert (rollout.rollout_id, rollout.group_id, rollout.sample_index) == ("t7/2", "g1", 2)
+    assert rollout.reward_code_digest == b"d"
+    assert rollout.start_time == rollout.finish_time is not None
+
+
+async def test_a_bare_number_is_a_score(parrot, episode, loaded):
+    async def run(one):
+        await talk_once(one)
+        return 1
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a")))
+    assert (rollout.outcome, rollout.reward) == (Outcome.SCORED, 1.0)
+
+
+async def test_a_cut_episode_keeps_its_score(parrot, episode, loaded):
+    async def run(one):
+        await talk_once(one)
+        return Score(reward=0.0, truncated=True)
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a")))
+    assert (rollout.outcome, rollout.reward, rollout.failure) == (Outcome.TRUNCATED, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "retryable"),
+    [
+        (ValueError("odd"), Reason.ENVIRONMENT_FAILED, True),
+        (TimeoutError("its own"), Reason.ENVIRONMENT_FAILED, True),
+        (AstraflowError(Reason.ENGINE_FAILED, "gone", retryable=True), Reason.ENGINE_FAILED, True),
+        (AstraflowError(Reason.CONTEXT_TOO_LONG, "no room"), Reason.CONTEXT_TOO_LONG, False),
+    ],
+)
+async def test_what_is_raised_before_a_token_is_no_reward(
+    parrot, episode, loaded, error, reason, retryable
+):
+    async def run(one):
+        raise error
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot()))
+    assert (rollout.outcome, rollout.reward) == (Outcome.INFRA_ERROR, None)
+    assert (rollout.failure.reason, rollout.failure.retryable) == (reason, retryable)
+    assert rollout.trajectories == ()
+
+
+async def test_a_crash_names_the_workflow_and_the_error(parrot, episode, loaded):
+    async def run(one):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+
+    async def fail():
+        raise KeyError("question")
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot()))
+    assert rollout.failure.message == "workflow w raised KeyError: 'question'"
+
+
+async def test_a_workflow_that_never_ends_times_out(parrot, episode, loaded):
+    stuck = episode(solver=parrot(is_stuck=True), timeout_s=0.01)
+    rollout = await run_episode(loaded(talk_once), stuck)
+    assert rollout.outcome is Outcome.INFRA_ERROR
+    assert rollout.failure.reason is Reason.ROLLOUT_TIMEOUT
+    assert "0.01 s" in rollout.failure.message
+
+
+async def test_a_failing_scorer_keeps_what_can_be_scored_again(parrot, episode, loaded):
+    async def run(one):
+        await talk_once(one)
+        raise AstraflowError(Reason.SCORER_FAILED, "no verdict")
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a")))
+    assert (rollout.outcome, rollout.reward) == (Outcome.SCORER_FAILED, None)
+    assert len(rollout.trajectories) == 1
+
+
+async def test_a_reward_that_is_not_a_number_is_the_scorers_failure(parrot, episode, loaded):
+    async def run(one):
+        await talk_once(one)
+        return math.nan
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a")))
+    assert rollout.outcome is Outcome.SCORER_FAILED
+
+
+async def test_a_context_that_is_full_ends_the_episode(parrot, episode, loaded):
+    async def run(one):
+        talk = one.trajectory()
+        talk.observe([9, 9])
+        while True:
+            await talk.sample()
+
+    rollout = await run_episode(
+        loaded(run), episode(solver=parrot("abcdef", max_context_token_count=5))
+    )
+    assert (rollout.outcome, rollout.reward) == (Outcome.TRUNCATED, None)
+
+
+async def test_sampling_nothing_is_a_failure(parrot, episode, loaded):
+    async def run(one):
+        return 1.0
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot()))
+    assert rollout.failure.reason is Reason.ENVIRONMENT_FAILED
+
+
+async def test_a_cancellation_goes_through(parrot, episode, loaded):
+    stuck = episode(solver=parrot(is_stuck=True))
+    task = asyncio.ensure_future(run_episode(loaded(talk_once), stuck))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
