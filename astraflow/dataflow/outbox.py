@@ -62,11 +62,13 @@ class Outbox(Generic[Item]):
                 raise self._error
             if self._is_closed:
                 return []
-            self._waiter = asyncio.get_running_loop().create_future()
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
             try:
-                await self._waiter
+                await waiter
             finally:
-                self._waiter = None
+                # A reader that is on its way out must not take the next one's place.
+                if self._waiter is waiter:
+                    self._waiter = None
         items, self._items = self._items, []
         return items
 

@@ -61,17 +61,12 @@ async def serve_hub(
     """
     clock = clock or SystemClock()
     data_sets = await asyncio.to_thread(open_data_sets, recipe)
+    source = data_sets.source(recipe.rollouts.data_set, epochs=recipe.rollouts.epochs)
     run_id = RunId(f"{recipe.name}-{clock.now():%Y%m%d%H%M%S}")
     settings = run_settings(recipe, run_id=run_id, size_of=data_sets.size)
-    rollouts = recipe.rollouts
+    run = Run(settings, start_time=clock.now())
     recorder = Recorder(RunDir(run_dir), keep_one_group_of=_stride(recipe))
-    hub = Hub(
-        Run(settings, start_time=clock.now()),
-        data_sets=data_sets,
-        source=data_sets.source(rollouts.data_set, epochs=rollouts.epochs),
-        recorder=recorder,
-        clock=clock,
-    )
+    hub = Hub(run, data_sets=data_sets, source=source, recorder=recorder, clock=clock)
     try:
         return await _serve(
             hub, recipe=recipe, tokens=tokens, listen=listen, recorder=recorder, on_ready=on_ready

@@ -6,9 +6,13 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn, Protocol
 
 import grpc
+import grpc.aio
+import structlog
 
 from astraflow.core.ids import MemberId
 from astraflow.dataflow.seats import Seats, SessionLeft, StreamReplaced
+
+log = structlog.get_logger(__name__)
 
 
 class Context(Protocol):
@@ -22,6 +26,10 @@ class Context(Protocol):
         """Send one message; waits while the peer does not read."""
         ...
 
+    async def send_initial_metadata(self, initial_metadata: tuple[()]) -> None:
+        """Answer that the call has begun; otherwise the first message does."""
+        ...
+
     async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
         """End the call with a status."""
         ...
@@ -33,16 +41,22 @@ async def seated(
 ) -> AsyncGenerator[None]:
     """Run the body of a streaming call in its seat.
 
-    A member that ends its session ends its streams with OK. A stream that another one
-    replaced ends with ABORTED: no reason of the table applies, since nothing went wrong.
+    A peer that is gone ends the body without an error. A member that ends its session ends its
+    streams with OK. A stream that another one replaced ends with ABORTED: no reason of the
+    table applies, since nothing went wrong.
     """
     try:
         with seats.take(member_id, purpose):
+            # A peer that opened a stream learns at once that it sits.
+            await context.send_initial_metadata(())
             yield
     except StreamReplaced as replaced:
         await context.abort(grpc.StatusCode.ABORTED, str(replaced))
     except SessionLeft:
         return
+    except grpc.aio.InternalError:
+        # A read or write on a call whose peer is gone; nobody is left to answer.
+        log.debug("stream was cut", member=member_id, purpose=purpose)
 
 
 async def either(*parts: Coroutine[Any, Any, None]) -> None:

@@ -98,7 +98,8 @@ async def test_a_paused_run_issues_nothing_until_it_is_resumed(start_hub, recipe
         await scene.control.PauseRun(pb.PauseRunRequest(), metadata=scene.operator)
         await trainer.publish()
         await raas.report_version("solver", 0)
-        tasks = await raas.open_tasks()
+        tasks, batches = await raas.open_tasks(), trainer.batches()
+        await batches.initial_metadata()
         answer = await scene.ledger.ExplainWait(
             ledger_service_pb2.ExplainWaitRequest(policy_id="solver"), metadata=scene.operator
         )

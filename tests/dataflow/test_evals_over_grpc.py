@@ -73,7 +73,7 @@ async def test_an_eval_can_be_asked_for_watched_and_cancelled(start_hub, eval_re
         request = pb.CreateEvalRunRequest(request_id="mine", suite="held_out")
         created = await scene.evals.CreateEvalRun(request, metadata=scene.operator)
         run = wire.decode_eval_run(created.eval_run)
-        assert (run.versions, run.rollout_count) == ({"solver": 0}, 6)
+        assert run.versions == {"solver": 0}
         again = await scene.evals.CreateEvalRun(request, metadata=scene.operator)
         assert again.eval_run.eval_run_id == run.eval_run_id
         watch = scene.evals.WatchEvalRun(

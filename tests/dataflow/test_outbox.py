@@ -17,14 +17,45 @@ async def test_a_waiting_reader_gets_all_of_one_turn_at_once():
     assert len(outbox) == 0
 
 
-async def test_what_was_not_delivered_comes_first():
+class Peer:
+    """Takes items until it breaks."""
+
+    def __init__(self, breaks_at=None):
+        self.got = []
+        self.breaks_at = breaks_at
+
+    async def write(self, item):
+        if item == self.breaks_at:
+            raise ConnectionError(item)
+        self.got.append(item)
+
+
+async def test_what_was_not_delivered_waits_for_the_next_reader_and_comes_first():
+    outbox: Outbox[int] = Outbox()
+    for number in range(4):
+        outbox.put(number)
+    first, second = Peer(breaks_at=2), Peer()
+    with pytest.raises(ConnectionError):
+        await outbox.deliver(first.write)
+    outbox.put(9)
+    outbox.close()
+    await outbox.deliver(second.write)
+    assert (first.got, second.got) == ([0, 1], [2, 3, 9])
+
+
+async def test_what_was_cleared_while_it_was_written_does_not_come_back():
     outbox: Outbox[int] = Outbox()
     for number in range(3):
         outbox.put(number)
-    taken = await outbox.take()
-    outbox.put(9)
-    outbox.put_back(taken[1:])
-    assert await outbox.take() == [1, 2, 9]
+
+    async def clear_and_break(item):
+        outbox.clear()
+        outbox.put(7)
+        raise ConnectionError(item)
+
+    with pytest.raises(ConnectionError):
+        await outbox.deliver(clear_and_break)
+    assert await outbox.take() == [7]
 
 
 async def test_a_closed_outbox_gives_what_is_left_and_then_nothing():
@@ -55,3 +86,16 @@ async def test_a_reader_that_gave_up_loses_nothing():
     with pytest.raises(asyncio.CancelledError):
         await reader
     assert await outbox.take() == [1]
+
+
+async def test_a_reader_on_its_way_out_leaves_the_wake_up_to_the_next():
+    outbox: Outbox[int] = Outbox()
+    older = asyncio.ensure_future(outbox.take())
+    await asyncio.sleep(0)
+    newer = asyncio.ensure_future(outbox.take())
+    await asyncio.sleep(0)
+    older.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await older
+    outbox.put(1)
+    assert await newer == [1]

@@ -105,12 +105,19 @@ async def test_two_policies_have_their_own_batches_and_versions(start_hub, recip
 
 
 async def test_several_raas_share_the_work(start_hub, recipe_of):
-    recipe = recipe_of(policies__solver__trainer__step_count=8)
-    async with start_hub(recipe) as scene:
-        nodes = [scene.raas(f"raas-{number}", capacity=2) for number in range(3)]
-        status = await run_through(scene, nodes, [scene.trainer()])
-    assert status.state is RunState.DONE
-    assert all(node.tasks_seen for node in nodes)
+    async with start_hub(recipe_of()) as scene:
+        nodes, trainer = [scene.raas(f"raas-{number}") for number in range(3)], scene.trainer()
+        await trainer.register()
+        await trainer.publish()
+        groups = set()
+        for node in nodes:
+            await node.join()
+            await node.report_version("solver", 0)
+            tasks = await node.open_tasks(credit=2)
+            task = rollout.decode_rollout_task((await tasks.read()).task)
+            assert task.sample_indexes == (0, 1)
+            groups.add(task.group_id)
+    assert len(groups) == 3
 
 
 async def test_the_books_can_be_read_while_it_runs(start_hub, recipe_of):

@@ -105,6 +105,7 @@ async def test_a_second_stream_replaces_the_first(start_hub, recipe_of):
         # What was sent is held and not sent again.
         assert (await next_task(second)).task_id != task.task_id
         batches = trainer.batches()
+        await batches.initial_metadata()
         again = trainer.batches()
         assert await end_of(batches) is grpc.StatusCode.ABORTED
         again.cancel()
@@ -199,9 +200,9 @@ async def test_unsettled_batches_come_again_whole(start_hub, recipe_of):
         trainer = await ready(scene, raas)
         async with asyncio.TaskGroup() as group:
             working = group.create_task(raas.work())
-            first = trainer.batches()
             headers = []
-            for stream in (first, trainer.batches()):
+            for _ in range(2):
+                stream = trainer.batches()
                 message = await stream.read()
                 while not message.HasField("header"):
                     message = await stream.read()
