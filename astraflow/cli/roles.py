@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from astraflow.config.loader import load_recipe
-from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.models import cache_dir
 from astraflow.launch.processes import hold_lifeline
@@ -65,7 +64,6 @@ def train(
 ) -> int:
     """Run a trainer; return its exit code."""
     hold_lifeline()
-    configure_logging(f"trainer-{policy}")
     settings = load_recipe(recipe, overrides)
     if policy not in settings.policies:
         known = ", ".join(settings.policies)
@@ -78,7 +76,7 @@ def train(
         policy_id=policy,
         hub=hub,
         token=token,
-        run_dir=RunDir(run_dir or Path("runs") / settings.name),
+        run_dir=run_dir or Path("runs") / settings.name,
         model_dir=model or make_warm_up(recipe, overrides=overrides, policy=policy),
         listen=listen,
         tls=None if tls.is_plain else tls,

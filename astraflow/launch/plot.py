@@ -18,8 +18,9 @@ def draw_reward(run_dir: RunDir) -> Path | None:
     except ImportError:
         return None
     mpl.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot  # noqa: PLC0415
 
+    plt: Any = pyplot
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
     for policy in sorted({row["policy"] for row in rows}):
         _draw_policy(axes, policy, [row for row in rows if row["policy"] == policy])

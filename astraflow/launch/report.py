@@ -56,7 +56,7 @@ def _members(run_dir: RunDir) -> Table:
     for column in ("process", "role", "did", "waited"):
         table.add_column(column, justify="left" if column in ("process", "role") else "right")
     for member in status.get("members", []):
-        load = member.get("load") or {}
+        load: dict[str, Any] = member.get("load") or {}
         did = f"{member['accepted_count']:,} rollouts"
         if member["role"] == "trainer":
             did = f"{load.get('step', 0)} steps"

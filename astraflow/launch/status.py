@@ -37,8 +37,8 @@ async def show_status(run_dir: RunDir, *, watch: bool, as_json: bool) -> None:
 
 async def _show_once(control: ControlClient, *, as_json: bool) -> None:
     status = await control.get_run()
-    books = await control.ledger()
-    waits = [w for p in status.policies for w in await control.explain_wait(p.policy_id)]
+    books = await control.ledger.accounts()
+    waits = [w for p in status.policies for w in await control.ledger.explain_wait(p.policy_id)]
     if as_json:
         _print_json(status, books=books, waits=waits)
         return

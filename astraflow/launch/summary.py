@@ -108,7 +108,9 @@ def summarise(
             live[row["policy"]].append(row)
     evals = read_json_lines(run_dir.evals)
     before, after = _accuracies(evals)
-    status = json.loads(run_dir.status.read_text()) if run_dir.status.exists() else {}
+    status: dict[str, Any] = {}
+    if run_dir.status.exists():
+        status = json.loads(run_dir.status.read_text())
     train_s = float(status.get("train_s", 0.0))
     tokens = sum(row.get("batch/sampled_tokens", 0) for rows in steps.values() for row in rows)
     summary = RunSummary(
