@@ -39,13 +39,13 @@ class JsonLines:
             AstraflowError: INVALID_FIELD when the file cannot be read.
         """
         self._path = path
-        self._file: BinaryIO = _open(path)
         self._offsets: list[int] = []
         offset = 0
-        for line in self._file:
-            if not line.isspace():
-                self._offsets.append(offset)
-            offset += len(line)
+        with _open(path) as file:
+            for line in file:
+                if not line.isspace():
+                    self._offsets.append(offset)
+                offset += len(line)
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -53,12 +53,18 @@ class JsonLines:
 
     def __getitem__(self, index: int) -> Row:
         """Return one row."""
-        self._file.seek(self._offsets[index])
-        return self._parse(self._file.readline(), index)
+        with _open(self._path) as file:
+            return self._read(file, index)
 
     def __iter__(self) -> Iterator[Row]:
         """Yield every row."""
-        return map(self.__getitem__, range(len(self)))
+        with _open(self._path) as file:
+            for index in range(len(self)):
+                yield self._read(file, index)
+
+    def _read(self, file: BinaryIO, index: int) -> Row:
+        file.seek(self._offsets[index])
+        return self._parse(file.readline(), index)
 
     def _parse(self, line: bytes, index: int) -> Row:
         try:

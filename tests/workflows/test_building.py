@@ -1,0 +1,56 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from astraflow.config.loader import load_recipe
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tasks import RegisteredCode
+from astraflow.workflows.building import build_workflows, workflow_specs
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+
+@pytest.fixture
+def spec():
+    return workflow_specs(load_recipe(RECIPES[0].with_name("sort.yaml")))[0]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_workflows_of_every_recipe_can_be_made(path):
+    recipe = load_recipe(path)
+    made = build_workflows(workflow_specs(recipe))
+    assert list(made) == list(recipe.workflows)
+    assert all(len(loaded.scorer_digest) == 32 for loaded in made.values())
+
+
+def test_a_spec_names_its_policies_and_its_code(spec):
+    assert spec.policy_ids == ("solver",)
+    assert spec.scorer.name == "letter_sort"
+    assert len(spec.code.code_digest) == len(spec.scorer.code_digest) == 32
+
+
+def test_other_code_than_the_runs_is_refused(spec):
+    other = replace(spec, code=RegisteredCode(name="single_turn", code_digest=b"x" * 32))
+    with pytest.raises(AstraflowError) as caught:
+        build_workflows([other])
+    assert caught.value.reason is Reason.CODE_MISMATCH
+
+
+def test_an_empty_digest_is_not_compared(spec):
+    assert build_workflows([replace(spec, code=RegisteredCode(name="single_turn"))])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"options": {"templat": "x"}}, "workflows.sort.options: templat: unknown key"),
+        ({"scorer_options": {"feld": "x"}}, "workflows.sort.scorer_options: feld: unknown key"),
+        ({"scorer": None}, "workflows.sort: this workflow needs a scorer"),
+    ],
+)
+def test_bad_options_are_named(spec, changes, said):
+    with pytest.raises(AstraflowError) as caught:
+        build_workflows([replace(spec, **changes)])
+    assert caught.value.reason is Reason.INVALID_FIELD
+    assert said in caught.value.message
