@@ -1,0 +1,114 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from astraflow.config.loader import dump_recipe, json_schema, load_recipe
+from astraflow.core.errors import AstraflowError, Reason
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+SMALL = """
+name: small
+policies: {solver: {model: {path: models/base}}}
+data: {train: {path: rows.jsonl}}
+workflows: {sort: {name: single_turn}}
+rollouts: {data_set: train, workflow: sort}
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def fault(path, *overrides):
+    with pytest.raises(AstraflowError) as caught:
+        load_recipe(path, overrides)
+    assert caught.value.reason is Reason.INVALID_FIELD
+    return caught.value
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_survives_saving(path, tmp_path):
+    recipe = load_recipe(path)
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(dump_recipe(recipe))
+    assert load_recipe(saved) == recipe
+
+
+def test_paths_start_at_the_recipes_folder(small):
+    recipe = load_recipe(small)
+    assert recipe.data["train"].path == small.parent / "rows.jsonl"
+    assert recipe.policies["solver"].model.path == small.parent / "models" / "base"
+
+
+def test_an_override_sets_one_key(small):
+    recipe = load_recipe(small, ["policies.solver.trainer.step_count=7", "seed=3"])
+    assert (recipe.policies["solver"].trainer.step_count, recipe.seed) == (7, 3)
+
+
+def test_an_override_replaces_what_is_there(small):
+    recipe = load_recipe(small, ["policies.solver.model={warm_up: {tutor: letter_sort}}"])
+    assert recipe.policies["solver"].model.path is None
+
+
+def test_an_override_reaches_into_lists():
+    path = RECIPES[0].with_name("sort.yaml")
+    recipe = load_recipe(path, ["evals.held_out.data_sets.0.repeats=4"])
+    assert recipe.evals["held_out"].data_sets[0].repeats == 4
+    assert "0 to 0" in fault(path, "evals.held_out.data_sets.1.repeats=4").message
+
+
+def test_numbers_may_be_written_without_a_dot(small):
+    rate = "policies.solver.trainer.optimizer.learning_rate=5e-4"
+    recipe = load_recipe(small, [rate, "workflows.sort.options={x: 1e-3}"])
+    assert recipe.policies["solver"].trainer.optimizer.learning_rate == 5e-4
+    assert recipe.workflows["sort"].options == {"x": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("sead=1", "sead: unknown key; did you mean 'seed'?"),
+        ("policies.solver.trainer.stepcount=1", "did you mean 'step_count'?"),
+        ("policies.solver.model.warm_up={tutr: x}", "did you mean 'tutor'?"),
+        ("hub.tls.zzz=1", "unknown key; known are ca, certificate, key"),
+        ("evals={e: {data_sets: [{data_zet: x}]}}", "evals.e.data_sets.0.data_zet: unknown key"),
+        ("rollouts.workflow=sorted", "'sorted' is none of sort"),
+        ("seed=many", "seed: Input should be a valid integer"),
+        ("seed", "not of the form a.b=value"),
+        ("name.x=1", "name: has no keys"),
+        ("seed={", "not YAML"),
+    ],
+)
+def test_what_is_wrong_is_named(small, override, said):
+    assert said in fault(small, override).message
+
+
+def test_every_problem_is_listed_with_its_place(small):
+    error = fault(small, "sead=1", "rollouts.group_size=0")
+    assert error.metadata["field"] == "rollouts.group_size,sead"
+    assert len(error.message.splitlines()) == 3
+
+
+def test_a_key_given_twice_is_refused(small):
+    small.write_text(SMALL + "name: again\n")
+    assert "'name' is given twice" in fault(small).message
+
+
+def test_a_file_that_is_no_recipe_is_named(small):
+    small.write_text("- 1\n")
+    assert "a recipe is a mapping" in fault(small).message
+    assert "No such file" in fault(small.with_name("gone.yaml")).message
+
+
+def test_the_schema_describes_every_field():
+    properties = json_schema()["$defs"]["Trainer"]["properties"]
+    assert properties["max_staleness"]["description"].startswith("Versions between")
+
+
+def test_a_saved_recipe_has_every_default(small):
+    tree = yaml.safe_load(dump_recipe(load_recipe(small)))
+    assert tree["policies"]["solver"]["trainer"]["loss"] == {"clip_low": 0.2, "clip_high": 0.28}
