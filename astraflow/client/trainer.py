@@ -1,22 +1,14 @@
 """The run as a trainer sees it: batches in, versions and acks out, all blocking calls."""
 
-import asyncio
-from collections.abc import Callable, Coroutine, Generator, Mapping
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, Self, TypeVar
+from typing import Self
 
-from astraflow.client.batch_stream import BatchSink, BatchStream
-from astraflow.client.duplex import beside
 from astraflow.client.loop_thread import LoopThread
-from astraflow.client.session import Held
-from astraflow.client.shelf import Shelf
-from astraflow.client.trainer_load import TrainerLoadMeter
-from astraflow.client.trainer_member import TrainerHooks, TrainerMember, dial_trainer
+from astraflow.client.trainer_life import TrainerLife, TrainerOrders
+from astraflow.client.trainer_member import dial_trainer
 from astraflow.core.batches import (
     AckBatch,
     BatchHeader,
@@ -26,19 +18,10 @@ from astraflow.core.batches import (
     StreamBatches,
 )
 from astraflow.core.clock import Clock, SystemClock
-from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
-from astraflow.core.members import (
-    Directive,
-    DirectiveKind,
-    RegisterTrainer,
-    Session,
-    TrainerRegistration,
-)
+from astraflow.core.members import Directive, RegisterTrainer, TrainerRegistration
 from astraflow.core.versions import VersionInfo
 from astraflow.rpc.tls import Tls
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,19 +37,6 @@ class TrainerBatch:
     header: BatchHeader
     parts: tuple[BatchPart, ...]
     wait_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerOrders:
-    """What the run asked for since the last look, to be done after the step in progress.
-
-    Attributes:
-        publish: A version.
-        checkpoint_ids: Checkpoints under these ids; the ack of the step's batch carries one.
-    """
-
-    publish: bool = False
-    checkpoint_ids: tuple[str, ...] = ()
 
 
 class TrainerClient:
@@ -106,20 +76,13 @@ class TrainerClient:
             loop: A running loop thread to share; None: an own one.
             clock: Tells the time.
         """
-        self._dial = partial(
+        dial = partial(
             dial_trainer, hub, token=token, register=register, tls=tls, patience_s=patience_s
         )
         self._own_loop = LoopThread() if loop is None else None
         self._loop = loop or self._own_loop or LoopThread()
         self._clock = clock or SystemClock()
-        self._meter = TrainerLoadMeter(self._clock)
-        self._shelf = Shelf()
-        self._orders: SimpleQueue[TrainerOrders] = SimpleQueue()
-        self._token_listeners: list[Callable[[bytes], None]] = []
-        self._entered: Future[TrainerMember] = Future()
-        self._life: Future[None] = Future()
-        self._leaving: asyncio.Event | None = None
-        self._error: AstraflowError | None = None
+        self._life = TrainerLife(self._loop, dial=dial, clock=self._clock)
 
     def __enter__(self) -> Self:
         """Register.
@@ -131,10 +94,8 @@ class TrainerClient:
         """
         if self._own_loop is not None:
             self._own_loop.start()
-        self._life = self._loop.spawn(self._live())
-        self._life.add_done_callback(self._died)
         try:
-            self._entered.result()
+            self._life.start()
         except BaseException:
             self.close()
             raise
@@ -146,50 +107,37 @@ class TrainerClient:
 
     def close(self) -> None:
         """Leave the run and stop the loop thread; idempotent."""
-        if not self._entered.done():
-            self._life.cancel()
-        if not self._life.done():
-            self._loop.call(self._leave())
-        with suppress(AstraflowError, CancelledError):
-            self._life.result()
+        self._life.close()
         if self._own_loop is not None:
             self._own_loop.close()
 
     @property
     def registration(self) -> TrainerRegistration:
         """What the run said when it admitted the trainer, last time."""
-        return self._member.registration
+        return self._life.member.registration
 
     @property
     def transfer_token(self) -> bytes:
         """The secret that a source of weights compares with what pullers show."""
-        return self._member.keeper.transfer_token
+        return self._life.member.keeper.transfer_token
 
     def on_transfer_token(self, listener: Callable[[bytes], None]) -> None:
         """Call back with the transfer token: now, and from the loop's thread when it changes."""
-        self._token_listeners.append(listener)
-        listener(self.transfer_token)
+        self._life.listen(listener)
 
     @property
     def directive(self) -> Directive:
         """What the run asks for."""
-        return self._member.keeper.directive
+        return self._life.member.keeper.directive
 
     @property
     def end_of_data(self) -> EndOfData | None:
         """Why no batch follows; None while some may."""
-        return self._shelf.end_of_data
+        return self._life.shelf.end_of_data
 
     def take_orders(self) -> TrainerOrders:
         """Return what the run asked for since the last call."""
-        orders: list[TrainerOrders] = []
-        with suppress(Empty):
-            while True:
-                orders.append(self._orders.get_nowait())
-        return TrainerOrders(
-            publish=any(order.publish for order in orders),
-            checkpoint_ids=tuple(i for order in orders for i in order.checkpoint_ids),
-        )
+        return self._life.take_orders()
 
     def batches(
         self, *, rank: int = 0, world_size: int = 1, max_tokens: int = 0, prefetch: int = 1
@@ -208,8 +156,7 @@ class TrainerClient:
         share = StreamBatches(
             rank=rank, world_size=world_size, max_tokens=max_tokens, max_outstanding=prefetch
         )
-        reading = self._loop.spawn(self._read(share))
-        reading.add_done_callback(self._died)
+        reading = self._life.read(share)
         try:
             while (batch := self._next()) is not None:
                 yield batch
@@ -218,11 +165,11 @@ class TrainerClient:
 
     def _next(self) -> TrainerBatch | None:
         started = self._clock.monotonic()
-        with self._meter.waiting():
-            batch = self._shelf.take()
+        with self._life.meter.waiting():
+            batch = self._life.shelf.take()
         if batch is None:
             return None
-        self._meter.took(batch.header.batch_id, sum(part.token_count for part in batch.parts))
+        self._life.meter.took(batch.header.batch_id, sum(part.token_count for part in batch.parts))
         return TrainerBatch(
             header=batch.header, parts=batch.parts, wait_s=self._clock.monotonic() - started
         )
@@ -233,7 +180,7 @@ class TrainerClient:
         Raises:
             AstraflowError: VERSION_NOT_NEXT, REQUEST_CONFLICT; NOT_READY when the hub is gone.
         """
-        return self._call(self._member.publish(info, checkpoint_id=checkpoint_id))
+        return self._life.call(self._life.member.publish(info, checkpoint_id=checkpoint_id))
 
     def ack(
         self,
@@ -274,82 +221,9 @@ class TrainerClient:
             checkpoint_id=checkpoint_id,
         )
         try:
-            return self._call(self._member.acknowledge(ack))
+            return self._life.call(self._life.member.acknowledge(ack))
         finally:
-            self._shelf.settle(batch_id)
-            self._meter.settled(batch_id, step=step, is_trained=outcome is BatchOutcome.CONSUMED)
-
-    @property
-    def _member(self) -> TrainerMember:
-        if not self._entered.done():
-            raise AstraflowError(
-                Reason.NOT_READY, "register first: with TrainerClient(...) as client"
+            self._life.shelf.settle(batch_id)
+            self._life.meter.settled(
+                batch_id, step=step, is_trained=outcome is BatchOutcome.CONSUMED
             )
-        return self._entered.result()
-
-    def _call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a call on the loop; fail at once when the session is over."""
-        if self._life.done():
-            coroutine.close()
-            raise self._error or AstraflowError(
-                Reason.SESSION_ENDED, "the trainer has left the run"
-            )
-        return self._loop.call(coroutine)
-
-    async def _live(self) -> None:
-        """Hold the session from the registration until `_leave`."""
-        self._leaving = asyncio.Event()
-        hooks = TrainerHooks(
-            load=self._meter.report,
-            held=lambda: Held(batch_ids=self._shelf.held),
-            opened=self._reopened,
-            directed=self._directed,
-            entrusted=self._entrusted,
-        )
-        async with self._dial(hooks=hooks) as member:
-            await member.keeper.open()
-            self._entered.set_result(member)
-            async with beside(member.keeper.run()):
-                await self._leaving.wait()
-            await member.keeper.end("the trainer leaves")
-
-    async def _leave(self) -> None:
-        if self._leaving is not None:
-            self._leaving.set()
-
-    async def _read(self, share: StreamBatches) -> None:
-        """Fill the shelf until the data ends."""
-        sink = BatchSink(
-            batch=self._shelf.put,
-            publish=lambda: self._orders.put(TrainerOrders(publish=True)),
-            save=lambda name: self._orders.put(TrainerOrders(checkpoint_ids=(name,))),
-        )
-        stream = BatchStream(self._member.keeper, share=share, sink=sink)
-        await stream.run()
-        if stream.end_of_data is not None:
-            self._shelf.end(stream.end_of_data)
-
-    def _died(self, future: "Future[None]") -> None:
-        """Tell the trainer's thread that the session or the stream is over."""
-        if future.cancelled():
-            return
-        error = future.exception()
-        if error is None:
-            return
-        if not isinstance(error, AstraflowError):
-            error = AstraflowError(Reason.INTERNAL, f"the trainer's client failed: {error!r}")
-        self._error = self._error or error
-        if not self._entered.done():
-            self._entered.set_exception(error)
-        self._shelf.close(error)
-
-    def _reopened(self, session: Session) -> None:
-        self._shelf.keep(session.held_batch_ids)
-
-    def _directed(self, directive: Directive) -> None:
-        if directive.kind is not DirectiveKind.CONTINUE:
-            self._shelf.close()
-
-    def _entrusted(self, token: bytes) -> None:
-        for listener in self._token_listeners:
-            listener(token)

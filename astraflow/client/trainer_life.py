@@ -1,0 +1,184 @@
+"""What a TrainerClient does on its event loop: the session, the stream, the calls."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+from astraflow.client.batch_stream import BatchSink, BatchStream
+from astraflow.client.duplex import beside
+from astraflow.client.loop_thread import LoopThread
+from astraflow.client.session import Held
+from astraflow.client.shelf import Shelf
+from astraflow.client.trainer_load import TrainerLoadMeter
+from astraflow.client.trainer_member import TrainerHooks, TrainerMember
+from astraflow.core.batches import StreamBatches
+from astraflow.core.clock import Clock
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.members import Directive, DirectiveKind, Session
+
+Result = TypeVar("Result")
+
+
+class Dial(Protocol):
+    """Makes a member that is not registered yet."""
+
+    def __call__(self, *, hooks: TrainerHooks) -> AbstractAsyncContextManager[TrainerMember]:
+        """Return it; its channels are closed at the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerOrders:
+    """What the run asked for since the last look, to be done after the step in progress.
+
+    Attributes:
+        publish: A version.
+        checkpoint_ids: Checkpoints under these ids; the ack of the step's batch carries one.
+    """
+
+    publish: bool = False
+    checkpoint_ids: tuple[str, ...] = ()
+
+
+class TrainerLife:
+    """One registration, from `start` to `close`; used from the trainer's thread.
+
+    Attributes:
+        shelf: Where batches wait.
+        meter: How busy the trainer is.
+    """
+
+    def __init__(self, loop: LoopThread, *, dial: Dial, clock: Clock) -> None:
+        self.shelf = Shelf()
+        self.meter = TrainerLoadMeter(clock)
+        self._loop = loop
+        self._dial = dial
+        self._orders: SimpleQueue[TrainerOrders] = SimpleQueue()
+        self._token_listeners: list[Callable[[bytes], None]] = []
+        self._registered: Future[TrainerMember] = Future()
+        self._life: Future[None] = Future()
+        self._leaving: asyncio.Event | None = None
+        self._error: AstraflowError | None = None
+
+    def start(self) -> None:
+        """Register.
+
+        Raises:
+            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
+        """
+        self._life = self._loop.spawn(self._live())
+        self._life.add_done_callback(self._died)
+        self._registered.result()
+
+    def close(self) -> None:
+        """Leave the run; idempotent."""
+        if not self._registered.done():
+            self._life.cancel()
+        if not self._life.done():
+            self._loop.call(self._leave())
+        with suppress(AstraflowError, CancelledError):
+            self._life.result()
+
+    @property
+    def member(self) -> TrainerMember:
+        """The member.
+
+        Raises:
+            AstraflowError: NOT_READY before the registration.
+        """
+        if not self._registered.done():
+            raise AstraflowError(
+                Reason.NOT_READY, "register first: `with TrainerClient(...) as client:`"
+            )
+        return self._registered.result()
+
+    def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run a call on the loop; fail at once when the session is over."""
+        if self._life.done():
+            coroutine.close()
+            raise self._error or AstraflowError(Reason.SESSION_ENDED, "the trainer has left")
+        return self._loop.call(coroutine)
+
+    def read(self, share: StreamBatches) -> Future[None]:
+        """Fill the shelf until the data ends or the future is cancelled."""
+        reading = self._loop.spawn(self._read(share))
+        reading.add_done_callback(self._died)
+        return reading
+
+    def listen(self, listener: Callable[[bytes], None]) -> None:
+        """Call back with the transfer token, now and when it changes."""
+        self._token_listeners.append(listener)
+        listener(self.member.keeper.transfer_token)
+
+    def take_orders(self) -> TrainerOrders:
+        """Return what the run asked for since the last call."""
+        orders: list[TrainerOrders] = []
+        with suppress(Empty):
+            while True:
+                orders.append(self._orders.get_nowait())
+        return TrainerOrders(
+            publish=any(order.publish for order in orders),
+            checkpoint_ids=tuple(i for order in orders for i in order.checkpoint_ids),
+        )
+
+    async def _live(self) -> None:
+        """Hold the session from the registration until `_leave`."""
+        self._leaving = asyncio.Event()
+        hooks = TrainerHooks(
+            load=self.meter.report,
+            held=lambda: Held(batch_ids=self.shelf.held),
+            opened=self._reopened,
+            directed=self._directed,
+            entrusted=self._entrusted,
+        )
+        async with self._dial(hooks=hooks) as member:
+            await member.keeper.open()
+            self._registered.set_result(member)
+            async with beside(member.keeper.run()):
+                await self._leaving.wait()
+            await member.keeper.end("the trainer leaves")
+
+    async def _leave(self) -> None:
+        if self._leaving is not None:
+            self._leaving.set()
+
+    async def _read(self, share: StreamBatches) -> None:
+        """Fill the shelf until the data ends."""
+        sink = BatchSink(
+            batch=self.shelf.put,
+            publish=lambda: self._orders.put(TrainerOrders(publish=True)),
+            save=lambda name: self._orders.put(TrainerOrders(checkpoint_ids=(name,))),
+        )
+        stream = BatchStream(self.member.keeper, share=share, sink=sink)
+        await stream.run()
+        if stream.end_of_data is not None:
+            self.shelf.end(stream.end_of_data)
+
+    def _died(self, future: "Future[None]") -> None:
+        """Tell the trainer's thread that the session or the stream is over."""
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            return
+        if not isinstance(error, AstraflowError):
+            error = AstraflowError(Reason.INTERNAL, f"the trainer's client failed: {error!r}")
+        self._error = self._error or error
+        if not self._registered.done():
+            self._registered.set_exception(error)
+        self.shelf.close(error)
+
+    def _reopened(self, session: Session) -> None:
+        self.shelf.keep(session.held_batch_ids)
+
+    def _directed(self, directive: Directive) -> None:
+        if directive.kind is not DirectiveKind.CONTINUE:
+            self.shelf.close()
+
+    def _entrusted(self, token: bytes) -> None:
+        for listener in self._token_listeners:
+            listener(token)

@@ -1,0 +1,186 @@
+"""Session keeping, seen through the client of a RaaS."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import pytest
+from grpc import StatusCode
+
+from astraflow.client.raas import RaasHooks, dial_pool
+from astraflow.client.session import Held
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.members import (
+    Contract,
+    Directive,
+    DirectiveKind,
+    JoinPool,
+    RaasLoad,
+    ServedPolicy,
+)
+from astraflow.core.versions import VersionInfo, VersionReport, VersionState
+
+JOIN = JoinPool(
+    name="raas-1",
+    contract=Contract(),
+    capacity=8,
+    policies=(ServedPolicy(policy_id="solver", max_context_token_count=64),),
+)
+LIVE = VersionReport(policy_id="solver", version=0, state=VersionState.LIVE)
+
+
+class Member:
+    """Notes what its session says."""
+
+    def __init__(self):
+        self.opened, self.directives = [], []
+        self.held = Held(task_ids=("t1",))
+        self.directed = asyncio.Event()
+
+    def hooks(self):
+        def direct(directive):
+            self.directives.append(directive)
+            self.directed.set()
+
+        return RaasHooks(
+            load=lambda: RaasLoad(inflight_count=3),
+            held=lambda: self.held,
+            opened=self.opened.append,
+            directed=direct,
+        )
+
+
+@pytest.fixture
+def member():
+    return Member()
+
+
+@pytest.fixture
+def pool(fake_hub, member):
+    @asynccontextmanager
+    async def open_pool(token="join-secret", patience_s=5.0):
+        async with dial_pool(
+            fake_hub.address, token=token, join=JOIN, hooks=member.hooks(), patience_s=patience_s
+        ) as client:
+            yield client
+
+    return open_pool
+
+
+async def test_calls_carry_the_token_of_the_session(fake_hub, pool):
+    async with pool() as client:
+        membership = await client.join()
+        assert membership.session.member_id == "member-1"
+        await client.versions.report(LIVE)
+    assert fake_hub.reports == [LIVE]
+
+
+async def test_an_ended_session_is_opened_again_within_the_call(fake_hub, pool, member):
+    async with pool() as client:
+        await client.join()
+        fake_hub.expire()
+        await client.versions.report(LIVE)
+    resume = fake_hub.joins[1].resume
+    assert (resume.resume_token, resume.held_task_ids) == (b"session-0", ("t1",))
+    assert len(member.opened) == 1
+    assert fake_hub.reports == [LIVE]
+
+
+async def test_many_calls_open_it_again_only_once(fake_hub, pool):
+    async with pool() as client:
+        await client.join()
+        fake_hub.expire()
+        await asyncio.gather(*(client.versions.report(LIVE) for _ in range(5)))
+    assert len(fake_hub.joins) == 2
+    assert len(fake_hub.reports) == 5
+
+
+async def test_keep_alive_opens_an_ended_session(fake_hub, pool):
+    fake_hub.keep_alive_interval = timedelta(milliseconds=5)
+    async with pool() as client, asyncio.TaskGroup() as group:
+        await client.join()
+        keeping = group.create_task(client.keeper.run())
+        fake_hub.expire()
+        await fake_hub.until(lambda: len(fake_hub.joins) == 2 and fake_hub.loads)
+        keeping.cancel()
+    assert fake_hub.loads[-1].inflight_count == 3
+
+
+async def test_keep_alive_outlasts_a_silent_hub(fake_hub, pool):
+    fake_hub.keep_alive_interval = timedelta(milliseconds=5)
+    fake_hub.fail("KeepAlive", StatusCode.UNAVAILABLE, times=5)
+    async with pool() as client, asyncio.TaskGroup() as group:
+        await client.join()
+        keeping = group.create_task(client.keeper.run())
+        await fake_hub.until(lambda: fake_hub.loads)
+        keeping.cancel()
+
+
+async def test_a_hub_that_stays_away_is_named(fake_hub, pool):
+    fake_hub.keep_alive_interval = timedelta(milliseconds=5)
+    async with pool(patience_s=0.2) as client:
+        await client.join()
+        await fake_hub.stop()
+        with pytest.raises(AstraflowError, match=f"hub at {fake_hub.address}") as raised:
+            await client.keeper.run()
+    assert raised.value.reason is Reason.NOT_READY
+
+
+async def test_an_order_counts_once_however_often_it_comes(fake_hub, pool, member):
+    fake_hub.keep_alive_interval = timedelta(milliseconds=5)
+    fake_hub.directive = Directive(kind=DirectiveKind.DRAIN, grace=timedelta(seconds=9))
+    async with pool() as client, asyncio.TaskGroup() as group:
+        await client.join()
+        keeping = group.create_task(client.keeper.run())
+        await member.directed.wait()
+        await fake_hub.until(lambda: len(fake_hub.loads) == 3)
+        keeping.cancel()
+    assert member.directives == [fake_hub.directive]
+
+
+async def test_a_fenced_member_does_not_come_back(fake_hub, pool):
+    async with pool() as client:
+        await client.join()
+        fake_hub.sessions = dict.fromkeys(fake_hub.sessions, Reason.SESSION_FENCED)
+        with pytest.raises(AstraflowError) as raised:
+            await client.versions.report(LIVE)
+    assert raised.value.reason is Reason.SESSION_FENCED
+    assert len(fake_hub.joins) == 1
+
+
+async def test_a_wrong_join_token_is_not_tried_twice(fake_hub, pool):
+    async with pool(token="guess") as client:
+        with pytest.raises(AstraflowError) as raised:
+            await client.join()
+    assert raised.value.reason is Reason.TOKEN_INVALID
+    assert fake_hub.calls["JoinPool"] == 1
+
+
+async def test_leaving_a_hub_that_is_gone_is_no_failure(fake_hub, pool):
+    async with pool() as client:
+        await client.join()
+        await fake_hub.stop()
+        await client.keeper.end("bye")
+
+
+async def test_a_watch_goes_on_after_the_last_version_seen(fake_hub, pool):
+    def version(number):
+        return VersionInfo(
+            policy_id="solver",
+            version=number,
+            layout_digest=b"l" * 32,
+            content_digest=b"c" * 16,
+            patches=(),
+        )
+
+    seen = []
+    fake_hub.publish(version(0))
+    async with pool() as client:
+        await client.join()
+        async for info in client.versions.watch("solver"):
+            seen.append(info.version)
+            if info.version == 2:
+                break
+            fake_hub.cut("WatchVersions")
+            fake_hub.versions.append(version(info.version + 1))
+    assert seen == [0, 1, 2]
