@@ -1,0 +1,141 @@
+"""The KV cache: one slot per row, rows close together, ragged lengths."""
+
+from typing import Any, cast
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from astraflow.engines.embedded.shapes import grown
+
+
+class SlotLayer(CacheLayerMixin):
+    """Keys and values of one layer, [rows, heads, columns, head size], written in place."""
+
+    def __init__(self, plan: "SlotPlan") -> None:
+        cast("Any", super()).__init__()
+        self._plan = plan
+        self._kept_keys = torch.empty(0)
+        self._kept_values = torch.empty(0)
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Take shape, type and device from the first states."""
+        self._kept_keys = self._sized(key_states)
+        self._kept_values = self._sized(value_states)
+        self.is_initialized = True
+
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]  the base takes *args too
+        self, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write new states; return what the new queries attend to."""
+        plan = self._plan
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if plan.positions is None:
+            count, _, length, _ = key_states.shape
+            rows = slice(plan.first_row, plan.first_row + count)
+            self._kept_keys[rows, :, :length] = key_states
+            self._kept_values[rows, :, :length] = value_states
+            return key_states, value_states
+        self._kept_keys[plan.row_indexes, :, plan.positions] = key_states[:, :, 0]
+        self._kept_values[plan.row_indexes, :, plan.positions] = value_states[:, :, 0]
+        rows, columns = len(plan.row_indexes), plan.length
+        return self._kept_keys[:rows, :, :columns], self._kept_values[:rows, :, :columns]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return key length and offset: a prompt attends to itself."""
+        return (query_length if self._plan.positions is None else self._plan.length), 0
+
+    def get_seq_length(self) -> int:
+        """Return the tokens before the queries of a prompt: none."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Return that it grows as needed."""
+        return -1
+
+    def grow(self) -> None:
+        """Take the plan's capacity, keeping what is there."""
+        if self.is_initialized:
+            self._kept_keys = _copied(self._kept_keys, self._sized(self._kept_keys))
+            self._kept_values = _copied(self._kept_values, self._sized(self._kept_values))
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
+        """Copy rows onto others, the first `length` columns."""
+        self._kept_keys[targets, :, :length] = self._kept_keys[sources, :, :length]
+        self._kept_values[targets, :, :length] = self._kept_values[sources, :, :length]
+
+    def _sized(self, like: torch.Tensor) -> torch.Tensor:
+        shape = (self._plan.row_capacity, like.shape[1], self._plan.capacity, like.shape[3])
+        return like.new_zeros(shape)
+
+
+class SlotPlan:
+    """What the next forward pass does with the cache; shared by its layers.
+
+    Attributes:
+        row_capacity: Slots.
+        capacity: Columns: tokens per slot.
+        first_row: Where the rows of a prompt pass go.
+        positions: i64[rows], column of each row's one new token; None in a prompt pass.
+        row_indexes: i64[rows], 0 to rows - 1.
+        length: Columns that a decode step attends to.
+    """
+
+    __slots__ = ("capacity", "first_row", "length", "positions", "row_capacity", "row_indexes")
+
+    def __init__(self, *, row_capacity: int, capacity: int) -> None:
+        self.row_capacity = row_capacity
+        self.capacity = capacity
+        self.first_row = 0
+        self.positions: torch.Tensor | None = None
+        self.row_indexes = torch.empty(0, dtype=torch.long)
+        self.length = 0
+
+
+class SlotCache(Cache):
+    """A cache that any attention model of transformers can write to.
+
+    Before each forward pass one of `expect_prompts` and `expect_step` says what comes.
+    """
+
+    def __init__(self, *, layer_count: int, row_limit: int, limit: int) -> None:
+        self._plan = SlotPlan(row_capacity=min(16, row_limit), capacity=min(64, limit))
+        self._row_limit = row_limit
+        self._limit = limit
+        self._layers = [SlotLayer(self._plan) for _ in range(layer_count)]
+        super().__init__(layers=list(self._layers))
+
+    def expect_prompts(self, *, first_row: int, row_count: int, length: int) -> None:
+        """Let the next pass write prompts of `length` to fresh rows."""
+        self._reserve(first_row + row_count, length)
+        self._plan.first_row = first_row
+        self._plan.positions = None
+
+    def expect_step(self, *, positions: torch.Tensor, length: int) -> None:
+        """Let the next pass write one token per row, attending to `length` columns."""
+        self._reserve(len(positions), length)
+        plan = self._plan
+        if len(plan.row_indexes) != len(positions):
+            plan.row_indexes = torch.arange(len(positions), device=positions.device)
+        plan.positions = positions
+        plan.length = length
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
+        """Copy rows onto others, the first `length` columns of every layer."""
+        for layer in self._layers:
+            layer.move(sources, targets, length)
+
+    def _reserve(self, rows: int, columns: int) -> None:
+        plan = self._plan
+        if rows <= plan.row_capacity and columns <= plan.capacity:
+            return
+        plan.row_capacity = grown(plan.row_capacity, needed=rows, limit=self._row_limit)
+        plan.capacity = grown(plan.capacity, needed=columns, limit=self._limit)
+        for layer in self._layers:
+            layer.grow()
+
+
+def _copied(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    rows, _, columns, _ = source.shape
+    target[:rows, :, :columns] = source
+    return target

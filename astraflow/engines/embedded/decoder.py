@@ -1,0 +1,215 @@
+"""The decoder: one module, its cache and its rows, a step at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import cast
+
+import numpy as np
+import torch
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.rollouts import FinishReason
+from astraflow.engines.embedded.cache import SlotCache
+from astraflow.engines.embedded.model import Architecture, Output, StepMasks
+from astraflow.engines.embedded.requests import Ended, Request
+from astraflow.engines.embedded.rows import Rows
+from astraflow.engines.embedded.sampler import Sampler
+from astraflow.engines.embedded.shapes import MIN_ROWS, padded_length, padded_rows
+from astraflow.engines.embedded.stops import Stops
+from astraflow.engines.embedded.weights import Slots, Weights
+from astraflow.engines.protocol import Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSettings:
+    """What all decoders of an engine share.
+
+    Attributes:
+        architecture: Of the model.
+        max_batch: Rows at once.
+        max_context: Tokens of prompt and completion.
+        dtype: Of the computation.
+        device: Where it runs.
+        sampler: Draws tokens.
+        stops: Ends rows.
+    """
+
+    architecture: Architecture
+    max_batch: int
+    max_context: int
+    dtype: torch.dtype
+    device: torch.device
+    sampler: Sampler
+    stops: Stops
+
+
+class Decoder:
+    """Continuous batching: rows join after their prompt and leave when they end."""
+
+    def __init__(self, module: torch.nn.Module, settings: DecoderSettings) -> None:
+        self._module = module
+        self._slots = Slots(module)
+        self._settings = settings
+        self._masks = StepMasks(settings.architecture, dtype=settings.dtype)
+        self._version = -1
+        self._sampled_count = 0
+        self._start()
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """What computes."""
+        return self._module
+
+    @property
+    def running_count(self) -> int:
+        """Sequences being decoded."""
+        return self._rows.count
+
+    @property
+    def free_count(self) -> int:
+        """Sequences that it can take."""
+        return self._settings.max_batch - self._rows.count
+
+    @property
+    def cached_token_count(self) -> int:
+        """Tokens in the cache."""
+        return int(self._rows.column("length", slice(0, self._rows.count)).sum())
+
+    @property
+    def sampled_count(self) -> int:
+        """Tokens sampled since the start."""
+        return self._sampled_count
+
+    def install(self, weights: Weights) -> None:
+        """Decode with other weights from the next step on; the cache is kept."""
+        self._slots.install(weights)
+        self._version = weights.version
+        for row, request in enumerate(self._rows.requests):
+            request.take_over(weights.version, sampled_count=len(self._rows.sampled(row)[0]))
+
+    def admit(self, requests: Sequence[Request]) -> list[Ended]:
+        """Read prompts, and sample the first token of each; return those that ended with it."""
+
+        def length_of(request: Request) -> int:
+            return padded_length(len(request.prompt))
+
+        ended: list[Ended] = []
+        for length, group in groupby(sorted(requests, key=length_of), key=length_of):
+            ended += self._prefill(list(group), length)
+        return ended
+
+    def step(self) -> list[Ended]:
+        """Sample one token for every row; return those that ended."""
+        rows = slice(0, self._rows.count)
+        computed = slice(0, padded_rows(rows.stop))
+        positions = self._rows.column("length", computed) - 1
+        positions[rows.stop :] = 0
+        length = padded_length(self._rows.max_length)
+        ids = self._tensor(self._rows.column("token", computed).copy())
+        places = self._tensor(positions)
+        self._cache.expect_step(positions=places, length=length)
+        output = self._forward(
+            input_ids=ids[:, None],
+            position_ids=places[:, None],
+            attention_mask=self._masks.of(places, length),
+        )
+        return self._sample(output.logits[: rows.stop, -1], rows)
+
+    def withdraw(self, request: Request) -> None:
+        """Free the row of a request that nobody waits for, if it has one."""
+        if request in self._rows.requests:
+            self._remove(np.array([self._rows.requests.index(request)]))
+
+    def abandon(self) -> list[Request]:
+        """Drop all rows and the cache; return whose they were."""
+        requests = self._rows.requests
+        self._start()
+        return requests
+
+    def _start(self) -> None:
+        settings = self._settings
+        slots = padded_rows(settings.max_batch)
+        columns = padded_length(settings.max_context)
+        self._rows = Rows(limit=slots, column_limit=columns)
+        self._cache = SlotCache(
+            layer_count=settings.architecture.layer_count, row_limit=slots, limit=columns
+        )
+
+    def _prefill(self, requests: list[Request], length: int) -> list[Ended]:
+        rows = self._rows.add(requests)
+        for request in requests:
+            request.take_over(self._version, sampled_count=0)
+        ids = np.zeros((len(requests), length), np.int64)
+        columns = min(length, self._rows.tokens.shape[1])
+        ids[:, :columns] = self._rows.tokens[rows, :columns]
+        ends = self._rows.column("length", rows) - 1
+        kept, places = _kept_positions(ends, row_count=len(requests), length=length)
+        self._cache.expect_prompts(first_row=rows.start, row_count=len(requests), length=length)
+        output = self._forward(
+            input_ids=self._tensor(ids),
+            position_ids=self._tensor(np.arange(length))[None].expand(len(requests), length),
+            attention_mask=None,
+            logits_to_keep=self._tensor(kept),
+        )
+        return self._sample(output.logits[np.arange(len(requests)), places], rows)
+
+    def _forward(self, **inputs: object) -> Output:
+        output = self._module(**inputs, past_key_values=self._cache, use_cache=True)
+        return cast("Output", output)
+
+    def _sample(self, logits: torch.Tensor, rows: slice) -> list[Ended]:
+        tokens, logprobs = self._settings.sampler.draw(logits, self._rows, rows)
+        if not np.isfinite(logprobs).all():
+            raise AstraflowError(
+                Reason.ENGINE_FAILED,
+                f"version {self._version} gives logits that are not finite; publish sound weights",
+            )
+        self._rows.append(rows, tokens, logprobs)
+        self._sampled_count += len(tokens)
+        ended = self._settings.stops.ended(self._rows, rows)
+        results = [self._ended(row, reason) for row, reason in ended]
+        if ended:
+            self._remove(np.array([row for row, _ in ended]))
+        return results
+
+    def _ended(self, row: int, reason: FinishReason) -> Ended:
+        tokens, logprobs = self._rows.sampled(row)
+        request = self._rows.requests[row]
+        generation = Generation(
+            tokens=tokens.copy(),
+            logprobs=np.minimum(logprobs, 0),
+            version_spans=request.spans(len(tokens)),
+            finish_reason=reason,
+        )
+        return Ended(request=request, result=generation)
+
+    def _remove(self, rows: np.ndarray) -> None:
+        length = self._rows.max_length
+        sources, targets = self._rows.remove(rows)
+        if len(sources):
+            self._cache.move(self._tensor(sources), self._tensor(targets), length)
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(array, device=self._settings.device)
+
+
+def _kept_positions(
+    ends: np.ndarray, *, row_count: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose the positions whose logits are computed: the ends, and enough for MIN_ROWS rows.
+
+    Args:
+        ends: i64[n], position of the last token of each prompt.
+        row_count: n.
+        length: Padded.
+
+    Returns:
+        Positions i64[k], rising; index into them of each row's end, i64[n].
+    """
+    needed = min(length, -(-MIN_ROWS // row_count))
+    kept = np.unique(ends)
+    if len(kept) < needed:
+        others = np.setdiff1d(np.arange(length), kept)
+        kept = np.union1d(kept, others[: needed - len(kept)])
+    return kept, np.searchsorted(kept, ends)

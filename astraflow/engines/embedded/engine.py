@@ -1,0 +1,252 @@
+"""The engine as the event loop sees it."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from astraflow import __version__
+from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.tasks import SamplingParams
+from astraflow.core.updates import SwapReport, WeightUpdate
+from astraflow.engines.embedded.decoder import DecoderSettings
+from astraflow.engines.embedded.model import (
+    Architecture,
+    build_module,
+    load_config,
+    read_architecture,
+)
+from astraflow.engines.embedded.randomness import stream_of
+from astraflow.engines.embedded.requests import Request, check_prompt, check_sampling
+from astraflow.engines.embedded.sampler import Sampler
+from astraflow.engines.embedded.stops import Stops
+from astraflow.engines.embedded.tokenizer import Tokenizer, load_tokenizer, read_special_ids
+from astraflow.engines.embedded.weights import Slots, Weights, read_directory, stage
+from astraflow.engines.embedded.worker import (
+    Commit,
+    Halt,
+    Message,
+    Pin,
+    Submit,
+    Unpin,
+    Withdraw,
+    Worker,
+)
+from astraflow.engines.protocol import EngineLoad, Generation
+
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+class EmbeddedEngine:
+    """Generates with a Hugging Face causal model in this process.
+
+    A version is immutable: updates are staged as new tensors beside generation, going live
+    is to point the module at them, and a pinned version shares what it has in common.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy_id: PolicyId,
+        model_dir: Path,
+        module: torch.nn.Module,
+        settings: DecoderSettings,
+        tokenizer: Tokenizer | None,
+        thread_count: int,
+    ) -> None:
+        self._policy_id = policy_id
+        self._model_dir = model_dir
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._slots = Slots(module)
+        self._swapping = asyncio.Lock()
+        self._worker = Worker(module, settings, thread_count=thread_count)
+
+    @classmethod
+    def from_directory(
+        cls, model_dir: Path, settings: EngineSettings, policy_id: PolicyId
+    ) -> "EmbeddedEngine":
+        """Build the engine of a Hugging Face directory; weights come by `swap`.
+
+        Args:
+            model_dir: With config.json, and tokenizer.json where stop strings are used.
+            settings: Of the recipe.
+            policy_id: Whose weights it takes.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
+        """
+        config = load_config(model_dir)
+        architecture = read_architecture(config)
+        dtype, device = _DTYPES[settings.dtype], _device(settings.device)
+        has_text = (model_dir / "tokenizer.json").is_file()
+        tokenizer = load_tokenizer(model_dir) if has_text else None
+        special = tokenizer.special_ids if tokenizer else read_special_ids(model_dir)
+        return cls(
+            policy_id=policy_id,
+            model_dir=model_dir,
+            module=build_module(config, dtype=dtype, device=device),
+            settings=DecoderSettings(
+                architecture=architecture,
+                max_batch=settings.max_batch,
+                max_context=_max_context(settings.max_context, architecture),
+                dtype=dtype,
+                device=device,
+                sampler=Sampler(
+                    vocab_size=architecture.vocab_size,
+                    eos_ids=special.eos,
+                    never_sampled_ids=special.never_sampled,
+                    device=device,
+                ),
+                stops=Stops(
+                    vocab_size=architecture.vocab_size, eos_ids=special.eos, tokenizer=tokenizer
+                ),
+            ),
+            tokenizer=tokenizer,
+            thread_count=settings.thread_count,
+        )
+
+    @property
+    def name(self) -> str:
+        """Name and release."""
+        return f"embedded/{__version__}"
+
+    @property
+    def version(self) -> int | None:
+        """What newly sampled tokens are of; None before the first swap."""
+        weights = self._worker.weights
+        return None if weights is None else weights.version
+
+    @property
+    def pinned_versions(self) -> frozenset[int]:
+        """Versions that `generate` can be asked for until they are unpinned."""
+        return frozenset(self._worker.pins)
+
+    @property
+    def max_context_token_count(self) -> int:
+        """Prompt and completion together."""
+        return self._settings.max_context
+
+    @property
+    def named_tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes by name as in the Hugging Face checkpoint; a tied head is left out."""
+        return self._slots.shapes
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, *, version: int | None = None
+    ) -> Generation:
+        """Sample one completion; see `Engine.generate`."""
+        request = self._request(prompt, sampling, version)
+        self._put(Submit(request=request))
+        try:
+            return await request.reply
+        except asyncio.CancelledError:
+            self._worker.put(Withdraw(request=request))
+            raise
+
+    async def swap(self, update: WeightUpdate) -> SwapReport:
+        """Make a version live between two decode steps; see `Engine.swap`."""
+        if update.policy_id != self._policy_id:
+            raise AstraflowError(
+                Reason.APPLY_FAILED,
+                f"version {update.version} is of policy {update.policy_id}, this engine "
+                f"serves {self._policy_id}",
+            )
+        return await self._go_live(lambda base: stage(update, self._slots, base))
+
+    async def load_directory(self, version: int, model_dir: Path | None = None) -> SwapReport:
+        """Make the weights of a Hugging Face directory live, for work without a trainer.
+
+        Args:
+            version: What to call them.
+            model_dir: Of the same architecture; None: the one the engine was built from.
+
+        Raises:
+            AstraflowError: APPLY_FAILED naming the tensor that does not fit.
+        """
+        source = model_dir or self._model_dir
+        return await self._go_live(lambda _: read_directory(source, self._slots, version=version))
+
+    async def pin(self, version: int) -> None:
+        """Keep the live version for `generate(version=...)`; see `Engine.pin`."""
+        reply = asyncio.get_running_loop().create_future()
+        self._put(Pin(version=version, reply=reply))
+        await reply
+
+    async def unpin(self, version: int) -> None:
+        """Let a pinned version go once its running generations are done."""
+        reply = asyncio.get_running_loop().create_future()
+        self._put(Unpin(version=version, reply=reply))
+        await reply
+
+    def load(self) -> EngineLoad:
+        """Return how busy it was after the last decode step."""
+        return self._worker.load
+
+    async def close(self) -> None:
+        """Stop; running generations end with ENGINE_FAILED."""
+        self._worker.put(Halt(error=_closed()))
+        await asyncio.to_thread(self._worker.join)
+
+    def _request(
+        self, prompt: Sequence[int], sampling: SamplingParams, version: int | None
+    ) -> Request:
+        if self.version is None:
+            raise AstraflowError(
+                Reason.VERSION_NOT_SERVED, "the engine has no weights yet", retryable=True
+            )
+        vocab_size, max_context = self._settings.architecture.vocab_size, self._settings.max_context
+        tokens = np.asarray(prompt, np.int64)
+        check_prompt(tokens, vocab_size=vocab_size, max_context=max_context)
+        check_sampling(sampling, vocab_size=vocab_size, reads_text=self._tokenizer is not None)
+        room = max_context - len(tokens)
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        return Request(
+            prompt=tokens.astype(np.int32),
+            sampling=sampling,
+            stream=stream_of(seed),
+            budget=min(sampling.max_new_tokens or room, room),
+            version=version,
+            reply=asyncio.get_running_loop().create_future(),
+        )
+
+    async def _go_live(self, make: Callable[[Weights | None], Weights]) -> SwapReport:
+        async with self._swapping:
+            weights = await asyncio.to_thread(make, self._worker.weights)
+            reply: asyncio.Future[SwapReport] = asyncio.get_running_loop().create_future()
+            self._put(Commit(weights=weights, reply=reply))
+            return await reply
+
+    def _put(self, message: Message) -> None:
+        if not self._worker.is_alive:
+            raise _closed()
+        self._worker.put(message)
+
+
+def _closed() -> AstraflowError:
+    return AstraflowError(Reason.ENGINE_FAILED, "the engine was closed")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"engine.device is {name}, and torch sees no GPU; take cpu"
+        )
+    return device
+
+
+def _max_context(asked: int | None, architecture: Architecture) -> int:
+    if asked is not None and asked > architecture.max_context:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"engine.max_context {asked} is more than the model's {architecture.max_context}",
+        )
+    return asked or architecture.max_context

@@ -1,0 +1,152 @@
+"""Rows: the sequences that are decoded together, as columns of numpy arrays."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from astraflow.engines.embedded.requests import Request
+from astraflow.engines.embedded.shapes import grown
+
+_FIELDS = np.dtype(
+    [
+        ("stream", "u8"),  # of its random numbers
+        ("length", "i8"),  # tokens of prompt and completion
+        ("prompt_length", "i8"),
+        ("budget", "i8"),  # tokens to sample
+        ("held", "i8"),  # tokens before it may stop
+        ("token", "i8"),  # the last one
+        ("top_k", "i8"),
+        ("temperature", "f4"),
+        ("top_p", "f4"),
+        ("min_p", "f4"),
+        ("frequency_penalty", "f4"),
+        ("presence_penalty", "f4"),
+        ("repetition_penalty", "f4"),
+        ("is_greedy", "?"),
+        ("is_truncated", "?"),
+        ("is_penalised", "?"),
+        ("ignores_eos", "?"),
+        ("has_stops", "?"),  # of its own, beside the model's end tokens
+    ],
+    align=True,
+)
+_NO_TOP_K = 2**40
+
+
+class Rows:
+    """Rows 0 to `count - 1`, close together; an ended row's place is taken by one from the end.
+
+    Attributes:
+        requests: One per row.
+        fields: Structured array, one record per slot.
+        tokens: i32[slots, columns], prompt and completion.
+        logprobs: f32[slots, columns], set where sampled.
+    """
+
+    def __init__(self, *, limit: int, column_limit: int) -> None:
+        self.requests: list[Request] = []
+        self.fields = np.zeros(limit, _FIELDS)
+        self.tokens = np.zeros((limit, min(64, column_limit)), np.int32)
+        self.logprobs = np.zeros(self.tokens.shape, np.float32)
+        self._column_limit = column_limit
+
+    @property
+    def count(self) -> int:
+        """Sequences being decoded."""
+        return len(self.requests)
+
+    def column(self, name: str, rows: slice) -> np.ndarray:
+        """Return one field of some rows: a view."""
+        return self.fields[name][rows]
+
+    def has(self, name: str, rows: slice) -> bool:
+        """Return whether a flag is set for any of some rows."""
+        return bool(self.fields[name][rows].any())
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest row."""
+        return int(self.fields["length"][: self.count].max(initial=0))
+
+    def add(self, requests: Sequence[Request]) -> slice:
+        """Append rows; return where they are."""
+        first = self.count
+        self._reserve(max(len(request.prompt) for request in requests))
+        for row, request in enumerate(requests, first):
+            self.fields[row] = _record(request)
+            self.tokens[row, : len(request.prompt)] = request.prompt
+        self.requests.extend(requests)
+        return slice(first, self.count)
+
+    def append(self, rows: slice, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        """Add one sampled token to each of some rows."""
+        lengths = self.column("length", rows)
+        self._reserve(int(lengths.max()) + 1)
+        indexes = np.arange(len(tokens)) + rows.start
+        self.tokens[indexes, lengths] = tokens
+        self.logprobs[indexes, lengths] = logprobs
+        self.column("token", rows)[:] = tokens
+        lengths += 1
+
+    def sampled(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return a row's sampled tokens and their log-probabilities: views."""
+        fields = self.fields[row]
+        span = slice(int(fields["prompt_length"]), int(fields["length"]))
+        return self.tokens[row, span], self.logprobs[row, span]
+
+    def remove(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Drop rows and close the gaps.
+
+        Args:
+            rows: i64[n], rising.
+
+        Returns:
+            Sources and targets, i64[m] each: what was moved where.
+        """
+        count = self.count - len(rows)
+        targets = rows[rows < count]
+        stays = np.ones(self.count - count, np.bool_)
+        stays[rows[rows >= count] - count] = False
+        sources = np.flatnonzero(stays) + count
+        for array in (self.fields, self.tokens, self.logprobs):
+            array[targets] = array[sources]
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self.requests[target] = self.requests[source]
+        del self.requests[count:]
+        return sources, targets
+
+    def _reserve(self, columns: int) -> None:
+        capacity = self.tokens.shape[1]
+        if columns > capacity:
+            more = grown(capacity, needed=columns, limit=self._column_limit) - capacity
+            self.tokens = np.pad(self.tokens, ((0, 0), (0, more)))
+            self.logprobs = np.pad(self.logprobs, ((0, 0), (0, more)))
+
+
+def _record(request: Request) -> np.ndarray:
+    knobs = request.sampling
+    is_greedy = knobs.temperature == 0
+    values = {
+        "stream": request.stream,
+        "length": len(request.prompt),
+        "prompt_length": len(request.prompt),
+        "budget": request.budget,
+        "held": knobs.min_new_tokens,
+        "token": request.prompt[-1],
+        "top_k": knobs.top_k or _NO_TOP_K,
+        "temperature": 1.0 if is_greedy else knobs.temperature,
+        "top_p": knobs.top_p,
+        "min_p": knobs.min_p,
+        "frequency_penalty": knobs.frequency_penalty,
+        "presence_penalty": knobs.presence_penalty,
+        "repetition_penalty": knobs.repetition_penalty,
+        "is_greedy": is_greedy,
+        "is_truncated": not is_greedy
+        and (knobs.top_k is not None or knobs.top_p < 1 or knobs.min_p > 0),
+        "is_penalised": knobs.frequency_penalty != 0
+        or knobs.presence_penalty != 0
+        or knobs.repetition_penalty != 1,
+        "ignores_eos": knobs.ignore_eos,
+        "has_stops": bool(knobs.stop_token_ids or knobs.stop_strings),
+    }
+    return np.array(tuple(values[name] for name in _FIELDS.names or ()), _FIELDS)

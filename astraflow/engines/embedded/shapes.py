@@ -1,0 +1,36 @@
+"""Shapes under which a row's result does not depend on its neighbours.
+
+Measured with torch 2.13 on one CPU thread (MKL, AVX-512): a linear layer in f32 gives a row
+the same bits for every row count from 16 up, and other bits below; masked attention
+gives the same bits for every key length that is a multiple of 16, as the masked tail adds exact
+zeros to whole vectors. So at least 16 rows are computed, lengths are multiples of 16, and
+prompts are padded on the right to a length that depends on nothing but their own.
+"""
+
+MIN_ROWS = 16
+_FINE_STEP = 16
+_COARSE_STEP = 64
+_FINE_END = 128
+
+
+def padded_rows(row_count: int) -> int:
+    """Return how many rows to compute for so many."""
+    return max(row_count, MIN_ROWS)
+
+
+def padded_length(length: int) -> int:
+    """Return the length to which a prompt or a view of the cache is rounded up.
+
+    Example:
+        >>> [padded_length(n) for n in (1, 16, 17, 128, 129)]
+        [16, 16, 32, 128, 192]
+    """
+    step = _FINE_STEP if length <= _FINE_END else _COARSE_STEP
+    return -(-length // step) * step
+
+
+def grown(capacity: int, *, needed: int, limit: int) -> int:
+    """Return a capacity of at least `needed`, doubled until it suffices, at most `limit`."""
+    while capacity < needed:
+        capacity *= 2
+    return max(min(capacity, limit), needed)

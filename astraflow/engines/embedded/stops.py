@@ -1,0 +1,56 @@
+"""Stops: which rows end after a decode step."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from astraflow.core.rollouts import FinishReason
+from astraflow.core.tasks import SamplingParams
+from astraflow.engines.embedded.rows import Rows
+from astraflow.engines.embedded.tokenizer import Tokenizer
+
+# A multi-byte character may be spread over so many tokens beside those of the stop string.
+_WINDOW_SLACK = 4
+
+
+class Stops:
+    """End tokens, stop ids, stop strings and budgets."""
+
+    def __init__(
+        self, *, vocab_size: int, eos_ids: Iterable[int], tokenizer: Tokenizer | None
+    ) -> None:
+        self._is_eos = np.zeros(vocab_size, np.bool_)
+        self._is_eos[[token for token in eos_ids if token < vocab_size]] = True
+        self._tokenizer = tokenizer
+
+    def ended(self, table: Rows, rows: slice) -> list[tuple[int, FinishReason]]:
+        """Return which of some rows end with their last token, by rising row, and why."""
+        stopped = self._is_eos[table.column("token", rows)] & ~table.column("ignores_eos", rows)
+        for index in np.flatnonzero(table.column("has_stops", rows)).tolist():
+            stopped[index] |= self._asked(table, rows.start + index)
+        counts = table.column("length", rows) - table.column("prompt_length", rows)
+        spent = counts >= table.column("budget", rows)
+        return [
+            (rows.start + index, FinishReason.STOP if stopped[index] else FinishReason.LENGTH)
+            for index in np.flatnonzero(stopped | spent).tolist()
+        ]
+
+    def _asked(self, table: Rows, row: int) -> bool:
+        sampling = table.requests[row].sampling
+        tokens = table.sampled(row)[0]
+        return int(tokens[-1]) in sampling.stop_token_ids or self._completes(tokens, sampling)
+
+    def _completes(self, tokens: np.ndarray, sampling: SamplingParams) -> bool:
+        """Return whether the last token completes a stop string."""
+        if not sampling.stop_strings or len(tokens) < sampling.min_new_tokens:
+            return False
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return False
+        span = max(len(text.encode()) for text in sampling.stop_strings) + _WINDOW_SLACK
+        window = tokens[-span:].tolist()
+        text, before = tokenizer.decode(window), tokenizer.decode(window[:-1])
+        return any(
+            text.find(stop, max(0, len(before) - len(stop) + 1)) >= 0
+            for stop in sampling.stop_strings
+        )

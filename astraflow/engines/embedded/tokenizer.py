@@ -1,0 +1,127 @@
+"""Tokenizers: text to ids and back, and the ids that mean something to an engine."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+
+from astraflow.core.errors import AstraflowError, Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialIds:
+    """Token ids that an engine treats in its own way.
+
+    Attributes:
+        eos: End a generation.
+        never_sampled: Padding and beginning of text, unless they are end tokens as well.
+    """
+
+    eos: frozenset[int]
+    never_sampled: frozenset[int]
+
+
+class Tokenizer(Protocol):
+    """What engines and workflows need of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids that have a text."""
+        ...
+
+    @property
+    def special_ids(self) -> SpecialIds:
+        """Ids that end, begin or pad a text."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
+        """Return the ids of a text; True adds what the tokenizer puts at its ends (bos)."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of ids, without special tokens."""
+        ...
+
+
+class FastTokenizer:
+    """The tokenizer of a Hugging Face directory, read from `tokenizer.json`."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, special_ids: SpecialIds) -> None:
+        self._tokenizer = tokenizer
+        self._special_ids = special_ids
+        self._silent = special_ids.eos | special_ids.never_sampled
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids that have a text."""
+        return self._tokenizer.get_vocab_size()
+
+    @property
+    def special_ids(self) -> SpecialIds:
+        """Ids that end, begin or pad a text."""
+        return self._special_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
+        """Return the ids of a text; True adds what the tokenizer puts at its ends (bos)."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of ids, without special tokens."""
+        shown = [int(token) for token in tokens if token not in self._silent]
+        return self._tokenizer.decode(shown, skip_special_tokens=True)
+
+
+def load_tokenizer(model_dir: Path) -> FastTokenizer:
+    """Read the tokenizer of a Hugging Face directory.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when there is no readable `tokenizer.json`.
+    """
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{path} does not exist; save the model's fast tokenizer beside its config.json",
+        )
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust library raises nothing narrower
+        raise AstraflowError(Reason.INVALID_FIELD, f"{path} is no tokenizer: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return FastTokenizer(tokenizer, read_special_ids(model_dir, tokenizer))
+
+
+def read_special_ids(model_dir: Path, tokenizer: tokenizers.Tokenizer | None = None) -> SpecialIds:
+    """Collect the special ids that the files of a Hugging Face directory name.
+
+    `config.json` and `generation_config.json` give ids, `tokenizer_config.json` gives texts.
+    """
+    files = [_read_json(model_dir / name) for name in ("config.json", "generation_config.json")]
+    texts = _read_json(model_dir / "tokenizer_config.json")
+
+    def collect(kind: str) -> frozenset[int]:
+        ids = {token for file in files for token in _as_ids(file.get(f"{kind}_token_id"))}
+        text = _as_text(texts.get(f"{kind}_token"))
+        known = tokenizer.token_to_id(text) if tokenizer is not None and text else None
+        return frozenset(ids if known is None else ids | {known})
+
+    eos = collect("eos")
+    return SpecialIds(eos=eos, never_sampled=(collect("pad") | collect("bos")) - eos)
+
+
+def _as_ids(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return [token for token in (value if isinstance(value, list) else [value]) if token >= 0]
+
+
+def _as_text(value: str | dict[str, Any] | None) -> str | None:
+    return value["content"] if isinstance(value, dict) else value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}

@@ -1,0 +1,256 @@
+"""The engine's thread: all work of torch, between messages from the event loop."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.updates import SwapReport
+from astraflow.engines.embedded.decoder import Decoder, DecoderSettings
+from astraflow.engines.embedded.lineup import Lineup
+from astraflow.engines.embedded.model import twin_of
+from astraflow.engines.embedded.requests import Ended, Request
+from astraflow.engines.embedded.weights import Weights
+from astraflow.engines.protocol import EngineLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Generate for a request."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdraw:
+    """Nobody waits for a request any more."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Make weights live."""
+
+    weights: Weights
+    reply: asyncio.Future[SwapReport]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """Keep a version."""
+
+    version: int
+    reply: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpin:
+    """Take one pin of a version back."""
+
+    version: int
+    reply: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """End the thread, and all requests with an error."""
+
+    error: AstraflowError
+
+
+Message = Submit | Withdraw | Commit | Pin | Unpin | Halt
+_Reply = tuple[asyncio.Future[Any], Any]
+
+
+class Worker:
+    """Decodes while there are rows, sleeps while there are none.
+
+    What the event loop may read at any time: `weights`, `pins`, `load`; each is replaced whole.
+
+    Attributes:
+        weights: Live; None before the first commit.
+        pins: Counts by version.
+        load: After the last step.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, settings: DecoderSettings, *, thread_count: int
+    ) -> None:
+        self.weights: Weights | None = None
+        self.pins: dict[int, int] = {}
+        self.load = EngineLoad(
+            running_count=0, queued_count=0, sampled_token_count=0, kv_fraction=0.0, busy_s=0.0
+        )
+        self._settings = settings
+        self._thread_count = thread_count
+        self._live = Lineup(Decoder(module, settings))
+        self._pinned: dict[int, Lineup] = {}
+        self._kept: dict[int, Weights] = {}
+        self._past_sampled_count = 0
+        self._busy_s = 0.0
+        self._replies: list[_Reply] = []
+        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still answers."""
+        return self._thread.is_alive()
+
+    @property
+    def inbox_count(self) -> int:
+        """Messages that it has not seen."""
+        return self._inbox.qsize()
+
+    def put(self, message: Message) -> None:
+        """Hand a message over."""
+        self._inbox.put(message)
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._thread_count)
+        with torch.inference_mode():
+            halted = False
+            while not halted:
+                halted = self._read_inbox()
+                start = time.perf_counter()
+                for version, lineup in [(None, self._live), *self._pinned.items()]:
+                    if not lineup.is_idle:
+                        self._collect(lineup.advance())
+                    if version is not None:
+                        self._let_go(version)
+                self._busy_s += time.perf_counter() - start
+                self._report()
+
+    def _read_inbox(self) -> bool:
+        """Follow what was asked; wait for it when there is nothing to decode."""
+        is_idle = self._live.is_idle and all(line.is_idle for line in self._pinned.values())
+        if is_idle and self._follow(self._inbox.get()):
+            return True
+        while not self._inbox.empty():
+            if self._follow(self._inbox.get()):
+                return True
+        return False
+
+    def _follow(self, message: Message) -> bool:
+        match message:
+            case Submit(request=request):
+                self._submit(request)
+            case Withdraw(request=request):
+                for lineup in (self._live, *self._pinned.values()):
+                    lineup.withdraw(request)
+            case Commit(weights=weights, reply=reply):
+                self._replies.append((reply, self._commit(weights)))
+            case Pin(version=version, reply=reply):
+                self._replies.append((reply, self._pin(version)))
+            case Unpin(version=version, reply=reply):
+                self._unpin(version)
+                self._replies.append((reply, None))
+            case Halt(error=error):
+                for lineup in (self._live, *self._pinned.values()):
+                    self._collect(lineup.end(error))
+                return True
+        return False
+
+    def _submit(self, request: Request) -> None:
+        if request.version is None:
+            self._live.add(request)
+            return
+        weights = self._serving(request.version)
+        if weights is None:
+            self._replies.append((request.reply, self._not_served(request.version)))
+            return
+        if request.version not in self._pinned:
+            lineup = Lineup(Decoder(twin_of(self._live.decoder.module), self._settings))
+            lineup.decoder.install(weights)
+            self._pinned[request.version] = lineup
+        self._pinned[request.version].add(request)
+
+    def _commit(self, weights: Weights) -> SwapReport:
+        start = time.perf_counter()
+        self._live.decoder.install(weights)
+        self.weights = weights
+        return SwapReport(
+            version=weights.version,
+            pause_s=time.perf_counter() - start,
+            inflight_count=self._live.decoder.running_count,
+        )
+
+    def _pin(self, version: int) -> AstraflowError | None:
+        weights = self._serving(version)
+        if weights is None:
+            return self._not_served(version)
+        self._kept[version] = weights
+        self.pins = {**self.pins, version: self.pins.get(version, 0) + 1}
+        return None
+
+    def _unpin(self, version: int) -> None:
+        count = self.pins.get(version, 0) - 1
+        self.pins = {kept: pins for kept, pins in self.pins.items() if kept != version}
+        if count > 0:
+            self.pins = {**self.pins, version: count}
+        else:
+            self._kept.pop(version, None)
+            self._let_go(version)
+
+    def _let_go(self, version: int) -> None:
+        """Drop the decoder of a version that is not pinned and has nothing to do."""
+        lineup = self._pinned.get(version)
+        if lineup is not None and version not in self.pins and lineup.is_idle:
+            self._past_sampled_count += lineup.decoder.sampled_count
+            del self._pinned[version]
+
+    def _serving(self, version: int) -> Weights | None:
+        if self.weights is not None and self.weights.version == version:
+            return self.weights
+        return self._kept.get(version)
+
+    def _not_served(self, version: int) -> AstraflowError:
+        live = None if self.weights is None else self.weights.version
+        return AstraflowError(
+            Reason.VERSION_NOT_SERVED,
+            f"version {version} is not served: {live} is live and {sorted(self.pins)} are pinned",
+        )
+
+    def _collect(self, ended: list[Ended]) -> None:
+        self._replies.extend((one.request.reply, one.result) for one in ended)
+
+    def _report(self) -> None:
+        """Publish the load, then wake the event loop once for all that was answered."""
+        lineups = [self._live, *self._pinned.values()]
+        decoders = [lineup.decoder for lineup in lineups]
+        places = self._settings.max_batch * self._settings.max_context * len(decoders)
+        self.load = EngineLoad(
+            running_count=sum(decoder.running_count for decoder in decoders),
+            queued_count=sum(lineup.waiting_count for lineup in lineups),
+            sampled_token_count=self._past_sampled_count
+            + sum(decoder.sampled_count for decoder in decoders),
+            kv_fraction=sum(decoder.cached_token_count for decoder in decoders) / places,
+            busy_s=self._busy_s,
+        )
+        if self._replies:
+            replies, self._replies = self._replies, []
+            # The loop may have ended without closing the engine; then nobody waits.
+            with contextlib.suppress(RuntimeError):
+                replies[0][0].get_loop().call_soon_threadsafe(_deliver, replies)
+
+
+def _deliver(replies: list[_Reply]) -> None:
+    for future, result in replies:
+        if future.done():
+            continue
+        if isinstance(result, AstraflowError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
