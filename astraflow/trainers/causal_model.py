@@ -1,6 +1,7 @@
 """A Hugging Face causal language model, as a trainer uses it."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,10 +19,19 @@ class CausalModel:
     afterwards (scaling, soft caps) is still done.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, never_sampled: Iterable[int] = ()) -> None:
+        """Wrap a module.
+
+        Args:
+            module: A causal model of transformers, in f32.
+            never_sampled: Ids that the engine never draws, such as padding: they are no part
+                of the distribution that is trained either.
+        """
         # Dropout is off: log-probabilities are compared with those of the sampler.
         self.module = module.eval()
+        self.never_sampled = torch.tensor(sorted(never_sampled), dtype=torch.long).to(self.device)
         self._chosen: Tensor | None = None
+        self._has_chosen = False
         head = cast("Any", module).get_output_embeddings()
         if head is not None:
             head.register_forward_pre_hook(self._choose)
@@ -46,20 +56,22 @@ class CausalModel:
         Returns:
             [k, vocabulary] in the model's dtype.
         """
-        self._chosen = chosen
+        self._chosen, self._has_chosen = chosen, False
         try:
             out = cast("Any", self.module)(input_ids=tokens, use_cache=False)
         finally:
-            is_chosen, self._chosen = self._chosen is None, None
+            self._chosen = None
         logits = cast("Tensor", out.logits)
-        return logits[0] if is_chosen else logits.flatten(0, 1).index_select(0, chosen)
+        if self._has_chosen:
+            return logits[0]
+        return logits.flatten(0, 1).index_select(0, chosen)
 
     def _choose(self, _head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if self._chosen is None:
             return None
         hidden = cast("Tensor", args[0])
-        chosen, self._chosen = self._chosen, None
-        return (hidden.flatten(0, 1).index_select(0, chosen).unsqueeze(0), *args[1:])
+        self._has_chosen = True
+        return (hidden.flatten(0, 1).index_select(0, self._chosen).unsqueeze(0), *args[1:])
 
 
 def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:
@@ -73,7 +85,7 @@ def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:
 
     hide_progress_bars()
     try:
-        module = AutoModelForCausalLM.from_pretrained(
+        module = cast("Any", AutoModelForCausalLM).from_pretrained(
             directory, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
@@ -81,7 +93,17 @@ def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:
             Reason.INVALID_FIELD,
             f"{directory} cannot be loaded as a causal language model: {error}",
         ) from error
-    return CausalModel(cast("nn.Module", module).to(resolve_device(device)))
+    moved = cast("nn.Module", module).to(resolve_device(device))
+    return CausalModel(moved, never_sampled=_never_sampled(directory))
+
+
+def _never_sampled(directory: Path) -> frozenset[int]:
+    """Return what the embedded engine never draws of this model."""
+    from astraflow.engines.embedded import tokenizer  # noqa: PLC0415 - loads the engine
+
+    if (directory / "tokenizer.json").is_file():
+        return tokenizer.load_tokenizer(directory).special_ids.never_sampled
+    return tokenizer.read_special_ids(directory).never_sampled
 
 
 def resolve_device(name: str) -> torch.device:

@@ -1,7 +1,6 @@
 """Weights as bits: what is published of a model."""
 
 from collections.abc import Mapping
-from typing import cast
 
 import numpy as np
 import torch
@@ -40,7 +39,7 @@ def export_bits(module: nn.Module, dtype: Dtype) -> Mapping[str, np.ndarray]:
 def _bits(parameter: Tensor, dtype: Dtype) -> np.ndarray:
     signed = torch.int16 if dtype.itemsize == 2 else torch.int32
     values = parameter.detach().to(device="cpu", dtype=_TORCH[dtype], copy=True)
-    return cast("np.ndarray", values.contiguous().view(signed).numpy()).view(dtype.bits)
+    return values.contiguous().view(signed).numpy().view(dtype.bits)
 
 
 @torch.no_grad()

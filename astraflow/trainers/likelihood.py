@@ -65,12 +65,19 @@ def log_softmax_of(model: CausalModel, one: PassTokens) -> tuple[Tensor, Tensor]
     """
     device = model.device
     logits = model.logits(to_tensor(one.tokens, device), to_tensor(one.chosen, device)).float()
+    targets = to_tensor(one.targets, device)
+    logits = _without(logits, model.never_sampled, targets)
     if one.temperatures is not None:
         logits = logits / to_tensor(one.temperatures, device)
-    targets = to_tensor(one.targets, device)
     norms = logits.logsumexp(-1)
     logprobs = logits.gather(1, targets[:, None])[:, 0] - norms
     return logprobs, _entropies(logits.detach(), norms.detach())
+
+
+def _without(logits: Tensor, never_sampled: Tensor, targets: Tensor) -> Tensor:
+    """Take away what is never drawn, except what another engine did draw."""
+    banned = never_sampled[~torch.isin(never_sampled, targets)]
+    return logits.index_fill(1, banned, -torch.inf) if len(banned) else logits
 
 
 def _entropies(logits: Tensor, norms: Tensor) -> Tensor:

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from astraflow.config.recipe import WarmUp
+from astraflow.trainers import tensors
 from astraflow.trainers.causal_model import hide_progress_bars
 from astraflow.trainers.checkpoints import save_model
+from astraflow.trainers.tensors import backward, seed_everything, to_tensor
 from astraflow.workflows.tokenizer_files import EOS_ID, write_tokenizer
 from astraflow.workflows.tutors import Pair, Tutor
 
@@ -56,7 +58,7 @@ def new_model(config: dict[str, Any], *, seed: int) -> nn.Module:
 
     hide_progress_bars()
     fields = {name: value for name, value in config.items() if name != "model_type"}
-    torch.manual_seed(seed)
+    seed_everything(seed)
     made = cast("Any", AutoConfig).for_model(config["model_type"], **fields)
     return cast(
         "nn.Module", cast("Any", AutoModelForCausalLM).from_config(made, dtype=torch.float32)
@@ -96,18 +98,15 @@ def train_on_pairs(module: nn.Module, batches: Iterator[SupervisedBatch], settin
     for step, batch in enumerate(batches, start=1):
         for group in adam.param_groups:
             group["lr"] = supervised_rate(settings, step)
-        logits = cast(
-            "torch.Tensor", module(torch.from_numpy(batch.tokens), use_cache=False).logits
-        )
+        logits = cast("torch.Tensor", module(to_tensor(batch.tokens), use_cache=False).logits)
         loss = nn.functional.cross_entropy(
             logits[:, :-1].flatten(0, 1),
-            torch.from_numpy(batch.labels[:, 1:].copy()).flatten(),
+            to_tensor(batch.labels[:, 1:].copy()).flatten(),
             ignore_index=_IGNORED,
         )
-        loss.backward()
+        backward(loss)
         nn.utils.clip_grad_norm_(parameters, 1.0)
-        adam.step()
-        adam.zero_grad(set_to_none=True)
+        tensors.step(adam)
 
 
 def supervised_rate(settings: WarmUp, step: int) -> float:

@@ -1,0 +1,231 @@
+"""The training of a recipe in one process: what the distributed run is measured against.
+
+Generation is `transformers`' own, in one static batch per step; the optimizer steps are those
+of the trainer. Nothing runs beside anything else, so every batch is of the newest weights.
+
+    python benchmarks/overhead.py --threads 1 2 --json reference.json
+    python benchmarks/overhead.py --summary runs/sort/summary.json --json overhead.json
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from astraflow.config.loader import load_recipe
+from astraflow.config.recipe import Recipe
+from astraflow.core.advantages import group_relative
+from astraflow.core.ids import PromptId
+from astraflow.core.tasks import Prompt
+from astraflow.launch.models import cache_dir
+from astraflow.trainers.causal_model import CausalModel, load_causal_model, prepare_torch
+from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.rows import LossTokens, TrainRows
+from astraflow.trainers.warm_up import ensure_model
+from astraflow.workflows.letter_sort.scorer import LetterSort
+
+SORT = Path(__file__).parent.parent / "recipes" / "sort.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Samples:
+    """Completions of one static batch.
+
+    Attributes:
+        prompts: Token ids of each row's prompt.
+        completions: Token ids, with the end token where there is one.
+        logprobs: Of these, f32.
+    """
+
+    prompts: Sequence[list[int]]
+    completions: Sequence[np.ndarray]
+    logprobs: Sequence[np.ndarray]
+
+    def to_rows(self, advantages: np.ndarray) -> TrainRows:
+        """Return what a trainer takes; advantages f32[N], one per row."""
+        lengths = [len(p) + len(c) for p, c in zip(self.prompts, self.completions, strict=True)]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        counts = [len(completion) for completion in self.completions]
+        rows = np.repeat(np.arange(len(lengths)), counts)
+        ends = np.repeat(np.cumsum(counts), counts)
+        return TrainRows(
+            tokens=np.concatenate(
+                [
+                    part
+                    for p, c in zip(self.prompts, self.completions, strict=True)
+                    for part in (np.array(p, np.int32), c)
+                ]
+            ),
+            offsets=offsets,
+            loss=LossTokens(
+                positions=offsets[1:][rows] - ends + np.arange(len(rows)),
+                rows=rows,
+                sampler_logprobs=np.concatenate(self.logprobs),
+                advantages=advantages.astype(np.float32)[rows],
+                weights=np.ones(len(rows), np.float32),
+                temperatures=np.ones(len(rows), np.float32),
+            ),
+            min_versions=np.zeros(len(lengths), np.int64),
+            max_versions=np.zeros(len(lengths), np.int64),
+        )
+
+
+class Sampler:
+    """Generates with transformers, at temperature 1."""
+
+    def __init__(self, model: CausalModel, tokenizer: Any, *, max_new_tokens: int) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._module: Any = model.module
+        self._settings = {
+            "do_sample": True,
+            "top_k": 0,
+            "max_new_tokens": max_new_tokens,
+            "suppress_tokens": model.never_sampled.tolist(),
+            "pad_token_id": 0,
+            "return_dict_in_generate": True,
+            "output_scores": True,
+        }
+
+    @torch.no_grad()
+    def sample(self, prompts: Sequence[str]) -> Samples:
+        """Sample one completion of each prompt."""
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(list(prompts))]
+        width = max(map(len, ids))
+        tokens = torch.tensor([[0] * (width - len(row)) + row for row in ids])
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
+        out = self._module.generate(tokens, attention_mask=mask, **self._settings)
+        completions = out.sequences[:, width:]
+        scores = torch.stack(out.scores, 1).log_softmax(-1)
+        logprobs = scores.gather(2, completions[:, :, None])[:, :, 0].numpy()
+        eos = self._module.generation_config.eos_token_id
+        is_end = (completions == eos).numpy()
+        counts = np.where(is_end.any(1), is_end.argmax(1) + 1, completions.shape[1])
+        drawn = completions.numpy().astype(np.int32)
+        return Samples(
+            prompts=ids,
+            completions=[row[:count] for row, count in zip(drawn, counts, strict=True)],
+            logprobs=[row[:count] for row, count in zip(logprobs, counts, strict=True)],
+        )
+
+    def text(self, completion: np.ndarray) -> str:
+        """Return a completion without special tokens."""
+        return str(self._tokenizer.decode(completion.tolist(), skip_special_tokens=True))
+
+
+class Reference:
+    """GRPO on letter sort in one process."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        import tokenizers
+
+        self._policy = next(iter(recipe.policies.values()))
+        self._recipe = recipe
+        directory = ensure_model(self._policy.model, seed=recipe.seed, cache_dir=cache_dir())
+        self._model = load_causal_model(directory, device="cpu")
+        self._learner = GrpoLearner(self._model, self._policy.trainer)
+        tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self._sampler = Sampler(
+            self._model, tokenizer, max_new_tokens=self._policy.sampling.max_new_tokens
+        )
+        self._score = LetterSort(LetterSort.Options())
+        torch.manual_seed(recipe.seed)
+
+    def train(self, step_count: int) -> list[Mapping[str, float]]:
+        """Make the steps; return their metrics."""
+        prompts = self._prompts("train")
+        return [self._step(prompts) for _ in range(step_count)]
+
+    def accuracy(self) -> float:
+        """Return the share of held-out prompts that are answered correctly at temperature 1."""
+        rows = [row for row, _ in zip(self._rows("held_out"), range(2048), strict=False)]
+        return float(np.mean([self._rewards(rows[i : i + 512]) for i in range(0, len(rows), 512)]))
+
+    def _step(self, prompts: Iterator[Mapping[str, Any]]) -> Mapping[str, float]:
+        size = self._recipe.rollouts.group_size
+        groups = [next(prompts) for _ in range(self._policy.trainer.groups_per_batch)]
+        rows = [row for row in groups for _ in range(size)]
+        samples = self._sampler.sample([row["prompt"] for row in rows])
+        rewards = self._score_all(rows, samples).reshape(-1, size)
+        advantages = np.concatenate([group_relative(r, scale_by_std=False) for r in rewards])
+        batch = samples.to_rows(advantages)
+        learned = self._learner.step(batch, loss_token_count=len(batch.loss))
+        return {**learned, "reward/mean": float(rewards.mean())}
+
+    def _rewards(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        return self._score_all(rows, self._sampler.sample([row["prompt"] for row in rows]))
+
+    def _score_all(self, rows: Sequence[Mapping[str, Any]], samples: Samples) -> np.ndarray:
+        texts = map(self._sampler.text, samples.completions)
+        return np.array(
+            [
+                self._score(
+                    Prompt(prompt_id=PromptId(row["id"]), data_set="", fields=row), text
+                ).reward
+                for row, text in zip(rows, texts, strict=True)
+            ]
+        )
+
+    def _prompts(self, name: str) -> Iterator[Mapping[str, Any]]:
+        rows = list(self._rows(name))
+        rng = np.random.default_rng(self._recipe.seed)
+        while True:
+            for index in rng.permutation(len(rows)):
+                yield rows[index]
+
+    def _rows(self, name: str) -> Iterator[Mapping[str, Any]]:
+        yield from map(json.loads, self._recipe.data[name].path.read_text().splitlines())
+
+
+def measure(recipe: Recipe, *, threads: int, step_count: int) -> dict[str, Any]:
+    """Train once and return times and accuracies."""
+    prepare_torch(thread_count=threads)
+    reference = Reference(recipe)
+    before = reference.accuracy()
+    started = time.perf_counter()
+    steps = reference.train(step_count)
+    train_s = time.perf_counter() - started
+    rewards = [step["reward/mean"] for step in steps]
+    return {
+        "seed": recipe.seed,
+        "threads": threads,
+        "steps": step_count,
+        "train_s": round(train_s, 3),
+        "accuracy_before": before,
+        "accuracy_after": reference.accuracy(),
+        "reward_by_20": [
+            round(float(np.mean(rewards[i : i + 20])), 3) for i in range(0, len(rewards), 20)
+        ],
+        "entropy_first_last": [steps[0]["train/entropy"], steps[-1]["train/entropy"]],
+        "mismatch_logp_abs_max": max(step["mismatch/logp_abs_max"] for step in steps),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--summary", type=Path, help="summary.json of a distributed run")
+    parser.add_argument("--json", type=Path, help="where to write the result")
+    given = parser.parse_args()
+    recipe = load_recipe(SORT, [f"seed={given.seed}"])
+    runs = [measure(recipe, threads=n, step_count=given.steps) for n in given.threads]
+    result: dict[str, Any] = {"runs": runs, "train_s": min(run["train_s"] for run in runs)}
+    if given.summary:
+        distributed_s = json.loads(given.summary.read_text())["train_s"]
+        result |= {"distributed_s": distributed_s, "ratio": distributed_s / result["train_s"]}
+    text = json.dumps(result, indent=2)
+    print(text)
+    if given.json:
+        given.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
