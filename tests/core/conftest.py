@@ -1,0 +1,415 @@
+"""A run with a pool and trainers that do what they are told, without any process."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from astraflow.core import effects as ef
+from astraflow.core import events as ev
+from astraflow.core.batches import BatchOutcome
+from astraflow.core.clock import ManualClock
+from astraflow.core.errors import Failure, Reason
+from astraflow.core.evals import EvalDataSet, EvalSuite
+from astraflow.core.members import Contract, JoinPool, RegisterTrainer, ServedPolicy, SessionResume
+from astraflow.core.rollouts import (
+    FinishReason,
+    Outcome,
+    Rollout,
+    SampleFailure,
+    TaskResult,
+    Trajectory,
+    VersionSpan,
+)
+from astraflow.core.run import Run
+from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
+from astraflow.core.tasks import Prompt, RegisteredCode, WorkflowSpec
+from astraflow.core.versions import (
+    CodecProfile,
+    PatchInfo,
+    VersionInfo,
+    VersionReport,
+    VersionState,
+    WeightEndpoint,
+)
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+CODE = RegisteredCode(name="toy")
+
+
+def make_settings(
+    *,
+    policies=("solver",),
+    groups_per_batch=2,
+    max_staleness=1,
+    step_count=None,
+    group_size=2,
+    min_group_size=1,
+    suites=(),
+    **rollouts,
+):
+    return RunSettings(
+        run_id="r",
+        policies=tuple(
+            PolicySettings(
+                policy_id=policy,
+                groups_per_batch=groups_per_batch,
+                max_staleness=max_staleness,
+                step_count=step_count,
+            )
+            for policy in policies
+        ),
+        workflows=(WorkflowSpec(workflow_id="toy", code=CODE, policy_ids=tuple(policies)),),
+        rollouts=RolloutSettings(
+            workflow_id="toy", group_size=group_size, min_group_size=min_group_size, **rollouts
+        ),
+        suites=suites,
+    )
+
+
+def make_suite(*, policies=("solver",), repeats=1, every=None, at_start=True, at_end=True):
+    part = EvalDataSet(
+        data_set="held_out", workflow_id="toy", prompt_count=0, repeats=repeats, correct_reward=1.0
+    )
+    return SuiteSettings(
+        suite=EvalSuite(suite="main", data_sets=(part,), policy_ids=tuple(policies)),
+        every=every,
+        at_start=at_start,
+        at_end=at_end,
+    )
+
+
+def make_trajectory(name, *, policy="solver", versions=(0,), length=None, reward=None):
+    spans = tuple(VersionSpan(version=version, length=1) for version in versions)
+    length = length or len(spans) + 1
+    mask = np.zeros(length, bool)
+    mask[length - len(spans) :] = True
+    return Trajectory(
+        trajectory_id=name,
+        policy_id=policy,
+        tokens=np.arange(length, dtype=np.int32),
+        sampled_mask=mask,
+        logprobs=np.where(mask, -0.5, 0).astype(np.float32),
+        version_spans=spans,
+        finish_reason=FinishReason.STOP,
+        reward=reward,
+    )
+
+
+def make_rollout(task, index, *, versions, reward=1.0, outcome=Outcome.SCORED, name=None):
+    """One rollout of a task; `versions` by policy: those that are left out have no trajectory."""
+    name = name or f"{task.group_id}/{index}/{task.attempt}"
+    is_rewarded = outcome is Outcome.SCORED
+    failure = None if is_rewarded else Failure(reason=Reason.ENGINE_FAILED, message="broken")
+    return Rollout(
+        rollout_id=name,
+        task_id=task.task_id,
+        group_id=task.group_id,
+        sample_index=index,
+        outcome=outcome,
+        reward=reward if is_rewarded else None,
+        failure=failure,
+        trajectories=tuple(
+            make_trajectory(f"{name}/{policy}", policy=policy, versions=spans)
+            for policy, spans in versions.items()
+        ),
+    )
+
+
+class World:
+    """A run, its clock, and what the effects put on the streams of its members."""
+
+    def __init__(self, settings, *, prompt_count=None, eval_prompt_count=3):
+        self.settings = settings
+        self.clock = ManualClock(START)
+        self.run = Run(settings, start_time=START)
+        self.policies = [policy.policy_id for policy in settings.policies]
+        self.tasks = {}  # member -> tasks on its stream, oldest first
+        self.cancelled = []
+        self.batches = {}  # (member, rank) -> [(header, parts)]
+        self.ends = {}  # (member, rank) -> EndOfData
+        self.directives = []
+        self.closed = []
+        self.recorded = []
+        self.batch_lines = []
+        self.evals = {}
+        self.announced = []
+        self.states = []
+        self.is_over = False
+        self.drawn = 0
+        self._prompt_count = prompt_count
+        self._eval_prompt_count = eval_prompt_count
+        self._secret = 0
+
+    # --- the hub ---------------------------------------------------------------------
+
+    def apply(self, event):
+        decision = self.run.apply(event, self.clock.now())
+        follow_ups = []
+        for effect in decision.effects:
+            follow_ups += self._carry_out(effect) or []
+        for follow_up in follow_ups:
+            self.apply(follow_up)
+        return decision.answer
+
+    def _carry_out(self, effect):
+        match effect:
+            case ef.SendTask():
+                self.tasks.setdefault(effect.member_id, []).append(effect.task)
+            case ef.SendCancellation():
+                self.cancelled.append(effect)
+            case ef.SendBatch():
+                key = (effect.member_id, effect.rank)
+                self.batches.setdefault(key, []).append((effect.header, effect.parts))
+            case ef.SendEndOfData():
+                assert (effect.member_id, effect.rank) not in self.ends
+                self.ends[effect.member_id, effect.rank] = effect.end_of_data
+            case ef.SendDirective():
+                self.directives.append(effect)
+            case ef.ClearOutbox():
+                self.tasks.pop(effect.member_id, None)
+            case ef.CloseSession():
+                self.closed.append(effect)
+                self.tasks.pop(effect.member_id, None)
+            case ef.DrawPrompts():
+                return [self._draw(effect.count)]
+            case ef.DrawEvalPrompts():
+                return [
+                    ev.EvalPromptsOffered(
+                        eval_run_id=effect.eval_run_id,
+                        prompts={
+                            name: tuple(
+                                Prompt(prompt_id=f"e{i}", data_set=name, fields={})
+                                for i in range(self._eval_prompt_count)
+                            )
+                            for name in effect.data_sets
+                        },
+                    )
+                ]
+            case ef.RecordRollout():
+                self.recorded.append(effect)
+            case ef.RecordBatch():
+                self.batch_lines.append(effect)
+            case ef.EvalChanged():
+                self.evals[effect.eval_run.eval_run_id] = effect.eval_run
+            case ef.AnnounceVersion():
+                self.announced.append(effect.info)
+            case ef.RunStateChanged():
+                self.states.append(effect.state)
+            case ef.CloseHub():
+                assert not self.is_over
+                self.is_over = True
+        return None
+
+    def _draw(self, count):
+        if self._prompt_count is not None:
+            count = min(count, self._prompt_count - self.drawn)
+        prompts = tuple(
+            Prompt(prompt_id=f"p{number}", data_set="train", fields={"number": number})
+            for number in range(self.drawn, self.drawn + count)
+        )
+        self.drawn += count
+        return ev.PromptsOffered(prompts=prompts, is_last=self.drawn == self._prompt_count)
+
+    def tick(self, seconds=0.0):
+        self.clock.advance(seconds)
+        self.apply(ev.Ticked())
+
+    def secrets(self):
+        self._secret += 1
+        return ev.Secrets(token=f"s{self._secret}".encode(), transfer_token=b"t")
+
+    # --- members ---------------------------------------------------------------------
+
+    def join(self, name="node", *, credit=16, resumes=None, incarnation=1, held=(), **changes):
+        resume = None
+        if resumes:
+            resume = SessionResume(
+                resume_token=b"s", incarnation=incarnation, held_task_ids=tuple(held)
+            )
+        served = tuple(
+            ServedPolicy(policy_id=policy, max_context_token_count=64) for policy in self.policies
+        )
+        request = JoinPool(
+            name=name, contract=Contract(), capacity=credit, policies=served, codes=(CODE,)
+        )
+        request = replace(request, resume=resume, **changes)
+        event = ev.RaasJoined(request=request, secrets=self.secrets(), resumes=resumes)
+        membership = self.apply(event)
+        member = membership.session.member_id
+        if credit:
+            self.credit(member, credit)
+        return member
+
+    def credit(self, member, count, **more):
+        self.apply(ev.CreditGiven(member_id=member, max_outstanding=count, **more))
+
+    def register(self, policy="solver", *, resumes=None, incarnation=1, held=(), **changes):
+        resume = None
+        if resumes:
+            resume = SessionResume(
+                resume_token=b"s", incarnation=incarnation, held_batch_ids=tuple(held)
+            )
+        settings = next(p for p in self.settings.policies if p.policy_id == policy)
+        request = RegisterTrainer(
+            policy_id=policy,
+            name=f"trainer of {policy}",
+            contract=Contract(),
+            groups_per_batch=settings.groups_per_batch,
+            weight_endpoints=(WeightEndpoint(rank=0, endpoint=f"{policy}:1"),),
+        )
+        request = replace(request, resume=resume, **changes)
+        event = ev.TrainerRegistered(request=request, secrets=self.secrets(), resumes=resumes)
+        return self.apply(event).session.member_id
+
+    def open_stream(self, trainer, *, rank=0, **more):
+        self.batches.pop((trainer, rank), None)
+        self.ends.pop((trainer, rank), None)
+        self.apply(ev.BatchStreamOpened(member_id=trainer, rank=rank, **more))
+
+    def publish(self, trainer, policy="solver", *, version=None, step=None, digest=None):
+        if version is None:
+            version = len(self.run.versions(policy))
+        info = VersionInfo(
+            policy_id=policy,
+            version=version,
+            layout_digest=b"layout",
+            content_digest=digest or f"{policy}{version}".encode(),
+            step=version if step is None else step,
+            patches=(make_patch(version),),
+        )
+        return self.apply(ev.VersionPublished(member_id=trainer, info=info))
+
+    def report(self, member, version, policy="solver", state=VersionState.LIVE):
+        report = VersionReport(policy_id=policy, version=version, state=state)
+        self.apply(ev.VersionReported(member_id=member, report=report))
+
+    def keep_alive(self, member):
+        return self.apply(ev.MemberKeptAlive(member_id=member))
+
+    def leave(self, member):
+        self.apply(ev.SessionLeft(member_id=member))
+
+    # --- work ------------------------------------------------------------------------
+
+    def live(self, member):
+        """Version of each policy that a RaaS serves."""
+        status = self.run.status(self.clock.now())
+        return next(dict(m.versions) for m in status.members if m.member_id == member)
+
+    def pop_task(self, member):
+        return self.tasks[member].pop(0)
+
+    def send(self, member, task, index, *, versions=None, **more):
+        if versions is None:
+            live = self.live(member)
+            pins = {p: bounds.max for p, bounds in task.versions.items()}
+            versions = {p: (live[p] if pins[p] is None else pins[p],) for p in task.versions}
+        rollout = make_rollout(task, index, versions=versions, **more)
+        return self.apply(ev.RolloutArrived(member_id=member, rollout=rollout))
+
+    def finish(self, member, task, *, failures=()):
+        result = TaskResult(
+            task_id=task.task_id,
+            rollout_count=len(task.sample_indexes) - len(failures),
+            failures=tuple(SampleFailure(sample_index=i, failure=f) for i, f in failures),
+        )
+        return self.apply(ev.TaskFinished(member_id=member, result=result))
+
+    def work(self, member, count=None, **more):
+        """Do tasks that are out now, the first ones if only some; return how many."""
+        done = 0
+        while self.tasks.get(member) and done != count:
+            task = self.pop_task(member)
+            for index in task.sample_indexes:
+                self.send(member, task, index, **more)
+            self.finish(member, task)
+            done += 1
+        return done
+
+    def ack(self, trainer, batch_id, outcome=BatchOutcome.CONSUMED, **more):
+        return self.apply(
+            ev.BatchAcked(member_id=trainer, batch_id=batch_id, outcome=outcome, **more)
+        )
+
+    def pop_batch(self, trainer, rank=0):
+        return self.batches[trainer, rank].pop(0)
+
+    def train(self, trainer, policy="solver"):
+        """Train on the next batch: publish, then acknowledge."""
+        header, _ = self.pop_batch(trainer)
+        step = self.policy(policy).step + 1
+        self.publish(trainer, policy, step=step)
+        self.ack(trainer, header.batch_id, step=step)
+        return header
+
+    def started(self, *, credit=16, **stream):
+        """Bring up a trainer and one RaaS on version 0."""
+        trainers = [self.register(policy) for policy in self.policies]
+        for trainer, policy in zip(trainers, self.policies, strict=True):
+            self.publish(trainer, policy)
+            self.open_stream(trainer, **stream)
+        node = self.join(credit=credit)
+        for policy in self.policies:
+            self.report(node, 0, policy)
+        return (trainers[0] if len(trainers) == 1 else trainers), node
+
+    # --- views -----------------------------------------------------------------------
+
+    def policy(self, policy="solver"):
+        status = self.run.status(self.clock.now())
+        return next(p for p in status.policies if p.policy_id == policy)
+
+    def account(self, policy="solver"):
+        return next(a for a in self.run.accounts() if a.policy_id == policy)
+
+    @property
+    def state(self):
+        return self.run.status(self.clock.now()).state
+
+
+def make_patch(version):
+    return PatchInfo(
+        base_version=None,
+        version=version,
+        profile=CodecProfile.FAST,
+        codec_version=1,
+        root_digest=b"root",
+        chunk_count=1,
+        payload_nbytes=10,
+    )
+
+
+@pytest.fixture
+def make_world():
+    """Build a world: settings as in make_settings; prompt_count, eval_prompt_count."""
+
+    def build(*, prompt_count=None, eval_prompt_count=3, **settings):
+        return World(
+            make_settings(**settings),
+            prompt_count=prompt_count,
+            eval_prompt_count=eval_prompt_count,
+        )
+
+    return build
+
+
+@pytest.fixture
+def suite():
+    return make_suite
+
+
+@pytest.fixture
+def trajectory():
+    return make_trajectory
+
+
+@pytest.fixture
+def rollout_of():
+    return make_rollout
+
+
+@pytest.fixture
+def minute():
+    return timedelta(minutes=1)

@@ -1,0 +1,498 @@
+"""The laws of the house, under whatever members do in whatever order."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from astraflow.core import effects as ef
+from astraflow.core import events as ev
+from astraflow.core.batches import BatchOutcome
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.rollouts import Disposition, Outcome
+from astraflow.core.run import Run
+from astraflow.core.status import RunState
+from astraflow.core.versions import VersionState
+
+ENGINE = Failure(reason=Reason.ENGINE_FAILED, message="broken")
+DRAINING = Failure(reason=Reason.MEMBER_DRAINING)
+picks = st.integers(0, 7)
+
+
+@pytest.fixture
+def laws(make_world, suite, rollout_of):
+    class Laws(RuleBasedStateMachine):
+        def __init__(self):
+            super().__init__()
+            self.world = None
+
+        @initialize(
+            policies=st.sampled_from([("solver",), ("solver", "verifier")]),
+            max_staleness=st.integers(0, 2),
+            group_size=st.integers(1, 3),
+            prompt_count=st.one_of(st.none(), st.integers(0, 12)),
+            step_count=st.integers(1, 4),
+            has_eval=st.booleans(),
+        )
+        def start(self, policies, max_staleness, group_size, prompt_count, step_count, has_eval):
+            suites = (suite(policies=policies, every=2),) if has_eval else ()
+            self.world = make_world(
+                policies=policies,
+                max_staleness=max_staleness,
+                group_size=group_size,
+                step_count=step_count,
+                prompt_count=prompt_count,
+                suites=suites,
+                max_failed_groups=1000,
+            )
+            self.max_staleness = max_staleness
+            self.events = []
+            self.effects = []
+            self.credit = {}
+            self.nodes = {}  # member -> task id -> (task, samples not sent)
+            self.incarnations = Counter()
+            self.trainers = {}  # policy -> member
+            self.held = {}  # policy -> [(header, parts)] in the trainer's hands
+            self.lost = {}  # policy -> batches whose session ended
+            self.steps = Counter()
+            self.consumed = {policy: set() for policy in policies}
+            self.sent = []
+            self._listen()
+            for policy in policies:
+                self.trainers[policy] = self.world.register(policy)
+                self.held[policy], self.lost[policy] = [], []
+                self.world.publish(self.trainers[policy], policy)
+                self.world.open_stream(self.trainers[policy], max_outstanding=2)
+            self.join(4)
+
+        def _listen(self):
+            """Write down every event and its effects, and look at each task that is sent."""
+            run, apply = self.world.run, self.world.run.apply
+
+            def listening(event, now):
+                decision = apply(event, now)
+                self.events.append((event, now))
+                self.effects.append(decision.effects)
+                for effect in decision.effects:
+                    self._look_at(effect)
+                return decision
+
+            run.apply = listening
+
+        def _look_at(self, effect):
+            if isinstance(effect, ef.ClearOutbox) and effect.member_id in self.nodes:
+                self.world.tasks.pop(effect.member_id, None)
+            if isinstance(effect, ef.CloseSession):
+                self.nodes.pop(effect.member_id, None)
+            if isinstance(effect, ef.SendTask):
+                tasks = self.nodes.setdefault(effect.member_id, {})
+                tasks[effect.task.task_id] = (effect.task, set(effect.task.sample_indexes))
+
+        # --- nodes
+
+        def node(self, pick):
+            names = sorted(self.nodes)
+            return names[pick % len(names)] if names else None
+
+        def task(self, member, pick):
+            tasks = self.nodes.get(member, {})
+            names = sorted(tasks)
+            return tasks[names[pick % len(names)]] if names else None
+
+        @rule(credit=st.integers(0, 6))
+        def join(self, credit):
+            if len(self.nodes) < 3 and self.world.run.status(self.world.clock.now()).state not in (
+                RunState.DONE,
+                RunState.FAILED,
+            ):
+                member = self.world.join(f"node{len(self.events)}", credit=credit)
+                self.nodes.setdefault(member, {})
+                self.incarnations[member] = 1
+                for policy in self.world.policies:
+                    self.report(member, policy)
+
+        def report(self, member, policy):
+            newest = len(self.world.run.versions(policy)) - 1
+            if newest >= 0:
+                self.world.report(member, newest, policy)
+
+        @rule(pick=picks)
+        def node_updates(self, pick):
+            member = self.node(pick)
+            if member:
+                for policy in self.world.policies:
+                    self.report(member, policy)
+
+        @rule(pick=picks)
+        def node_fails_to_update(self, pick):
+            member = self.node(pick)
+            if member:
+                self.world.report(member, 0, state=VersionState.FAILED)
+
+        @rule(pick=picks, credit=st.integers(0, 6))
+        def node_changes_credit(self, pick, credit):
+            member = self.node(pick)
+            if member:
+                self.world.credit(member, credit)
+
+        @rule(
+            pick=picks,
+            which=picks,
+            outcome=st.sampled_from(
+                [Outcome.SCORED] * 6
+                + [Outcome.INFRA_ERROR, Outcome.SCORER_FAILED, Outcome.RETURNED]
+            ),
+            reward=st.sampled_from([0.0, 1.0]),
+            is_partial=st.booleans(),
+        )
+        def node_sends_rollout(self, pick, which, outcome, reward, is_partial):
+            member = self.node(pick)
+            found = self.task(member, which)
+            if not found or not found[1]:
+                return
+            task, left = found
+            index = min(left)
+            left.discard(index)
+            live = self.world.live(member)
+            pins = {p: bounds.max for p, bounds in task.versions.items()}
+            versions = {p: (live.get(p, 0) if v is None else v,) for p, v in pins.items()}
+            if is_partial and len(versions) > 1:
+                versions.popitem()
+            rollout = rollout_of(task, index, versions=versions, outcome=outcome, reward=reward)
+            ack = self.world.apply(ev.RolloutArrived(member_id=member, rollout=rollout))
+            assert ack.disposition is not Disposition.REJECTED
+            self.sent.append((member, rollout, ack.disposition))
+
+        @precondition(lambda self: self.world and self.sent)
+        @rule(pick=picks)
+        def node_repeats_itself(self, pick):
+            member, rollout, disposition = self.sent[-1 - pick % len(self.sent)]
+            if member not in self.nodes or disposition is not Disposition.ACCEPTED:
+                return
+            before = [account.trained_count for account in self.world.run.accounts()]
+            accepted = len(self.world.recorded)
+            ack = self.world.apply(ev.RolloutArrived(member_id=member, rollout=rollout))
+            if rollout.outcome in (Outcome.SCORED, Outcome.SCORER_FAILED):
+                assert ack.disposition in (Disposition.DUPLICATE, Disposition.DROPPED)
+                assert len(self.world.recorded) == accepted
+            assert [a.trained_count for a in self.world.run.accounts()] == before
+
+        @rule(pick=picks, which=picks)
+        def node_finishes_task(self, pick, which):
+            member = self.node(pick)
+            found = self.task(member, which)
+            if not found:
+                return
+            task, left = found
+            del self.nodes[member][task.task_id]
+            failures = tuple((index, ENGINE) for index in sorted(left))
+            assert self.world.finish(member, task, failures=failures).disposition == "accepted"
+            assert self.world.finish(member, task).disposition is Disposition.DUPLICATE
+
+        @rule(pick=picks, which=picks, failure=st.sampled_from([ENGINE, DRAINING]))
+        def node_gives_task_back(self, pick, which, failure):
+            member = self.node(pick)
+            found = self.task(member, which)
+            if found and len(found[1]) == len(found[0].sample_indexes):
+                del self.nodes[member][found[0].task_id]
+                nack = ev.TaskNacked(member_id=member, task_id=found[0].task_id, failure=failure)
+                self.world.apply(nack)
+
+        @rule(pick=picks)
+        def node_leaves(self, pick):
+            member = self.node(pick)
+            if member:
+                self.world.leave(member)
+
+        @rule(pick=picks, is_new=st.booleans())
+        def node_comes_back(self, pick, is_new):
+            member = self.node(pick)
+            if not member or self.world.state.is_final:
+                return
+            self.incarnations[member] += is_new
+            held = [] if is_new else [name for name in sorted(self.nodes[member])][:1]
+            kept = {name: self.nodes[member][name] for name in held}
+            self.nodes[member] = kept
+            self.world.join(
+                f"back{len(self.events)}",
+                credit=4,
+                resumes=member,
+                incarnation=self.incarnations[member],
+                held=held,
+            )
+            assert held == [] or self.nodes[member].keys() >= set(held)
+            for policy in self.world.policies:
+                self.report(member, policy)
+
+        @rule(pick=picks, seconds=st.integers(1, 11))
+        def time_passes(self, pick, seconds):
+            """All but one member keep their sessions."""
+            silent = self.node(pick)
+            self.world.clock.advance(seconds)
+            for member in [*self.nodes, *self.trainers.values()]:
+                if member != silent:
+                    self.keep(member)
+            self.tick()
+
+        def keep(self, member):
+            try:
+                self.world.keep_alive(member)
+            except AstraflowError as error:
+                assert error.reason is Reason.SESSION_ENDED
+
+        def tick(self):
+            closed = len(self.world.closed)
+            self.world.tick()
+            for close in self.world.closed[closed:]:
+                self.forget_trainer(close.member_id)
+
+        @rule()
+        def tasks_expire(self):
+            for _ in range(40):
+                self.world.clock.advance(7)
+                for member in [*self.nodes, *self.trainers.values()]:
+                    self.keep(member)
+                self.tick()
+
+        # --- trainers
+
+        def policy(self, pick):
+            names = sorted(self.trainers)
+            return names[pick % len(names)] if names else None
+
+        def forget_trainer(self, member):
+            for policy, trainer in list(self.trainers.items()):
+                if trainer == member:
+                    del self.trainers[policy]
+                    self.lost[policy] += self.held[policy]
+                    self.held[policy] = []
+
+        def receive(self, policy):
+            stream = self.world.batches.get((self.trainers[policy], 0), [])
+            self.held[policy] += stream
+            stream.clear()
+
+        @rule(pick=picks, is_ack_first=st.booleans())
+        def trainer_trains(self, pick, is_ack_first):
+            policy = self.policy(pick)
+            if policy is None:
+                return
+            self.receive(policy)
+            if not self.held[policy]:
+                return
+            header, parts = self.held[policy].pop(0)
+            trainer = self.trainers[policy]
+            newest = len(self.world.run.versions(policy)) - 1
+            for part in parts:
+                assert (part.values("min_versions") >= newest - self.max_staleness).all()
+            self.count_consumed(policy, parts)
+            step = self.world.policy(policy).step + 1
+            if is_ack_first:
+                assert self.world.ack(trainer, header.batch_id, step=step)
+                self.world.publish(trainer, policy, step=step)
+            else:
+                self.world.publish(trainer, policy, step=step)
+                assert self.world.ack(trainer, header.batch_id, step=step)
+            assert self.world.ack(trainer, header.batch_id, step=step)
+
+        def count_consumed(self, policy, parts):
+            for part in parts:
+                new = set(part.rollout_ids)
+                assert not new & self.consumed[policy]
+                self.consumed[policy] |= new
+
+        @rule(pick=picks, outcome=st.sampled_from([BatchOutcome.RETURNED, BatchOutcome.DISCARDED]))
+        def trainer_gives_batch_back(self, pick, outcome):
+            policy = self.policy(pick)
+            if policy is None:
+                return
+            self.receive(policy)
+            if self.held[policy]:
+                # The last one: what stays in the trainer's hands keeps its place.
+                header, _ = self.held[policy].pop()
+                assert self.world.ack(self.trainers[policy], header.batch_id, outcome)
+
+        @rule(pick=picks)
+        def trainer_reopens_stream(self, pick):
+            policy = self.policy(pick)
+            if policy is None:
+                return
+            self.receive(policy)
+            held = [header.batch_id for header, _ in self.held[policy]]
+            self.world.open_stream(self.trainers[policy], max_outstanding=2)
+            again = self.world.batches.get((self.trainers[policy], 0), [])
+            assert [header.batch_id for header, _ in again[: len(held)]] == held
+            self.held[policy] = []
+
+        @rule(pick=picks, is_ended=st.booleans())
+        def trainer_starts_again(self, pick, is_ended):
+            policy = self.policy(pick)
+            if policy is None or self.world.state.is_final:
+                return
+            self.receive(policy)
+            old = self.trainers[policy]
+            self.world.leave(old)
+            self.forget_trainer(old)
+            steps = self.world.policy(policy).step
+            trainer = self.world.register(policy, last_step=steps)
+            self.trainers[policy] = trainer
+            self.world.open_stream(trainer, max_outstanding=2)
+
+        @rule(pick=picks)
+        def trainer_acks_what_it_lost(self, pick):
+            policy = self.policy(pick)
+            if policy is None or not self.lost[policy]:
+                return
+            header, parts = self.lost[policy].pop()
+            self.receive(policy)
+            before = self.world.account(policy).trained_count
+            try:
+                self.world.ack(self.trainers[policy], header.batch_id)
+            except AstraflowError as error:
+                assert error.reason is Reason.LEASE_LOST
+                assert self.world.account(policy).trained_count == before
+            else:
+                trained = self.world.account(policy).trained_count - before
+                rollouts = {name for part in parts for name in part.rollout_ids}
+                assert trained <= len(rollouts)
+                self.late = True
+                self.consumed[policy] |= rollouts
+
+        # --- operators
+
+        @rule(is_paused=st.booleans())
+        def operator_pauses(self, is_paused):
+            self.world.apply(ev.RunPaused() if is_paused else ev.RunResumed())
+
+        @rule(name=st.sampled_from("ab"))
+        def operator_evaluates(self, name):
+            if self.world.settings.suites:
+                try:
+                    self.world.apply(ev.EvalCreated(request_id=name, suite="main"))
+                except AstraflowError as error:
+                    assert error.reason in (Reason.RUN_ENDED, Reason.REQUEST_CONFLICT)
+
+        @rule(pick=picks)
+        def operator_cancels_eval(self, pick):
+            names = sorted(self.world.evals)
+            if names:
+                name = names[pick % len(names)]
+                self.world.apply(ev.EvalCancelled(eval_run_id=name))
+
+        # --- laws
+
+        @invariant()
+        def books_add_up(self):
+            if self.world:
+                for account in self.world.run.accounts():
+                    assert account.is_balanced
+
+        @invariant()
+        def open_groups_are_bounded(self):
+            if self.world:
+                for policy in self.world.run.status(self.world.clock.now()).policies:
+                    bound = (self.max_staleness + 1) * 2
+                    assert 0 <= policy.open_group_count <= bound
+
+        @invariant()
+        def leased_is_never_too_old(self):
+            if self.world:
+                for line in self.world.batch_lines:
+                    assert line.metrics["lag/max"] <= self.max_staleness
+
+        def teardown(self):
+            if self.world:
+                self.drive_to_the_end()
+                self.replay()
+
+        def drive_to_the_end(self):
+            world = self.world
+            world.apply(ev.RunResumed())
+            self.lost = {policy: [] for policy in self.lost}
+            for turn in range(400):
+                if world.state.is_final:
+                    break
+                if not turn % 20:
+                    self.join(6)
+                    for member in self.nodes:
+                        world.credit(member, 6)
+                for policy in world.policies:
+                    if policy not in self.trainers:
+                        steps = world.policy(policy).step
+                        self.trainers[policy] = world.register(policy, last_step=steps)
+                        world.open_stream(self.trainers[policy], max_outstanding=2)
+                for member in list(self.nodes):
+                    for policy in world.policies:
+                        self.report(member, policy)
+                    for which in range(len(self.nodes.get(member, {}))):
+                        for _ in range(3):
+                            self.do_first(member)
+                for pick in range(len(self.trainers)):
+                    self.trainer_trains(pick, is_ack_first=False)
+                world.clock.advance(2)
+                for member in [*self.nodes, *self.trainers.values()]:
+                    self.keep(member)
+                self.tick()
+            assert world.state is RunState.DONE
+            for account in world.run.accounts():
+                assert account.is_balanced
+                assert not account.in_flight_count + account.waiting_count + account.fresh_count
+            for policy in world.policies:
+                assert world.account(policy).trained_count <= len(self.consumed[policy])
+            assert all(run.state.is_final for run in world.evals.values())
+
+        def do_first(self, member):
+            found = self.task(member, 0)
+            if not found:
+                return
+            task, left = found
+            for index in sorted(left):
+                world = self.world
+                if not world.live(member):
+                    return
+                world.send(member, task, index)
+            del self.nodes[member][task.task_id]
+            self.world.finish(member, task)
+
+        def replay(self):
+            run = Run(
+                self.world.settings,
+                start_time=self.world.run.status(self.world.clock.now()).start_time,
+            )
+            for (event, now), effects in zip(self.events, self.effects, strict=True):
+                again = run.apply(event, now).effects
+                assert [kinds(e) for e in again] == [kinds(e) for e in effects]
+            assert run.accounts() == self.world.run.accounts()
+
+    return Laws
+
+
+def kinds(effect):
+    """What of an effect can be compared: arrays have no truth."""
+    if isinstance(effect, ef.SendBatch):
+        return (effect.member_id, effect.rank, effect.header)
+    if isinstance(effect, ef.RecordRollout):
+        return (effect.member_id, effect.rollout.rollout_id)
+    return effect
+
+
+def test_laws_hold_whatever_members_do(laws):
+    run_state_machine_as_test(
+        laws,
+        settings=settings(
+            max_examples=30,
+            stateful_step_count=40,
+            deadline=None,
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,78 @@
+import pytest
+
+from astraflow.core.batches import EndCause
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.status import RunState
+
+
+def books_balance(world):
+    return all(account.is_balanced for account in world.run.accounts())
+
+
+def test_run_trains_to_its_step_limit(make_world):
+    world = make_world(step_count=3)
+    trainer, node = world.started()
+    while world.policy().step < 3:
+        world.work(node)
+        world.train(trainer)
+        world.report(node, world.policy().version)
+    assert world.ends[trainer, 0].cause is EndCause.STEP_LIMIT
+    assert world.ends[trainer, 0].batch_count == 3
+    assert world.account().trained_count == 3 * 2 * 2
+    assert books_balance(world)
+    assert world.state is RunState.DONE
+
+
+def test_finite_data_is_trained_to_the_last_row(make_world):
+    world = make_world(prompt_count=5)
+    trainer, node = world.started()
+    sizes = []
+    for _ in range(3):
+        world.work(node)
+        sizes.append(len(world.train(trainer).groups))
+        world.report(node, world.policy().version)
+    assert sizes == [2, 2, 1]
+    assert world.ends[trainer, 0].cause is EndCause.SOURCE_EXHAUSTED
+    assert world.account().trained_count == 10
+    assert world.states == [
+        RunState.RUNNING,
+        RunState.SOURCE_EXHAUSTED,
+        RunState.STOPPING,
+        RunState.DONE,
+    ]
+
+
+def test_hub_closes_when_everybody_has_left(make_world):
+    world = make_world(step_count=1)
+    trainer, node = world.started()
+    world.work(node)
+    world.train(trainer)
+    world.report(node, 1)
+    world.leave(trainer)
+    assert not world.is_over
+    world.leave(node)
+    assert world.is_over
+
+
+def test_hub_closes_when_the_grace_to_leave_is_over(make_world):
+    world = make_world(step_count=1)
+    trainer, node = world.started()
+    world.work(node)
+    world.train(trainer)
+    world.report(node, 1)
+    world.clock.advance(9)
+    world.keep_alive(node)
+    world.keep_alive(trainer)
+    assert (world.run.next_deadline - world.clock.now()).total_seconds() == 1
+    world.tick(1)
+    assert world.is_over
+
+
+def test_an_event_that_raises_changes_nothing(make_world):
+    world = make_world()
+    trainer, node = world.started()
+    before = world.run.status(world.clock.now()), world.run.accounts()
+    with pytest.raises(AstraflowError) as caught:
+        world.publish(trainer, version=7)
+    assert caught.value.reason is Reason.VERSION_NOT_NEXT
+    assert (world.run.status(world.clock.now()), world.run.accounts()) == before
