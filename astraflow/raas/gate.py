@@ -3,10 +3,14 @@
 import asyncio
 from dataclasses import dataclass
 
+from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import VersionRange
 from astraflow.engines.protocol import Engine
+
+KEPT_S = 60.0
+"""How long a pin outlives its last task; it costs the memory of one version."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -21,14 +25,17 @@ class VersionGate:
     A task with a lower bound only waits until the live version reaches it. A task with an
     upper bound (an evaluation) gets its version pinned while it runs. One pin outlives its
     tasks, so that the next task of the same evaluation finds the version although training
-    moved on; another version's evaluation, or `release`, ends it.
+    moved on; another version's evaluation, a minute without use, or `release` ends it.
     """
 
-    def __init__(self, policy_id: PolicyId, engine: Engine) -> None:
+    def __init__(self, policy_id: PolicyId, engine: Engine, *, clock: Clock | None = None) -> None:
         self._policy_id = policy_id
         self._engine = engine
+        self._clock = clock or SystemClock()
         self._waiters: list[_Waiter] = []
         self._kept: int | None = None
+        self._used_at = 0.0
+        self._pinned_count = 0
         self._keeping = asyncio.Lock()
 
     @property
@@ -69,6 +76,8 @@ class VersionGate:
     async def leave(self, pinned: int | None) -> None:
         """End what `enter` began."""
         if pinned is not None:
+            self._pinned_count -= 1
+            self._used_at = self._clock.monotonic()
             await self._engine.unpin(pinned)
 
     async def settle(self) -> None:
@@ -79,6 +88,8 @@ class VersionGate:
         live = self._engine.version
         if live is None:
             return
+        if not self._pinned_count and self._clock.monotonic() - self._used_at > KEPT_S:
+            await self.release()
         ready = [waiter for waiter in self._waiters if self._is_reached(waiter.versions, live)]
         for waiter in ready:
             self._waiters.remove(waiter)
@@ -112,6 +123,8 @@ class VersionGate:
             return None
         version = self._served(versions)
         await self._engine.pin(version)
+        self._pinned_count += 1
+        self._used_at = self._clock.monotonic()
         async with self._keeping:
             if self._kept != version:
                 await self._engine.pin(version)

@@ -133,6 +133,9 @@ class WeightUpdater:
         await self._live(target, pulled, swap, base)
 
     async def _swap(self, update: WeightUpdate) -> SwapReport:
+        if update.base_version not in (None, self._engine.version):
+            # An earlier swap failed: the engine is behind what the puller holds.
+            update = self._puller.full_update()
         try:
             return await self._engine.swap(update)
         except AstraflowError as error:

@@ -258,6 +258,16 @@ def make_version():
 
 
 @pytest.fixture
+def engine_class():
+    return TinyEngine
+
+
+@pytest.fixture
+def tokenizer_class():
+    return TinyTokenizer
+
+
+@pytest.fixture
 async def engine():
     return TinyEngine()
 
