@@ -82,10 +82,12 @@ def main_join(
 async def _join(
     recipe: Recipe, settings: NodeSettings, directories: Mapping[str, Path]
 ) -> Departure:
+    # Every mistake in the arguments shows before the first model is loaded.
+    paths = {policy: _directory(recipe, policy, directories) for policy in recipe.policies}
     async with AsyncExitStack() as engines:
         models: dict[PolicyId, ServedModel] = {}
-        for policy in recipe.policies:
-            model = _load_model(recipe, policy, directories)
+        for policy, path in paths.items():
+            model = _load_model(recipe, policy, path)
             engines.push_async_callback(model.engine.close)
             models[PolicyId(policy)] = model
         node = RaasNode(settings, models=models, puller=partial(WeightPuller, tls=settings.tls))
@@ -93,10 +95,18 @@ async def _join(
             return await node.run()
 
 
-def _load_model(recipe: Recipe, policy: str, directories: Mapping[str, Path]) -> ServedModel:
+def _load_model(recipe: Recipe, policy: str, directory: Path) -> ServedModel:
     from astraflow.engines.embedded.engine import EmbeddedEngine  # noqa: PLC0415 - loads torch
     from astraflow.engines.embedded.tokenizer import load_tokenizer  # noqa: PLC0415
 
+    engine = EmbeddedEngine.from_directory(
+        directory, settings=recipe.raas.engine, policy_id=PolicyId(policy)
+    )
+    return ServedModel(engine=engine, tokenizer=load_tokenizer(directory))
+
+
+def _directory(recipe: Recipe, policy: str, directories: Mapping[str, Path]) -> Path:
+    """Return where the model of a policy lies."""
     directory = directories.get(policy) or recipe.policies[policy].model.path
     if directory is None:
         raise AstraflowError(
@@ -110,10 +120,7 @@ def _load_model(recipe: Recipe, policy: str, directories: Mapping[str, Path]) ->
             f"policy {policy}: {directory} has no config.json; give the folder of a Hugging Face"
             " model",
         )
-    engine = EmbeddedEngine.from_directory(
-        directory, settings=recipe.raas.engine, policy_id=PolicyId(policy)
-    )
-    return ServedModel(engine=engine, tokenizer=load_tokenizer(directory))
+    return directory
 
 
 def _codes(recipe: Recipe) -> tuple[RegisteredCode, ...]:
