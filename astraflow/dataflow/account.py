@@ -43,6 +43,7 @@ class Account:
         cpu_s = time.process_time() - self._start[1]
         return {
             "event_count": self._hub.event_count,
+            "max_event_s": self._hub.max_apply_s,
             "wall_s": wall_s,
             "cpu_s": cpu_s,
             "idle_fraction": max(0.0, 1.0 - cpu_s / wall_s),

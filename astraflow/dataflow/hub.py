@@ -6,7 +6,9 @@ and comes back as an event of its own.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -75,13 +77,14 @@ class Hub:
         self.run = run
         self.hands = Hands(recorder=recorder, draws=Outbox())
         self.event_count = 0
+        self.max_apply_s = 0.0
         self._data_sets = data_sets
         self._source = source
         self._clock = clock
         self._policies: dict[MemberId, PolicyId] = {}
         self._transfer_token = SessionTokens.mint()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due: datetime | None = None
+        self._due: datetime | None = None
+        self._is_sooner = asyncio.Event()
 
     def now(self) -> datetime:
         """Return the run's time."""
@@ -96,31 +99,39 @@ class Hub:
         Raises:
             AstraflowError: As the event's docstring says; nothing has changed then.
         """
-        now = self._clock.now()
+        now, started = self._clock.now(), time.thread_time()
         outcome = self.run.apply(event, now)
         self.event_count += 1
         for effect in outcome.effects:
             self.hands.carry_out(effect, now)
         self.hands.watches.touch()
-        self._arm_timer()
+        self.max_apply_s = max(self.max_apply_s, time.thread_time() - started)
+        due = self.run.next_deadline
+        if due is not None and (self._due is None or due < self._due):
+            self._is_sooner.set()
         return outcome.answer
 
-    async def work(self) -> None:
-        """Draw prompts as the run asks for them, until the hub is closed."""
-        self._arm_timer()
-        while draws := await self.hands.draws.take():
-            for draw in draws:
+    async def draw(self) -> None:
+        """Draw prompts as the run asks for them, for ever."""
+        while True:
+            for draw in await self.hands.draws.take():
                 self.apply(await self._read(draw))
+
+    async def tick(self) -> None:
+        """Tell the run when a deadline of it has passed, for ever."""
+        while True:
+            self._is_sooner.clear()
+            self._due = self.run.next_deadline
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._wait_s()):
+                    await self._is_sooner.wait()
+            due = self.run.next_deadline
+            if due is not None and due <= self._clock.now():
+                self.apply(Ticked())
 
     async def wait_over(self) -> None:
         """Wait until the run is over and its members are gone."""
         await self.hands.over.wait()
-
-    def close(self) -> None:
-        """Stop the timer and the worker."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self.hands.draws.close()
 
     def join_pool(self, request: JoinPool) -> PoolMembership:
         """Admit a RaaS."""
@@ -211,22 +222,9 @@ class Hub:
             log.exception("prompts cannot be read")
             return RunBroken(failure=Failure(reason=Reason.INTERNAL, message=message))
 
-    def _arm_timer(self) -> None:
-        """Have one timer at the next deadline, or before it: an early one looks and goes on."""
-        due = self.run.next_deadline
-        if due is None or (self._timer_due is not None and self._timer_due <= due):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        # Never at once: a deadline that a tick does not move must not keep the loop.
-        wait_s = max(0.001, (due - self._clock.now()).total_seconds())
-        self._timer_due = due
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = self._timer_due = None
-        due = self.run.next_deadline
-        if due is not None and due <= self._clock.now():
-            self.apply(Ticked())
-        else:
-            self._arm_timer()
+    def _wait_s(self) -> float | None:
+        """Return the seconds until the next deadline; None: there is none."""
+        if self._due is None:
+            return None
+        # Never 0: a deadline that a tick does not move must not keep the loop.
+        return max(0.001, (self._due - self._clock.now()).total_seconds())

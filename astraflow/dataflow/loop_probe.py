@@ -16,8 +16,8 @@ class LoopStats:
         tick_count: Looks taken.
         max_lag_s: Longest that a due look had to wait, by the wall clock: waiting for a
             core is in it.
-        max_cpu_s: Most CPU that the loop's thread used between two looks beyond the time
-            that passed on schedule; a bound on one stretch of work.
+        max_cpu_s: The same, but at most the CPU that the loop's thread used since the look
+            before: an upper bound on one stretch of work.
         slow_count: Looks later than the limit of 50 ms.
     """
 

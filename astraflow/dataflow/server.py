@@ -99,10 +99,9 @@ async def _serve(
             if on_ready is not None:
                 on_ready(hub, server.address)
             try:
-                await either(hub.work(), hub.wait_over())
+                await either(hub.draw(), hub.tick(), hub.wait_over())
                 await server.stop(_STOP_GRACE_S)
             finally:
-                hub.close()
                 await asyncio.to_thread(recorder.status, account.to_json())
         return hub.status()
 

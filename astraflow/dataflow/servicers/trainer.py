@@ -2,7 +2,7 @@
 
 # ruff: noqa: N802 - methods are named by the contract
 
-from collections.abc import Iterator
+import asyncio
 from datetime import timedelta
 from functools import partial
 
@@ -20,6 +20,9 @@ from astraflow.dataflow.waits import INTERVAL_S, tell_waits
 from astraflow.wire import common, rollout, weights
 from astraflow.wire import dataflow as wire
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
+
+# Coding this many takes about a millisecond of the event loop.
+_LARGE_TOKEN_COUNT = 1 << 16
 
 
 class TrainerServicer:
@@ -43,8 +46,10 @@ class TrainerServicer:
         asked = wire.decode_stream_batches(request)
 
         async def send(item: BatchItem) -> None:
-            for event in _batch_events(item):
-                await context.write(event)
+            if isinstance(item, SendBatch):
+                await _send_batch(item, context)
+            else:
+                await context.write(_event(item))
 
         async with seated(self._hub.hands.seats, member_id, f"batches/{asked.rank}", context):
             outbox = self._hub.open_batches(_opened(member_id, asked))
@@ -97,16 +102,23 @@ def _seconds(span: timedelta | None) -> float:
     return 0.0 if span is None else span.total_seconds()
 
 
-def _batch_events(item: BatchItem) -> Iterator[pb.StreamBatchesResponse]:
-    """Yield the messages of one item; a batch is coded part by part, as the peer reads it."""
+async def _send_batch(batch: SendBatch, context: Context) -> None:
+    """Write a batch part by part, as the peer reads it; large parts are coded on a thread."""
+    header = rollout.encode_batch_header(batch.header)
+    await context.write(pb.StreamBatchesResponse(header=header))
+    for part in batch.parts:
+        if part.token_count > _LARGE_TOKEN_COUNT:
+            message = await asyncio.to_thread(rollout.encode_batch_part, part)
+        else:
+            message = rollout.encode_batch_part(part)
+        await context.write(pb.StreamBatchesResponse(part=message))
+
+
+def _event(item: EndOfData | WaitReason | Directive) -> pb.StreamBatchesResponse:
     match item:
-        case SendBatch():
-            yield pb.StreamBatchesResponse(header=rollout.encode_batch_header(item.header))
-            for part in item.parts:
-                yield pb.StreamBatchesResponse(part=rollout.encode_batch_part(part))
         case EndOfData():
-            yield pb.StreamBatchesResponse(end_of_data=rollout.encode_end_of_data(item))
+            return pb.StreamBatchesResponse(end_of_data=rollout.encode_end_of_data(item))
         case WaitReason():
-            yield pb.StreamBatchesResponse(wait_reason=wire.encode_wait_reason(item))
+            return pb.StreamBatchesResponse(wait_reason=wire.encode_wait_reason(item))
         case Directive():
-            yield pb.StreamBatchesResponse(directive=common.encode_directive(item))
+            return pb.StreamBatchesResponse(directive=common.encode_directive(item))
