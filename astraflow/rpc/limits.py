@@ -13,6 +13,9 @@ _ENVELOPE_NBYTES: Final = 2**20
 _KEEPALIVE_MS: Final = 20_000
 _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 
+PING_INTERVAL_OPTION: Final = "grpc.http2.min_ping_interval_without_data_ms"
+"""How far apart a server wants pings; gRPC ignores a name that it does not know."""
+
 COMMON_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES + _ENVELOPE_NBYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_NBYTES + _ENVELOPE_NBYTES),
@@ -24,7 +27,7 @@ COMMON_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 
 SERVER_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     *COMMON_OPTIONS,
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 4),
+    (PING_INTERVAL_OPTION, _KEEPALIVE_MS // 4),
     # Otherwise a second server on the same port binds too and takes half of the calls.
     ("grpc.so_reuseport", 0),
 )
