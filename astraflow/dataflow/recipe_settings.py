@@ -7,7 +7,8 @@ from astraflow.config import recipe as config
 from astraflow.core.evals import EvalDataSet, EvalSuite
 from astraflow.core.ids import PolicyId, RunId, WorkflowId
 from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
-from astraflow.core.tasks import RegisteredCode, SamplingParams, WorkflowSpec
+from astraflow.core.tasks import SamplingParams
+from astraflow.workflows.building import workflow_specs
 
 
 def run_settings(
@@ -19,12 +20,15 @@ def run_settings(
         recipe: Resolved.
         run_id: Of this run.
         size_of: Rows of a data set, by its name.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN when a workflow or scorer is not here.
     """
     return RunSettings(
         run_id=run_id,
         seed=recipe.seed,
         policies=tuple(_policy(name, policy) for name, policy in recipe.policies.items()),
-        workflows=tuple(_workflow(recipe, name) for name in recipe.workflows),
+        workflows=workflow_specs(recipe),
         rollouts=_rollouts(recipe.rollouts),
         suites=tuple(_suite(recipe, name, size_of) for name in recipe.evals),
         session_ttl=timedelta(seconds=recipe.hub.session_ttl_s),
@@ -51,19 +55,6 @@ def _sampling(sampling: config.Sampling) -> SamplingParams:
         max_new_tokens=sampling.max_new_tokens,
         min_new_tokens=sampling.min_new_tokens,
         stop_strings=sampling.stop_strings,
-    )
-
-
-def _workflow(recipe: config.Recipe, name: str) -> WorkflowSpec:
-    workflow = recipe.workflows[name]
-    return WorkflowSpec(
-        workflow_id=WorkflowId(name),
-        # Without a digest: the hub loads no user code, so it has nothing to compare with.
-        code=RegisteredCode(name=workflow.name),
-        options=workflow.options,
-        scorer=None if workflow.scorer is None else RegisteredCode(name=workflow.scorer),
-        scorer_options=workflow.scorer_options,
-        policy_ids=tuple(map(PolicyId, recipe.policies_of(name))),
     )
 
 

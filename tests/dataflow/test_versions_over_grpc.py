@@ -1,0 +1,89 @@
+"""Versions are announced to whoever watches, and are what the run says they are."""
+
+import pytest
+
+from astraflow.config.run_dir import read_json_lines
+from astraflow.core.errors import Failure, Reason
+from astraflow.core.versions import VersionState
+from astraflow.wire import weights as wire
+from astraflow_proto.control.v1.control_service_pb2 import STOP_MODE_CANCEL, StopRunRequest
+from astraflow_proto.weights.v1 import version_service_pb2 as pb
+from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
+
+
+@pytest.fixture
+async def scene(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as scene:
+        yield scene
+
+
+async def members_of(scene):
+    raas, trainer = scene.raas(), scene.trainer()
+    await trainer.register()
+    await raas.join()
+    return raas, trainer
+
+
+async def test_watchers_see_what_is_there_and_what_comes(scene):
+    raas, trainer = await members_of(scene)
+    await trainer.publish()
+    watch = raas.watch_versions("solver")
+    first = wire.decode_version_info((await watch.read()).version)
+    assert first.version == 0
+    assert first.publish_time is not None
+    assert [source.endpoint for source in first.sources] == ["127.0.0.1:1"]
+    await trainer.publish()
+    assert (await watch.read()).version.version == 1
+    later = raas.watch_versions("solver", after=0)
+    assert (await later.read()).version.version == 1
+
+
+async def test_versions_and_sources_are_listed(scene):
+    raas, trainer = await members_of(scene)
+    await trainer.publish()
+    await trainer.publish()
+    stub = VersionServiceStub(scene.channel)
+    listed = await stub.ListVersions(
+        pb.ListVersionsRequest(policy_id="solver"), metadata=scene.operator
+    )
+    assert [version.version for version in listed.versions] == [0, 1]
+    sources = await stub.ListSources(
+        pb.ListSourcesRequest(policy_id="solver", version=1), metadata=raas.metadata
+    )
+    assert [source.member_id for source in sources.sources] == [trainer.member_id]
+
+
+async def test_an_unknown_policy_or_version_is_refused(scene, reason_of):
+    raas, trainer = await members_of(scene)
+    await trainer.publish()
+    watch = raas.watch_versions("nobody")
+    assert await reason_of(watch.read()) is Reason.POLICY_UNKNOWN
+    assert await reason_of(raas.report_version("solver", 9)) is Reason.VERSION_UNKNOWN
+
+
+async def test_versions_grow_by_one(scene, reason_of):
+    _, trainer = await members_of(scene)
+    await trainer.publish()
+    trainer.next_version = 5
+    assert await reason_of(trainer.publish()) is Reason.VERSION_NOT_NEXT
+    trainer.next_version = 0
+    await trainer.publish()
+    assert trainer.next_version == 1
+
+
+async def test_an_update_that_failed_is_on_record(scene):
+    raas, trainer = await members_of(scene)
+    await trainer.publish()
+    failure = Failure(reason=Reason.DIGEST_MISMATCH, message="chunk 3 of 9")
+    await raas.report_version("solver", 0, VersionState.FAILED, failure=failure)
+    await raas.report_version("solver", 0, pulled_nbytes=8)
+    await raas.leave()
+    await trainer.leave()
+    request = StopRunRequest(mode=STOP_MODE_CANCEL)
+    await scene.control.StopRun(request, metadata=scene.operator)
+    await scene.serving
+    rows = read_json_lines(scene.run_dir.versions)
+    assert [(row["state"], row.get("reason")) for row in rows] == [
+        ("failed", "DIGEST_MISMATCH"),
+        ("live", None),
+    ]
