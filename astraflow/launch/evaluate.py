@@ -84,10 +84,7 @@ async def _evaluate_set(
     workflows: Mapping[WorkflowId, LoadedWorkflow],
 ) -> EvalResult:
     reader = open_data_set(part.data_set, recipe.data[part.data_set], Path(), seed=recipe.seed)
-    try:
-        prompts = list(reader.epoch(0))
-    finally:
-        reader.close()
+    prompts = list(reader.epoch(0))
     settings = EvalDataSet(
         data_set=part.data_set,
         workflow_id=WorkflowId(part.workflow),
