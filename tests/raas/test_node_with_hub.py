@@ -14,10 +14,9 @@ from astraflow.client.trainer import TrainerClient
 from astraflow.config.recipe import Recipe
 from astraflow.core.batches import BatchOutcome, EndCause
 from astraflow.core.dtype import Dtype
-from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.core.members import Contract, RegisterTrainer
-from astraflow.core.status import RolloutPlace, RunState, StopMode, WaitCause
+from astraflow.core.status import RolloutPlace, RunState, StopMode
 from astraflow.core.versions import WeightEndpoint
 from astraflow.dataflow.server import serve_hub
 from astraflow.dataflow.tokens import HubTokens
@@ -189,23 +188,3 @@ async def test_an_operator_sees_and_steers_the_run(tmp_path, start_node, loop):
         await control.stop_run(StopMode.DRAIN)
     end, _ = training.result()
     assert end.batch_count <= STEPS
-
-
-async def test_an_operator_asks_for_an_evaluation(tmp_path, start_node):
-    recipe = make_recipe(tmp_path)
-    async with (
-        hub_of(recipe, tmp_path) as (_, address),
-        ControlClient(address, token="operator") as control,
-    ):
-        with pytest.raises(AstraflowError) as raised:
-            await control.evals.create("suit")
-        assert raised.value.reason is Reason.EVAL_UNKNOWN
-        with pytest.raises(AstraflowError) as raised:
-            await control.evals.get("nothing")
-        assert raised.value.reason is Reason.EVAL_UNKNOWN
-        with pytest.raises(AstraflowError) as raised:
-            await control.drain_member("nobody")
-        assert raised.value.reason is Reason.MEMBER_UNKNOWN
-        reasons = await control.ledger.explain_wait("solver")
-        assert reasons[0].cause is WaitCause.NO_TRAINER
-        await control.stop_run(StopMode.CANCEL)
