@@ -41,9 +41,13 @@ def serve() -> Serve:
                     method = getattr(channel, kind)(f"/test.Echo/{kind}")
                     given = iter([request]) if kind.startswith("stream") else request
                     answer = method(given, **more)
-                    if kind.endswith("stream"):
-                        return [each async for each in answer]
-                    return [await answer]
+                    try:
+                        if kind.endswith("stream"):
+                            return [each async for each in answer]
+                        return [await answer]
+                    finally:
+                        # grpc.aio loses a cancellation that comes between request and answer.
+                        answer.cancel()
 
                 call.address = server.address
                 yield call

@@ -35,6 +35,7 @@ from astraflow.core.rollouts import (
 )
 from astraflow.core.tasks import RolloutTask, SamplingParams, TaskPurpose, VersionRange
 from astraflow.core.versions import PatchInfo, VersionInfo
+from astraflow.wire.patches import PatchIndex
 
 NUMBERS = st.integers(0, 2**31 - 1)
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -55,6 +56,8 @@ NAMED: Mapping[str, st.SearchStrategy[Any]] = {
     "fields": JSON,
     "options": JSON,
     "scorer_options": JSON,
+    "nbytes": st.integers(1, 2**31 - 1),
+    "indexes": st.frozensets(st.integers(0, 9)),
     "incarnation": st.integers(1, 2**31 - 1),
     "max_outstanding": st.integers(1, 2**31 - 1),
     "delivery_count": st.integers(1, 2**31 - 1),
@@ -207,6 +210,13 @@ def patches(version: int) -> st.SearchStrategy[PatchInfo]:
     )
 
 
+@st.composite
+def indexes(draw: st.DrawFn) -> PatchIndex:
+    digests = draw(st.lists(DIGESTS, max_size=2).map(tuple))
+    patch = replace(draw(patches(5)), chunk_count=len(digests))
+    return PatchIndex(patch=patch, chunk_digests=digests, shared_tables=draw(PRIMITIVES[bytes]))
+
+
 def versions() -> st.SearchStrategy[VersionInfo]:
     return built(
         VersionInfo, version=st.just(7), patches=st.lists(patches(7), max_size=2).map(tuple)
@@ -231,6 +241,7 @@ SPECIAL: Mapping[Any, Callable[[], st.SearchStrategy[Any]]] = {
     RolloutTask: tasks,
     SamplingParams: sampling,
     PatchInfo: lambda: patches(5),
+    PatchIndex: indexes,
     VersionInfo: versions,
     VersionRange: ranges,
     JoinPool: lambda: built(JoinPool, policies=st.tuples(built(ServedPolicy))),
