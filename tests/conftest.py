@@ -62,8 +62,8 @@ class FakeHub:
         self.keep_alive_interval = timedelta(seconds=30)
         self.ttl = timedelta(seconds=90)
         self.max_message_nbytes = 1 << 20
-        self.held_task_ids = ()
-        self.held_batch_ids = ()
+        self.held_task_ids = None
+        self.held_batch_ids = None
         self.workflows = ()
         self.directive = None
         self.transfer_token = b"transfer"
@@ -312,8 +312,8 @@ class FakeHub:
             keep_alive_interval=self.keep_alive_interval,
             transfer_token=self.transfer_token,
             max_message_nbytes=self.max_message_nbytes,
-            held_task_ids=self.held_task_ids,
-            held_batch_ids=self.held_batch_ids,
+            held_task_ids=_held(request, "held_task_ids", self.held_task_ids),
+            held_batch_ids=_held(request, "held_batch_ids", self.held_batch_ids),
         )
 
     async def _stream(self, method, context, first=()):
@@ -331,6 +331,13 @@ class FakeHub:
             await context.abort(StatusCode.UNAVAILABLE, "cut by the test")
         finally:
             self._queues[method].discard(queue)
+
+
+def _held(request, kind, told):
+    """What a test says is held; without that, what the member says."""
+    if told is not None:
+        return told
+    return () if request.resume is None else getattr(request.resume, kind)
 
 
 def _batch_messages(header, parts):

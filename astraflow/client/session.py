@@ -145,7 +145,7 @@ class SessionKeeper:
         async with self._opening:
             if self.session.token != token:
                 return
-            log.warning("session ended, opening it again", member_id=self.session.member_id)
+            log.warning("opening the session again", member_id=self.session.member_id)
             self._take(await self._join_again(token))
             self._hooks.opened(self.session)
 
@@ -193,12 +193,16 @@ class SessionKeeper:
         await self.reopen(token)
         return await self.hub.call(method, request, metadata=self.metadata, timeout_s=timeout_s)
 
-    async def stay(self, stream: Callable[[Patience], Awaitable[bool]]) -> None:
+    async def stay(
+        self, stream: Callable[[Patience], Awaitable[bool]], *, reconciles: bool = False
+    ) -> None:
         """Run a stream and open it again whenever it is cut, until it says that it is done.
 
         Args:
             stream: Makes one call and follows it to its end; calls `renew` whenever the hub
                 says something; returns whether nothing more is to come.
+            reconciles: Open the session again after a cut: the run compares what it sent with
+                what is held here, and sends what was lost on the way.
 
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.
@@ -212,6 +216,8 @@ class SessionKeeper:
                 await patience.pause(self._silent())
             except AioRpcError as error:
                 await self._recover(error, token, patience)
+            if reconciles:
+                await self.reopen(token)
 
     async def follow(self, open_stream: Callable[[], AsyncIterator[Event]]) -> AsyncIterator[Event]:
         """Yield the events of a stream of answers, over cuts, without end.

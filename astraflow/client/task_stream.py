@@ -1,6 +1,5 @@
 """Tasks on their way to a RaaS, with credit on their way back."""
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,10 +20,6 @@ from astraflow_proto.rollout.v1 import task_pb2
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-# Nacks are repeated on a new stream, since nobody acknowledges them; the run ignores a nack
-# of a task that is not held. A cut loses at most what was written in its last moments.
-_REPEATED_NACKS = 1024
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSink:
@@ -35,14 +30,17 @@ class TaskSink:
 
 
 class TaskStream:
-    """StreamTasks, opened again after every cut; held tasks stay held."""
+    """StreamTasks, opened again after every cut.
+
+    Tasks and nacks that a cut swallowed are found when the session is opened again: what the
+    run holds to be here and is not is sent again.
+    """
 
     def __init__(self, keeper: SessionKeeper, *, credit: TaskCredit, sink: TaskSink) -> None:
         self._keeper = keeper
         self._stub = RaasServiceStub(keeper.hub.channel)
         self._sink = sink
         self._credit = credit
-        self._nacks: deque[pb.TaskNack] = deque(maxlen=_REPEATED_NACKS)
         self._outbox: Outbox[pb.StreamTasksRequest] = Outbox()
 
     def set_credit(self, credit: TaskCredit) -> None:
@@ -54,7 +52,6 @@ class TaskStream:
     def nack(self, task_id: TaskId, failure: Failure) -> None:
         """Give a task back unstarted."""
         nack = pb.TaskNack(task_id=task_id, failure=encode_failure(failure))
-        self._nacks.append(nack)
         self._outbox.put(pb.StreamTasksRequest(nack=nack))
 
     async def run(self) -> None:
@@ -63,12 +60,11 @@ class TaskStream:
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.
         """
-        await self._keeper.stay(self._follow)
+        await self._keeper.stay(self._follow, reconciles=True)
 
     async def _follow(self, patience: Patience) -> bool:
         opening = pb.TaskOpen(credit=encode_task_credit(self._credit))
-        nacks = [pb.StreamTasksRequest(nack=nack) for nack in self._nacks]
-        self._outbox.reset([pb.StreamTasksRequest(open=opening), *nacks])
+        self._outbox.reset([pb.StreamTasksRequest(open=opening)])
 
         def take(event: pb.StreamTasksResponse) -> None:
             patience.renew()

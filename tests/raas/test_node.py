@@ -63,8 +63,10 @@ async def test_rollouts_are_sent_again_until_they_are_acknowledged(fake_hub, run
 async def test_a_cut_task_stream_costs_nothing(fake_hub, running, engine, make_task):
     engine.open.clear()
     fake_hub.issue(make_task(1))
+    await engine.until(lambda: engine.running == 2)
     fake_hub.cut("StreamTasks")
     await fake_hub.until(lambda: len(fake_hub.credits) == 2)
+    assert fake_hub.joins[1].resume.held_task_ids == ("task1",)
     fake_hub.issue(make_task(2))
     engine.open.set()
     await fake_hub.until(lambda: len(fake_hub.results) == 2)
