@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 
 from astraflow.config.loader import load_recipe
@@ -123,8 +124,6 @@ class Reference:
     """GRPO on letter sort in one process."""
 
     def __init__(self, recipe: Recipe) -> None:
-        import tokenizers
-
         self._policy = next(iter(recipe.policies.values()))
         self._recipe = recipe
         directory = ensure_model(self._policy.model, seed=recipe.seed, cache_dir=cache_dir())
@@ -210,12 +209,13 @@ def measure(recipe: Recipe, *, threads: int, step_count: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], help="a.b=c of the recipe")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--summary", type=Path, help="summary.json of a distributed run")
     parser.add_argument("--json", type=Path, help="where to write the result")
     given = parser.parse_args()
-    recipe = load_recipe(SORT, [f"seed={given.seed}"])
+    recipe = load_recipe(SORT, [f"seed={given.seed}", *given.set])
     runs = [measure(recipe, threads=n, step_count=given.steps) for n in given.threads]
     result: dict[str, Any] = {"runs": runs, "train_s": min(run["train_s"] for run in runs)}
     if given.summary:

@@ -147,7 +147,7 @@ class GrpoLearner:
             token_count=loss_token_count,
         )
         backward(share)
-        return float(share)
+        return float(share.detach())
 
     @torch.no_grad()
     def _look(self, rows: TrainRows, one: Pass, seen: Likelihoods) -> None:

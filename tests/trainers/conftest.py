@@ -1,0 +1,137 @@
+"""Small models and batches of known content."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from astraflow.core.batches import BatchPart
+from astraflow.core.ids import BatchId, RolloutId, TrajectoryId
+from astraflow.core.rollouts import Column, ColumnAxis
+from astraflow.trainers.causal_model import CausalModel
+from astraflow.trainers.checkpoints import save_model
+from astraflow.workflows.tokenizer_files import write_tokenizer
+
+VOCABULARY = 14
+Row = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def llama_config(**fields: Any) -> LlamaConfig:
+    return LlamaConfig(
+        **{
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+            "initializer_range": 0.3,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            **fields,
+        }
+    )
+
+
+@pytest.fixture
+def make_model() -> Callable[..., CausalModel]:
+    def make(*, never_sampled: Sequence[int] = (), **fields: Any) -> CausalModel:
+        torch.manual_seed(0)
+        return CausalModel(LlamaForCausalLM(llama_config(**fields)), never_sampled=never_sampled)
+
+    return make
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path, make_model: Callable[..., CausalModel]) -> Path:
+    target = tmp_path / "model"
+    write_tokenizer(tmp_path / "tokenizer", "abcdefghij>")
+    save_model(make_model().module, target, companions_of=tmp_path / "tokenizer")
+    return target
+
+
+@pytest.fixture(name="make_row")
+def _make_row() -> Callable[..., Row]:
+    return make_row
+
+
+@pytest.fixture(name="make_rows")
+def _make_rows() -> Callable[..., list[Row]]:
+    return make_rows
+
+
+@pytest.fixture(name="to_part")
+def _to_part() -> Callable[..., BatchPart]:
+    return to_part
+
+
+def make_row(
+    rng: np.random.Generator,
+    *,
+    prompt: int = 4,
+    length: int = 9,
+    advantage: float = 1.0,
+    version: int = 0,
+    temperature: float = 1.0,
+) -> Row:
+    mask = np.arange(length) >= prompt
+    logprobs = np.where(mask, -rng.random(length) * 3, 0).astype(np.float32)
+    return {
+        "tokens": rng.integers(3, VOCABULARY, length).astype(np.int32),
+        "loss_mask": mask,
+        "logprobs": logprobs,
+        "advantages": np.where(mask, advantage, 0).astype(np.float32),
+        "temperature": temperature,
+        "version": version,
+    }
+
+
+def make_rows(count: int, *, seed: int = 0) -> list[Row]:
+    rng = np.random.default_rng(seed)
+    return [
+        make_row(
+            rng,
+            prompt=int(rng.integers(1, 5)),
+            length=int(rng.integers(6, 15)),
+            advantage=float(rng.normal()),
+        )
+        for _ in range(count)
+    ]
+
+
+def to_part(rows: Sequence[Row], *, index: int = 0, without: Sequence[str] = ()) -> BatchPart:
+    token_columns = ("tokens", "loss_mask", "logprobs", "advantages", "loss_weights")
+    columns = {
+        name: Column(axis=ColumnAxis.TOKEN, values=np.concatenate([row[name] for row in rows]))
+        for name in token_columns
+        if name in rows[0] and name not in without
+    }
+    versions = np.array([row["version"] for row in rows], np.int64)
+    temperatures = np.array([row["temperature"] for row in rows], np.float32)
+    for name, values in (
+        ("min_versions", versions),
+        ("max_versions", versions),
+        ("temperature", temperatures),
+    ):
+        columns[name] = Column(axis=ColumnAxis.ROW, values=values)
+    names = [f"{index}-{number}" for number in range(len(rows))]
+    return BatchPart(
+        batch_id=BatchId("b1"),
+        index=index,
+        row_offsets=np.concatenate([[0], np.cumsum([len(row["tokens"]) for row in rows])]),
+        trajectory_ids=tuple(map(TrajectoryId, names)),
+        rollout_ids=tuple(map(RolloutId, names)),
+        columns=columns,
+    )

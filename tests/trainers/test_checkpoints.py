@@ -1,0 +1,71 @@
+"""Checkpoints are Hugging Face directories."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from astraflow.config.run_dir import RunDir
+from astraflow.core.dtype import Dtype
+from astraflow.trainers.causal_model import load_causal_model
+from astraflow.trainers.checkpoints import Checkpoints, save_model
+from astraflow.trainers.export import export_bits
+
+
+def same_weights(left, right):
+    other = export_bits(right, Dtype.F32)
+    return all((bits == other[name]).all() for name, bits in export_bits(left, Dtype.F32).items())
+
+
+def test_saved_model_loads_as_it_was(tmp_path, model_dir):
+    model = load_causal_model(model_dir, device="cpu")
+    with torch.no_grad():
+        model.module.model.norm.weight.add_(0.1)
+    checkpoints = Checkpoints(
+        model.module, model_dir=model_dir, run_dir=RunDir(tmp_path), policy_id="solver"
+    )
+    name = checkpoints.save(step=7, version=9)
+    directory = tmp_path / "checkpoints" / "solver" / name
+    assert name == "step_000007"
+    assert same_weights(AutoModelForCausalLM.from_pretrained(directory), model.module)
+    assert AutoTokenizer.from_pretrained(directory)("ba").input_ids == [1, 4, 3]
+    state = json.loads((directory / "trainer_state.json").read_text())
+    assert state == {"step": 7, "version": 9}
+
+
+def test_same_step_is_written_once(tmp_path, model_dir):
+    model = load_causal_model(model_dir, device="cpu")
+    run_dir = RunDir(tmp_path)
+    checkpoints = Checkpoints(
+        model.module, model_dir=model_dir, run_dir=run_dir, policy_id="solver"
+    )
+    checkpoints.save(step=1, version=1)
+    written = run_dir.checkpoint("solver", 1).stat().st_ino
+    checkpoints.save(step=1, version=1)
+    assert run_dir.checkpoint("solver", 1).stat().st_ino == written
+
+
+def test_older_directory_gives_way_whole(tmp_path, make_model):
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "leftover").write_text("old")
+    save_model(make_model().module, target)
+    assert not (target / "leftover").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_failed_write_leaves_no_directory(tmp_path, make_model, model_dir):
+    module = make_model().module
+    (model_dir / "tokenizer.json").unlink()
+    (model_dir / "tokenizer.json").mkdir()
+    with pytest.raises(OSError, match=r"tokenizer\.json"):
+        save_model(module, tmp_path / "out" / "step", companions_of=model_dir)
+    assert not (tmp_path / "out" / "step").exists()
+
+
+def test_masters_are_saved_in_f32(tmp_path, make_model):
+    save_model(make_model().module, tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "float32"
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}

@@ -1,0 +1,58 @@
+"""Leaving on a signal."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from astraflow.trainers.departure import Departure
+
+WAITS_FOR_EVER = """
+import queue, sys
+from astraflow.trainers.departure import Departure
+departure, batches = Departure(), queue.Queue()
+with departure.listening():
+    for _ in departure.watch(iter(lambda: print("waiting", flush=True) or batches.get(), None)):
+        pass
+print("left", flush=True)
+"""
+
+
+def test_items_pass_through_until_there_are_none():
+    assert list(Departure().watch([1, 2, 3])) == [1, 2, 3]
+
+
+def test_signal_during_a_step_lets_it_end():
+    departure, done = Departure(), []
+    with departure.listening():
+        for item in departure.watch([1, 2, 3]):
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append(item)
+    assert done == [1]
+
+
+def test_second_signal_stops_at_once():
+    with Departure().listening():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_old_handlers_come_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with Departure().listening():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_signal_ends_a_wait_for_the_next_item():
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS_FOR_EVER], stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read().endswith("left\n")
+    assert process.returncode == 0

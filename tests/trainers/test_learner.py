@@ -1,0 +1,144 @@
+"""One optimizer step from one batch."""
+
+import numpy as np
+import pytest
+import torch
+
+from astraflow.config.recipe import Loss, Optimizer, Trainer
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.trainers.export import export_bits
+from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.losses import grpo_loss
+from astraflow.trainers.rows import TrainRows
+
+SETTINGS = Trainer(optimizer=Optimizer(learning_rate=1e-2))
+
+
+@pytest.fixture
+def rows(make_rows, to_part):
+    return TrainRows.from_parts([to_part(make_rows(16))])
+
+
+def weights(model):
+    return export_bits(model.module, Dtype.F32)
+
+
+def assert_same(left, right):
+    for name, bits in left.items():
+        np.testing.assert_array_equal(bits, right[name], err_msg=name)
+
+
+def gradients(model, rows, *, max_tokens):
+    """Return the gradient that one step adds up, without the step."""
+    learner = GrpoLearner(model, SETTINGS.model_copy(update={"max_tokens_per_pass": max_tokens}))
+    learner._optimizer.step = lambda step: 1.0
+    learner.step(rows, loss_token_count=len(rows.loss))
+    return {name: p.grad.clone() for name, p in model.module.named_parameters()}
+
+
+def test_same_batch_and_weights_give_the_same_bits(make_model, rows):
+    models = [make_model(), make_model()]
+    metrics = []
+    for model in models:
+        learner = GrpoLearner(model, SETTINGS)
+        metrics.append([learner.step(rows, loss_token_count=len(rows.loss)) for _ in range(3)])
+    assert_same(weights(models[0]), weights(models[1]))
+    assert metrics[0] == metrics[1]
+
+
+def test_gradients_of_passes_add_up_to_that_of_the_batch(make_model, rows):
+    whole = gradients(make_model(), rows, max_tokens=10_000)
+    parts = gradients(make_model(), rows, max_tokens=32)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_gradient_is_that_of_rows_alone(make_model, rows):
+    """The whole step against a plain loop over rows through the bare module."""
+    found, model = gradients(make_model(), rows, max_tokens=64), make_model()
+    for row in range(rows.row_count):
+        tokens = rows.tokens[rows.offsets[row] : rows.offsets[row + 1]].astype(np.int64)
+        chosen = rows.loss.rows == row
+        at = torch.from_numpy(rows.loss.positions[chosen] - rows.offsets[row])
+        inputs = torch.from_numpy(tokens)
+        logprobs = model.module(input_ids=inputs[None]).logits[0].log_softmax(-1)
+        grpo_loss(
+            logprobs[at - 1, inputs[at]],
+            sampler_logprobs=torch.from_numpy(rows.loss.sampler_logprobs[chosen]),
+            advantages=torch.from_numpy(rows.loss.advantages[chosen]),
+            weights=torch.from_numpy(rows.loss.weights[chosen]),
+            settings=Loss(),
+            token_count=len(rows.loss),
+        ).backward()
+    for name, parameter in model.module.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_without_advantage_change_the_log_but_no_weight(make_model, make_rows, to_part):
+    flat = make_rows(4, seed=1)
+    for row in flat:
+        row["advantages"] = np.zeros_like(row["advantages"])
+    some, moved = make_rows(8), []
+    for batch in (some, some + flat):
+        model = make_model()
+        rows = TrainRows.from_parts([to_part(batch)])
+        metrics = GrpoLearner(model, SETTINGS).step(rows, loss_token_count=100)
+        moved.append((weights(model), metrics))
+    assert_same(moved[0][0], moved[1][0])
+    assert moved[1][1]["train/trained_rows_frac"] == pytest.approx(8 / 12)
+    assert moved[0][1]["train/entropy"] != moved[1][1]["train/entropy"]
+
+
+def test_batch_without_any_advantage_is_a_step_that_moves_nothing(make_model, make_rows, to_part):
+    batch = make_rows(4)
+    for row in batch:
+        row["advantages"] = np.zeros_like(row["advantages"])
+    model = make_model()
+    before, learner = weights(model), GrpoLearner(model, SETTINGS)
+    rows = TrainRows.from_parts([to_part(batch)])
+    assert learner.step(rows, loss_token_count=len(rows.loss))["train/grad_norm"] == 0.0
+    assert learner.step_count == 1
+    assert_same(before, weights(model))
+
+
+def test_steps_raise_what_had_an_advantage(make_model, make_row, to_part):
+    rng = np.random.default_rng(0)
+    batch = [make_row(rng, advantage=1.0), make_row(rng, advantage=-1.0)]
+    rows, model = TrainRows.from_parts([to_part(batch)]), make_model()
+    learner = GrpoLearner(model, SETTINGS)
+    everything = np.ones(2, np.bool_)
+    before = learner.likelihoods(rows, everything).logprobs
+    rows.loss.sampler_logprobs[:] = before
+    for _ in range(5):
+        learner.step(rows, loss_token_count=len(rows.loss))
+    risen = learner.likelihoods(rows, everything).logprobs - before
+    assert risen[rows.loss.rows == 0].mean() > 0.05
+    assert risen[rows.loss.rows == 1].mean() < -0.05
+
+
+def test_log_is_of_the_weights_before_the_step(make_model, rows):
+    learner = GrpoLearner(make_model(), SETTINGS)
+    seen = learner.likelihoods(rows, np.ones(rows.row_count, np.bool_))
+    metrics = learner.step(rows, loss_token_count=len(rows.loss))
+    gap = np.abs(seen.logprobs.astype(np.float64) - rows.loss.sampler_logprobs)
+    assert metrics["mismatch/logp_abs_max"] == pytest.approx(gap.max(), rel=1e-4)
+    assert metrics["train/entropy"] == pytest.approx(seen.entropies.mean(), rel=1e-4)
+
+
+def test_nan_names_the_step_and_leaves_the_weights(make_model, rows):
+    model = make_model()
+    learner = GrpoLearner(model, SETTINGS)
+    learner.step(rows, loss_token_count=len(rows.loss))
+    before = weights(model)
+    rows.loss.advantages[3] = np.nan
+    with pytest.raises(AstraflowError, match=r"step 2: .*learning_rate") as caught:
+        learner.step(rows, loss_token_count=len(rows.loss))
+    assert caught.value.reason is Reason.INTERNAL
+    assert_same(before, weights(model))
+
+
+def test_token_outside_the_vocabulary_is_named(make_model, rows):
+    rows.tokens[2] = 99
+    with pytest.raises(AstraflowError, match=r"token 99 .* same tokenizer"):
+        GrpoLearner(make_model(), SETTINGS).step(rows, loss_token_count=len(rows.loss))

@@ -1,0 +1,126 @@
+"""Log-probabilities pass by pass are those of one row after the other."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    MistralConfig,
+    Qwen2Config,
+)
+
+from astraflow.trainers.causal_model import CausalModel
+from astraflow.trainers.likelihood import PassTokens, log_softmax_of
+from astraflow.trainers.passes import plan_passes
+from astraflow.trainers.rows import TrainRows
+
+SMALL = {
+    "vocab_size": 14,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+CONFIGS = {
+    "tied head and grouped keys": Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "sliding window": MistralConfig(**SMALL, sliding_window=4),
+    "soft caps on logits": Gemma2Config(
+        **SMALL, head_dim=16, final_logit_softcapping=2.0, sliding_window=4
+    ),
+    "absolute positions": GPT2Config(
+        vocab_size=14, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2
+    ),
+}
+
+
+def row_by_row(module, rows: TrainRows) -> np.ndarray:
+    """Return log-probabilities of the loss tokens from one plain forward pass per row."""
+    found = []
+    for row in range(rows.row_count):
+        start, end = rows.offsets[row], rows.offsets[row + 1]
+        tokens = torch.from_numpy(rows.tokens[start:end].astype(np.int64))[None]
+        logprobs = module(input_ids=tokens).logits[0].double().log_softmax(-1)
+        at = rows.loss.positions[rows.loss.rows == row] - start
+        found.append(logprobs[at - 1, tokens[0, at]].numpy())
+    return np.concatenate(found)
+
+
+def in_passes(model: CausalModel, rows: TrainRows, *, max_tokens: int) -> np.ndarray:
+    found = np.full(len(rows.loss), np.nan, np.float32)
+    for one in plan_passes(rows.lengths, max_tokens=max_tokens):
+        tokens = PassTokens.of(rows, one)
+        found[tokens.loss_indices] = log_softmax_of(model, tokens)[0].numpy()
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("max_tokens", [16, 64, 10_000])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_passes_equal_rows_alone(name, max_tokens, make_rows, to_part):
+    torch.manual_seed(0)
+    model = CausalModel(AutoModelForCausalLM.from_config(CONFIGS[name]))
+    rows = TrainRows.from_parts([to_part(make_rows(12))])
+    passes = in_passes(model, rows, max_tokens=max_tokens)
+    np.testing.assert_allclose(passes, row_by_row(model.module, rows), atol=1e-5)
+
+
+@torch.no_grad()
+def test_long_rows_among_short_ones(make_model, make_row, to_part):
+    rng = np.random.default_rng(0)
+    lengths = [5, 2000, 7, 900, 6]
+    parts = [to_part([make_row(rng, prompt=2, length=n) for n in lengths])]
+    rows = TrainRows.from_parts(parts)
+    model = make_model()
+    passes = in_passes(model, rows, max_tokens=1024)
+    np.testing.assert_allclose(passes, row_by_row(model.module, rows), atol=2e-5)
+
+
+@torch.no_grad()
+def test_temperature_divides_the_logits(make_model, make_row, to_part):
+    rng = np.random.default_rng(0)
+    part = to_part([make_row(rng, temperature=0.5), make_row(rng, temperature=1.0)])
+    rows, model = TrainRows.from_parts([part]), make_model()
+    found = in_passes(model, rows, max_tokens=1024)
+    tokens = torch.from_numpy(rows.tokens[:9].astype(np.int64))[None]
+    wanted = (model.module(input_ids=tokens).logits[0] / 0.5).log_softmax(-1)
+    at = rows.loss.positions[rows.loss.rows == 0]
+    np.testing.assert_allclose(found[: len(at)], wanted[at - 1, tokens[0, at]], atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_is_never_sampled_is_no_part_of_the_distribution(make_model, make_rows, to_part):
+    rows = TrainRows.from_parts([to_part(make_rows(3))])
+    model = make_model(never_sampled=[0, 1])
+    tokens = PassTokens.of(rows, plan_passes(rows.lengths, max_tokens=1024)[0])
+    logits = model.logits(torch.from_numpy(tokens.tokens), torch.from_numpy(tokens.chosen))
+    wanted = logits[:, 2:].log_softmax(-1)
+    logprobs, entropies = log_softmax_of(model, tokens)
+    np.testing.assert_allclose(
+        logprobs, wanted.gather(1, torch.from_numpy(tokens.targets)[:, None] - 2)[:, 0], atol=1e-6
+    )
+    np.testing.assert_allclose(entropies, -(wanted.exp() * wanted).sum(-1), atol=1e-6)
+
+
+@torch.no_grad()
+def test_what_another_engine_did_sample_counts(make_model, make_row, to_part):
+    row = make_row(np.random.default_rng(0))
+    row["tokens"][-1] = 0
+    rows = TrainRows.from_parts([to_part([row])])
+    found = in_passes(make_model(never_sampled=[0, 1]), rows, max_tokens=1024)
+    assert np.isfinite(found).all()
+
+
+@torch.no_grad()
+def test_head_sees_only_positions_of_the_loss(make_model, make_rows, to_part):
+    rows, model = TrainRows.from_parts([to_part(make_rows(6))]), make_model()
+    seen = []
+    model.module.lm_head.register_forward_hook(lambda _m, _args, out: seen.append(out.shape))
+    in_passes(model, rows, max_tokens=10_000)
+    assert sum(shape[1] for shape in seen) == len(rows.loss)

@@ -1,0 +1,79 @@
+"""The mismatch between sampler and trainer at equal weights."""
+
+import numpy as np
+import pytest
+import torch
+
+from astraflow.config.recipe import Trainer
+from astraflow.core.dtype import Dtype
+from astraflow.trainers.export import export_bits
+from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.mismatch import MismatchProbe
+from astraflow.trainers.rows import TrainRows
+
+
+@pytest.fixture
+def batch(make_rows, to_part):
+    def make(versions, logprobs=None):
+        rows = make_rows(len(versions))
+        for row, version in zip(rows, versions, strict=True):
+            row["version"] = version
+        made = TrainRows.from_parts([to_part(rows)])
+        if logprobs is not None:
+            made.loss.sampler_logprobs[:] = logprobs(made)
+        return made
+
+    return make
+
+
+def sampled_with(model, bits, dtype):
+    """Return a function that gives the log-probabilities under exported weights."""
+
+    def logprobs(rows):
+        learner = GrpoLearner(model, Trainer())
+        probe = MismatchProbe(model, learner, dtype=dtype)
+        probe.keep(0, bits)
+        with probe._kept_weights():
+            return learner.likelihoods(rows, np.ones(rows.row_count, np.bool_)).logprobs
+
+    return logprobs
+
+
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.F32])
+def test_rows_of_the_kept_version_match_its_exported_values(dtype, make_model, batch):
+    model = make_model()
+    bits = export_bits(model.module, dtype)
+    rows = batch([10, 10, 11], sampled_with(model, bits, dtype))
+    learner = GrpoLearner(model, Trainer())
+    probe = MismatchProbe(model, learner, dtype=dtype)
+    probe.keep(10, bits)
+    learner.step(rows, loss_token_count=len(rows.loss))
+    before = export_bits(model.module, Dtype.F32)
+    seen = probe.look(rows)
+    assert seen["mismatch/same_weights_abs_max"] <= 1e-5
+    assert seen["mismatch/same_weights_version"] == 10
+    after = export_bits(model.module, Dtype.F32)
+    assert all((after[name] == bits).all() for name, bits in before.items())
+
+
+def test_mismatch_of_other_weights_is_seen(make_model, batch):
+    model = make_model()
+    bits = export_bits(model.module, Dtype.F32)
+    rows = batch([0, 0], sampled_with(model, bits, Dtype.F32))
+    with torch.no_grad():
+        model.module.model.norm.weight.mul_(1.01)
+    probe = MismatchProbe(model, GrpoLearner(model, Trainer()), dtype=Dtype.F32)
+    probe.keep(0, export_bits(model.module, Dtype.F32))
+    assert probe.look(rows)["mismatch/same_weights_abs_max"] > 1e-3
+
+
+def test_versions_wait_for_their_rows_and_are_looked_at_once(make_model, batch):
+    model = make_model()
+    probe = MismatchProbe(model, GrpoLearner(model, Trainer()), dtype=Dtype.BF16, every=2)
+    bits = export_bits(model.module, Dtype.BF16)
+    probe.keep(1, bits)
+    assert not probe.look(batch([1, 1]))
+    probe.keep(2, bits)
+    assert not probe.look(batch([1, 3]))
+    assert probe.look(batch([1, 2]))
+    assert not probe.look(batch([2, 2]))

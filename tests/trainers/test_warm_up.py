@@ -1,0 +1,80 @@
+"""Warm-up models are made once."""
+
+import numpy as np
+import pytest
+import tokenizers
+from transformers import AutoModelForCausalLM
+
+from astraflow.config.recipe import Model, WarmUp
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError
+from astraflow.trainers.export import export_bits
+from astraflow.trainers.supervised import pack_pairs, supervised_rate
+from astraflow.trainers.warm_up import ensure_model, warm_up_key
+from astraflow.workflows.building import build_tutor
+from astraflow.workflows.tokenizer_files import write_tokenizer
+from astraflow.workflows.tutors import Pair
+
+SHORT = WarmUp(tutor="letter_sort", step_count=3, batch_size=4)
+
+
+def bits_of(directory):
+    return export_bits(AutoModelForCausalLM.from_pretrained(directory), Dtype.F32)
+
+
+def test_model_is_made_once_and_found_again(tmp_path):
+    made = ensure_model(Model(warm_up=SHORT), seed=0, cache_dir=tmp_path)
+    stamp = (made / "model.safetensors").stat().st_mtime_ns
+    assert ensure_model(Model(warm_up=SHORT), seed=0, cache_dir=tmp_path) == made
+    assert (made / "model.safetensors").stat().st_mtime_ns == stamp
+    assert (made / "tokenizer.json").exists()
+    assert [path.name for path in made.parent.iterdir()] == [made.name]
+
+
+def test_same_seed_makes_the_same_weights(tmp_path):
+    left, right = (
+        bits_of(ensure_model(Model(warm_up=SHORT), seed=3, cache_dir=tmp_path / side))
+        for side in ("left", "right")
+    )
+    assert all((bits == right[name]).all() for name, bits in left.items())
+
+
+def test_seed_settings_and_tutor_tell_models_apart():
+    sorting = build_tutor("letter_sort", {})
+    keys = {
+        warm_up_key(SHORT, sorting, seed=0),
+        warm_up_key(SHORT, sorting, seed=1),
+        warm_up_key(SHORT.model_copy(update={"step_count": 4}), sorting, seed=0),
+        warm_up_key(SHORT, build_tutor("letter_sort", {"accuracy": 0.9}), seed=0),
+        warm_up_key(SHORT, build_tutor("letter_sort_retry", {}), seed=0),
+    }
+    assert len(keys) == 5
+
+
+def test_given_path_is_taken_as_it_is(tmp_path):
+    assert ensure_model(Model(path=tmp_path), seed=0, cache_dir=tmp_path / "cache") == tmp_path
+    assert not (tmp_path / "cache").exists()
+
+
+def test_unknown_tutor_is_named(tmp_path):
+    with pytest.raises(AstraflowError, match="letter_sort"):
+        ensure_model(Model(warm_up=WarmUp(tutor="letter_sorts")), seed=0, cache_dir=tmp_path)
+
+
+def test_loss_applies_to_completions_and_their_end(tmp_path):
+    write_tokenizer(tmp_path, "ab>")
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    pairs = [Pair(prompt="ba>", completion="ab"), Pair(prompt="b>", completion="b")]
+    batch = pack_pairs(tokenizer, pairs)
+    np.testing.assert_array_equal(batch.tokens, [[1, 4, 3, 5, 3, 4, 2], [1, 4, 5, 4, 2, 0, 0]])
+    np.testing.assert_array_equal(
+        batch.labels, [[-100, -100, -100, -100, 3, 4, 2], [-100, -100, -100, 4, 2, -100, -100]]
+    )
+
+
+def test_rate_rises_in_the_first_tenth_and_falls_to_a_tenth():
+    settings = WarmUp(tutor="letter_sort", step_count=100, learning_rate=1.0)
+    assert supervised_rate(settings, 1) == pytest.approx(0.1)
+    assert supervised_rate(settings, 10) == pytest.approx(1.0)
+    assert supervised_rate(settings, 55) == pytest.approx(0.55)
+    assert supervised_rate(settings, 100) == pytest.approx(0.1)
