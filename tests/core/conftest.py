@@ -270,7 +270,8 @@ class World:
 
     def publish(self, trainer, policy="solver", *, version=None, step=None, digest=None):
         if version is None:
-            version = len(self.run.versions(policy))
+            newest = self.policy(policy).version
+            version = 0 if newest is None else newest + 1
         info = VersionInfo(
             policy_id=policy,
             version=version,

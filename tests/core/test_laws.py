@@ -26,6 +26,7 @@ from astraflow.core.versions import VersionState
 ENGINE = Failure(reason=Reason.ENGINE_FAILED, message="broken")
 DRAINING = Failure(reason=Reason.MEMBER_DRAINING)
 picks = st.integers(0, 7)
+SEEN = Counter()
 
 
 @pytest.fixture
@@ -40,10 +41,21 @@ def laws(make_world, suite, rollout_of):
             max_staleness=st.integers(0, 2),
             group_size=st.integers(1, 3),
             prompt_count=st.one_of(st.none(), st.integers(0, 12)),
-            step_count=st.integers(1, 4),
+            step_count=st.integers(2, 8),
             has_eval=st.booleans(),
+            is_hasty=st.booleans(),
         )
-        def start(self, policies, max_staleness, group_size, prompt_count, step_count, has_eval):
+        def start(
+            self,
+            policies,
+            max_staleness,
+            group_size,
+            prompt_count,
+            step_count,
+            has_eval,
+            is_hasty,
+        ):
+            self.is_hasty = is_hasty
             suites = (suite(policies=policies, every=2),) if has_eval else ()
             self.world = make_world(
                 policies=policies,
@@ -60,6 +72,7 @@ def laws(make_world, suite, rollout_of):
             self.credit = {}
             self.nodes = {}  # member -> task id -> (task, samples not sent)
             self.incarnations = Counter()
+            self.begun = {}  # task id -> what its node served when it came
             self.trainers = {}  # policy -> member
             self.held = {}  # policy -> [(header, parts)] in the trainer's hands
             self.lost = {}  # policy -> batches whose session ended
@@ -72,7 +85,8 @@ def laws(make_world, suite, rollout_of):
                 self.held[policy], self.lost[policy] = [], []
                 self.world.publish(self.trainers[policy], policy)
                 self.world.open_stream(self.trainers[policy], max_outstanding=2)
-            self.join(4)
+            self.join(6)
+            self.join(6)
 
         def _listen(self):
             """Write down every event and its effects, and look at each task that is sent."""
@@ -96,6 +110,7 @@ def laws(make_world, suite, rollout_of):
             if isinstance(effect, ef.SendTask):
                 tasks = self.nodes.setdefault(effect.member_id, {})
                 tasks[effect.task.task_id] = (effect.task, set(effect.task.sample_indexes))
+                self.begun[effect.task.task_id] = self.world.live(effect.member_id)
 
         # --- nodes
 
@@ -162,9 +177,7 @@ def laws(make_world, suite, rollout_of):
             task, left = found
             index = min(left)
             left.discard(index)
-            live = self.world.live(member)
-            pins = {p: bounds.max for p, bounds in task.versions.items()}
-            versions = {p: (live.get(p, 0) if v is None else v,) for p, v in pins.items()}
+            versions = self.versions(member, task)
             if is_partial and len(versions) > 1:
                 versions.popitem()
             rollout = rollout_of(task, index, versions=versions, outcome=outcome, reward=reward)
@@ -185,6 +198,46 @@ def laws(make_world, suite, rollout_of):
                 assert ack.disposition in (Disposition.DUPLICATE, Disposition.DROPPED)
                 assert len(self.world.recorded) == accepted
             assert [a.trained_count for a in self.world.run.accounts()] == before
+
+        @rule(pick=picks, count=st.integers(1, 8))
+        def node_works(self, pick, count):
+            """Tasks are done newest first, so that old ones turn stale."""
+            for _ in range(count):
+                member = self.node(pick)
+                if member and self.nodes[member]:
+                    self.do(member, list(self.nodes[member])[-1])
+
+        @rule(count=st.integers(1, 4), is_ack_first=st.booleans())
+        def all_but_the_oldest_task_go_on(self, count, is_ack_first):
+            for _ in range(count):
+                oldest = min(
+                    (int(name.split("-")[-1]), name) for name in self.all_tasks() or ["task-r-0"]
+                )[1]
+                for member in list(self.nodes):
+                    for task_id in list(self.nodes[member]):
+                        if task_id != oldest:
+                            self.do(member, task_id)
+                for pick in range(len(self.trainers)):
+                    self.trainer_trains(pick, is_ack_first)
+                for pick in range(len(self.nodes)):
+                    self.node_updates(pick)
+
+        def versions(self, member, task):
+            """A rollout is sampled from what its node served when it began, and serves now.
+
+            A hasty node does not wait for the version that the task asks for.
+            """
+            live, begun = self.world.live(member), self.begun[task.task_id]
+            versions = {}
+            for policy, bounds in task.versions.items():
+                wanted = 0 if self.is_hasty else bounds.min or 0
+                first = min(max(begun.get(policy, 0), wanted), live.get(policy, 0))
+                is_pinned = bounds.max is not None
+                versions[policy] = (bounds.max,) if is_pinned else (first, live.get(policy, 0))
+            return versions
+
+        def all_tasks(self):
+            return [task_id for tasks in self.nodes.values() for task_id in tasks]
 
         @rule(pick=picks, which=picks)
         def node_finishes_task(self, pick, which):
@@ -219,7 +272,7 @@ def laws(make_world, suite, rollout_of):
             if not member or self.world.state.is_final:
                 return
             self.incarnations[member] += is_new
-            held = [] if is_new else [name for name in sorted(self.nodes[member])][:1]
+            held = [] if is_new else sorted(self.nodes[member])[:1]
             kept = {name: self.nodes[member][name] for name in held}
             self.nodes[member] = kept
             self.world.join(
@@ -413,6 +466,12 @@ def laws(make_world, suite, rollout_of):
             if self.world:
                 self.drive_to_the_end()
                 self.replay()
+                for policy in self.world.policies:
+                    for drop in self.world.account(policy).drops:
+                        SEEN[drop.reason] += drop.count
+                    SEEN["trained"] += self.world.account(policy).trained_count
+                    SEEN["late"] += getattr(self, "late", 0)
+                    SEEN["reissued"] += self.world.account(policy).reissued_count
 
         def drive_to_the_end(self):
             world = self.world
@@ -433,9 +492,8 @@ def laws(make_world, suite, rollout_of):
                 for member in list(self.nodes):
                     for policy in world.policies:
                         self.report(member, policy)
-                    for which in range(len(self.nodes.get(member, {}))):
-                        for _ in range(3):
-                            self.do_first(member)
+                    for task_id in list(self.nodes.get(member, {})):
+                        self.do(member, task_id)
                 for pick in range(len(self.trainers)):
                     self.trainer_trains(pick, is_ack_first=False)
                 world.clock.advance(2)
@@ -450,17 +508,13 @@ def laws(make_world, suite, rollout_of):
                 assert world.account(policy).trained_count <= len(self.consumed[policy])
             assert all(run.state.is_final for run in world.evals.values())
 
-        def do_first(self, member):
-            found = self.task(member, 0)
-            if not found:
+        def do(self, member, task_id):
+            task, left = self.nodes[member][task_id]
+            if not self.world.live(member):
                 return
-            task, left = found
             for index in sorted(left):
-                world = self.world
-                if not world.live(member):
-                    return
-                world.send(member, task, index)
-            del self.nodes[member][task.task_id]
+                self.world.send(member, task, index, versions=self.versions(member, task))
+            self.nodes[member].pop(task_id, None)
             self.world.finish(member, task)
 
         def replay(self):
@@ -496,3 +550,4 @@ def test_laws_hold_whatever_members_do(laws):
             suppress_health_check=list(HealthCheck),
         ),
     )
+    print(SEEN)
