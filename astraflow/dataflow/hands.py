@@ -104,6 +104,7 @@ class Hands:
                     metrics=effect.metrics,
                 )
             case RecordVersion():
+                self.roster.update(effect.member_id, effect.report)
                 self._recorder.version(now, effect.member_id, effect.report)
             case EvalChanged():
                 self.watches.touch_evals()

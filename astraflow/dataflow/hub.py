@@ -19,6 +19,7 @@ from astraflow.core.effects import DrawPrompts, Renewal
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.evals import EvalRun
 from astraflow.core.events import (
+    BatchAcked,
     BatchStreamOpened,
     EvalPromptsOffered,
     Event,
@@ -166,6 +167,13 @@ class Hub:
         self.hands.roster.report(event.member_id, event.load)
         return renewal
 
+    def ack_batch(self, event: BatchAcked) -> bool:
+        """Settle a batch, or a rank's part of it; return whether it is settled."""
+        is_settled: bool = self.apply(event)
+        if is_settled:
+            self.hands.roster.train(event)
+        return is_settled
+
     def publish_version(self, event: VersionPublished) -> int:
         """Announce a version; return the number of the next one."""
         next_version: int = self.apply(event)
@@ -205,7 +213,7 @@ class Hub:
         self.hands.sessions.bind(secrets.token, member_id)
         self.hands.roles[member_id] = role
         self.hands.roster.join(member_id, request, self.now())
-        log.info("member joined", member=member_id, name=request.name, role=role)
+        log.info("member joined", member=member_id, name=request.name, kind=role)
 
     async def _read(self, draw: Draw) -> Event:
         """Read what a draw asks for, on a thread; what cannot be read breaks the run."""

@@ -1,10 +1,13 @@
 """The roster: every member that ever took part, for the account at the end."""
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from astraflow.core.ids import MemberId
+from astraflow.core.errors import Reason
+from astraflow.core.events import BatchAcked
+from astraflow.core.ids import MemberId, PolicyId
 from astraflow.core.members import (
     JoinPool,
     MemberStatus,
@@ -13,6 +16,7 @@ from astraflow.core.members import (
     Role,
     TrainerLoad,
 )
+from astraflow.core.versions import VersionReport, VersionState
 
 Load = RaasLoad | TrainerLoad
 
@@ -24,12 +28,18 @@ class Entry:
     Attributes:
         name: For people.
         role: What it does.
+        region: Where it stands.
         join_time: Of its first session.
         leave_time: Of the end of its last session; None: it is there.
         left_because: What ended that session.
-        load: As last reported, with the mean share of time it waited over all reports.
+        load: As last reported. `wait_fraction` is over the whole time: of a RaaS the mean of its
+            reports, of a trainer by its acks.
         accepted_count: Rollouts taken from it.
         report_count: Reports of load.
+        wait_s: Time that a trainer waited for batches, by its acks.
+        train_s: Time that it trained.
+        versions: Newest version that went live on it, by policy.
+        failed_versions: Updates that failed, by reason.
     """
 
     name: str
@@ -41,6 +51,10 @@ class Entry:
     load: Load | None = None
     accepted_count: int = 0
     report_count: int = 0
+    wait_s: float = 0.0
+    train_s: float = 0.0
+    versions: dict[PolicyId, int] = field(default_factory=dict[PolicyId, int])
+    failed_versions: dict[Reason, int] = field(default_factory=dict[Reason, int])
 
 
 class Roster:
@@ -66,17 +80,44 @@ class Roster:
 
     def report(self, member_id: MemberId, load: Load | None) -> None:
         """Note a report of load."""
-        if load is not None and member_id in self._entries:
-            entry = self._entries[member_id]
-            waited = entry.report_count * entry.load.wait_fraction if entry.load else 0.0
-            entry.report_count += 1
-            wait_fraction = (waited + load.wait_fraction) / entry.report_count
-            entry.load = replace(load, wait_fraction=wait_fraction)
+        entry = self._entries.get(member_id)
+        if load is None or entry is None:
+            return
+        if isinstance(load, RaasLoad):
+            waited = entry.report_count * (entry.load.wait_fraction if entry.load else 0.0)
+            mean = (waited + load.wait_fraction) / (entry.report_count + 1)
+            load = replace(load, wait_fraction=mean)
+        elif entry.wait_s + entry.train_s:
+            load = replace(load, wait_fraction=_wait_fraction(entry))
+        entry.report_count += 1
+        entry.load = load
 
     def accept(self, member_id: MemberId) -> None:
         """Count a rollout taken from a member."""
         if member_id in self._entries:
             self._entries[member_id].accepted_count += 1
+
+    def train(self, ack: BatchAcked) -> None:
+        """Note how long a trainer waited for a batch and trained on it."""
+        entry = self._entries.get(ack.member_id)
+        if entry is None:
+            return
+        entry.wait_s += ack.wait_s
+        entry.train_s += ack.train_s
+        load = entry.load if isinstance(entry.load, TrainerLoad) else TrainerLoad()
+        step = max(load.step, ack.step)
+        entry.load = replace(load, step=step, wait_fraction=_wait_fraction(entry))
+
+    def update(self, member_id: MemberId, report: VersionReport) -> None:
+        """Note that a version went live, or failed to, on a member."""
+        entry = self._entries.get(member_id)
+        if entry is None:
+            return
+        if report.state is VersionState.LIVE:
+            entry.versions[report.policy_id] = report.version
+        elif report.failure is not None:
+            reason = report.failure.reason
+            entry.failed_versions[reason] = entry.failed_versions.get(reason, 0) + 1
 
     def rows(self, live: tuple[MemberStatus, ...]) -> list[dict[str, Any]]:
         """Return every member as JSON, in order of joining.
@@ -84,12 +125,16 @@ class Roster:
         Args:
             live: What the run says of those that are there.
         """
-        versions = {member.member_id: dict(member.versions) for member in live}
-        reissued = {member.member_id: member.reissued_count for member in live}
-        rows: list[dict[str, Any]] = []
-        for member_id, entry in self._entries.items():
-            row = asdict(entry)
-            row["versions"] = versions.get(member_id, {})
-            row["reissued_count"] = reissued.get(member_id)
-            rows.append({"member_id": member_id} | row)
-        return rows
+        reissued: Mapping[MemberId, int] = {
+            member.member_id: member.reissued_count for member in live
+        }
+        return [
+            {"member_id": member_id, "reissued_count": reissued.get(member_id), **asdict(entry)}
+            for member_id, entry in self._entries.items()
+        ]
+
+
+def _wait_fraction(entry: Entry) -> float:
+    """Return the share of a trainer's time without a batch, by its acks."""
+    spent = entry.wait_s + entry.train_s
+    return entry.wait_s / spent if spent else 0.0

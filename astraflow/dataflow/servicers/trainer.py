@@ -61,7 +61,7 @@ class TrainerServicer:
     async def AckBatch(self, request: pb.AckBatchRequest, context: Context) -> pb.AckBatchResponse:
         """Settle a batch."""
         member_id = self._access.member(context, Role.TRAINER)
-        is_settled = self._hub.apply(_acked(member_id, wire.decode_ack_batch(request)))
+        is_settled = self._hub.ack_batch(_acked(member_id, wire.decode_ack_batch(request)))
         return pb.AckBatchResponse(settled=is_settled)
 
     async def PublishVersion(
