@@ -119,6 +119,53 @@ async def hub_of(recipe, folder):
         yield serving, await ready
 
 
+class Wire:
+    """A TCP relay to the hub that can be cut."""
+
+    def __init__(self, address):
+        self._target = address.rsplit(":", 1)
+        self._writers = set()
+        self.cut_count = 0
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        self.cut()
+
+    def cut(self):
+        """Break every connection, with whatever is on its way."""
+        self.cut_count += 1
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _relay(self, reader, writer):
+        try:
+            hub_reader, hub_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.close()
+            return
+        ends = {writer, hub_writer}
+        self._writers |= ends
+        await asyncio.gather(_pump(reader, hub_writer), _pump(hub_reader, writer))
+        self._writers -= ends
+
+
+async def _pump(reader, writer):
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()
+
+
 @pytest.fixture
 def loop():
     with LoopThread() as loop:
@@ -158,6 +205,30 @@ async def test_what_a_dead_node_held_is_done_by_another(tmp_path, start_node, lo
         end, _ = await training
     assert end.batch_count == STEPS
     assert serving.result().state is RunState.DONE
+
+
+async def test_nothing_is_lost_on_a_wire_that_is_cut_all_the_time(tmp_path, start_node, loop):
+    recipe = make_recipe(tmp_path)
+    async with (
+        hub_of(recipe, tmp_path) as (serving, address),
+        Wire(address) as wire,
+        ControlClient(address, token="operator") as control,
+        asyncio.TaskGroup() as group,
+    ):
+        node, _ = start_node(recipe, wire.address)
+        group.create_task(node.run())
+        training = group.create_task(asyncio.to_thread(train, wire.address, loop))
+        step = 0
+        async for status in control.watch_run(min_interval_s=0.01):
+            if status.policies[0].step > step:
+                step = status.policies[0].step
+                wire.cut()
+    [account] = json.loads((tmp_path / "run/status.json").read_text())["books"]
+    end, _ = training.result()
+    assert end.batch_count == STEPS
+    assert serving.result().state is RunState.DONE
+    assert wire.cut_count >= STEPS
+    assert account["balanced"]
 
 
 async def test_an_operator_sees_and_steers_the_run(tmp_path, start_node, loop):
