@@ -24,8 +24,10 @@ def draw_reward(run_dir: RunDir) -> Path | None:
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
     for policy in sorted({row["policy"] for row in rows}):
         _draw_policy(axes, policy, [row for row in rows if row["policy"] == policy])
-    for mark in _eval_marks(run_dir):
-        axes.scatter(*mark, marker="D", s=36, color="black", zorder=3)
+    marks = _eval_marks(run_dir)
+    if marks:
+        axes.scatter(*zip(*marks, strict=True), marker="D", s=36, color="black", zorder=3)
+        axes.scatter([], [], marker="D", s=36, color="black", label="held-out accuracy")
     axes.set(xlabel="optimizer step", ylabel="mean reward", ylim=(0, 1.02))
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", frameon=False)

@@ -106,6 +106,8 @@ def started(
     finally:
         if process.poll() is None:
             process.kill()
-            process.communicate()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
     _, alive = psutil.wait_procs(family, timeout=30)
     assert not alive, f"left running: {alive}"

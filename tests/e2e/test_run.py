@@ -25,7 +25,7 @@ def test_a_run_trains_and_leaves_everything_it_promises(tmp_path, cache):
     assert summary["weights_nbytes"]["solver"] > 0
     assert summary["policies"]["solver"]["staleness_max"] <= 2
     for account in run.books:
-        assert account["is_balanced"]
+        assert account["balanced"]
         assert account["trained_count"] == summary["rollouts"]
     names = {path.name for path in run.run_dir.root.iterdir()}
     assert {"recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "logs", "reward.png"} <= names
@@ -44,7 +44,7 @@ def test_a_killed_node_costs_its_own_work_only(tmp_path, cache):
         code = run.wait()
     assert code == 0, run.output
     assert run.summary["steps"] == 24
-    assert all(account["is_balanced"] for account in run.books)
+    assert all(account["balanced"] for account in run.books)
 
 
 def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path, cache):
@@ -56,7 +56,7 @@ def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path, cache):
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130, run.output
     assert run.summary["state"] == "stopped"
-    assert all(account["is_balanced"] for account in run.books)
+    assert all(account["balanced"] for account in run.books)
     assert not [process for process in family if process.is_running()]
 
 
