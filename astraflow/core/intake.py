@@ -18,7 +18,7 @@ from astraflow.core.training import Training
 # No rollout of these is kept: another attempt is made.
 _UNDONE = frozenset({Outcome.INFRA_ERROR, Outcome.CANCELLED, Outcome.RETURNED})
 # Handed back in good order: it does not count as a failed attempt.
-_ORDERLY = frozenset({Reason.MEMBER_DRAINING, Reason.VERSION_NOT_SERVED, Reason.TASK_CANCELLED})
+_ORDERLY = frozenset({Reason.MEMBER_DRAINING, Reason.TASK_CANCELLED})
 
 
 class Intake:
@@ -82,14 +82,15 @@ class Intake:
         if assignment is None:
             return
         self._end(member, assignment)
+        is_counted = failure.reason not in _ORDERLY
         if failure.reason is Reason.VERSION_NOT_SERVED and assignment.is_eval:
+            # Not asked again for these versions, so the attempt need not count.
             pinned = {(p, v.min) for p, v in assignment.task.versions.items() if v.min is not None}
             member.refused |= pinned
             member.pinned -= pinned
-        if failure.reason is Reason.MEMBER_DRAINING:
-            member.is_draining = True
+            is_counted = False
+        member.is_draining |= failure.reason is Reason.MEMBER_DRAINING
         for index in sorted(assignment.open_indexes):
-            is_counted = failure.reason not in _ORDERLY
             self._fail_if_held(assignment, index, failure, now, is_counted=is_counted)
 
     def lose(

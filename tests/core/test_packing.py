@@ -1,0 +1,143 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astraflow.core.packing import FINISH_NUMBERS, OUTCOME_NUMBERS, pack, share_out, split
+from astraflow.core.rollouts import Column, ColumnAxis, FinishReason, Outcome, VersionSpan
+from astraflow.core.samples import Row
+
+
+@pytest.fixture
+def rows(trajectory, rollout_of):
+    class Task:
+        task_id, group_id, attempt = "t", "g", 0
+
+    rollout = rollout_of(Task, 3, versions={"solver": (4, 4, 5)})
+    return [
+        Row(
+            trajectory=trajectory("a", versions=(4, 4, 5), length=5),
+            rollout=rollout,
+            reward=1.0,
+            min_version=4,
+            max_version=5,
+            advantage=0.5,
+        ),
+        Row(
+            trajectory=trajectory("b", versions=(5,), length=2),
+            rollout=rollout,
+            reward=0.0,
+            min_version=5,
+            max_version=5,
+            advantage=-0.5,
+        ),
+    ]
+
+
+def packed(rows, **more):
+    defaults = {"max_tokens": 0, "group_indexes": {"g": 7}, "policy_ids": ("solver",)}
+    return pack("b", rows, **(defaults | more))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 5))
+def test_shares_hold_every_row_once_and_differ_by_one_row_at_most(lengths, ranks):
+    shares = share_out(lengths, ranks)
+    assert sorted(index for share in shares for index in share) == list(range(len(lengths)))
+    loads = [sum(lengths[index] for index in share) for share in shares]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 120))
+def test_runs_cover_all_rows_in_order_within_the_bound(lengths, bound):
+    runs = split(lengths, bound)
+    assert [i for run in runs for i in range(run.start, run.stop)] == list(range(len(lengths)))
+    for run in runs:
+        assert sum(lengths[run]) <= bound or run.stop - run.start == 1
+
+
+def test_rows_lie_end_to_end_with_their_columns(rows):
+    (part,) = packed(rows)
+    assert part.row_offsets.tolist() == [0, 5, 7]
+    assert part.values("tokens").tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert part.values("loss_mask").tolist() == [False, False, True, True, True, False, True]
+    assert part.values("versions").tolist() == [-1, -1, 4, 4, 5, -1, 5]
+    assert part.values("advantages").tolist() == [0, 0, 0.5, 0.5, 0.5, 0, -0.5]
+    assert part.values("group_index").tolist() == [7, 7]
+    assert part.values("sample_index").tolist() == [3, 3]
+    assert part.values("rewards").tolist() == [1, 0]
+    assert part.values("min_versions").tolist() == [4, 5]
+    assert "policy_index" not in part.columns
+
+
+def test_columns_have_the_contracts_types(rows):
+    (part,) = packed(rows)
+    expected = {
+        "tokens": "int32",
+        "loss_mask": "bool",
+        "logprobs": "float32",
+        "versions": "int64",
+        "advantages": "float32",
+        "group_index": "int32",
+        "sample_index": "int32",
+        "rewards": "float32",
+        "outcomes": "int32",
+        "finish_reasons": "int32",
+        "min_versions": "int64",
+        "max_versions": "int64",
+        "temperature": "float32",
+        "group_reward_mean": "float32",
+        "group_reward_std": "float32",
+        "use_count": "int32",
+    }
+    assert {name: str(c.values.dtype) for name, c in part.columns.items()} == expected
+
+
+def test_long_row_is_a_part_of_its_own(rows):
+    parts = packed(rows, max_tokens=3)
+    assert [part.token_count for part in parts] == [5, 2]
+    assert [part.index for part in parts] == [0, 1]
+
+
+def test_tokens_that_another_policy_sampled_carry_no_loss(rows, trajectory):
+    row = rows[0]
+    spans = (
+        VersionSpan(version=4, length=1),
+        VersionSpan(version=9, length=2, policy_id="verifier"),
+    )
+    mixed = trajectory("c", versions=(4, 9, 9), length=4)
+    object.__setattr__(mixed, "version_spans", spans)
+    row.trajectory = mixed
+    (part,) = packed([row], policy_ids=("solver", "verifier"))
+    assert part.values("policy_index").tolist() == [-1, 0, 1, 1]
+    assert part.values("loss_mask").tolist() == [False, True, False, False]
+    assert part.values("advantages").tolist() == [0, 0.5, 0, 0]
+
+
+def test_columns_of_workflows_travel_when_every_row_has_them(rows):
+    def column(length):
+        return Column(axis=ColumnAxis.TOKEN, values=np.ones(length, np.float32))
+
+    for row in rows:
+        columns = {"token_rewards": column(len(row.trajectory.tokens))}
+        object.__setattr__(row.trajectory, "columns", columns)
+    (part,) = packed(rows)
+    assert len(part.values("token_rewards")) == 7
+    object.__setattr__(rows[1].trajectory, "columns", {})
+    (part,) = packed(rows)
+    assert "token_rewards" not in part.columns
+
+
+def test_no_rows_make_no_part():
+    assert packed([]) == ()
+
+
+def test_numbers_are_those_of_the_contract():
+    rollout_pb2 = pytest.importorskip("astraflow_proto.rollout.v1.rollout_pb2")
+    trajectory_pb2 = pytest.importorskip("astraflow_proto.rollout.v1.trajectory_pb2")
+    for outcome in Outcome:
+        assert OUTCOME_NUMBERS[outcome] == rollout_pb2.Outcome.Value(f"OUTCOME_{outcome.name}")
+    for finish in FinishReason:
+        number = trajectory_pb2.FinishReason.Value(f"FINISH_REASON_{finish.name}")
+        assert FINISH_NUMBERS[finish] == number

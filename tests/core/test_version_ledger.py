@@ -1,0 +1,78 @@
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.version_ledger import VersionLedger
+from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def info(version, *, content=None, patches=()):
+    return VersionInfo(
+        policy_id="solver",
+        version=version,
+        layout_digest=b"layout",
+        content_digest=content or bytes([version]),
+        patches=patches,
+    )
+
+
+def patch(base, nbytes):
+    return PatchInfo(
+        base_version=base,
+        version=1,
+        profile=CodecProfile.FAST,
+        codec_version=1,
+        root_digest=b"",
+        chunk_count=1,
+        payload_nbytes=nbytes,
+    )
+
+
+@pytest.fixture
+def ledger():
+    return VersionLedger("solver", kept_count=3)
+
+
+def reason_of(call, *arguments):
+    with pytest.raises(AstraflowError) as caught:
+        call(*arguments)
+    return caught.value.reason
+
+
+def test_versions_grow_by_one(ledger):
+    assert ledger.newest is None
+    assert ledger.publish(info(0), NOW)
+    assert reason_of(ledger.publish, info(2), NOW) is Reason.VERSION_NOT_NEXT
+    assert ledger.publish(info(1), NOW)
+    assert ledger.newest.publish_time == NOW
+    assert ledger.next_version == 2
+
+
+def test_version_has_one_content_for_ever(ledger):
+    ledger.publish(info(0), NOW)
+    assert not ledger.publish(info(0), NOW)
+    assert reason_of(ledger.publish, info(0, content=b"x"), NOW) is Reason.REQUEST_CONFLICT
+
+
+def test_repeat_adds_patches_smallest_first(ledger):
+    ledger.publish(info(0, patches=(patch(None, 9),)), NOW)
+    assert ledger.publish(info(0, patches=(patch(3, 2),)), NOW)
+    assert [p.payload_nbytes for p in ledger.get(0).patches] == [2, 9]
+
+
+def test_old_versions_are_no_longer_listed(ledger):
+    for version in range(5):
+        ledger.publish(info(version), NOW)
+    assert [listed.version for listed in ledger.listed] == [2, 3, 4]
+    assert reason_of(ledger.get, 1) is Reason.VERSION_EVICTED
+    assert reason_of(ledger.get, 5) is Reason.VERSION_UNKNOWN
+
+
+def test_another_layout_is_another_model(ledger):
+    ledger.publish(info(0), NOW)
+    other = replace(info(1), layout_digest=b"other")
+    assert reason_of(ledger.publish, other, NOW) is Reason.LAYOUT_MISMATCH
