@@ -90,7 +90,7 @@ class Layout:
         return part.view(spec.dtype.bits).reshape(spec.shape)
 
     def canonical(self, dtype_numbers: Mapping[Dtype, int]) -> bytes:
-        """Return the canonical form that `weights/v1/layout.proto` defines; its BLAKE3 is the digest.
+        """Return the canonical form of `weights/v1/layout.proto`; its BLAKE3 is the digest.
 
         Args:
             dtype_numbers: Numbers of the wire's enum, which this floor does not know.

@@ -32,5 +32,5 @@ def test_a_torn_last_line_is_left_out(tmp_path):
 def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(ValueError, match="delimiter|Unterminated"):
+    with pytest.raises(ValueError, match=r"delimiter|Unterminated"):
         read_json_lines(path)

@@ -68,7 +68,9 @@ def environment(cache: Path) -> dict[str, str]:
     return {**os.environ, "XDG_CACHE_HOME": str(cache), "NO_COLOR": "1", "COLUMNS": "160"}
 
 
-def astraflow(*arguments: str, cache: Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def astraflow(
+    *arguments: str, cache: Path, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments),
         env=environment(cache),

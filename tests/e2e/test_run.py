@@ -28,7 +28,8 @@ def test_a_run_trains_and_leaves_everything_it_promises(tmp_path, cache):
         assert account["balanced"]
         assert account["trained_count"] == summary["rollouts"]
     names = {path.name for path in run.run_dir.root.iterdir()}
-    assert {"recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "logs", "reward.png"} <= names
+    promised = {"recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "logs", "reward.png"}
+    assert promised <= names
     assert (run.run_dir.checkpoint("solver", 8) / "config.json").exists()
     live = [json.loads(line) for line in run.run_dir.versions.read_text().splitlines()]
     assert {row["version"] for row in live if row["member"]} >= {0, 8}

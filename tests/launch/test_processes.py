@@ -70,7 +70,8 @@ def test_a_child_ends_when_its_launcher_is_killed():
 
 async def test_a_process_that_ignores_the_request_to_end_is_killed(tmp_path, lifeline):
     command = RoleCommand(name="stubborn", arguments=(), log=tmp_path / "s.log")
-    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
+    code += "; time.sleep(600)"
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, start_new_session=True
     )
