@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Reason
 
-
 _Place = tuple[int | str, ...]
 
 

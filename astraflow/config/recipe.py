@@ -26,11 +26,11 @@ class WarmUp(Strict):
     """Registered tutor, such as letter_sort."""
     options: Options = {}
     """Checked by the tutor."""
-    step_count: int = Field(300, ge=1)
+    step_count: int = Field(default=300, ge=1)
     """Optimizer steps."""
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = Field(default=64, ge=1)
     """Pairs per step."""
-    learning_rate: float = Field(2e-3, gt=0)
+    learning_rate: float = Field(default=2e-3, gt=0)
     """Peak rate; rises over the first tenth of the steps, then falls to a tenth."""
 
 
@@ -52,12 +52,12 @@ class Model(Strict):
 class Sampling(Strict):
     """Defaults of every generation of a policy; see `rollout/v1/sampling.proto`."""
 
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1)
-    min_p: float = Field(0.0, ge=0, lt=1)
-    max_new_tokens: int = Field(256, ge=1)
-    min_new_tokens: int = Field(0, ge=0)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=1)
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    max_new_tokens: int = Field(default=256, ge=1)
+    min_new_tokens: int = Field(default=0, ge=0)
     stop_strings: tuple[str, ...] = ()
 
 
@@ -71,47 +71,47 @@ class Advantages(Strict):
 class Loss(Strict):
     """GRPO's clipped surrogate, a mean over the tokens of the whole batch."""
 
-    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
     """The ratio is not rewarded below 1 - clip_low."""
-    clip_high: float = Field(0.28, gt=0)
+    clip_high: float = Field(default=0.28, gt=0)
     """The ratio is not rewarded above 1 + clip_high (DAPO's clip-higher)."""
 
 
 class Optimizer(Strict):
     """AdamW with fp32 master weights."""
 
-    learning_rate: float = Field(1e-6, gt=0)
-    warm_up_steps: int = Field(0, ge=0)
+    learning_rate: float = Field(default=1e-6, gt=0)
+    warm_up_steps: int = Field(default=0, ge=0)
     """Steps over which the rate rises linearly to learning_rate."""
     betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
 
 
 class Trainer(Strict):
     """How one policy is trained."""
 
-    step_count: int | None = Field(None, ge=1)
+    step_count: int | None = Field(default=None, ge=1)
     """Optimizer steps, one batch each; unset: until the data ends."""
-    groups_per_batch: int = Field(16, ge=1)
+    groups_per_batch: int = Field(default=16, ge=1)
     """Groups (prompts) per batch; rollouts per batch are this times group_size."""
-    max_staleness: int = Field(2, ge=0)
+    max_staleness: int = Field(default=2, ge=0)
     """Versions between sampling and training, at most. 0 is synchronous."""
-    prefetch: int = Field(1, ge=1, le=8)
+    prefetch: int = Field(default=1, ge=1, le=8)
     """Batches held at once. 1 is strict: the next one follows the ack."""
     loss: Loss = Loss()
     optimizer: Optimizer = Optimizer()
     advantages: Advantages = Advantages()
-    max_tokens_per_pass: int = Field(16384, ge=1)
+    max_tokens_per_pass: int = Field(default=16384, ge=1)
     """Tokens of one forward and backward pass; gradients of a batch add up over passes."""
     export_dtype: Literal["bf16", "f32"] = "bf16"
     """What is published. Master weights are always f32."""
-    checkpoint_every: int | None = Field(None, ge=1)
+    checkpoint_every: int | None = Field(default=None, ge=1)
     """Steps between checkpoints; the first and last weights are always saved."""
     device: str = "auto"
     """auto, cpu or cuda[:N]."""
-    thread_count: int = Field(1, ge=1)
+    thread_count: int = Field(default=1, ge=1)
     """CPU threads for torch."""
 
 
@@ -134,11 +134,11 @@ class DataSet(Strict):
     """Field with a stable id; unset: a digest of the row."""
     shuffle: bool = True
     """Another order in every epoch, from the run's seed."""
-    max_prompt_chars: int | None = Field(None, ge=1)
+    max_prompt_chars: int | None = Field(default=None, ge=1)
     """Rows whose length_field is longer are left out and counted."""
     length_field: str = "prompt"
     """The field whose length counts."""
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(default=None, ge=1)
     """Only the first so many rows."""
 
 
@@ -162,17 +162,17 @@ class Rollouts(Strict):
 
     data_set: Name
     workflow: Name
-    group_size: int = Field(8, ge=1)
+    group_size: int = Field(default=8, ge=1)
     """Rollouts per prompt."""
-    min_group_size: int = Field(2, ge=1)
+    min_group_size: int = Field(default=2, ge=1)
     """A group with fewer rewarded rollouts is dropped."""
-    epochs: int | None = Field(None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
     """Passes over the data set; unset: until the steps are done."""
-    timeout_s: float = Field(120.0, gt=0)
+    timeout_s: float = Field(default=120.0, gt=0)
     """For one rollout, from its start."""
-    max_attempts: int = Field(3, ge=1)
+    max_attempts: int = Field(default=3, ge=1)
     """Of one sample, when engines or environments fail."""
-    max_failed_groups: int = Field(32, ge=1)
+    max_failed_groups: int = Field(default=32, ge=1)
     """The run fails after so many groups in a row of which every rollout failed."""
 
     @model_validator(mode="after")
@@ -187,7 +187,7 @@ class EvalSet(Strict):
 
     data_set: Name
     workflow: Name
-    repeats: int = Field(1, ge=1)
+    repeats: int = Field(default=1, ge=1)
     """Rollouts per prompt."""
     correct_reward: float = 1.0
     """A rollout is correct when its reward is at least this."""
@@ -199,9 +199,9 @@ class EvalSuite(Strict):
     data_sets: tuple[EvalSet, ...] = Field(min_length=1)
     at_start: bool = True
     at_end: bool = True
-    every: int | None = Field(None, ge=1)
+    every: int | None = Field(default=None, ge=1)
     """Versions of the first policy between evaluations."""
-    pool_share: float = Field(0.5, gt=0, le=1)
+    pool_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the pool's capacity that it may take while training goes on."""
 
 
@@ -209,23 +209,23 @@ class Engine(Strict):
     """The inference engine of a RaaS, one per policy."""
 
     kind: Literal["embedded"] = "embedded"
-    max_batch: int = Field(128, ge=1)
+    max_batch: int = Field(default=128, ge=1)
     """Sequences decoded together."""
-    max_context: int | None = Field(None, ge=1)
+    max_context: int | None = Field(default=None, ge=1)
     """Tokens of prompt and completion; unset: the model's own limit."""
     device: str = "auto"
     """auto, cpu or cuda[:N]."""
     dtype: Literal["f32", "bf16"] = "f32"
     """Of the computation."""
-    thread_count: int = Field(1, ge=1)
+    thread_count: int = Field(default=1, ge=1)
     """CPU threads for torch."""
 
 
 class Raas(Strict):
     """The rollout nodes that the launcher starts; more can join at any time."""
 
-    count: int = Field(1, ge=0)
-    capacity: int = Field(128, ge=1)
+    count: int = Field(default=1, ge=0)
+    capacity: int = Field(default=128, ge=1)
     """Rollouts that one node runs at once."""
     engine: Engine = Engine()
 
@@ -245,7 +245,7 @@ class Hub(Strict):
     """host:port; port 0 takes a free one."""
     advertise: str | None = None
     """How others dial it: auto, fqdn, or a host or IP; unset: as listened on."""
-    session_ttl_s: float = Field(10.0, ge=0.5)
+    session_ttl_s: float = Field(default=10.0, ge=0.5)
     """A member that says nothing for so long is gone, and what it held is issued again."""
     tls: Tls = Tls()
 
@@ -267,7 +267,9 @@ class Recipe(Strict):
     def _names_exist(self) -> Self:
         sets = [("rollouts", self.rollouts.data_set, self.rollouts.workflow)]
         for suite, settings in self.evals.items():
-            sets += [(f"evals.{suite}", part.data_set, part.workflow) for part in settings.data_sets]
+            sets += [
+                (f"evals.{suite}", part.data_set, part.workflow) for part in settings.data_sets
+            ]
         for where, data_set, workflow in sets:
             _must_name(where, "data_set", data_set, self.data)
             _must_name(where, "workflow", workflow, self.workflows)

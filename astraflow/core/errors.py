@@ -12,7 +12,7 @@ from enum import StrEnum
 class Reason(StrEnum):
     """Names what went wrong; the comments in `common/v1/failure.proto` explain each."""
 
-    TOKEN_INVALID = "TOKEN_INVALID"
+    TOKEN_INVALID = "TOKEN_INVALID"  # noqa: S105 - a reason, not a secret
     SESSION_ENDED = "SESSION_ENDED"
     SESSION_FENCED = "SESSION_FENCED"
     ROLE_NOT_ALLOWED = "ROLE_NOT_ALLOWED"

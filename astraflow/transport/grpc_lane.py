@@ -76,7 +76,7 @@ class GrpcLane:
         """Close all channels."""
         channels, self._channels = self._channels, {}
         for channel in channels.values():
-            await channel.close()
+            await channel.close(None)
 
     def _stub(self, endpoint: str) -> Any:
         if endpoint not in self._channels:
