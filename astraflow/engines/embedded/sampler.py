@@ -5,7 +5,6 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded.randomness import uniforms
 from astraflow.engines.embedded.rows import Rows
 
@@ -82,9 +81,8 @@ class Sampler:
     ) -> torch.Tensor:
         """Forbid what would end rows that have too few tokens."""
         logits = logits.clone()
-        first: int = rows.start
         for index in waits.tolist():
-            sampling: SamplingParams = table.requests[first + index].sampling
+            sampling = table.requests[rows][index].sampling
             ids = [*sampling.stop_token_ids, *([] if sampling.ignore_eos else self._eos_ids)]
             logits[index, ids] = -torch.inf
         return logits
