@@ -77,7 +77,8 @@ class Ending:
             if flow.stop_time is not None and flow.stop_time <= now:
                 flow.stop = StopMode.CANCEL
             self._retire_policies(now)
-            self._release_trainers(now)
+        self._release_trainers(now)
+        if not flow.is_final:
             self._finish_when_done(now)
         self._close_when_left(now)
         state = self.run_state

@@ -1,0 +1,158 @@
+from datetime import timedelta
+
+import pytest
+
+from astraflow.core import events as ev
+from astraflow.core.batches import EndCause
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.members import DirectiveKind
+from astraflow.core.status import RunState, StopMode
+
+
+@pytest.fixture
+def world(make_world):
+    return make_world()
+
+
+def stop(world, mode, grace=None):
+    world.apply(ev.RunStopped(mode=mode, grace=grace))
+
+
+def test_trainer_may_leave_once_its_last_version_is_live_everywhere(make_world):
+    world = make_world(step_count=1)
+    trainer, node = world.started()
+    other = world.join("other")
+    world.report(other, 0)
+    world.work(node)
+    world.train(trainer)
+    world.report(node, 1)
+    assert (trainer, 0) not in world.ends
+    world.report(other, 1)
+    assert world.ends[trainer, 0].cause is EndCause.STEP_LIMIT
+
+
+def test_node_that_never_updates_does_not_hold_up_the_end(make_world):
+    world = make_world(step_count=1)
+    trainer, node = world.started()
+    world.work(node)
+    world.train(trainer)
+    for _ in range(6):
+        world.clock.advance(5)
+        world.keep_alive(node)
+        world.keep_alive(trainer)
+        world.tick()
+    assert world.ends[trainer, 0].cause is EndCause.STEP_LIMIT
+    assert world.state is RunState.DONE
+
+
+def test_trainer_that_reconnects_is_told_the_end_again(make_world):
+    world = make_world(step_count=1)
+    trainer, node = world.started()
+    world.work(node)
+    world.train(trainer)
+    world.report(node, 1)
+    world.open_stream(trainer)
+    assert world.ends[trainer, 0].batch_count == 1
+
+
+def test_open_tasks_are_cancelled_when_nobody_trains_any_more(make_world):
+    world = make_world(step_count=1, max_staleness=1, groups_per_batch=1)
+    trainer, node = world.started()
+    late = world.join("late", credit=0)
+    world.report(late, 0)
+    world.work(node)
+    world.train(trainer)
+    account = world.account()
+    assert account.is_balanced
+    assert account.in_flight_count + account.waiting_count + account.fresh_count == 0
+
+
+def test_policies_end_one_by_one(make_world):
+    world = make_world(policies=("solver", "verifier"), step_count=2, max_staleness=1)
+    (solver, verifier), node = world.started()
+    for _ in range(2):
+        world.work(node)
+        world.train(solver, "solver")
+        world.report(node, world.policy("solver").version, "solver")
+    assert (solver, 0) in world.ends
+    assert world.state is RunState.RUNNING
+    for _ in range(2):
+        world.work(node)
+        world.train(verifier, "verifier")
+        world.report(node, world.policy("verifier").version, "verifier")
+    assert (verifier, 0) in world.ends
+    assert world.state is RunState.DONE
+    assert all(account.is_balanced for account in world.run.accounts())
+
+
+def test_drain_trains_on_what_is_out(world):
+    trainer, node = world.started(credit=6)
+    stop(world, StopMode.DRAIN)
+    assert world.state is RunState.STOPPING
+    while world.state is not RunState.DONE:
+        world.work(node)
+        world.train(trainer)
+        world.report(node, world.policy().version)
+    assert world.account().trained_count == 6
+    assert world.ends[trainer, 0].cause is EndCause.STOPPED
+    assert world.run.status(world.clock.now()).failure is None
+
+
+def test_cancel_ends_at_once(world):
+    trainer, node = world.started()
+    task = world.pop_task(node)
+    stop(world, StopMode.CANCEL)
+    assert world.state is RunState.DONE
+    assert world.ends[trainer, 0].cause is EndCause.STOPPED
+    assert {cancel.reason for cancel in world.cancelled} == {"stop"}
+    assert [d.directive.kind for d in world.directives] == [DirectiveKind.STOP] * 2
+    assert world.send(node, task, 0).reason is Reason.TASK_CANCELLED
+    assert world.account().is_balanced
+
+
+def test_drain_becomes_a_cancel_when_its_grace_is_over(world):
+    trainer, node = world.started()
+    stop(world, StopMode.DRAIN, timedelta(seconds=5))
+    world.tick(5)
+    assert world.state is RunState.DONE
+
+
+def test_second_stop_shortens_a_drain(world):
+    world.started()
+    stop(world, StopMode.DRAIN)
+    stop(world, StopMode.CANCEL)
+    assert world.state is RunState.DONE
+    stop(world, StopMode.DRAIN)
+    assert world.state is RunState.DONE
+
+
+def test_drain_before_anybody_came_ends_the_run(world):
+    stop(world, StopMode.DRAIN)
+    assert world.state is RunState.DONE
+    assert world.is_over
+
+
+def test_broken_run_fails_and_says_why(world):
+    trainer, node = world.started()
+    world.apply(ev.RunBroken(failure=Failure(reason=Reason.INTERNAL, message="no such file")))
+    status = world.run.status(world.clock.now())
+    assert (status.state, status.failure.message) == (RunState.FAILED, "no such file")
+    assert world.directives[-1].directive.message == "no such file"
+    assert world.keep_alive(node).directive.kind is DirectiveKind.STOP
+
+
+def test_nobody_joins_a_run_that_is_over(world):
+    stop(world, StopMode.CANCEL)
+    for call in (world.join, world.register):
+        with pytest.raises(AstraflowError, match="RUN_ENDED"):
+            call()
+
+
+def test_lease_that_ends_after_the_run_is_dropped(world):
+    trainer, node = world.started()
+    world.work(node)
+    stop(world, StopMode.CANCEL)
+    world.leave(trainer)
+    account = world.account()
+    assert account.is_balanced
+    assert (account.leased_count, account.fresh_count) == (0, 0)
