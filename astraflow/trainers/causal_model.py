@@ -128,4 +128,5 @@ def prepare_torch(*, thread_count: int) -> None:
     # cuBLAS reads it when it is first used (CUDA documentation, "Results reproducibility").
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(thread_count)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # The other way to say it, torch.use_deterministic_algorithms, imports a compiler: 2 s.
+    torch.set_deterministic_debug_mode("warn")

@@ -57,8 +57,8 @@ class Likelihoods:
 class GrpoLearner:
     """Trains a model with GRPO.
 
-    The same weights and the same batch give the same step, bit for bit, on one machine with one
-    number of threads.
+    The same weights and the same rows, in whatever order they come, give the same step bit
+    for bit on one machine with one number of threads.
     """
 
     def __init__(self, model: CausalModel, settings: Trainer) -> None:
@@ -75,15 +75,16 @@ class GrpoLearner:
     def step(self, rows: TrainRows, *, loss_token_count: int) -> Mapping[str, float]:
         """Change the weights once.
 
-        Rows without any advantage go through the model without a gradient: they move
-        nothing, and the log is still of all tokens.
+        Rows without any advantage are left out: they would move nothing, and late in a run
+        most rows have none.
 
         Args:
             rows: This rank's share of the batch.
             loss_token_count: Of the whole batch: the divisor of the mean.
 
         Returns:
-            Numbers for the log, of the weights before the step.
+            Numbers for the log, of the weights before the step and the rows that are not
+            left out.
 
         Raises:
             AstraflowError: INTERNAL when the gradient is not finite, INVALID_FIELD when a
@@ -95,20 +96,19 @@ class GrpoLearner:
         loss = 0.0
         for one in self._plan(rows, is_trained):
             loss += self._learn(rows, one, seen, loss_token_count=loss_token_count)
-        for one in self._plan(rows, ~is_trained):
-            self._look(rows, one, seen)
         step = self._step_count + 1
         norm = self._optimizer.step(step) if is_trained.any() else 0.0
         self._step_count = step
+        at = is_trained[rows.loss.rows]
         return {
             "train/loss": loss,
             "train/grad_norm": norm,
             "train/lr": self._optimizer.rate(step),
             "train/trained_rows_frac": float(is_trained.mean()),
             **loss_metrics(
-                rows.loss,
-                logprobs=seen.logprobs,
-                entropies=seen.entropies,
+                rows.loss.where(at),
+                logprobs=seen.logprobs[at],
+                entropies=seen.entropies[at],
                 settings=self._settings.loss,
             ),
         }
@@ -127,6 +127,8 @@ class GrpoLearner:
 
     def _plan(self, rows: TrainRows, chosen_rows: np.ndarray) -> Sequence[Pass]:
         indices = np.flatnonzero(chosen_rows)
+        # Sums in single precision depend on their order; that of arrival depends on timing.
+        indices = indices[np.argsort(rows.fingerprints[indices], kind="stable")]
         plan = plan_passes(rows.lengths[indices], max_tokens=self._settings.max_tokens_per_pass)
         return [Pass(rows=indices[one.rows], length=one.length) for one in plan]
 

@@ -32,6 +32,10 @@ class LossTokens:
     def __len__(self) -> int:
         return len(self.positions)
 
+    def where(self, chosen: np.ndarray) -> "LossTokens":
+        """Return the tokens that are chosen, bool[K]."""
+        return LossTokens(**{name: getattr(self, name)[chosen] for name in self.__slots__})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainRows:
@@ -60,6 +64,13 @@ class TrainRows:
     def row_count(self) -> int:
         """N."""
         return len(self.offsets) - 1
+
+    @property
+    def fingerprints(self) -> np.ndarray:
+        """u64[N], of each row's tokens: an order of rows that does not depend on their arrival."""
+        places = np.arange(len(self.tokens)) - np.repeat(self.offsets[:-1], self.lengths)
+        mixed = _mix(self.tokens.astype(np.uint64) + _mix(places.astype(np.uint64)))
+        return np.add.reduceat(mixed, self.offsets[:-1])
 
     @property
     def row_is_trained(self) -> np.ndarray:
@@ -91,6 +102,13 @@ class TrainRows:
             min_versions=_row_column(parts, "min_versions", default=-1, dtype=np.int64),
             max_versions=_row_column(parts, "max_versions", default=-1, dtype=np.int64),
         )
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """Scatter u64 values; the finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def _loss_tokens(parts: Sequence[BatchPart], offsets: np.ndarray) -> LossTokens:
