@@ -242,7 +242,7 @@ class Evaluation:
 
     def _is_stuck(self, work: EvalWork, now: datetime) -> bool:
         """Whether nobody has been able to serve the versions for too long."""
-        pool = self._state.sessions.pool
+        pool = [member for member in self._state.sessions.pool if not member.is_draining]
         if any(may_serve_pinned(member, work.versions) for member in pool) or (
             not self.has_pool and self._may_come(work)
         ):

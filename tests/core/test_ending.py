@@ -111,7 +111,7 @@ def test_cancel_ends_at_once(world):
 
 
 def test_drain_becomes_a_cancel_when_its_grace_is_over(world):
-    trainer, node = world.started()
+    _trainer, _node = world.started()
     stop(world, StopMode.DRAIN, timedelta(seconds=5))
     world.tick(5)
     assert world.state is RunState.DONE
@@ -133,7 +133,7 @@ def test_drain_before_anybody_came_ends_the_run(world):
 
 
 def test_broken_run_fails_and_says_why(world):
-    trainer, node = world.started()
+    _trainer, node = world.started()
     world.apply(ev.RunBroken(failure=Failure(reason=Reason.INTERNAL, message="no such file")))
     status = world.run.status(world.clock.now())
     assert (status.state, status.failure.message) == (RunState.FAILED, "no such file")

@@ -143,7 +143,7 @@ def test_kept_version_is_measured_while_training_moves_on(world):
 
 
 def test_node_that_has_not_kept_the_version_is_not_asked_again(world):
-    trainer, node = world.started(credit=4)
+    _trainer, node = world.started(credit=4)
     world.work(node)
     run = create(world)
     late = world.join("late", credit=4)
@@ -177,7 +177,7 @@ def test_version_that_nobody_kept_fails_after_a_while(world):
 
 
 def test_request_is_idempotent(world):
-    _, node = world.started()
+    _, _node = world.started()
     first = create(world)
     assert create(world).eval_run_id == first.eval_run_id
     with pytest.raises(AstraflowError, match="REQUEST_CONFLICT"):

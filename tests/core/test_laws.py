@@ -18,6 +18,7 @@ from astraflow.core import effects as ef
 from astraflow.core import events as ev
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.members import MemberState
 from astraflow.core.rollouts import Disposition, Outcome
 from astraflow.core.run import Run
 from astraflow.core.status import RunState
@@ -26,7 +27,6 @@ from astraflow.core.versions import VersionState
 ENGINE = Failure(reason=Reason.ENGINE_FAILED, message="broken")
 DRAINING = Failure(reason=Reason.MEMBER_DRAINING)
 picks = st.integers(0, 7)
-SEEN = Counter()
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ def laws(make_world, suite, rollout_of):
             try:
                 self.world.keep_alive(member)
             except AstraflowError as error:
-                assert error.reason is Reason.SESSION_ENDED
+                assert error.reason is Reason.SESSION_ENDED  # noqa: PT017 - may pass as well
 
         def tick(self):
             closed = len(self.world.closed)
@@ -411,13 +411,12 @@ def laws(make_world, suite, rollout_of):
             try:
                 self.world.ack(self.trainers[policy], header.batch_id)
             except AstraflowError as error:
-                assert error.reason is Reason.LEASE_LOST
+                assert error.reason is Reason.LEASE_LOST  # noqa: PT017 - may pass as well
                 assert self.world.account(policy).trained_count == before
             else:
                 trained = self.world.account(policy).trained_count - before
                 rollouts = {name for part in parts for name in part.rollout_ids}
                 assert trained <= len(rollouts)
-                self.late = True
                 self.consumed[policy] |= rollouts
 
         # --- operators
@@ -432,7 +431,8 @@ def laws(make_world, suite, rollout_of):
                 try:
                     self.world.apply(ev.EvalCreated(request_id=name, suite="main"))
                 except AstraflowError as error:
-                    assert error.reason in (Reason.RUN_ENDED, Reason.REQUEST_CONFLICT)
+                    expected = (Reason.RUN_ENDED, Reason.REQUEST_CONFLICT)
+                    assert error.reason in expected  # noqa: PT017 - may pass as well
 
         @rule(pick=picks)
         def operator_cancels_eval(self, pick):
@@ -466,17 +466,14 @@ def laws(make_world, suite, rollout_of):
             if self.world:
                 self.drive_to_the_end()
                 self.replay()
-                for policy in self.world.policies:
-                    for drop in self.world.account(policy).drops:
-                        SEEN[drop.reason] += drop.count
-                    SEEN["trained"] += self.world.account(policy).trained_count
-                    SEEN["late"] += getattr(self, "late", 0)
-                    SEEN["reissued"] += self.world.account(policy).reissued_count
 
         def drive_to_the_end(self):
             world = self.world
             world.apply(ev.RunResumed())
             self.lost = {policy: [] for policy in self.lost}
+            for member in world.run.status(world.clock.now()).members:
+                if member.state is MemberState.DRAINING:
+                    world.leave(member.member_id)
             for turn in range(400):
                 if world.state.is_final:
                     break
@@ -550,4 +547,3 @@ def test_laws_hold_whatever_members_do(laws):
             suppress_health_check=list(HealthCheck),
         ),
     )
-    print(SEEN)

@@ -70,7 +70,7 @@ def test_hub_closes_when_the_grace_to_leave_is_over(make_world):
 
 def test_an_event_that_raises_changes_nothing(make_world):
     world = make_world()
-    trainer, node = world.started()
+    trainer, _node = world.started()
     before = world.run.status(world.clock.now()), world.run.accounts()
     with pytest.raises(AstraflowError) as caught:
         world.publish(trainer, version=7)

@@ -128,7 +128,7 @@ def test_run_fails_when_group_after_group_fails(make_world):
 
 def test_one_good_rollout_ends_the_row_of_failures(make_world):
     world = make_world(max_attempts=1, max_failed_groups=2)
-    trainer, node = world.started()
+    _trainer, node = world.started()
     for is_good in (False, True, False, True, False):
         task = world.pop_task(node)
         if is_good:
@@ -185,5 +185,5 @@ def test_tasks_wait_for_every_policy_of_the_workflow(make_world):
 
 def test_passes_over_the_data_are_counted(make_world):
     world = make_world(prompt_count=2)
-    trainer, node = world.started()
+    _trainer, _node = world.started()
     assert world.run.status(world.clock.now()).epochs == {"train": 1}

@@ -61,7 +61,7 @@ def test_no_credit(world):
 
 
 def test_trainer_holds_its_batches(world):
-    trainer, node = world.started()
+    _trainer, node = world.started()
     world.work(node)
     (link,) = world.run.explain("solver", world.clock.now())
     assert (link.cause, link.subject_id) == ("batch_held", "batch-r-0")
