@@ -1,72 +1,72 @@
-"""Decoding: a chunk and the base become absolute new bits. Applying those twice is harmless."""
-
-from dataclasses import dataclass
+"""Decoding: a chunk and the bits of its range in the base become absolute new bits."""
 
 import numpy as np
 import zstandard
 
 from astraflow.codec import sparse_fast
+from astraflow.codec.changes import Change
 from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Change:
-    """New bits of some elements of the flat layout.
-
-    Attributes:
-        dtype: Of the elements.
-        positions: i64[n], rising: byte offset of each divided by the element size.
-        values: uN[n], their bits.
-    """
-
-    dtype: Dtype
-    positions: np.ndarray
-    values: np.ndarray
-
-
-def decode_chunk(chunk: Chunk, base: np.ndarray | None) -> Change | None:
-    """Return what a chunk changes in the base; None: nothing.
+def decode_change(chunk: Chunk, old: np.ndarray) -> Change | None:
+    """Return what a chunk changes; None: nothing.
 
     Args:
-        chunk: Its header was checked and its digest verified.
-        base: u8[nbytes], the flat state; None: from nothing.
+        chunk: Its header was checked against the layout and its digest verified.
+        old: uN[element_count], the bits of its range in the base.
 
     Raises:
-        AstraflowError: CHUNK_INVALID.
+        AstraflowError: CHUNK_INVALID when the payload contradicts itself or its header.
     """
     header = chunk.header
-    if len(chunk.payload) != header.payload_nbytes:
-        raise _invalid(header, f"has {len(chunk.payload)} bytes, not {header.payload_nbytes}")
-    if header.encoding is Encoding.UNCHANGED and base is not None:
+    match header.encoding:
+        case Encoding.UNCHANGED:
+            _unpacked(chunk, 0)
+            return None
+        case Encoding.DENSE:
+            new = _dense(chunk)
+            indices = np.flatnonzero(new != old)
+            values = new[indices]
+        case Encoding.SPARSE_FAST:
+            limit = sparse_fast.largest_nbytes(len(old), header.dtype.itemsize)
+            payload = _unpacked(chunk, limit)
+            indices, values = sparse_fast.decode(payload, old, changed_count=header.changed_count)
+        case _:
+            raise _invalid(header, f"is {header.encoding}, which is not known here")
+    if not len(indices):
         return None
     first = header.offset // header.dtype.itemsize
-    old = None
-    if base is not None:
-        old = base[header.offset : header.offset + header.nbytes].view(header.dtype.bits)
-    if header.encoding is Encoding.DENSE:
-        return _dense(header, _unpacked(header, chunk.payload, header.nbytes), old)
-    if header.encoding is Encoding.SPARSE_FAST and old is not None:
-        limit = sparse_fast.largest_nbytes(len(old), header.dtype.itemsize)
-        payload = _unpacked(header, chunk.payload, limit)
-        indices, values = sparse_fast.decode(payload, old, changed_count=header.changed_count)
-        return Change(dtype=header.dtype, positions=indices + first, values=values)
-    why = "needs a base" if base is None else "is not known here"
-    raise _invalid(header, f"is {header.encoding}, which {why}")
+    return Change(dtype=header.dtype, positions=indices + first, before=old[indices], values=values)
 
 
-def _dense(header: ChunkHeader, payload: bytes, old: np.ndarray | None) -> Change:
-    new = np.frombuffer(payload, header.dtype.bits)
-    if new.nbytes != header.nbytes:
-        raise _invalid(header, f"covers {header.nbytes} bytes with {new.nbytes}")
-    first = header.offset // header.dtype.itemsize
-    indices = np.arange(len(new)) if old is None else np.flatnonzero(new != old)
-    return Change(dtype=header.dtype, positions=indices + first, values=new[indices])
+def decode_whole(chunk: Chunk) -> np.ndarray:
+    """Return all bits of a chunk's range, which needs no base: uN[element_count], read-only.
+
+    Args:
+        chunk: As for `decode_change`.
+
+    Raises:
+        AstraflowError: CHUNK_INVALID when it needs a base, or as `decode_change`.
+    """
+    if chunk.header.encoding is not Encoding.DENSE:
+        raise _invalid(chunk.header, f"is {chunk.header.encoding}, which needs a base")
+    return _dense(chunk)
 
 
-def _unpacked(header: ChunkHeader, payload: bytes, limit: int) -> bytes:
+def _dense(chunk: Chunk) -> np.ndarray:
+    header = chunk.header
+    payload = _unpacked(chunk, header.nbytes)
+    if len(payload) != header.nbytes:
+        raise _invalid(header, f"covers {header.nbytes} bytes with {len(payload)}")
+    return np.frombuffer(payload, header.dtype.bits)
+
+
+def _unpacked(chunk: Chunk, limit: int) -> bytes | memoryview:
     """Undo the compression; a frame that says it is larger than `limit` is refused unread."""
+    header, payload = chunk.header, chunk.payload
+    if len(payload) != header.payload_nbytes:
+        raise _invalid(header, f"has {len(payload)} bytes, not {header.payload_nbytes}")
     if header.compression is Compression.NONE:
         return payload
     try:

@@ -1,75 +1,100 @@
 """Encoding: two versions become chunks. Canonical: the same two give the same bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import zstandard
 
 from astraflow.codec import sparse_fast
-from astraflow.codec.chunks import (
-    Chunk,
-    ChunkHeader,
-    ChunkRange,
-    Compression,
-    Encoding,
-    ranges_of,
-)
-from astraflow.core.layout import Layout
+from astraflow.codec.changes import Change
+from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
+from astraflow.codec.runs import ChunkRange, Runs
+from astraflow.codec.state_digest import StateDigest
 
-ZSTD_LEVEL = 1
+_ZSTD_LEVEL = 1
 
 
-def encode_patch(layout: Layout, target: np.ndarray, base: np.ndarray | None) -> tuple[Chunk, ...]:
-    """Return the chunks that lead from `base` to `target`, each in its smallest encoding.
+def encode_patch(
+    runs: Runs, target: np.ndarray, base: np.ndarray, digest: StateDigest
+) -> tuple[tuple[Chunk, ...], StateDigest]:
+    """Return the chunks that lead from `base` to `target`, and the target's state digest.
 
-    Neighbouring ranges that did not change are one chunk without a payload, so that what does
-    not change costs next to nothing.
+    Every range takes its cheapest encoding by the rule in docs/weights.md. Neighbouring ranges
+    that did not change are one chunk without a payload.
 
     Args:
-        layout: Of both.
+        runs: Of the layout of both.
         target: u8[nbytes], the new flat state.
-        base: u8[nbytes], the old one; None: from nothing, every range is dense.
+        base: u8[nbytes], the old one.
+        digest: Of the old one.
     """
-    drafts = _merge_unchanged(_encode_range(each, target, base) for each in ranges_of(layout))
-    return tuple(
-        Chunk(header=replace(header, index=index), payload=payload)
-        for index, (header, payload) in enumerate(drafts)
+    chunks: list[Chunk] = []
+    for where in runs.ranges():
+        change = compare(where, target, base)
+        if change is not None:
+            digest = digest.after(change)
+        chunks.append(_encode_range(where, target, change))
+    return _numbered(_merge_unchanged(chunks)), digest
+
+
+def compare(where: ChunkRange, target: np.ndarray, base: np.ndarray) -> Change | None:
+    """Return what differs between two flat states in a range; None: nothing."""
+    new = target[where.bytes].view(where.dtype.bits)
+    old = base[where.bytes].view(where.dtype.bits)
+    indices = np.flatnonzero(new != old)
+    if not len(indices):
+        return None
+    return Change(
+        dtype=where.dtype,
+        positions=indices + where.offset // where.dtype.itemsize,
+        before=old[indices],
+        values=new[indices],
     )
 
 
-Draft = tuple[ChunkHeader, bytes]
+def encode_whole(runs: Runs, target: np.ndarray) -> tuple[Chunk, ...]:
+    """Return the chunks that lead from nothing to `target`; their payloads look into it."""
+    return _numbered(
+        _chunk(each, Encoding.DENSE, target[each.bytes].data) for each in runs.ranges()
+    )
 
 
-def _encode_range(where: ChunkRange, target: np.ndarray, base: np.ndarray | None) -> Draft:
-    part = slice(where.offset, where.offset + where.nbytes)
-    if base is None:
-        return _draft(where, Encoding.DENSE, target[part].tobytes())
-    new = target[part].view(where.dtype.bits)
-    old = base[part].view(where.dtype.bits)
-    indices = np.flatnonzero(new != old)
-    if not len(indices):
-        return _draft(where, Encoding.UNCHANGED, b"")
-    # A change costs at least a byte of gap and one of distance before the entropy stage, which
-    # takes at most about a third off: no need to try when nearly everything changed.
-    if len(indices) < len(new) * where.dtype.itemsize * 0.75:
-        raw = sparse_fast.encode(indices, old[indices], new[indices])
-        packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(raw)
-        payload, compression = min(
-            ((packed, Compression.ZSTD), (raw, Compression.NONE)), key=lambda pair: len(pair[0])
-        )
-        if len(payload) < where.nbytes:
-            return _draft(where, Encoding.SPARSE_FAST, payload, compression, len(indices))
-    return _draft(where, Encoding.DENSE, target[part].tobytes())
+def _encode_range(where: ChunkRange, target: np.ndarray, change: Change | None) -> Chunk:
+    if change is None:
+        return _chunk(where, Encoding.UNCHANGED, b"")
+    # A copy: a patch outlives the state that it was cut from.
+    return _encode_sparse(where, change) or _chunk(
+        where, Encoding.DENSE, target[where.bytes].tobytes()
+    )
 
 
-def _draft(
+def _encode_sparse(where: ChunkRange, change: Change) -> Chunk | None:
+    """Return None where raw bytes are cheaper, or surely not worth the try."""
+    limit = where.nbytes * 5 // 4
+    # Every change costs a byte of gap and one of distance.
+    if 2 * len(change.positions) > limit:
+        return None
+    indices = change.positions - where.offset // where.dtype.itemsize
+    raw = sparse_fast.encode(indices, change.before, change.values, limit_nbytes=limit)
+    if raw is None:
+        return None
+    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True).compress(raw)
+    is_packed = len(packed) < len(raw)
+    payload = packed if is_packed else raw
+    if len(payload) >= where.nbytes:
+        return None
+    compression = Compression.ZSTD if is_packed else Compression.NONE
+    return _chunk(where, Encoding.SPARSE_FAST, payload, compression, len(indices))
+
+
+def _chunk(
     where: ChunkRange,
     encoding: Encoding,
-    payload: bytes,
+    payload: bytes | memoryview,
     compression: Compression = Compression.NONE,
     changed_count: int = 0,
-) -> Draft:
+) -> Chunk:
     header = ChunkHeader(
         index=0,
         offset=where.offset,
@@ -80,29 +105,34 @@ def _draft(
         payload_nbytes=len(payload),
         changed_count=changed_count,
     )
-    return header, payload
+    return Chunk(header=header, payload=payload)
 
 
-def _merge_unchanged(drafts: Iterator[Draft]) -> Iterator[Draft]:
-    held: ChunkHeader | None = None
-    for header, payload in drafts:
-        if held is not None and _continues(held, header):
-            held = replace(held, nbytes=held.nbytes + header.nbytes)
+def _merge_unchanged(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    held: Chunk | None = None
+    for chunk in chunks:
+        if held is not None and _continues(held.header, chunk.header):
+            nbytes = held.header.nbytes + chunk.header.nbytes
+            held = Chunk(header=replace(held.header, nbytes=nbytes))
             continue
         if held is not None:
-            yield held, b""
-            held = None
-        if header.encoding is Encoding.UNCHANGED:
-            held = header
-        else:
-            yield header, payload
+            yield held
+        held = chunk
     if held is not None:
-        yield held, b""
+        yield held
 
 
 def _continues(held: ChunkHeader, header: ChunkHeader) -> bool:
     return (
-        header.encoding is Encoding.UNCHANGED
+        held.encoding is Encoding.UNCHANGED
+        and header.encoding is Encoding.UNCHANGED
         and header.dtype is held.dtype
-        and header.offset == held.offset + held.nbytes
+        and header.offset == held.end
+    )
+
+
+def _numbered(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
+    return tuple(
+        Chunk(header=replace(chunk.header, index=index), payload=chunk.payload)
+        for index, chunk in enumerate(chunks)
     )

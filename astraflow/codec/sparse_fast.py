@@ -27,23 +27,35 @@ _HEAD = struct.Struct("<II")
 _ESCAPE = 255
 
 
-def encode(indices: np.ndarray, old: np.ndarray, new: np.ndarray) -> bytes:
+def encode(
+    indices: np.ndarray, old: np.ndarray, new: np.ndarray, *, limit_nbytes: int
+) -> bytes | None:
     """Code the changed elements of a range.
 
     Args:
         indices: i64[n], rising: which elements of the range changed.
-        old: Bits (uN[n]) that they had.
-        new: Bits (uN[n]) that they have.
+        old: uN[n], the bits that they had.
+        new: uN[n], the bits that they have.
+        limit_nbytes: A longer payload is not wanted.
+
+    Returns:
+        None when it would be longer.
     """
     zigzag = _zigzag(_ordered(new) - _ordered(old))
-    distances = np.minimum(zigzag, _ESCAPE).astype(np.uint8)
     escapes = zigzag[zigzag >= _ESCAPE]
+    # Every gap takes a byte at least.
+    if _HEAD.size + 2 * len(indices) + escapes.nbytes > limit_nbytes:
+        return None
     gaps = _encode_gaps(indices)
+    distances = np.minimum(zigzag, _ESCAPE).astype(np.uint8)
     parts = (_HEAD.pack(len(gaps), len(escapes)), gaps, distances.tobytes(), escapes.tobytes())
-    return b"".join(parts)
+    payload = b"".join(parts)
+    return payload if len(payload) <= limit_nbytes else None
 
 
-def decode(payload: bytes, old: np.ndarray, *, changed_count: int) -> tuple[np.ndarray, np.ndarray]:
+def decode(
+    payload: bytes | memoryview, old: np.ndarray, *, changed_count: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return what changed in a range.
 
     Args:
@@ -72,6 +84,8 @@ def decode(payload: bytes, old: np.ndarray, *, changed_count: int) -> tuple[np.n
     escaped = np.flatnonzero(distances == _ESCAPE)
     if len(escaped) != escape_count:
         raise _invalid("has another number of escapes than it says")
+    if not distances.all() or (escape_count and escapes.min() < _ESCAPE):
+        raise _invalid("is not canonical")
     zigzag[escaped] = escapes
     return indices, _unordered(_ordered(old[indices]) + _unzigzag(zigzag))
 
@@ -82,48 +96,73 @@ def largest_nbytes(element_count: int, itemsize: int) -> int:
 
 
 def _encode_gaps(indices: np.ndarray) -> bytes:
-    gaps = np.diff(indices, prepend=-1) - 1
-    full, rest = np.divmod(gaps, _ESCAPE)
-    ends = np.cumsum(full + 1) - 1
-    stream = np.full(int(ends[-1]) + 1 if len(ends) else 0, _ESCAPE, np.uint8)
-    stream[ends] = rest
+    gaps = np.empty_like(indices)
+    gaps[:1] = indices[:1]
+    np.subtract(indices[1:], indices[:-1], out=gaps[1:])
+    gaps[1:] -= 1
+    wide = np.flatnonzero(gaps >= _ESCAPE)
+    if not len(wide):
+        return gaps.astype(np.uint8).tobytes()
+    full, rest = np.divmod(gaps[wide], _ESCAPE)
+    gaps[wide] = rest
+    ends = np.arange(len(gaps))
+    ends += _spread(full, wide, len(gaps))
+    stream = np.full(int(ends[-1]) + 1, _ESCAPE, np.uint8)
+    stream[ends] = gaps
     return stream.tobytes()
+
+
+def _spread(full: np.ndarray, wide: np.ndarray, count: int) -> np.ndarray:
+    """Return how many bytes 255 come before the end of each gap: i64[count]."""
+    before = np.zeros(count, np.int64)
+    before[wide] = full
+    return np.cumsum(before)
 
 
 def _decode_gaps(stream: np.ndarray, count: int, element_count: int) -> np.ndarray:
     ends = np.flatnonzero(stream != _ESCAPE)
     if len(ends) != count or (count and ends[-1] != len(stream) - 1) or (not count and len(stream)):
         raise _invalid("has another number of gaps than of changes")
-    indices = np.cumsum(stream, dtype=np.int64)[ends] + np.arange(count, dtype=np.int64)
+    # One more per gap: the changed element itself.
+    indices = np.cumsum(stream, dtype=np.int64)
+    if len(stream) > count:
+        indices = indices[ends]
+    indices += np.arange(count)
     if count and indices[-1] >= element_count:
         raise _invalid("changes an element beyond its range")
     return indices
 
 
-def _sign_bit(dtype: np.dtype[np.unsignedinteger]) -> np.unsignedinteger:
-    return dtype.type(1 << (8 * dtype.itemsize - 1))
-
-
 def _ordered(bits: np.ndarray) -> np.ndarray:
-    sign = _sign_bit(bits.dtype)
-    return np.where(bits & sign, ~bits, bits | sign)
+    """Flip the sign bit of positive numbers, all bits of negative ones."""
+    top, sign = _top(bits.dtype)
+    flips = np.negative(bits >> top)
+    flips |= sign
+    return bits ^ flips
 
 
 def _unordered(ordered: np.ndarray) -> np.ndarray:
-    sign = _sign_bit(ordered.dtype)
-    return np.where(ordered & sign, ordered ^ sign, ~ordered)
+    top, sign = _top(ordered.dtype)
+    flips = (ordered >> top) - ordered.dtype.type(1)
+    flips |= sign
+    return ordered ^ flips
+
+
+def _top(dtype: np.dtype[np.unsignedinteger]) -> tuple[np.unsignedinteger, np.unsignedinteger]:
+    """Return the place of the sign bit, and the bit."""
+    place = 8 * dtype.itemsize - 1
+    return dtype.type(place), dtype.type(1 << place)
 
 
 def _zigzag(distance: np.ndarray) -> np.ndarray:
     """Fold signed distances, given modulo 2^N, into unsigned ones."""
-    top = distance.dtype.type(8 * distance.itemsize - 1)
-    one = distance.dtype.type(1)
-    return (distance << one) ^ (~(distance >> top) + one)
+    top, _ = _top(distance.dtype)
+    return (distance << distance.dtype.type(1)) ^ np.negative(distance >> top)
 
 
 def _unzigzag(folded: np.ndarray) -> np.ndarray:
     one = folded.dtype.type(1)
-    return (folded >> one) ^ (~(folded & one) + one)
+    return (folded >> one) ^ np.negative(folded & one)
 
 
 def _invalid(why: str) -> AstraflowError:

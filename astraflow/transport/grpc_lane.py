@@ -1,14 +1,17 @@
 """The gRPC lane: always there. One round trip to the first byte, connections stay warm."""
 
+import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import grpc.aio
+from grpc.aio import AioRpcError
 
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import dial
-from astraflow.rpc.errors import raised_from
+from astraflow.rpc.errors import is_answer, raised_from
 from astraflow.rpc.tls import Tls
 from astraflow.wire.patches import (
     SentChunk,
@@ -22,12 +25,24 @@ from astraflow.wire.weights import decode_layout
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import TransferServiceStub
 
+_MAX_CHANNELS: Final = 32
+
+# Its stubs lack it.
+_EOF: Final[object] = cast("Any", grpc.aio).EOF
+
 
 class GrpcLane:
     """Pulls from any number of sources, each over a channel that is kept."""
 
-    def __init__(self, *, tls: Tls | None = None) -> None:
+    def __init__(self, *, tls: Tls | None = None, stall_timeout_s: float = 30.0) -> None:
+        """Start without a connection.
+
+        Args:
+            tls: None: plain text.
+            stall_timeout_s: A source that sends nothing for so long is given up.
+        """
         self._tls = tls
+        self._stall_timeout_s = stall_timeout_s
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def pull(
@@ -41,18 +56,27 @@ class GrpcLane:
             transfer_token: Of the run.
 
         Raises:
-            AstraflowError: What the source answered, or SOURCE_UNREACHABLE.
+            AstraflowError: What the source answered; SOURCE_UNREACHABLE, SOURCE_TIMEOUT when it
+                did not, or not to the end; CHUNK_INVALID for a message that cannot be read.
         """
         request = pb.PullRequest(spec=encode_transfer_spec(spec))
-        call = self._stub(endpoint).Pull(request, metadata=transfer_metadata(transfer_token))
+        stub = await self._stub(endpoint)
+        call = stub.Pull(request, metadata=transfer_metadata(transfer_token))
         try:
-            async for response in call:
-                if response.WhichOneof("item") == "plan":
-                    yield decode_transfer_plan(response.plan)
-                else:
-                    yield decode_sent_chunk(response.chunk)
-        except grpc.aio.AioRpcError as error:
-            raise raised_from(error) from error
+            while True:
+                async with asyncio.timeout(self._stall_timeout_s):
+                    response = await call.read()
+                if response is _EOF:
+                    return
+                yield _decode(response)
+        except AioRpcError as error:
+            raise _failure(endpoint, error) from error
+        except TimeoutError:
+            raise AstraflowError(
+                Reason.SOURCE_TIMEOUT,
+                f"{endpoint} has sent nothing for {self._stall_timeout_s:g} s",
+                retryable=True,
+            ) from None
         finally:
             call.cancel()
 
@@ -60,16 +84,18 @@ class GrpcLane:
         """Return a layout; the caller proves it by its digest.
 
         Raises:
-            AstraflowError: LAYOUT_UNKNOWN, or what else the source answered.
+            AstraflowError: LAYOUT_UNKNOWN, or what else the source answered; SOURCE_UNREACHABLE,
+                SOURCE_TIMEOUT; INVALID_FIELD for a layout that cannot be one.
         """
+        stub = await self._stub(endpoint)
         try:
-            response = await self._stub(endpoint).GetLayout(
+            response = await stub.GetLayout(
                 pb.GetLayoutRequest(layout_digest=digest),
                 metadata=transfer_metadata(transfer_token),
-                timeout=30,
+                timeout=self._stall_timeout_s,
             )
-        except grpc.aio.AioRpcError as error:
-            raise raised_from(error) from error
+        except AioRpcError as error:
+            raise _failure(endpoint, error) from error
         return decode_layout(response.layout)
 
     async def close(self) -> None:
@@ -78,7 +104,33 @@ class GrpcLane:
         for channel in channels.values():
             await channel.close(None)
 
-    def _stub(self, endpoint: str) -> Any:
-        if endpoint not in self._channels:
-            self._channels[endpoint] = dial(endpoint, tls=self._tls)
-        return cast("Any", TransferServiceStub(self._channels[endpoint]))
+    async def _stub(self, endpoint: str) -> Any:
+        """Return a stub; the channel that was not used for longest makes room for a new one."""
+        channel = self._channels.pop(endpoint, None) or dial(endpoint, tls=self._tls)
+        self._channels[endpoint] = channel
+        if len(self._channels) > _MAX_CHANNELS:
+            await self._channels.pop(next(iter(self._channels))).close(None)
+        return cast("Any", TransferServiceStub(channel))
+
+
+def _decode(response: pb.PullResponse) -> TransferPlan | SentChunk:
+    try:
+        if response.WhichOneof("item") == "plan":
+            return decode_transfer_plan(response.plan)
+        return decode_sent_chunk(response.chunk)
+    except AstraflowError as error:
+        raise AstraflowError(
+            Reason.CHUNK_INVALID, f"a message of the transfer is not sound: {error.message}"
+        ) from error
+
+
+def _failure(endpoint: str, error: AioRpcError) -> AstraflowError:
+    if is_answer(error):
+        return raised_from(error)
+    is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    return AstraflowError(
+        Reason.SOURCE_TIMEOUT if is_late else Reason.SOURCE_UNREACHABLE,
+        f"{endpoint}: {error.details() or error.code().name}",
+        retryable=True,
+        metadata={"status": error.code().name},
+    )

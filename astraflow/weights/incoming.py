@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
-from astraflow.codec.chunks import Chunk, check_header
+from astraflow.codec.chunks import Chunk
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
 from astraflow.core.versions import VersionInfo
+from astraflow.weights.frame import Frame
+from astraflow.weights.routes import is_readable
+from astraflow.weights.state import CompletePatch
 from astraflow.wire.patches import (
     ChunkSet,
     PatchIndex,
@@ -15,43 +17,55 @@ from astraflow.wire.patches import (
     digest_of,
 )
 
+VerifiedChunks = dict[bytes, dict[int, Chunk]]
+"""By root of the patch, by index."""
+
 
 class Incoming:
     """Collects the chunks of the patches that lead to a version.
 
     Chunks are kept by the root of their patch, so what one source sent before it failed need not
-    be sent by the next one.
+    be sent by the next one; nor again, when the next pull begins with what this one has left.
+
+    Attributes:
+        target: What is wanted.
+        base_version: What is held; None: nothing.
+        nbytes: Payload received and verified.
+        chunk_count: Chunks received and verified.
+        bad_chunk_count: Chunks, or lists of their digests, that were refused.
     """
 
     def __init__(
-        self, target: VersionInfo, known: Mapping[int, VersionInfo], *, base_version: int | None
+        self,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+        *,
+        base_version: int | None,
+        leftover: VerifiedChunks | None = None,
     ) -> None:
-        """Start with nothing received.
+        """Start with what an earlier pull has left.
 
         Args:
             target: What is wanted.
-            known: Versions as the run told them: their roots are trusted.
+            known: Versions as the run told them, the target too: their roots are trusted.
             base_version: What is held; None: nothing.
+            leftover: Of a pull that failed.
         """
         self.target = target
         self.base_version = base_version
-        self.nbytes = 0
+        self.nbytes = self.chunk_count = self.bad_chunk_count = 0
         self._known = known
         self._indexes: tuple[PatchIndex, ...] = ()
-        self._chunks: dict[bytes, dict[int, Chunk]] = {}
+        self._chunks: VerifiedChunks = leftover or {}
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the plan starts from nothing."""
-        return bool(self._indexes) and self._indexes[0].patch.base_version is None
+    def chunks(self) -> VerifiedChunks:
+        """What is here, for a later pull to begin with."""
+        return self._chunks
 
     def spec(self) -> TransferSpec:
         """Return what to ask a source for."""
-        have = [
-            ChunkSet(root_digest=root, indexes=frozenset(chunks))
-            for root, chunks in self._chunks.items()
-            if chunks
-        ]
+        have = [ChunkSet.of(root, chunks) for root, chunks in self._chunks.items() if chunks]
         return TransferSpec(
             policy_id=self.target.policy_id,
             version=self.target.version,
@@ -60,16 +74,22 @@ class Incoming:
             have_chunks=tuple(have),
         )
 
-    def take(self, item: TransferPlan | SentChunk, layout: Layout) -> None:
+    def begin(self) -> None:
+        """Forget the plan, not the chunks: another source makes its own."""
+        self._indexes = ()
+
+    def take(self, item: TransferPlan | SentChunk, frame: Frame) -> None:
         """Take the plan or a chunk of it.
 
         Raises:
-            AstraflowError: DIGEST_MISMATCH, CHUNK_INVALID: the source lies or is broken.
+            AstraflowError: DIGEST_MISMATCH, CHUNK_INVALID: the source lies or is broken;
+                PATCH_UNKNOWN: the run has not told of a patch in the plan, or this release
+                cannot read it.
         """
         if isinstance(item, TransferPlan):
             self._take_plan(item)
         else:
-            self._take_chunk(item, layout)
+            self._take_chunk(item, frame)
 
     def require_complete(self) -> None:
         """Check that every chunk of the plan is here.
@@ -77,64 +97,84 @@ class Incoming:
         Raises:
             AstraflowError: SOURCE_UNREACHABLE: the source ended before.
         """
+        if not self._indexes:
+            raise AstraflowError(Reason.SOURCE_UNREACHABLE, "the source ended without a plan")
         for index in self._indexes:
             missing = index.patch.chunk_count - len(self._chunks[index.patch.root_digest])
             if missing:
                 raise AstraflowError(
                     Reason.SOURCE_UNREACHABLE,
-                    f"the source ended {missing} chunks before the end of version "
-                    f"{index.patch.version}",
+                    f"the source ended {missing} chunks before the end of version"
+                    f" {index.patch.version}",
+                    retryable=True,
                 )
-        if not self._indexes:
-            raise AstraflowError(Reason.SOURCE_UNREACHABLE, "the source ended without a plan")
 
-    def patches(self) -> Iterator[tuple[PatchIndex, tuple[Chunk, ...]]]:
+    def patches(self) -> Iterator[CompletePatch]:
         """Yield the patches in the order in which they are applied, chunks by index."""
         for index in self._indexes:
             chunks = self._chunks[index.patch.root_digest]
-            yield index, tuple(chunks[number] for number in range(index.patch.chunk_count))
+            yield index.patch, tuple(chunks[number] for number in range(index.patch.chunk_count))
 
     def _take_plan(self, plan: TransferPlan) -> None:
+        if self._indexes:
+            raise AstraflowError(Reason.CHUNK_INVALID, "a transfer has one plan, not two")
         at = self.base_version
-        for number, index in enumerate(plan.patches):
+        for index in plan.patches:
             self._require_registered(index)
-            base = index.patch.base_version
-            if base != at and not (number == 0 and base is None):
+            if index.patch.base_version != at:
                 raise AstraflowError(
-                    Reason.CHUNK_INVALID, f"a patch starts from version {base}, not from {at}"
+                    Reason.CHUNK_INVALID,
+                    f"a patch starts from {index.patch.base_version}, not from {at}",
                 )
             at = index.patch.version
         if at != self.target.version or not plan.patches:
             raise AstraflowError(
-                Reason.CHUNK_INVALID, f"the plan leads to version {at}, not {self.target.version}"
+                Reason.CHUNK_INVALID, f"the plan leads to {at}, not {self.target.version}"
             )
         self._indexes = plan.patches
-        for index in plan.patches:
-            self._chunks.setdefault(index.patch.root_digest, {})
+        roots = [index.patch.root_digest for index in plan.patches]
+        # Chunks of patches that are not in the plan would never be used up.
+        self._chunks = {root: self._chunks.get(root, {}) for root in roots}
 
     def _require_registered(self, index: PatchIndex) -> None:
         info = self._known.get(index.patch.version)
-        if info is None or index.patch not in info.patches:
+        if info is None or index.patch not in info.patches or not is_readable(index.patch):
             raise AstraflowError(
-                Reason.DIGEST_MISMATCH,
-                f"the run does not know this patch to version {index.patch.version}",
+                Reason.PATCH_UNKNOWN,
+                f"the patch to version {index.patch.version} is none that the run told of and"
+                " this release can read",
             )
         if index.root_digest != index.patch.root_digest:
+            self.bad_chunk_count += 1
             raise AstraflowError(
                 Reason.DIGEST_MISMATCH, "the chunk digests do not add up to the registered root"
             )
 
-    def _take_chunk(self, sent: SentChunk, layout: Layout) -> None:
+    def _take_chunk(self, sent: SentChunk, frame: Frame) -> None:
         header = sent.chunk.header
+        try:
+            index = self._verified_index(sent)
+        except AstraflowError:
+            self.bad_chunk_count += 1
+            raise
+        frame.runs.check(header)
+        chunks = self._chunks[index.patch.root_digest]
+        if header.index not in chunks:
+            chunks[header.index] = sent.chunk
+            self.chunk_count += 1
+            self.nbytes += len(sent.chunk.payload)
+
+    def _verified_index(self, sent: SentChunk) -> PatchIndex:
+        """Return the patch that a chunk is surely of."""
+        number = sent.chunk.header.index
         if not sent.patch_index < len(self._indexes):
             raise AstraflowError(Reason.CHUNK_INVALID, "a chunk of no patch of the plan")
         index = self._indexes[sent.patch_index]
-        if not header.index < index.patch.chunk_count:
-            raise AstraflowError(Reason.CHUNK_INVALID, f"the patch has no chunk {header.index}")
-        if digest_of(sent.chunk) != index.chunk_digests[header.index]:
+        if not number < index.patch.chunk_count:
+            raise AstraflowError(Reason.CHUNK_INVALID, f"the patch has no chunk {number}")
+        if digest_of(sent.chunk) != index.chunk_digests[number]:
             raise AstraflowError(
-                Reason.DIGEST_MISMATCH, f"chunk {header.index} has other bytes than registered"
+                Reason.DIGEST_MISMATCH,
+                f"chunk {number} of version {index.patch.version} has other bytes than registered",
             )
-        check_header(header, layout)
-        self._chunks[index.patch.root_digest][header.index] = sent.chunk
-        self.nbytes += len(sent.chunk.payload)
+        return index

@@ -6,54 +6,62 @@ a source. The state that results is compared with the version's state digest. Wh
 what is held stays as it was.
 """
 
+import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
 from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
 from astraflow.core.updates import WeightUpdate
-from astraflow.core.versions import Source, SourceKind, SourceReport, VersionInfo
+from astraflow.core.versions import SourceKind, VersionInfo
 from astraflow.rpc.tls import Tls
 from astraflow.transport.grpc_lane import GrpcLane
-from astraflow.weights.flat import dense_updates
-from astraflow.weights.incoming import Incoming
-from astraflow.weights.state import HeldState
-from astraflow.wire.weights import layout_digest
+from astraflow.weights.fetch import Fetch
+from astraflow.weights.frame import Frame
+from astraflow.weights.incoming import Incoming, VerifiedChunks
+from astraflow.weights.pulled import Pulled, PullFailed
+from astraflow.weights.routes import payload_nbytes
+from astraflow.weights.state import HeldState, stage
+from astraflow.weights.tensor_updates import dense_updates
 
-_ATTEMPTS = 3
-_CUT = frozenset({Reason.SOURCE_UNREACHABLE, Reason.NOT_READY, Reason.SOURCE_TIMEOUT})
+Result = TypeVar("Result")
 
+# Another way may be open where this one is not; a source that cannot be reached has none.
+_BARRED: Final = frozenset(
+    {
+        Reason.VERSION_EVICTED,
+        Reason.PATCH_UNKNOWN,
+        Reason.DIGEST_MISMATCH,
+        Reason.CHUNK_INVALID,
+    }
+)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pulled:
-    """A version that arrived.
-
-    Attributes:
-        update: What it asks of the engine.
-        nbytes: Payload received, from all sources.
-        duration: First request to last chunk verified.
-        reports: One per source tried.
-    """
-
-    update: WeightUpdate
-    nbytes: int
-    duration: timedelta
-    reports: tuple[SourceReport, ...]
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class WeightPuller:
     """Holds one policy's weights as a flat state and moves it from version to version."""
 
-    def __init__(self, policy_id: PolicyId, *, tls: Tls | None = None) -> None:
-        """Start with nothing held."""
+    def __init__(
+        self, policy_id: PolicyId, *, tls: Tls | None = None, stall_timeout_s: float = 30.0
+    ) -> None:
+        """Start with nothing held.
+
+        Args:
+            policy_id: Whose weights.
+            tls: Of the sources; None: plain text.
+            stall_timeout_s: A source that sends nothing for so long is given up.
+        """
         self._policy_id = policy_id
-        self._lane = GrpcLane(tls=tls)
-        self._layout: Layout | None = None
-        self._layout_digest = b""
+        self._lane = GrpcLane(tls=tls, stall_timeout_s=stall_timeout_s)
+        self._one_at_a_time = asyncio.Lock()
+        self._frame: Frame | None = None
         self._held: HeldState | None = None
+        self._leftover: VerifiedChunks = {}
 
     @property
     def version(self) -> int | None:
@@ -63,7 +71,10 @@ class WeightPuller:
     async def pull(
         self, target: VersionInfo, known: Mapping[int, VersionInfo], transfer_token: bytes
     ) -> Pulled:
-        """Get a version from the first source that gives it whole and true.
+        """Get a version: by the fewest bytes, from the first source that gives it whole and true.
+
+        What is held moves on only when all of it was verified. A version that is held already
+        costs nothing and comes as a whole update.
 
         Args:
             target: What is wanted, with its sources, best first.
@@ -71,34 +82,23 @@ class WeightPuller:
             transfer_token: Of the run.
 
         Raises:
-            AstraflowError: VERSION_EVICTED when it is no longer served; the failure of the last
-                source; DIGEST_MISMATCH when the state that resulted is not the version's.
+            PullFailed: VERSION_EVICTED when no source serves it any more; DIGEST_MISMATCH or
+                CHUNK_INVALID when what came is not what the run registered; PATCH_UNKNOWN when
+                the run knows no way to it; SOURCE_UNREACHABLE or SOURCE_TIMEOUT.
         """
         started = time.monotonic()
-        trusted = {**known, target.version: target}
-        incoming = Incoming(target, trusted, base_version=self._base_for(target))
-        reports: list[SourceReport] = []
-        sources = [
-            source for source in target.sources if source.kind is not SourceKind.OBJECT_STORE
-        ]
-        failure: AstraflowError | None = None
-        for source in sources:
-            report, failure = await self._from_source(source, incoming, transfer_token)
-            reports.append(report)
-            if failure is None:
-                break
-        if failure is not None:
-            raise failure
-        if not sources:
-            raise AstraflowError(
-                Reason.SOURCE_UNREACHABLE, f"version {target.version} has no source yet"
-            )
-        update = self._apply(incoming)
+        fetch = Fetch(self._lane, _endpoints(target), transfer_token)
+        async with self._one_at_a_time:
+            try:
+                update = await self._update(target, {**known, target.version: target}, fetch)
+            except AstraflowError as error:
+                raise PullFailed(error, fetch.reports()) from error
+        reports = fetch.reports()
         return Pulled(
             update=update,
             nbytes=sum(report.nbytes for report in reports),
             duration=timedelta(seconds=time.monotonic() - started),
-            reports=tuple(reports),
+            reports=reports,
         )
 
     def full_update(self) -> WeightUpdate:
@@ -107,98 +107,119 @@ class WeightPuller:
         Raises:
             AstraflowError: NOT_READY when nothing is held.
         """
-        if self._held is None or self._layout is None:
+        if self._held is None:
             raise AstraflowError(Reason.NOT_READY, f"no weights of {self._policy_id} are held")
         return WeightUpdate(
             policy_id=self._policy_id,
             version=self._held.version,
             base_version=None,
-            tensors=dense_updates(self._layout, self._held.flat),
+            tensors=dense_updates(self._held.frame.layout, self._held.flat),
         )
 
     async def close(self) -> None:
         """Close all connections."""
         await self._lane.close()
 
-    def _base_for(self, target: VersionInfo) -> int | None:
-        """Return the held version when a patch can start from it."""
-        if self._held is None or target.layout_digest != self._layout_digest:
-            return None
-        return self._held.version if self._held.version < target.version else None
+    async def _update(
+        self, target: VersionInfo, known: Mapping[int, VersionInfo], fetch: Fetch
+    ) -> WeightUpdate:
+        if self._has(target):
+            return self.full_update()
+        *shortcuts, last = self._ways(target, known)
+        if self._frame is None or self._frame.digest != target.layout_digest:
+            self._frame = await fetch.layout(target.layout_digest)
+        for base in shortcuts:
+            try:
+                return await self._go(base, target, known, fetch)
+            except AstraflowError as error:
+                if error.reason not in _BARRED:
+                    raise
+                log.warning(
+                    "the shortest way to a version is barred, trying the next",
+                    policy_id=self._policy_id,
+                    version=target.version,
+                    base_version=None if base is None else base.version,
+                    why=str(error),
+                )
+        return await self._go(last, target, known, fetch)
 
-    async def _from_source(
-        self, source: Source, incoming: Incoming, token: bytes
-    ) -> tuple[SourceReport, AstraflowError | None]:
-        """Take from one source what is still missing; a cut is resumed a few times."""
-        started, before = time.monotonic(), incoming.nbytes
-        failure: AstraflowError | None = None
-        for _ in range(_ATTEMPTS):
-            failure = await self._attempt(source, incoming, token)
-            if failure is None or failure.reason not in _CUT:
-                break
-        report = SourceReport(
-            address=source.endpoint,
-            nbytes=incoming.nbytes - before,
-            duration=timedelta(seconds=time.monotonic() - started),
-            failure=None if failure is None else failure.to_failure(),
-            bad_chunk_count=int(_is_lie(failure)),
+    def _has(self, target: VersionInfo) -> bool:
+        return (
+            self._held is not None
+            and self._held.version == target.version
+            and self._held.frame.digest == target.layout_digest
+            and self._held.digest.to_bytes() == target.content_digest
         )
-        return report, failure
 
-    async def _attempt(
-        self, source: Source, incoming: Incoming, token: bytes
-    ) -> AstraflowError | None:
-        try:
-            await self._ensure_layout(source, incoming.target, token)
-            layout = self._require_layout()
-            async for item in self._lane.pull(source.endpoint, incoming.spec(), token):
-                incoming.take(item, layout)
-            incoming.require_complete()
-        except AstraflowError as error:
-            return error
-        return None
-
-    async def _ensure_layout(self, source: Source, target: VersionInfo, token: bytes) -> None:
-        """Fetch the layout once; its digest, which the run registered, proves it."""
-        if target.layout_digest == self._layout_digest:
-            return
-        layout = await self._lane.get_layout(source.endpoint, target.layout_digest, token)
-        if layout_digest(layout) != target.layout_digest:
+    def _ways(
+        self, target: VersionInfo, known: Mapping[int, VersionInfo]
+    ) -> list[HeldState | None]:
+        """Return what to start from, the way of the fewest bytes first; None: nothing."""
+        bases: list[HeldState | None] = [None]
+        if self._held is not None and self._held.frame.digest == target.layout_digest:
+            bases.append(self._held)
+        costs = [
+            (cost, base)
+            for base in bases
+            if (cost := payload_nbytes(known, base and base.version, target.version)) is not None
+        ]
+        if not costs:
             raise AstraflowError(
-                Reason.DIGEST_MISMATCH, f"{source.endpoint} sent another layout than was asked for"
+                Reason.PATCH_UNKNOWN,
+                f"the run knows no patch that leads from {self.version} to version"
+                f" {target.version} and that this release can read",
             )
-        self._layout, self._layout_digest, self._held = layout, target.layout_digest, None
+        return [base for _, base in sorted(costs, key=lambda pair: pair[0])]
 
-    def _require_layout(self) -> Layout:
-        if self._layout is None:
+    async def _go(
+        self,
+        base: HeldState | None,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+        fetch: Fetch,
+    ) -> WeightUpdate:
+        """Fetch, stage, verify, and only then move on."""
+        frame = self._frame
+        if frame is None:
             raise AstraflowError(Reason.LAYOUT_UNKNOWN, "no layout has been fetched")
-        return self._layout
-
-    def _apply(self, incoming: Incoming) -> WeightUpdate:
-        """Move the held state to the version, or leave it as it was."""
-        layout = self._require_layout()
-        held = self._held
-        if held is None or incoming.is_whole:
-            held = HeldState.empty(layout)
+        incoming = Incoming(
+            target, known, base_version=base and base.version, leftover=self._leftover
+        )
         try:
-            tensors = held.advance(incoming.target, incoming.patches())
-        except AstraflowError:
-            # Every chunk was what the run registered, so what is held is not: start anew.
-            self._held = None
-            raise
-        is_from_nothing = held is not self._held
-        self._held = held
+            await fetch.chunks(incoming, frame)
+        finally:
+            self._leftover = incoming.chunks
+        # Verified chunks that make no sound version would only do the same again.
+        self._leftover = {}
+        digests = {version: info.content_digest for version, info in known.items()}
+        return await _to_the_end(asyncio.to_thread(self._advance, frame, base, incoming, digests))
+
+    def _advance(
+        self,
+        frame: Frame,
+        base: HeldState | None,
+        incoming: Incoming,
+        content_digests: Mapping[int, bytes],
+    ) -> WeightUpdate:
+        staged = stage(frame, base, incoming.patches(), content_digests)
+        self._held = staged.commit()
         return WeightUpdate(
             policy_id=self._policy_id,
-            version=incoming.target.version,
-            base_version=None if is_from_nothing else incoming.base_version,
-            tensors=tensors,
+            version=self._held.version,
+            base_version=base and base.version,
+            tensors=staged.tensor_updates(),
         )
 
 
-def _is_lie(failure: AstraflowError | None) -> bool:
-    return failure is not None and failure.reason in (
-        Reason.DIGEST_MISMATCH,
-        Reason.CHUNK_INVALID,
-        Reason.INVALID_FIELD,
-    )
+async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Await work that a cancellation must not leave running behind the caller's back."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+def _endpoints(target: VersionInfo) -> list[str]:
+    return [each.endpoint for each in target.sources if each.kind is not SourceKind.OBJECT_STORE]

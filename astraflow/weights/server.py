@@ -46,13 +46,13 @@ class WeightServer:
         self._owns_loop = loop is None
         self._loop = loop or LoopThread(name="astraflow-weights")
         self._server: RunningServer | None = None
-        self._transfer_token = b""
+        self._transfer_tokens: tuple[bytes, ...] = ()
 
     def __enter__(self) -> Self:
         """Start to serve.
 
         Raises:
-            AstraflowError: NOT_READY when the port is in use.
+            AstraflowError: INVALID_FIELD when it cannot listen there.
         """
         if self._owns_loop:
             self._loop.start()
@@ -80,14 +80,14 @@ class WeightServer:
         return self._server.address
 
     def set_transfer_token(self, token: bytes) -> None:
-        """Let in who has this secret of the run, and nobody else."""
-        self._transfer_token = token
+        """Let in who has this secret of the run, or the one before, which some still use."""
+        self._transfer_tokens = (token, *self._transfer_tokens[:1])
 
     async def _start(self) -> RunningServer:
         servicer = TransferServicer(
             self._publisher.policy_id,
             self._publisher.store,
-            transfer_token=lambda: self._transfer_token,
+            transfer_tokens=lambda: self._transfer_tokens,
             clock=SystemClock(),
         )
         return await start_server(

@@ -1,8 +1,11 @@
 """astraflow.weights.v1, the transfer side: chunks, patch indexes, specs and plans."""
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
+from typing import Self
 
 from blake3 import blake3
 
@@ -26,7 +29,7 @@ from astraflow.wire.weights import (
     decode_patch_info,
     encode_patch_info,
 )
-from astraflow_proto.weights.v1 import patch_pb2, transfer_pb2
+from astraflow_proto.weights.v1 import layout_pb2, patch_pb2, transfer_pb2
 
 ENCODINGS = EnumTable(Encoding, patch_pb2.Encoding, "ENCODING")
 COMPRESSIONS = EnumTable(Compression, patch_pb2.Compression, "COMPRESSION")
@@ -54,18 +57,49 @@ class PatchIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSet:
-    """Chunks of one patch, by index; no indexes: all."""
+    """Chunks of one patch.
+
+    Attributes:
+        root_digest: Of the patch.
+        indexes: Runs of chunk indexes, rising, without overlap; empty: all.
+    """
 
     root_digest: bytes
-    indexes: frozenset[int] = frozenset()
+    indexes: tuple[range, ...] = ()
+
+    @classmethod
+    def of(cls, root_digest: bytes, indexes: Iterable[int]) -> Self:
+        """Return the set of some indexes; at least one."""
+        runs: list[range] = []
+        for index in sorted(indexes):
+            if runs and runs[-1].stop == index:
+                runs[-1] = range(runs[-1].start, index + 1)
+            else:
+                runs.append(range(index, index + 1))
+        return cls(root_digest=root_digest, indexes=tuple(runs))
 
     def __contains__(self, index: int) -> bool:
-        return not self.indexes or index in self.indexes
+        if not self.indexes:
+            return True
+        at = bisect_right(self.indexes, index, key=lambda run: run.start) - 1
+        return at >= 0 and index in self.indexes[at]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferSpec:
-    """What a puller wants, has and can do; see `weights/v1/transfer.proto`."""
+    """What a puller wants, has and can do; see `weights/v1/transfer.proto`.
+
+    Attributes:
+        policy_id: Whose weights.
+        version: What is wanted.
+        base_version: What is held; None: nothing.
+        layout_digest: Of both.
+        profiles: In order of preference; empty: the source chooses.
+        max_memory_nbytes: For staging; 0: no limit.
+        ranges: Parts of the layout that are wanted, in bytes; empty: all.
+        want_chunks: Only these; empty: all.
+        have_chunks: Not these.
+    """
 
     policy_id: PolicyId
     version: int
@@ -73,6 +107,7 @@ class TransferSpec:
     layout_digest: bytes = b""
     profiles: tuple[CodecProfile, ...] = ()
     max_memory_nbytes: int = 0
+    ranges: tuple[range, ...] = ()
     want_chunks: tuple[ChunkSet, ...] = ()
     have_chunks: tuple[ChunkSet, ...] = ()
 
@@ -142,7 +177,7 @@ def encode_sent_chunk(sent: SentChunk) -> patch_pb2.Chunk:
     """Return a chunk for the wire."""
     return patch_pb2.Chunk(
         header=encode_chunk_header(sent.chunk.header),
-        payload=sent.chunk.payload,
+        payload=bytes(sent.chunk.payload),
         patch_index=sent.patch_index,
     )
 
@@ -190,6 +225,7 @@ def encode_transfer_spec(spec: TransferSpec) -> transfer_pb2.TransferSpec:
         layout_digest=spec.layout_digest,
         profiles=map(PROFILES.encode, spec.profiles),
         max_memory_nbytes=spec.max_memory_nbytes,
+        ranges=[layout_pb2.ByteRange(offset=each.start, nbytes=len(each)) for each in spec.ranges],
         want_chunks=map(_encode_chunk_set, spec.want_chunks),
         have_chunks=map(_encode_chunk_set, spec.have_chunks),
     )
@@ -208,32 +244,32 @@ def decode_transfer_spec(message: transfer_pb2.TransferSpec) -> TransferSpec:
         layout_digest=message.layout_digest,
         profiles=tuple(map(PROFILES.decode, message.profiles)),
         max_memory_nbytes=at_least(message.max_memory_nbytes, 0, "max_memory_nbytes"),
+        ranges=tuple(_decode_byte_range(each) for each in message.ranges),
         want_chunks=tuple(map(_decode_chunk_set, message.want_chunks)),
         have_chunks=tuple(map(_decode_chunk_set, message.have_chunks)),
     )
 
 
 def _encode_chunk_set(chunks: ChunkSet) -> transfer_pb2.ChunkSet:
-    ranges: list[transfer_pb2.IndexRange] = []
-    for index in sorted(chunks.indexes):
-        if ranges and ranges[-1].first + ranges[-1].count == index:
-            ranges[-1].count += 1
-        else:
-            ranges.append(transfer_pb2.IndexRange(first=index, count=1))
-    return transfer_pb2.ChunkSet(root_digest=chunks.root_digest, indexes=ranges)
-
-
-_MAX_CHUNKS = 1 << 24  # 64 TiB of dense chunks; more is a lie that would cost memory
+    runs = [transfer_pb2.IndexRange(first=run.start, count=len(run)) for run in chunks.indexes]
+    return transfer_pb2.ChunkSet(root_digest=chunks.root_digest, indexes=runs)
 
 
 def _decode_chunk_set(message: transfer_pb2.ChunkSet) -> ChunkSet:
-    ranges = [range(each.first, each.first + each.count) for each in message.indexes]
-    if any(not 0 <= each.start < each.stop <= _MAX_CHUNKS for each in ranges):
+    if len(message.root_digest) != DIGEST_NBYTES:
+        raise invalid("root_digest", f"needs {DIGEST_NBYTES} bytes")
+    runs = [range(each.first, each.first + each.count) for each in message.indexes]
+    if any(not 0 <= run.start < run.stop for run in runs):
         raise invalid("indexes", "a range needs a first of at least 0 and a count of at least 1")
-    if sum(map(len, ranges)) > _MAX_CHUNKS:
-        raise invalid("indexes", "name more chunks than any patch has")
-    indexes = frozenset(index for each in ranges for index in each)
-    return ChunkSet(root_digest=message.root_digest, indexes=indexes)
+    if any(after.start < before.stop for before, after in pairwise(runs)):
+        raise invalid("indexes", "ranges must rise and not overlap")
+    return ChunkSet(root_digest=message.root_digest, indexes=tuple(runs))
+
+
+def _decode_byte_range(message: layout_pb2.ByteRange) -> range:
+    if message.offset < 0 or message.nbytes < 1:
+        raise invalid("ranges", "a range needs an offset of at least 0 and at least 1 byte")
+    return range(message.offset, message.offset + message.nbytes)
 
 
 def encode_transfer_plan(plan: TransferPlan) -> transfer_pb2.TransferPlan:

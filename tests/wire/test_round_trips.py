@@ -35,7 +35,7 @@ from astraflow.core.rollouts import (
 )
 from astraflow.core.tasks import RolloutTask, SamplingParams, TaskPurpose, VersionRange
 from astraflow.core.versions import PatchInfo, VersionInfo
-from astraflow.wire.patches import PatchIndex
+from astraflow.wire.patches import ChunkSet, PatchIndex
 
 NUMBERS = st.integers(0, 2**31 - 1)
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -47,6 +47,7 @@ PRIMITIVES: Mapping[Any, st.SearchStrategy[Any]] = {
     float: REALS,
     str: TEXTS,
     bytes: st.binary(max_size=8),
+    memoryview: st.binary(max_size=8).map(memoryview),
     datetime: st.datetimes(datetime(1, 1, 1), datetime(9999, 1, 1), timezones=st.just(UTC)),
     timedelta: st.timedeltas(timedelta(), timedelta(days=3650)),
     NoneType: st.none(),
@@ -57,7 +58,8 @@ NAMED: Mapping[str, st.SearchStrategy[Any]] = {
     "options": JSON,
     "scorer_options": JSON,
     "nbytes": st.integers(1, 2**31 - 1),
-    "indexes": st.frozensets(st.integers(0, 9)),
+    "indexes": st.sets(st.integers(0, 9)).map(lambda each: ChunkSet.of(bytes(32), each).indexes),
+    "ranges": st.lists(st.builds(range, st.integers(0, 9), st.integers(10, 99))).map(tuple),
     "incarnation": st.integers(1, 2**31 - 1),
     "max_outstanding": st.integers(1, 2**31 - 1),
     "delivery_count": st.integers(1, 2**31 - 1),

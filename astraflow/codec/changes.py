@@ -1,0 +1,30 @@
+"""Changes: what a patch does to the flat state, as absolute new bits beside the old ones."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from astraflow.core.dtype import Dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Change:
+    """Elements of the flat state that change, and what they were before.
+
+    Attributes:
+        dtype: Of the elements.
+        positions: i64[n], rising: byte offset of each divided by the element size.
+        before: uN[n], the bits that they had.
+        values: uN[n], the bits that they get.
+    """
+
+    dtype: Dtype
+    positions: np.ndarray
+    before: np.ndarray
+    values: np.ndarray
+
+    def apply(self, flat: np.ndarray) -> None:
+        """Write the new bits into a state: u8[nbytes]. Doing so twice is harmless."""
+        itemsize = self.dtype.itemsize
+        whole = len(flat) // itemsize * itemsize
+        flat[:whole].view(self.dtype.bits)[self.positions] = self.values

@@ -1,0 +1,120 @@
+"""Runs of tensors of one dtype: how a layout is cut into chunks, and what chunks must keep to."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from astraflow.codec.chunks import (
+    CHUNK_NBYTES,
+    MAX_RANGE_NBYTES,
+    ChunkHeader,
+    Compression,
+    Encoding,
+)
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRange:
+    """Bytes `[offset, offset + nbytes)` of a layout, all of one dtype."""
+
+    offset: int
+    nbytes: int
+    dtype: Dtype
+
+    @property
+    def end(self) -> int:
+        """First byte after it."""
+        return self.offset + self.nbytes
+
+    @property
+    def bytes(self) -> slice:
+        """Where it lies in the flat state."""
+        return slice(self.offset, self.end)
+
+
+class Runs:
+    """The runs of a layout: neighbouring tensors of one dtype, from the first to the last byte.
+
+    The padding between two tensors of a run belongs to it, and is zero in every version.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._runs = tuple(_runs(layout))
+        self._offsets = [run.offset for run in self._runs]
+
+    def ranges(self) -> Iterator[ChunkRange]:
+        """Cut every run into ranges of 4 MiB; its last one may be shorter."""
+        for run in self._runs:
+            for offset in range(run.offset, run.end, CHUNK_NBYTES):
+                nbytes = min(CHUNK_NBYTES, run.end - offset)
+                yield ChunkRange(offset=offset, nbytes=nbytes, dtype=run.dtype)
+
+    def check(self, header: ChunkHeader) -> None:
+        """Refuse a header that cannot be true, before anything is decoded.
+
+        Raises:
+            AstraflowError: CHUNK_INVALID.
+        """
+        fault = self._fault(header)
+        if fault:
+            raise AstraflowError(Reason.CHUNK_INVALID, f"chunk {header.index}: {fault}")
+
+    def check_cover(self, headers: Sequence[ChunkHeader]) -> None:
+        """Refuse checked headers, by index, that do not rise or leave out a part of the layout.
+
+        Raises:
+            AstraflowError: CHUNK_INVALID.
+        """
+        for before, after in pairwise(headers):
+            if after.offset < before.end:
+                raise AstraflowError(
+                    Reason.CHUNK_INVALID, f"chunk {after.index}: its range begins inside the last"
+                )
+        missing = sum(run.nbytes for run in self._runs) - sum(each.nbytes for each in headers)
+        if missing:
+            raise AstraflowError(
+                Reason.CHUNK_INVALID, f"the patch says nothing about {missing} bytes"
+            )
+
+    def _fault(self, header: ChunkHeader) -> str | None:
+        if header.nbytes <= 0 or not self._has(header):
+            return f"its range is not inside tensors of {header.dtype}"
+        if header.offset % header.dtype.itemsize or header.nbytes % header.dtype.itemsize:
+            return f"its range cuts through an element of {header.dtype}"
+        if header.encoding is Encoding.UNCHANGED:
+            is_empty = not header.payload_nbytes and header.compression is Compression.NONE
+            fault = None if is_empty else "an unchanged range has no payload"
+        elif not 0 < header.payload_nbytes <= CHUNK_NBYTES or header.nbytes > MAX_RANGE_NBYTES:
+            fault = "it is larger than a chunk may be, or empty"
+        else:
+            fault = None
+        is_sparse = header.encoding in (Encoding.SPARSE_FAST, Encoding.SPARSE_COMPACT)
+        if not int(is_sparse) <= header.changed_count <= is_sparse * header.element_count:
+            return f"it cannot have {header.changed_count} changes"
+        return fault
+
+    def _has(self, header: ChunkHeader) -> bool:
+        at = bisect_right(self._offsets, header.offset) - 1
+        if at < 0:
+            return False
+        run = self._runs[at]
+        return run.dtype is header.dtype and header.end <= run.end
+
+
+def _runs(layout: Layout) -> Iterator[ChunkRange]:
+    held: ChunkRange | None = None
+    for spec in layout.tensors:
+        if not spec.nbytes:
+            continue
+        if held is not None and held.dtype is not spec.dtype:
+            yield held
+            held = None
+        offset = spec.offset if held is None else held.offset
+        nbytes = spec.offset + spec.nbytes - offset
+        held = ChunkRange(offset=offset, nbytes=nbytes, dtype=spec.dtype)
+    if held is not None:
+        yield held

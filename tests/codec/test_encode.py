@@ -1,0 +1,151 @@
+"""Two versions become chunks and back, bit by bit, always with the same bytes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astraflow.codec.chunks import CHUNK_NBYTES, Compression, Encoding
+from astraflow.codec.decode import decode_change, decode_whole
+from astraflow.codec.encode import encode_patch, encode_whole
+from astraflow.codec.runs import Runs
+from astraflow.codec.state_digest import StateDigest
+from astraflow.core.dtype import Dtype
+from astraflow.core.layout import Layout
+
+SHARES = st.sampled_from([0, 0.01, 0.1, 0.5, 1])
+
+
+def applied(runs, chunks, base):
+    flat = base.copy()
+    for chunk in chunks:
+        runs.check(chunk.header)
+        old = base[chunk.header.offset : chunk.header.end].view(chunk.header.dtype.bits)
+        change = decode_change(chunk, old)
+        if change is not None:
+            assert (change.before != change.values).all()
+            change.apply(flat)
+    runs.check_cover([chunk.header for chunk in chunks])
+    return flat
+
+
+def content(chunks):
+    return [(chunk.header, bytes(chunk.payload)) for chunk in chunks]
+
+
+def patch(layout, target, base):
+    target, base = target.view(np.uint8), base.view(np.uint8)
+    return encode_patch(Runs(layout), target, base, StateDigest())[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), share=SHARES)
+def test_a_patch_gives_the_target_bit_by_bit_for_every_dtype(states, seed, share):
+    rng = np.random.default_rng(seed)
+    base = states.random(rng)
+    target = states.touched(base, rng, share)
+    start = StateDigest.of(states.layout, base)
+
+    chunks, digest = encode_patch(states.runs, target, base, start)
+
+    assert (applied(states.runs, chunks, base) == target).all()
+    assert digest == StateDigest.of(states.layout, target)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_whole_version_comes_back_bit_by_bit(states, seed):
+    target = states.random(np.random.default_rng(seed))
+    flat = np.zeros_like(target)
+
+    chunks = encode_whole(states.runs, target)
+
+    for chunk in chunks:
+        states.runs.check(chunk.header)
+        part = flat[chunk.header.offset : chunk.header.end]
+        part.view(chunk.header.dtype.bits)[:] = decode_whole(chunk)
+    assert (flat == target).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), share=SHARES)
+def test_the_same_two_versions_give_the_same_bytes(states, seed, share):
+    rng = np.random.default_rng(seed)
+    base = states.random(rng)
+    target = states.touched(base, rng, share)
+    first, again = (
+        encode_patch(states.runs, target.copy(), base.copy(), StateDigest())[0] for _ in range(2)
+    )
+
+    assert content(first) == content(again)
+
+
+def test_the_byte_format_is_what_the_documentation_says():
+    """Worked example of docs/weights.md; a change of these bytes needs a new codec version."""
+    layout = Layout.of([("w", Dtype.BF16, (512,))])
+    base = np.full(512, 0x3F80, np.uint16)
+    target = base.copy()
+    target[[2, 3, 300, 511]] = 0x3F81, 0x3F7F, 0xBF80, 0x3F82
+
+    (chunk,) = patch(layout, target, base)
+
+    assert chunk.header.encoding is Encoding.SPARSE_FAST
+    assert chunk.header.compression is Compression.NONE
+    assert bytes(chunk.payload).hex() == (
+        "05000000"  # bytes of gaps
+        "01000000"  # escapes
+        "02 00 ff29 d2"  # 2, 0, 255 + 41, 210 unchanged elements before each
+        "02 01 ff 04"  # +1, -1, escaped, +2 units in the last place
+        "01fe"  # 0xbf80 is 32,513 units below 0x3f80: -32,513 folded modulo 2^16
+    ).replace(" ", "")
+
+
+def test_what_does_not_change_costs_one_header():
+    layout = Layout.of([(f"expert{n}", Dtype.BF16, (CHUNK_NBYTES // 4,)) for n in range(8)])
+    flat = np.zeros(layout.nbytes, np.uint8)
+
+    (chunk,) = patch(layout, flat, flat)
+
+    assert (chunk.header.encoding, chunk.header.nbytes) == (Encoding.UNCHANGED, layout.nbytes)
+    assert not chunk.payload
+
+
+def test_a_change_in_one_range_leaves_its_neighbours_without_payload():
+    layout = Layout.of([("w", Dtype.F32, (5 * CHUNK_NBYTES // 4,))])
+    base = np.zeros(layout.nbytes, np.uint8)
+    target = base.copy()
+    target[2 * CHUNK_NBYTES + 8] = 1
+
+    chunks = patch(layout, target, base)
+
+    assert [chunk.header.encoding for chunk in chunks] == [
+        Encoding.UNCHANGED,
+        Encoding.SPARSE_FAST,
+        Encoding.UNCHANGED,
+    ]
+    assert [chunk.header.index for chunk in chunks] == [0, 1, 2]
+    assert (applied(Runs(layout), chunks, base) == target).all()
+
+
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.F32, Dtype.U8, Dtype.F64])
+def test_noise_is_sent_raw(dtype):
+    layout = Layout.of([("w", dtype, (4096,))])
+    rng = np.random.default_rng(0)
+    base, target = rng.integers(0, 256, (2, layout.nbytes)).astype(np.uint8)
+
+    (chunk,) = patch(layout, target, base)
+
+    assert chunk.header.encoding is Encoding.DENSE
+    assert bytes(chunk.payload) == target.tobytes()
+
+
+def test_small_steps_of_one_percent_cost_about_a_byte_and_a_half_each():
+    layout = Layout.of([("w", Dtype.BF16, (1 << 20,))])
+    rng = np.random.default_rng(0)
+    base = (rng.normal(0, 0.02, 1 << 20).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    target = base.copy()
+    target[rng.random(len(base)) < 0.01] += 1
+
+    (chunk,) = patch(layout, target, base)
+
+    assert len(chunk.payload) / chunk.header.changed_count < 1.5
