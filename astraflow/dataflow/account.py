@@ -3,6 +3,7 @@
 import resource
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from astraflow.dataflow.hub import Hub
@@ -47,7 +48,19 @@ class Account:
             "wall_s": wall_s,
             "cpu_s": cpu_s,
             "idle_fraction": max(0.0, 1.0 - cpu_s / wall_s),
-            # Kilobytes on Linux: getrusage(2).
-            "max_rss_nbytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "max_rss_nbytes": _peak_rss_nbytes(),
             "loop": asdict(self._probe.stats),
         }
+
+
+def _peak_rss_nbytes() -> int:
+    """Return the most memory that this process had resident.
+
+    Where there is /proc, from VmHWM: what getrusage(2) tells begins on Linux with what the
+    parent had when it forked.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
