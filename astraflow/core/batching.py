@@ -154,7 +154,7 @@ class Batching:
                 policy.discard(lease)
 
     def _record(self, policy: Policy, lease: Lease, metrics: Mapping[str, float]) -> None:
-        policy.note_metrics(metrics)
+        policy.metrics = metrics
         self._state.do(
             RecordBatch(
                 policy_id=policy.policy_id,

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from astraflow.core.batches import EndCause
 from astraflow.core.batching import Batching
 from astraflow.core.effects import CloseHub, RunStateChanged, SendDirective
+from astraflow.core.eval_schedule import EvalSchedule
 from astraflow.core.evaluation import Evaluation
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Directive, DirectiveKind
@@ -22,14 +23,20 @@ class Ending:
     """Sees a run to its end."""
 
     def __init__(
-        self, state: State, *, training: Training, batching: Batching, evaluation: Evaluation
+        self,
+        state: State,
+        *,
+        training: Training,
+        batching: Batching,
+        evaluation: Evaluation,
+        schedule: EvalSchedule,
     ) -> None:
         self._state = state
         self._training = training
         self._batching = batching
         self._evaluation = evaluation
+        self._schedule = schedule
         self._released: set[PolicyId] = set()
-        self._has_last_evals = False
 
     @property
     def run_state(self) -> RunState:
@@ -151,10 +158,8 @@ class Ending:
             self._evaluation.cancel_all(now)
         elif not self._is_trained or len(self._released) < len(self._state.policies):
             return
-        elif not self._has_last_evals:
-            self._has_last_evals = True
-            if flow.stop is None:
-                self._evaluation.start_last(now)
+        else:
+            self._schedule.note_end(now)
         if not self._evaluation.is_idle:
             return
         flow.final_time = now

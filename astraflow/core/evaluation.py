@@ -35,7 +35,6 @@ class Evaluation:
         self._active: dict[EvalRunId, EvalWork] = {}
         self._finished: dict[EvalRunId, EvalRun] = {}
         self._requests: dict[str, tuple[EvalRunId, EvalCreated]] = {}
-        self._started: set[str] = set()
         self.has_pool = False
 
     @property
@@ -116,27 +115,6 @@ class Evaluation:
         self._state.do(EvalChanged(eval_run=work.view()))
         self._state.do(DrawEvalPrompts(eval_run_id=work.eval_run_id, data_sets=data_sets))
         return work
-
-    def note_version(self, policy_id: PolicyId, version: int, now: datetime) -> None:
-        """Start what the recipe wants measured once this version exists."""
-        for name, suite in self._suites.items():
-            policy_ids = suite.suite.policy_ids
-            newest = self._state.newest_versions(policy_ids)
-            if newest is None or policy_id not in policy_ids:
-                continue
-            if suite.at_start and name not in self._started:
-                self._started.add(name)
-                self.start(suite, dict.fromkeys(policy_ids, 0), now)
-            is_due = suite.every is not None and version > 0 and version % suite.every == 0
-            if is_due and policy_id == policy_ids[0]:
-                self.start(suite, newest, now)
-
-    def start_last(self, now: datetime) -> None:
-        """Start what the recipe wants measured at the end."""
-        for suite in self._suites.values():
-            newest = self._state.newest_versions(suite.suite.policy_ids)
-            if suite.at_end and newest is not None and not self._was_measured(suite, newest):
-                self.start(suite, newest, now)
 
     def offer(self, eval_run_id: EvalRunId, prompts: Mapping[str, tuple[Prompt, ...]]) -> None:
         """Take the rows of an evaluation's data sets."""
@@ -277,7 +255,8 @@ class Evaluation:
             )
         return pinned
 
-    def _was_measured(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> bool:
+    def was_measured(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> bool:
+        """Whether these versions were measured on a suite, or are just now."""
         runs = [*self._finished.values(), *(work.view() for work in self._active.values())]
         return any(
             run.suite == suite.suite.suite

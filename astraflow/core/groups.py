@@ -98,11 +98,13 @@ class TrainGroup(Group):
     """A group for training.
 
     Attributes:
+        number: Rises by one per group; a batch holds its groups in this order.
         policies: That train on it; those whose data ended are taken out.
         samples: What was accepted for each policy, by sample index.
         has_reward: Whether any rollout was rewarded.
     """
 
+    number: int
     policies: list[PolicyId]
     samples: dict[PolicyId, dict[int, Sample]] = field(
         default_factory=dict[PolicyId, dict[int, Sample]]

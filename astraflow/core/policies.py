@@ -18,7 +18,7 @@ from astraflow.core.members import ModelIdentity
 from astraflow.core.records import Entry
 from astraflow.core.samples import FreshGroup, Sample, sample_of
 from astraflow.core.settings import PolicySettings
-from astraflow.core.status import PolicyStatus, RolloutPlace, RolloutPlacement
+from astraflow.core.status import RolloutPlace, RolloutPlacement
 from astraflow.core.version_ledger import VersionLedger
 from astraflow.core.window import Consumed, Window
 
@@ -37,6 +37,7 @@ class Policy:
         end: Why its data ended; None: it goes on.
         end_time: When.
         ended_ranks: Ranks that were told so.
+        metrics: Of the last batch that was trained on.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Policy:
         self._buffer = FreshBuffer(max_staleness=settings.max_staleness)
         self._min_group_size = min_group_size
         self._arrivals = 0
-        self._metrics: Mapping[str, float] = {}
+        self.metrics: Mapping[str, float] = {}
 
     @property
     def train_version(self) -> int:
@@ -145,7 +146,14 @@ class Policy:
         rows = [row for sample in kept for row in sample.rows]
         stamp(rows, scale_by_std=self.settings.scale_by_std)
         self._arrivals += 1
-        self._buffer.put(FreshGroup(head=_head(group), samples=tuple(kept), arrival=self._arrivals))
+        self._buffer.put(
+            FreshGroup(
+                head=_head(group),
+                samples=tuple(kept),
+                number=group.number,
+                arrival=self._arrivals,
+            )
+        )
         self._move(kept, RolloutPlace.WAITING, RolloutPlace.FRESH)
 
     def withdraw(self, group: TrainGroup, reason: Reason) -> None:
@@ -165,7 +173,8 @@ class Policy:
     def lease(self, batch_id: BatchId, count: int, now: datetime) -> Lease:
         """Draw a batch of so many groups, at least one; `prune` comes before."""
         train_version = self.train_version
-        groups = self._buffer.take(count)
+        # In the order of their issue, so that it does not matter which one was whole first.
+        groups = tuple(sorted(self._buffer.take(count), key=lambda group: group.number))
         metrics = batch_metrics(groups, train_version=train_version) | {
             "buffer/size": float(self._buffer.sample_count),
             "buffer/open_groups": float(self.open_groups),
@@ -235,37 +244,12 @@ class Policy:
         )
         return dict(lease.metrics) | self._time_metrics(tokens, wait_s, train_s)
 
-    def note_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Keep what the last ack said, for the status."""
-        self._metrics = metrics
-
     def retire(self, cause: EndCause, now: datetime) -> None:
         """End the data: what is in the buffer is dropped."""
         groups = self._buffer.clear()
         self._drop([s for g in groups for s in g.samples], RolloutPlace.FRESH, Reason.RUN_ENDED)
         self.open_groups -= len(groups)
         self.end, self.end_time = cause, now
-
-    def status(self) -> PolicyStatus:
-        """Return the policy's column of the run's state."""
-        newest = self.versions.newest
-        return PolicyStatus(
-            policy_id=self.policy_id,
-            version=None if newest is None else newest.version,
-            step=self.step,
-            open_group_count=self.open_groups,
-            max_open_group_count=self.open_limit,
-            fresh_count=self.books.count(RolloutPlace.FRESH),
-            leased_count=self.books.count(RolloutPlace.LEASED),
-            trained_count=self.books.count(RolloutPlace.TRAINED),
-            drops=self.books.drops,
-            staleness_counts=self.window.staleness_counts,
-            wait_fraction=self.window.wait_fraction,
-            mean_reward=self.window.mean_reward,
-            tokens_per_s=self.window.tokens_per_s,
-            metrics=self._metrics,
-            window=self.window.span,
-        )
 
     def _time_metrics(self, tokens: int, wait_s: float, train_s: float) -> dict[str, float]:
         seconds = wait_s + train_s

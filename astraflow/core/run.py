@@ -20,6 +20,7 @@ from astraflow.core.batching import Batching
 from astraflow.core.effects import AnnounceVersion, Effect
 from astraflow.core.ending import Ending
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.eval_schedule import EvalSchedule
 from astraflow.core.evals import EvalRun, EvalSuite
 from astraflow.core.evaluation import Evaluation
 from astraflow.core.ids import EvalRunId, PolicyId
@@ -33,6 +34,7 @@ from astraflow.core.state import State
 from astraflow.core.status import DeadLetter, LedgerAccount, RolloutRecord, RunStatus, WaitReason
 from astraflow.core.training import Training
 from astraflow.core.versions import Source, VersionInfo
+from astraflow.core.views import run_status
 from astraflow.core.waits import explain
 
 
@@ -57,6 +59,7 @@ class Run:
         outbound = Outbound(self._state)
         self._training = Training(self._state, outbound)
         self._evaluation = Evaluation(self._state, outbound)
+        self._schedule = EvalSchedule(self._state, self._evaluation)
         self._batching = Batching(self._state, self._training)
         self._intake = Intake(
             self._state, outbound, training=self._training, evaluation=self._evaluation
@@ -68,6 +71,7 @@ class Run:
             training=self._training,
             batching=self._batching,
             evaluation=self._evaluation,
+            schedule=self._schedule,
         )
 
     def apply(self, event: ev.Event, now: datetime) -> Decision:
@@ -100,18 +104,7 @@ class Run:
 
     def status(self, now: datetime) -> RunStatus:
         """Return the whole state."""
-        state = self._state
-        return RunStatus(
-            run_id=state.settings.run_id,
-            state=self._ending.run_state,
-            policies=tuple(policy.status() for policy in state.policies.values()),
-            members=tuple(state.sessions.status(member, now) for member in state.sessions),
-            dead_letter_count=state.dead_letter_count,
-            epochs=dict(state.flow.epochs),
-            failure=state.flow.failure,
-            start_time=state.start_time,
-            server_time=now,
-        )
+        return run_status(self._state, self._ending.run_state, now)
 
     def accounts(self) -> tuple[LedgerAccount, ...]:
         """Return the books."""
@@ -232,5 +225,5 @@ class Run:
             known = policy.versions.get(info.version)
             self._state.do(AnnounceVersion(info=version_with_sources(self._state.sessions, known)))
         if is_new and not self._state.flow.is_final:
-            self._evaluation.note_version(info.policy_id, info.version, now)
+            self._schedule.note_version(info.policy_id, info.version, now)
         return policy.versions.next_version

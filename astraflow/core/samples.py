@@ -82,11 +82,13 @@ class FreshGroup:
     Attributes:
         head: How the batch names it.
         samples: Rewarded ones; fewer than asked for when the group shrank.
-        arrival: Rises by one per group; breaks ties of the buffer.
+        number: Of the group in the run.
+        arrival: Rises by one per whole group; breaks ties of the buffer.
     """
 
     head: BatchGroup
     samples: tuple[Sample, ...]
+    number: int
     arrival: int
 
     @property

@@ -26,6 +26,7 @@ class Training:
         self._prompts = deque[Prompt]()
         self._again = deque[TrainGroup]()
         self._is_drawing = False
+        self._group_count = 0
         self._failed_in_a_row = 0
         batches = [policy.groups_per_batch for policy in state.settings.policies]
         # Enough for every slot that one event can free, so that no slot waits for a prompt.
@@ -130,12 +131,14 @@ class Training:
         if room is None:
             return False
         prompt = self._prompts.popleft()
+        self._group_count += 1
         group = TrainGroup(
             group_id=GroupId(self._state.mint.next("group")),
             prompt=prompt,
             workflow_id=self._workflow.workflow_id,
             purpose=TaskPurpose.TRAIN,
             slots=[Slot() for _ in range(size)],
+            number=self._group_count,
             policies=[policy.policy_id for policy in self.live_policies],
         )
         self._state.groups[group.group_id] = group

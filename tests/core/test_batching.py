@@ -40,6 +40,18 @@ def test_advantages_are_relative_to_the_group(world):
     assert part.values("group_reward_std").tolist() == [0.5, 0.5, 0, 0]
 
 
+def test_order_in_a_batch_is_that_of_issue(world):
+    trainer, node = world.started()
+    first, second = world.pop_task(node), world.pop_task(node)
+    for task in (second, first):
+        for index in reversed(task.sample_indexes):
+            world.send(node, task, index)
+        world.finish(node, task)
+    header, (part,) = world.pop_batch(trainer)
+    assert [group.group_id for group in header.groups] == [first.group_id, second.group_id]
+    assert part.values("sample_index").tolist() == [0, 1, 0, 1]
+
+
 def test_strict_stream_gets_the_next_batch_after_the_ack(world):
     trainer, node = world.started()
     world.work(node)

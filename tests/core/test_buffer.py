@@ -14,7 +14,7 @@ def group():
         head = BatchGroup(
             group_id=f"g{arrival}", prompt_id="p", data_set="d", sample_count=len(versions)
         )
-        return FreshGroup(head=head, samples=samples, arrival=arrival)
+        return FreshGroup(head=head, samples=samples, number=arrival, arrival=arrival)
 
     return build
 
