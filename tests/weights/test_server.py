@@ -1,0 +1,192 @@
+"""A trainer that blocks serves weights from a thread; only members of the run are let in."""
+
+import numpy as np
+import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError
+
+from astraflow.client.loop_thread import LoopThread
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.auth import transfer_metadata
+from astraflow.rpc.channel import dial
+from astraflow.rpc.errors import raised_from
+from astraflow.weights.server import WeightServer
+from astraflow.wire.patches import decode_patch_index
+from astraflow.wire.weights import decode_layout
+from astraflow_proto.weights.v1 import layout_pb2, patch_pb2
+from astraflow_proto.weights.v1 import transfer_pb2 as transfers
+from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
+from astraflow_proto.weights.v1.transfer_service_pb2_grpc import TransferServiceStub
+
+
+@pytest.fixture
+def server(training):
+    with WeightServer(training.publisher) as server:
+        server.set_transfer_token(training.token)
+        yield server
+
+
+@pytest.fixture
+async def stub(server):
+    channel = dial(server.endpoint)
+    yield TransferServiceStub(channel)
+    await channel.close()
+
+
+async def answer(call):
+    with pytest.raises(AioRpcError) as caught:
+        await call
+    return raised_from(caught.value)
+
+
+async def everything(call):
+    return [response async for response in call]
+
+
+def spec_for(training, **fields):
+    fields = {"policy_id": training.policy_id, "version": 0, **fields}
+    return pb.PullRequest(spec=transfers.TransferSpec(**fields))
+
+
+async def pulled(stub, training, **fields):
+    metadata = transfer_metadata(training.token)
+    return await everything(stub.Pull(spec_for(training, **fields), metadata=metadata))
+
+
+async def refusal(stub, training, **fields):
+    with pytest.raises(AioRpcError) as caught:
+        await pulled(stub, training, **fields)
+    return raised_from(caught.value).reason
+
+
+def indexes(responses):
+    return [each.chunk.header.index for each in responses[1:]]
+
+
+async def test_the_plan_comes_first_and_says_what_follows(training, stub):
+    info = training.publish()
+
+    plan, *chunks = await pulled(stub, training)
+
+    assert plan.plan.chunk_count == len(chunks) == info.patches[0].chunk_count
+    assert plan.plan.payload_nbytes == sum(len(each.chunk.payload) for each in chunks)
+    assert plan.plan.expire_time.seconds
+
+
+async def test_a_part_of_the_chunks_can_be_asked_for(training, stub):
+    root = training.publish().patches[0].root_digest
+
+    def chunks(first, count):
+        runs = [transfers.IndexRange(first=first, count=count)]
+        return [transfers.ChunkSet(root_digest=root, indexes=runs)]
+
+    assert indexes(await pulled(stub, training)) == [0, 1, 2, 3, 4]
+    assert indexes(await pulled(stub, training, want_chunks=chunks(1, 2))) == [1, 2]
+    assert indexes(await pulled(stub, training, have_chunks=chunks(0, 2))) == [2, 3, 4]
+    assert indexes(
+        await pulled(stub, training, want_chunks=chunks(1, 2), have_chunks=chunks(2, 9))
+    ) == [1]
+    everything_of_it = [transfers.ChunkSet(root_digest=root)]
+    assert indexes(await pulled(stub, training, have_chunks=everything_of_it)) == []
+    end_of_a = layout_pb2.ByteRange(offset=300 * 40 * 2 - 1, nbytes=1)
+    assert indexes(await pulled(stub, training, ranges=[end_of_a])) == [0]
+
+
+async def test_what_cannot_be_served_is_refused_with_a_reason(training, stub):
+    training.publish()
+    training.publish()
+
+    assert await refusal(stub, training, version=2) is Reason.VERSION_UNKNOWN
+    assert await refusal(stub, training, policy_id="judge") is Reason.VERSION_UNKNOWN
+    assert await refusal(stub, training, layout_digest=bytes(32)) is Reason.LAYOUT_MISMATCH
+    assert await refusal(stub, training, max_memory_nbytes=100) is Reason.MEMORY_EXCEEDED
+    assert await refusal(stub, training, policy_id="") is Reason.INVALID_FIELD
+    assert await refusal(stub, training, base_version=1) is Reason.PATCH_UNKNOWN
+    compact = [patch_pb2.CODEC_PROFILE_COMPACT]
+    assert await refusal(stub, training, profiles=compact) is Reason.PATCH_UNKNOWN
+    nonsense = [transfers.ChunkSet(root_digest=b"short")]
+    assert await refusal(stub, training, have_chunks=nonsense) is Reason.INVALID_FIELD
+
+
+async def test_patches_and_layouts_are_known_by_their_digests(training, stub):
+    info = training.publish()
+    metadata = transfer_metadata(training.token)
+
+    patch = await stub.GetPatch(
+        pb.GetPatchRequest(root_digest=info.patches[0].root_digest), metadata=metadata
+    )
+    layout = await stub.GetLayout(
+        pb.GetLayoutRequest(layout_digest=info.layout_digest), metadata=metadata
+    )
+
+    assert decode_patch_index(patch.patch).root_digest == info.patches[0].root_digest
+    assert decode_layout(layout.layout) == training.layout
+    unknown = await answer(stub.GetPatch(pb.GetPatchRequest(), metadata=metadata))
+    assert unknown.reason is Reason.PATCH_UNKNOWN
+    unknown = await answer(stub.GetLayout(pb.GetLayoutRequest(), metadata=metadata))
+    assert unknown.reason is Reason.LAYOUT_UNKNOWN
+
+
+async def test_lanes_that_are_not_served_say_what_is_missing(training, stub):
+    for method, request in (
+        (stub.PlanTransfer, pb.PlanTransferRequest()),
+        (stub.RenewTransfer, pb.RenewTransferRequest()),
+        (stub.ReleaseTransfer, pb.ReleaseTransferRequest()),
+    ):
+        error = await answer(method(request, metadata=transfer_metadata(training.token)))
+        assert error.reason is Reason.CAPABILITY_MISSING
+        assert error.metadata["capability"].endswith("_transfer")
+
+
+async def test_nobody_is_let_in_without_the_secret_of_the_run(training):
+    training.publish()
+    with WeightServer(training.publisher) as server:
+        channel = dial(server.endpoint)
+        stub = TransferServiceStub(channel)
+        for metadata in ((), transfer_metadata(b""), transfer_metadata(training.token)):
+            with pytest.raises(AioRpcError) as caught:
+                await everything(stub.Pull(spec_for(training), metadata=metadata))
+            assert caught.value.code() is StatusCode.UNAUTHENTICATED
+        await channel.close()
+
+
+async def test_a_new_secret_lets_the_one_before_live_on_and_ends_older_ones(training, server, stub):
+    training.publish()
+    server.set_transfer_token(b"second")
+    assert await pulled(stub, training)
+    server.set_transfer_token(b"third")
+    assert await refusal(stub, training) is Reason.TOKEN_INVALID
+
+
+def test_a_port_in_use_is_a_clear_error(training, server):
+    with (
+        pytest.raises(AstraflowError, match="cannot listen"),
+        WeightServer(training.publisher, listen=server.endpoint),
+    ):
+        pass
+
+
+def test_the_loop_of_a_client_can_be_shared(training):
+    with LoopThread() as loop:
+        with WeightServer(training.publisher, loop=loop) as server:
+            assert server.endpoint.startswith("127.0.0.1:")
+        assert loop.call(_still_runs())
+    with pytest.raises(AstraflowError, match="not been started"):
+        _ = server.endpoint
+
+
+async def _still_runs():
+    return True
+
+
+async def test_publishing_goes_on_while_versions_are_pulled(training, server, stub):
+    training.publish()
+    then = training.tensors["a"]
+    metadata = transfer_metadata(training.token)
+    call = stub.Pull(spec_for(training), metadata=metadata)
+    first = await call.read()
+    for _ in range(3):
+        training.publish()
+    rest = [await call.read() for _ in range(first.plan.chunk_count)]
+
+    assert (np.frombuffer(rest[0].chunk.payload, np.uint16) == then.reshape(-1)).all()

@@ -1,0 +1,140 @@
+"""A version is staged beside the held one, which does not move before all is verified."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from astraflow.codec.changes import Change
+from astraflow.codec.chunks import ChunkHeader, Encoding
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.weights.state import Overlay, stage
+
+
+def way(training, version, base):
+    return [(patch.info, patch.chunks) for patch in training.store.plan(version, base)]
+
+
+def digests(training):
+    return {version: info.content_digest for version, info in training.infos.items()}
+
+
+def staged(training, held, version):
+    base = held and held.version
+    return stage(training.store.frame, held, way(training, version, base), digests(training))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, 99),
+    shares=st.lists(st.sampled_from([0, 0.01, 0.3]), min_size=1, max_size=5),
+)
+def test_a_chain_leads_to_the_same_bits_as_the_whole_version(tools, seed, shares):
+    training = tools.training(seed=seed)
+    training.publish()
+    held = staged(training, None, 0).commit()
+    for share in shares:
+        training.publish(share=share)
+    newest = len(shares)
+
+    chained = staged(training, held, newest)
+    before = held.flat.copy()
+    assert (held.flat == before).all()
+    state = chained.commit()
+
+    whole = staged(training, None, newest).commit()
+    assert (state.flat == whole.flat).all()
+    assert state.digest == whole.digest
+    assert state.version == newest
+
+
+def test_staging_touches_nothing(training):
+    training.publish()
+    held = staged(training, None, 0).commit()
+    before = held.flat.copy()
+    for _ in range(3):
+        training.publish()
+    held.flat.flags.writeable = False
+
+    staged(training, held, 3)
+
+    assert (held.flat == before).all()
+
+
+def test_a_wrong_state_anywhere_in_a_chain_is_found(training):
+    training.publish()
+    held = staged(training, None, 0).commit()
+    for _ in range(3):
+        training.publish()
+    for version in (1, 2, 3):
+        registered = {**digests(training), version: bytes(16)}
+        with pytest.raises(AstraflowError, match=f"not version {version}") as caught:
+            stage(training.store.frame, held, way(training, 3, 0), registered)
+        assert caught.value.reason is Reason.DIGEST_MISMATCH
+
+
+def test_a_patch_on_a_wrong_base_is_found(training, tools):
+    training.publish()
+    other = tools.training(seed=5)
+    other.publish()
+    stranger = staged(other, None, 0).commit()
+    training.publish()
+
+    with pytest.raises(AstraflowError, match="not version 1"):
+        staged(training, stranger, 1)
+
+
+def test_the_update_names_only_what_changed(training):
+    training.publish()
+    held = staged(training, None, 0).commit()
+    name, bits = "a", training.tensors["a"].copy()
+    bits[7, 3] ^= 1
+    training.tensors[name] = bits
+    training.publish(share=0)
+
+    update = staged(training, held, 1)
+    update.commit()
+    (tensor,) = update.tensor_updates()
+
+    assert (tensor.spec.name, tensor.indices.tolist()) == ("a", [7 * 40 + 3])
+    assert tensor.values.tolist() == [bits[7, 3]]
+
+
+def test_a_tensor_of_which_most_changed_comes_whole(training):
+    training.publish()
+    held = staged(training, None, 0).commit()
+    training.publish(share=0.8)
+
+    update = staged(training, held, 1)
+    update.commit()
+
+    assert all(tensor.indices is None for tensor in update.tensor_updates() if tensor.spec.shape)
+
+
+def test_an_overlay_shows_the_newest_bits_of_any_range():
+    """Ranges of later patches need not be those of earlier ones."""
+    rng = np.random.default_rng(0)
+    flat = rng.integers(0, 256, 4096).astype(np.uint8)
+    overlay, expected = Overlay(flat), flat.copy()
+    for _ in range(3):
+        layer, start = [], 0
+        while start < 2000:
+            end = min(start + int(rng.integers(50, 600)), 2048)
+            positions = start + np.flatnonzero(rng.random(end - start) < 0.2)
+            values = rng.integers(0, 1 << 16, len(positions)).astype(np.uint16)
+            if len(positions):
+                layer.append(
+                    Change(dtype=Dtype.BF16, positions=positions, before=values, values=values)
+                )
+            start = end
+        for change in layer:
+            change.apply(expected)
+        overlay.add(layer)
+
+        for offset, nbytes in ((0, 4096), (64, 2), (1000, 800), (4000, 96), (2, 4094)):
+            header = ChunkHeader(
+                index=0, offset=offset, nbytes=nbytes, dtype=Dtype.BF16, encoding=Encoding.DENSE
+            )
+            wanted = expected[offset : offset + nbytes].view(np.uint16)
+            assert (overlay.bits(header) == wanted).all()
