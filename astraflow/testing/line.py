@@ -1,0 +1,192 @@
+"""One member's line to a hub, with a switch for everything that can go wrong on it."""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self, cast
+
+import grpc
+import grpc.aio
+
+from astraflow.core.errors import AstraflowError
+from astraflow.rpc.channel import dial
+from astraflow.rpc.server import Servicer, start_server
+from astraflow.testing.relay import Relay
+
+KEEP_ALIVE = "KeepAlive"
+# Set by the channel itself.
+_OWN_KEYS = ("grpc-", "user-agent")
+
+
+class Line:
+    """Passes every call on to a hub, unless a test says otherwise.
+
+    Methods are named without their service, such as `StreamTasks`.
+
+    Attributes:
+        calls: How many of each method came in.
+
+    Example:
+        async with Line(run.address) as line:
+            line.refuse("AckBatch", times=2)
+            with TrainerClient(hub=line.address, ...) as client:
+    """
+
+    def __init__(self, hub: str) -> None:
+        """Name the hub, host:port; `async with` opens the line."""
+        self.calls = Counter[str]()
+        self._channel = dial(hub)
+        self._refusals = defaultdict[str, list[AstraflowError | grpc.StatusCode]](list)
+        self._gates: dict[str, asyncio.Event] = {}
+        self._delays: dict[str, float] = {}
+        self._changed = asyncio.Condition()
+        self._exits = AsyncExitStack()
+        self._relay: Relay | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open the line."""
+        async with AsyncExitStack() as exits:
+            await exits.enter_async_context(self._channel)
+            server = await start_server([Servicer(add=self._add, methods=object())])
+            await exits.enter_async_context(server)
+            self._relay = await exits.enter_async_context(Relay(server.address))
+            self._exits = exits.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Cut what is open and take the line down."""
+        await self._exits.aclose()
+
+    @property
+    def address(self) -> str:
+        """What the member dials instead of the hub."""
+        return self._plugs.address
+
+    def cut(self) -> None:
+        """Break every stream and call, with whatever is on its way; a new dial goes through."""
+        self._plugs.cut()
+
+    def unplug(self) -> None:
+        """Break every stream and call, and each new dial until `plug`."""
+        self._plugs.unplug()
+
+    def plug(self) -> None:
+        """Let dials through again."""
+        self._plugs.plug()
+
+    def refuse(
+        self,
+        method: str,
+        answer: AstraflowError | grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
+        *,
+        times: int = 1,
+    ) -> None:
+        """Answer the next calls of a method with an error.
+
+        gRPC itself repeats a call that was UNAVAILABLE up to three times.
+
+        Args:
+            method: Such as `AckBatch`.
+            answer: A status, or an error of the house with its reason.
+            times: How many calls.
+        """
+        self._refusals[method] += [answer] * times
+
+    def hold(self, method: str) -> None:
+        """Keep calls of a method waiting until `release`."""
+        self._gates.setdefault(method, asyncio.Event())
+
+    def release(self, method: str) -> None:
+        """Let the calls of a method go on."""
+        gate = self._gates.pop(method, None)
+        if gate is not None:
+            gate.set()
+
+    def delay(self, method: str, seconds: float) -> None:
+        """Make each call of a method so much later; 0: none."""
+        self._delays[method] = seconds
+
+    def silence(self) -> None:
+        """Hold keep-alives: streams go on, but the member seems dead until `release`."""
+        self.hold(KEEP_ALIVE)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether keep-alives are held."""
+        return KEEP_ALIVE in self._gates
+
+    async def until(self, claim: Callable[[], object]) -> None:
+        """Wait until a call makes a claim true."""
+        async with self._changed:
+            await self._changed.wait_for(claim)
+
+    @property
+    def _plugs(self) -> Relay:
+        if self._relay is None:
+            raise RuntimeError("open the line first: async with Line(...)")
+        return self._relay
+
+    def _add(self, _methods: object, server: Any) -> None:
+        server.add_registered_method_handlers("astraflow.testing.Line", {})
+        server.add_generic_rpc_handlers((_EveryMethod(self._pass_on),))
+
+    async def _pass_on(self, method: str, requests: Any, context: Any) -> AsyncIterator[bytes]:
+        """Make the same call of the hub and pass on what it answers, as bytes."""
+        await self._meddle(method.rpartition("/")[2], context)
+        call = cast("Any", self._channel).stream_stream(method)(
+            requests,
+            metadata=[
+                pair for pair in context.invocation_metadata() if not pair[0].startswith(_OWN_KEYS)
+            ],
+            timeout=context.time_remaining(),
+        )
+        try:
+            async for answer in call:
+                yield answer
+        except grpc.aio.AioRpcError as error:
+            trailing = tuple(error.trailing_metadata() or ())
+            await context.abort(error.code(), error.details() or "", trailing)
+        finally:
+            call.cancel()
+
+    async def _meddle(self, method: str, context: Any) -> None:
+        """Do to a call what the test asked for."""
+        async with self._changed:
+            self.calls[method] += 1
+            self._changed.notify_all()
+        if gate := self._gates.get(method):
+            await gate.wait()
+        if seconds := self._delays.get(method):
+            await asyncio.sleep(seconds)
+        if self._refusals[method]:
+            answer = self._refusals[method].pop(0)
+            if isinstance(answer, AstraflowError):
+                raise answer
+            await context.abort(answer, "refused, as the test asked for")
+
+
+class _EveryMethod(
+    grpc.GenericRpcHandler  # pyright: ignore[reportMissingTypeArgument] - generic in its stubs only
+):
+    """Takes calls of any method: on the wire, all kinds of calls look like two streams."""
+
+    def __init__(self, pass_on: Callable[[str, Any, Any], AsyncIterator[bytes]]) -> None:
+        self._pass_on = pass_on
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Return the handler of a method."""
+        method = str(handler_call_details.method)
+
+        async def pass_on(requests: Any, context: Any) -> AsyncIterator[bytes]:
+            async for answer in self._pass_on(method, requests, context):
+                yield answer
+
+        # Its stubs leave the types of handlers open.
+        return cast("Any", grpc).stream_stream_rpc_method_handler(pass_on)

@@ -1,0 +1,74 @@
+"""Real nodes with small engines, each on a line of its own."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from astraflow.config.recipe import Recipe
+from astraflow.core.ids import PolicyId
+from astraflow.core.tasks import RegisteredCode
+from astraflow.raas.node import Departure, NodeSettings, RaasNode
+from astraflow.raas.policies import ServedModel
+from astraflow.testing.engine import SmallEngine
+from astraflow.testing.line import Line
+from astraflow.weights.puller import WeightPuller
+from astraflow.workflows.building import workflow_specs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LiveNode:
+    """A node that runs.
+
+    Attributes:
+        name: Unique in the pool.
+        node: For `drain` and `stop`.
+        engines: By policy.
+        line: Its way to the hub, with the switches.
+        left: Done when it has left.
+    """
+
+    name: str
+    node: RaasNode
+    engines: Mapping[str, SmallEngine]
+    line: Line
+    left: asyncio.Task[Departure]
+
+    @property
+    def engine(self) -> SmallEngine:
+        """The engine of the first policy."""
+        return next(iter(self.engines.values()))
+
+    async def kill(self) -> None:
+        """End it as `kill -9` does: nobody is told."""
+        self.line.unplug()
+        self.left.cancel()
+        await asyncio.wait({self.left})
+
+
+def make_node(
+    recipe: Recipe,
+    *,
+    hub: str,
+    token: str,
+    name: str,
+    capacity: int,
+    models: Mapping[str, ServedModel],
+) -> RaasNode:
+    """Return a node that has every workflow of a recipe and pulls real weights."""
+    return RaasNode(
+        NodeSettings(
+            hub=hub,
+            token=token,
+            name=name,
+            capacity=capacity,
+            codes=_codes(recipe),
+            patience_s=5.0,
+        ),
+        models={PolicyId(policy): model for policy, model in models.items()},
+        puller=WeightPuller,
+    )
+
+
+def _codes(recipe: Recipe) -> tuple[RegisteredCode, ...]:
+    specs = workflow_specs(recipe)
+    return tuple(code for spec in specs for code in (spec.code, spec.scorer) if code is not None)

@@ -1,0 +1,79 @@
+"""A TCP relay that can be pulled out: what a network does to a connection."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+
+class Relay:
+    """Passes bytes between those who dial it and one address."""
+
+    def __init__(self, target: str) -> None:
+        """Name who is dialled, host:port."""
+        self._host, _, self._port = target.rpartition(":")
+        self._server: asyncio.Server | None = None
+        self._is_plugged = True
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> Self:
+        """Listen."""
+        self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close what is open."""
+        if self._server is not None:
+            self._server.close()
+        self.unplug()
+
+    @property
+    def address(self) -> str:
+        """Dial this."""
+        if self._server is None:
+            raise RuntimeError("start the relay first: async with Relay(...)")
+        host, port = self._server.sockets[0].getsockname()
+        return f"{host}:{port}"
+
+    def cut(self) -> None:
+        """Break every connection, with whatever is on its way; new ones are welcome."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def unplug(self) -> None:
+        """Break every connection, and new ones until `plug`."""
+        self._is_plugged = False
+        self.cut()
+
+    def plug(self) -> None:
+        """Let connections in again."""
+        self._is_plugged = True
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._is_plugged:
+            writer.transport.abort()
+            return
+        try:
+            far_reader, far_writer = await asyncio.open_connection(self._host, int(self._port))
+        except OSError:
+            writer.close()
+            return
+        ends = {writer, far_writer}
+        self._writers |= ends
+        await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+        self._writers -= ends
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass  # The connection was cut, which is what it is for.
+    finally:
+        writer.close()
