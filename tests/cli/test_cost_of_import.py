@@ -1,0 +1,77 @@
+"""What is cheap stays cheap: importing the package and asking for help load nothing heavy."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "transformers", "grpc", "numpy", "structlog", "google.protobuf"}
+
+
+def loaded(code: str) -> set[str]:
+    """Return which heavy packages a fresh interpreter loaded for some code."""
+    code += "\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return HEAVY & set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    assert loaded("import astraflow") == set()
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["raas", "join"], ["trainer", "run"], ["doctor"]])
+def test_help_loads_nothing_heavy(command):
+    code = f"""
+import sys
+from contextlib import suppress
+sys.argv = ["astraflow", *{command!r}, "--help"]
+from astraflow.cli.main import main
+with suppress(SystemExit):
+    main()
+"""
+    assert loaded(code) == set()
+
+
+def test_every_command_explains_itself():
+    done = subprocess.run(
+        [sys.executable, "-m", "astraflow", "--help"], capture_output=True, text=True, check=True
+    )
+    commands = ("run", "status", "eval", "rollouts", "doctor", "dataflow", "raas", "trainer")
+    for command in commands:
+        assert command in done.stdout
+
+
+def test_an_error_is_one_line_with_its_reason_and_exit_code_1():
+    done = subprocess.run(
+        [sys.executable, "-m", "astraflow", "status", "/no/such/run"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "has no running hub" in line
+    assert "NOT_READY" in line
+
+
+def test_a_dry_run_prints_the_resolved_recipe():
+    arguments = ["run", "recipes/sort.yaml", "--dry-run", "--set", "seed=7"]
+    done = subprocess.run(
+        [sys.executable, "-m", "astraflow", *arguments], capture_output=True, text=True, check=True
+    )
+    assert "seed: 7" in done.stdout
+    assert "max_staleness: 2" in done.stdout
+
+
+def test_doctor_tells_machines_what_works():
+    done = subprocess.run(
+        [sys.executable, "-m", "astraflow", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert checks["python"]["works"]
+    assert checks["embedded"]["works"]
+    assert checks["grpc"]["area"] == "lanes"
