@@ -193,6 +193,6 @@ async def serve(training):
 
 @pytest.fixture
 async def puller():
-    puller = WeightPuller(POLICY, stall_timeout_s=5.0)
+    puller = WeightPuller(POLICY)
     yield puller
     await puller.close()

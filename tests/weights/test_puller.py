@@ -177,7 +177,7 @@ class TestFaults:
     async def test_a_source_that_stalls_is_given_up(self, training, serve, tools):
         silent, lively = await serve(), await serve()
         silent.stalls = True
-        puller = WeightPuller(training.policy_id, stall_timeout_s=0.2)
+        puller = WeightPuller(training.policy_id, stall_timeout_s=1.0)
         pulled = await pull(puller, training, training.publish())
         assert [each.failure and each.failure.reason for each in pulled.reports] == [
             Reason.SOURCE_TIMEOUT,
