@@ -1,0 +1,56 @@
+"""Looking at rollouts: found by what is wanted, decoded by the run's own tokenizer."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError
+from astraflow.launch.samples import Wanted, find_rollouts, show_rollouts
+from astraflow.workflows.tokenizer_files import write_tokenizer
+
+
+def _row(reward, *, policy="solver"):
+    trajectory = {"policy": policy, "agent": "", "tokens": [1, 4, 3, 3, 4], "sampled_mask": [0] * 3}
+    trajectory["sampled_mask"] += [1, 1]
+    row = {"prompt": {"prompt": "ba"}, "outcome": "scored", "reward": reward, "reward_parts": {}}
+    return row | {"versions": {policy: 3}, "trajectories": [trajectory]}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    run_dir = RunDir(tmp_path)
+    run_dir.rollouts.mkdir()
+    rows = [_row(reward) for reward in (0.0, 1.0, None, 0.5)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (run_dir.rollouts / "solver.jsonl").write_text(text)
+    return run_dir
+
+
+def test_the_newest_that_are_wanted_come_oldest_first(run_dir):
+    found = find_rollouts(run_dir, wanted=Wanted(min_reward=0.5), count=10)
+    assert [row["reward"] for row in found] == [1.0, 0.5]
+    assert len(find_rollouts(run_dir, wanted=Wanted(), count=2)) == 2
+    assert find_rollouts(run_dir, wanted=Wanted(policy="verifier"), count=2) == []
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    with pytest.raises(AstraflowError, match="not the folder of a run"):
+        find_rollouts(RunDir(tmp_path / "none"), wanted=Wanted(), count=1)
+
+
+def test_tokens_are_shown_as_the_text_of_the_runs_tokenizer(run_dir):
+    checkpoint = run_dir.checkpoint("solver", 0)
+    checkpoint.mkdir(parents=True)
+    write_tokenizer(checkpoint, "ab")
+    console = Console(record=True, width=120)
+    rows = find_rollouts(run_dir, wanted=Wanted(), count=4)
+    show_rollouts(console, run_dir, rows, as_json=False)
+    assert "solver: <bos>baab" in console.export_text()
+
+
+def test_machines_get_a_json_object_a_line(run_dir, capsys):
+    rows = find_rollouts(run_dir, wanted=Wanted(), count=4)
+    show_rollouts(Console(), run_dir, rows, as_json=True)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
