@@ -102,7 +102,7 @@ class Decoder:
     def step(self) -> list[Ended]:
         """Sample one token for every row; return those that ended."""
         rows = slice(0, self._rows.count)
-        computed = slice(0, padded_rows(rows.stop))
+        computed = slice(0, self._padded(rows.stop))
         positions = self._rows.column("length", computed) - 1
         positions[rows.stop :] = 0
         length = padded_length(self._rows.max_length)
@@ -129,12 +129,15 @@ class Decoder:
 
     def _start(self) -> None:
         settings = self._settings
-        slots = padded_rows(settings.max_batch)
+        slots = self._padded(settings.max_batch)
         columns = padded_length(settings.max_context)
         self._rows = Rows(limit=slots, column_limit=columns)
         self._cache = SlotCache(
             layer_count=settings.architecture.layer_count, row_limit=slots, limit=columns
         )
+
+    def _padded(self, row_count: int) -> int:
+        return padded_rows(row_count, step=self._settings.architecture.row_step)
 
     def _prefill(self, requests: list[Request], length: int) -> list[Ended]:
         rows = self._rows.add(requests)

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.embedded.shapes import row_step
 
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
@@ -30,6 +31,7 @@ class Architecture:
         max_context: Positions that it was made for.
         window: Keys that a sliding layer attends to; None: no layer slides.
         layer_kinds: Names of the masks that its forward pass picks from; empty: one mask.
+        row_step: What the number of computed rows is a multiple of.
     """
 
     vocab_size: int
@@ -37,6 +39,7 @@ class Architecture:
     max_context: int
     window: int | None
     layer_kinds: frozenset[str]
+    row_step: int
 
 
 def load_config(model_dir: Path) -> PretrainedConfig:
@@ -80,7 +83,16 @@ def read_architecture(config: PretrainedConfig) -> Architecture:
         max_context=fields.max_position_embeddings,
         window=window if not kinds or _SLIDING in kinds else None,
         layer_kinds=kinds,
+        row_step=row_step(_widths(fields)),
     )
+
+
+def _widths(fields: Any) -> list[int]:
+    """Return the widths of what elementwise functions see."""
+    hidden: int = fields.hidden_size
+    head = getattr(fields, "head_dim", None) or hidden // fields.num_attention_heads
+    inner = getattr(fields, "intermediate_size", None) or 4 * hidden
+    return [hidden, head, inner]
 
 
 def build_module(

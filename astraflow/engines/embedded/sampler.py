@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from astraflow.engines.embedded.randomness import uniforms
@@ -47,7 +48,8 @@ class Sampler:
         """
         shaped = self._shaped(logits.float(), table, rows)
         logprobs = torch.log_softmax(shaped, dim=-1)
-        cumulative = torch.cumsum(logprobs.exp(), dim=-1)
+        # Not exp of the above: row by row, so that it has the same bits for any number of rows.
+        cumulative = torch.cumsum(torch.softmax(shaped, dim=-1), dim=-1)
         ceilings = torch.nextafter(cumulative[:, -1], torch.zeros_like(cumulative[:, -1]))
         numbers = uniforms(table.column("stream", rows), table.column("length", rows))
         heights = torch.minimum(self._tensor(numbers) * cumulative[:, -1], ceilings)
@@ -77,7 +79,7 @@ class Sampler:
         return logits
 
     def _unstoppable(
-        self, logits: torch.Tensor, table: Rows, rows: slice, waits: np.ndarray
+        self, logits: torch.Tensor, table: Rows, rows: slice, waits: npt.NDArray[np.intp]
     ) -> torch.Tensor:
         """Forbid what would end rows that have too few tokens."""
         logits = logits.clone()

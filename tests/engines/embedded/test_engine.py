@@ -1,0 +1,209 @@
+"""What is particular to the embedded engine."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.rollouts import FinishReason, KvPolicy
+from astraflow.core.tasks import SamplingParams
+from astraflow.core.updates import TensorUpdate
+from astraflow.engines.embedded import EmbeddedEngine
+
+POLICY = PolicyId("sort")
+SMALL = {
+    "vocab_size": 14,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@asynccontextmanager
+async def running(model: Any, **settings: Any):
+    engine = EmbeddedEngine.from_directory(
+        model.folder, EngineSettings(**{"device": "cpu", **settings}), POLICY
+    )
+    try:
+        await engine.load_directory(0)
+        yield engine
+    finally:
+        await engine.close()
+
+
+def knobs(length: int = 20, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_new_tokens": length, "seed": 1, "ignore_eos": True, **fields})
+
+
+async def test_in_f32_the_company_changes_no_bit(model: Any):
+    prompts = [[3 + (i * j) % 11 for j in range(1, 2 + 3 * i)] for i in range(22)]
+    asked = [knobs(3 + i, seed=i) for i in range(22)]
+    async with running(model, max_batch=20) as engine:
+        alone = [await engine.generate(p, s) for p, s in zip(prompts, asked, strict=True)]
+        together = await asyncio.gather(*map(engine.generate, prompts, asked))
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_array_equal(one.logprobs.view(np.uint32), other.logprobs.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("config", "model_class"),
+    [
+        (Qwen2Config(**SMALL, tie_word_embeddings=False), Qwen2ForCausalLM),
+        (Qwen3Config(**SMALL, head_dim=16), Qwen3ForCausalLM),
+        (MistralConfig(**SMALL, sliding_window=8), MistralForCausalLM),
+        (Gemma2Config(**SMALL, head_dim=16, sliding_window=8), Gemma2ForCausalLM),
+    ],
+    ids=["qwen2", "qwen3", "mistral-sliding", "gemma2-alternating"],
+)
+async def test_models_of_other_families_agree_with_transformers(
+    make_model: Callable[..., Any], config: Any, model_class: Any
+):
+    model = make_model(config, model_class)
+    prompts = [[3, 4, 5], [6] * 20, [7, 8]]
+    async with running(model) as engine:
+        generations = await asyncio.gather(
+            *(engine.generate(p, knobs(30, seed=i)) for i, p in enumerate(prompts))
+        )
+    for prompt, generation in zip(prompts, generations, strict=True):
+        expected = model.logprobs(0, prompt, generation.tokens)
+        np.testing.assert_allclose(generation.logprobs, expected, atol=2e-5)
+
+
+async def test_a_model_without_keys_and_values_is_refused(make_model: Callable[..., Any]):
+    config = MambaConfig(vocab_size=14, hidden_size=16, num_hidden_layers=1, state_size=4)
+    model = make_model(config, MambaForCausalLM)
+    with pytest.raises(AstraflowError) as caught:
+        EmbeddedEngine.from_directory(model.folder, EngineSettings(device="cpu"), POLICY)
+    assert caught.value.reason is Reason.INVALID_FIELD
+
+
+async def test_a_stop_string_ends_and_stays(model: Any):
+    async with running(model) as engine:
+        free = await engine.generate([3], knobs(60))
+        letters = "".join("abcdefghij>"[t - 3] for t in free.tokens.tolist() if t > 2)
+        stop = letters[20:22]
+        end = letters.index(stop) + 2
+        generation = await engine.generate([3], knobs(60, stop_strings=(stop, "zz")))
+    text = "".join("abcdefghij>"[t - 3] for t in generation.tokens.tolist() if t > 2)
+    assert text == letters[:end]
+    assert generation.finish_reason is FinishReason.STOP
+
+
+async def test_stop_strings_need_a_tokenizer(model: Any):
+    (model.folder / "tokenizer.json").unlink()
+    async with running(model) as engine:
+        with pytest.raises(AstraflowError, match=r"tokenizer\.json"):
+            await engine.generate([3], knobs(stop_strings=("a",)))
+
+
+async def test_names_are_those_of_the_checkpoint_without_the_tied_head(model: Any):
+    async with running(model) as engine:
+        assert engine.named_tensors == {n: b.shape for n, b in model.bits(0).items()}
+        assert "lm_head.weight" not in engine.named_tensors
+
+
+async def test_a_tied_head_may_be_named_instead_of_the_embeddings(model: Any):
+    update = model.update(1, seed=1)
+    renamed = tuple(
+        replace(part, spec=replace(part.spec, name="lm_head.weight"))
+        if part.spec.name == "model.embed_tokens.weight"
+        else part
+        for part in update.tensors
+    )
+    async with running(model) as engine:
+        await engine.swap(replace(update, tensors=renamed))
+        generation = await engine.generate([3], knobs())
+    expected = model.logprobs(1, [3], generation.tokens)
+    np.testing.assert_allclose(generation.logprobs, expected, atol=1e-5)
+
+
+async def test_bf16_values_are_computed_with_in_f32(model: Any):
+    update, reference = model.update(1, seed=1), model.reference(1)
+    parts: list[TensorUpdate] = []
+    for part in update.tensors:
+        parameter = reference.get_parameter(part.spec.name)
+        rounded = parameter.detach().to(torch.bfloat16)
+        parameter.data = rounded.float()
+        values = rounded.view(torch.int16).numpy().view(np.uint16).reshape(-1)
+        parts.append(replace(part, spec=replace(part.spec, dtype=Dtype.BF16), values=values))
+    async with running(model) as engine:
+        await engine.swap(replace(update, tensors=tuple(parts)))
+        generation = await engine.generate([3], knobs())
+    ids = torch.tensor([[3, *generation.tokens.tolist()]])
+    with torch.no_grad():
+        logits = reference(ids).logits[0, :-1]
+    logits[:, :2] = -torch.inf
+    expected = torch.log_softmax(logits, -1)[torch.arange(20), ids[0, 1:]]
+    np.testing.assert_allclose(generation.logprobs, expected.numpy(), atol=1e-5)
+
+
+async def test_computing_in_bf16_follows_f32(model: Any):
+    async with running(model, dtype="bf16") as engine:
+        generation = await engine.generate([3, 4], knobs())
+    expected = model.logprobs(0, [3, 4], generation.tokens)
+    np.testing.assert_allclose(generation.logprobs, expected, atol=0.3)
+
+
+async def test_read_only_arrays_are_fine(model: Any):
+    update = model.update(1, seed=1)
+    for part in update.tensors:
+        part.values.flags.writeable = False
+    async with running(model) as engine:
+        assert (await engine.swap(update)).version == 1
+
+
+async def test_the_cache_is_kept_across_versions_and_says_so(model: Any):
+    async with running(model) as engine:
+        task = asyncio.ensure_future(engine.generate([3], knobs(80)))
+        await engine.generate([3], knobs(2))
+        await engine.swap(model.update(1, seed=1))
+        spans = (await task).version_spans
+    assert [span.kv for span in spans] == [KvPolicy.UNKNOWN, KvPolicy.KEEP]
+
+
+async def test_a_missing_directory_is_named(tmp_path: Any):
+    with pytest.raises(AstraflowError, match=r"nowhere/config\.json does not exist"):
+        EmbeddedEngine.from_directory(tmp_path / "nowhere", EngineSettings(), POLICY)
+
+
+async def test_a_context_beyond_the_model_is_refused(model: Any):
+    with pytest.raises(AstraflowError, match="more than the model's 512"):
+        EmbeddedEngine.from_directory(model.folder, EngineSettings(max_context=1024), POLICY)
+
+
+async def test_a_directory_without_weights_cannot_be_loaded(model: Any):
+    (model.folder / "model.safetensors").unlink()
+    engine = EmbeddedEngine.from_directory(model.folder, EngineSettings(device="cpu"), POLICY)
+    with pytest.raises(AstraflowError) as caught:
+        await engine.load_directory(0)
+    assert caught.value.reason is Reason.APPLY_FAILED
+    await engine.close()

@@ -1,0 +1,40 @@
+import json
+from typing import Any
+
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.embedded.tokenizer import load_tokenizer
+
+
+def test_text_goes_to_ids_and_back_without_special_tokens(model: Any):
+    tokenizer = load_tokenizer(model.folder)
+    assert tokenizer.encode("dbca>") == [6, 4, 5, 3, 13]
+    assert tokenizer.decode([1, 6, 4, 5, 3, 2, 0]) == "dbca"
+    assert tokenizer.vocab_size == 14
+
+
+def test_special_ids_come_from_all_files_of_the_model(model: Any):
+    tokenizer = load_tokenizer(model.folder)
+    assert tokenizer.special_ids.eos == {2}
+    assert tokenizer.special_ids.never_sampled == {0, 1}
+    (model.folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 13]}))
+    (model.folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "a"}, "pad_token": "</s>"})
+    )
+    special = load_tokenizer(model.folder).special_ids
+    assert special.eos == {2, 3, 13}
+    assert special.never_sampled == {0, 1}
+
+
+def test_a_directory_without_tokenizer_is_named(model: Any):
+    (model.folder / "tokenizer.json").unlink()
+    with pytest.raises(AstraflowError, match=r"tokenizer\.json does not exist") as caught:
+        load_tokenizer(model.folder)
+    assert caught.value.reason is Reason.INVALID_FIELD
+
+
+def test_a_file_that_is_no_tokenizer_is_named(model: Any):
+    (model.folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(AstraflowError, match="is no tokenizer"):
+        load_tokenizer(model.folder)
