@@ -50,7 +50,8 @@ class Progress:
         step = min(policy.step for policy in status.policies)
         if step >= self._printed_step + self._stride():
             self._printed_step = step
-            self._console.print(*(line_of(policy) for policy in status.policies), sep=" | ")
+            for policy in status.policies:
+                self._console.print(line_of(policy), soft_wrap=True)
 
     def _stride(self) -> int:
         counts = [policy.trainer.step_count or 120 for policy in self._recipe.policies.values()]

@@ -1,13 +1,14 @@
 """The table that a run ends with."""
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from astraflow.config.run_dir import RunDir
-from astraflow.launch.summary import RunSummary
+from astraflow.launch.summary import PolicySummary, RunSummary
 
 
 def show_summary(console: Console, summary: RunSummary, run_dir: RunDir) -> None:
@@ -22,7 +23,7 @@ def show_summary(console: Console, summary: RunSummary, run_dir: RunDir) -> None
             f"{summary.tokens_per_s:,.0f} tokens/s"
         )
     console.print(_policies(summary))
-    members = _members(run_dir)
+    members = _members(summary, run_dir)
     if members.row_count:
         console.print(members)
     console.print(f"Everything is in [bold]{run_dir.root}[/]: {', '.join(_files(run_dir))}")
@@ -30,25 +31,30 @@ def show_summary(console: Console, summary: RunSummary, run_dir: RunDir) -> None
 
 def _policies(summary: RunSummary) -> Table:
     table = Table(title="Policies", title_justify="left")
-    columns = ("steps", "versions", "rollouts", "reward", "staleness", "weights", "swap pause")
-    table.add_column("policy")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for name, policy in summary.policies.items():
-        table.add_row(
-            name,
-            str(policy.steps),
-            str(policy.versions),
-            f"{policy.rollouts:,}",
-            f"{policy.reward_first or 0:.2f} → {policy.reward_last or 0:.2f}",
-            f"≤ {policy.staleness_max:.0f}",
-            f"{policy.weights_nbytes / 1e6:.1f} MB, {policy.sparse_share:.0%} patches",
-            f"{policy.pause_ms:.1f} ms",
-        )
+    table.add_column("")
+    for name in summary.policies:
+        table.add_column(name, justify="right")
+    for label, cells in _POLICY_ROWS.items():
+        table.add_row(label, *(cells(policy) for policy in summary.policies.values()))
     return table
 
 
-def _members(run_dir: RunDir) -> Table:
+_POLICY_ROWS: Mapping[str, Callable[[PolicySummary], str]] = {
+    "steps": lambda policy: f"{policy.steps:,}",
+    "rollouts trained on": lambda policy: f"{policy.rollouts:,}",
+    "reward, first and last steps": lambda policy: (
+        f"{policy.reward_first or 0:.2f} → {policy.reward_last or 0:.2f}"
+    ),
+    "staleness": lambda policy: f"≤ {policy.staleness_max:.0f}",
+    "versions": lambda policy: f"{policy.versions:,}",
+    "weights moved": lambda policy: f"{policy.weights_nbytes / 1e6:.1f} MB",
+    "versions as patches": lambda policy: f"{policy.patch_share:.0%}",
+    "pause for a swap, median": lambda policy: f"{policy.pause_ms:.1f} ms",
+    "trainer waited": lambda policy: f"{policy.wait_fraction:.0%}",
+}
+
+
+def _members(summary: RunSummary, run_dir: RunDir) -> Table:
     status: dict[str, Any] = {}
     if run_dir.status.exists():
         status = json.loads(run_dir.status.read_text())
@@ -58,8 +64,9 @@ def _members(run_dir: RunDir) -> Table:
     for member in status.get("members", []):
         load: dict[str, Any] = member.get("load") or {}
         did = f"{member['accepted_count']:,} rollouts"
-        if member["role"] == "trainer":
-            did = f"{load.get('step', 0)} steps"
+        policy = summary.policies.get(member["name"].removeprefix("trainer-"))
+        if member["role"] == "trainer" and policy is not None:
+            did = f"{policy.steps} steps"
         table.add_row(member["name"], member["role"], did, f"{load.get('wait_fraction', 0.0):.0%}")
     if "hub" in status:
         hub = status["hub"]

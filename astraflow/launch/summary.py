@@ -27,7 +27,7 @@ class PolicySummary:
         staleness_max: In versions, over all batches.
         wait_fraction: Share of the time that the trainer waited for a batch.
         weights_nbytes: Payload pulled by all RaaS.
-        sparse_share: Of the versions that went live, those that came as a patch.
+        patch_share: Of the versions that went live, those that came as patches of older ones.
         pause_ms: Median pause of an engine for a swap.
     """
 
@@ -39,7 +39,7 @@ class PolicySummary:
     staleness_max: float
     wait_fraction: float
     weights_nbytes: int
-    sparse_share: float
+    patch_share: float
     pause_ms: float
 
 
@@ -142,7 +142,7 @@ def _policy(steps: Sequence[Row], live: Sequence[Row]) -> PolicySummary:
         staleness_max=max((row.get("lag/max", 0.0) for row in steps), default=0.0),
         wait_fraction=_mean([row.get("time/wait_batch_frac", 0.0) for row in steps]) or 0.0,
         weights_nbytes=sum(row["pulled_nbytes"] for row in live),
-        sparse_share=_mean([float(row.get("base_version") is not None) for row in live]) or 0.0,
+        patch_share=_mean([float(row.get("base_version") is not None) for row in live]) or 0.0,
         pause_ms=round(1e3 * median([row.get("pause_s") or 0.0 for row in live] or [0.0]), 3),
     )
 

@@ -42,7 +42,7 @@ def test_summary_adds_up_what_the_hub_recorded(tmp_path):
     assert written["tokens_per_s"] == 20.0
     solver = written["policies"]["solver"]
     assert (solver["reward_first"], solver["reward_last"]) == (0.1, 1.0)
-    assert (solver["staleness_max"], solver["sparse_share"], solver["pause_ms"]) == (2, 0.5, 2.0)
+    assert (solver["staleness_max"], solver["patch_share"], solver["pause_ms"]) == (2, 0.5, 2.0)
 
 
 def test_a_run_that_wrote_nothing_has_a_summary_that_says_why(tmp_path):
