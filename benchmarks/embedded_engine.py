@@ -4,9 +4,9 @@ Two loads of 32 requests, on the demo's model and on one of more than 100 M para
 sides with the same number of threads, in turns within one run:
 
 - equal: all requests at once, the same prompt and completion length. Bar: 0.9 x static.
-- ragged: prompts and completions of 8 to 256 tokens, arriving evenly over half the time that the
-  static batch takes. A static batch can start only when the last one is there and ends
-  with its longest; the engine starts with the first. Bar: 1.5 x static.
+- ragged: completions of 8 to 256 tokens after prompts of 8 to 64, arriving evenly over half the
+  time that the static batch takes. A static batch can start only when the last one is there and
+  ends with its longest; the engine starts with the first. Bar: 1.5 x static.
 
 Throughput is useful completion tokens per second from the first arrival to the last
 result. Random weights, no end tokens: what is computed does not depend on what is said.
@@ -36,6 +36,7 @@ from astraflow.engines.embedded import EmbeddedEngine
 
 REQUESTS = 32
 SHORTEST, LONGEST = 8, 256
+LONGEST_PROMPT = 64
 MODELS: dict[str, dict[str, Any]] = {
     "demo": {
         "vocab_size": 14,
@@ -46,12 +47,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "100m": {
-        "vocab_size": 16_384,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 2560,
-        "tie_word_embeddings": True,
+        "vocab_size": 65_536,
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "intermediate_size": 2048,
+        "tie_word_embeddings": False,
     },
 }
 
@@ -69,7 +70,7 @@ def jobs_of(*, vocab_size: int, equal_length: int | None, seed: int) -> list[Job
     rng = np.random.default_rng(seed)
     jobs: list[Job] = []
     for index in range(REQUESTS):
-        prompt_length = equal_length or int(rng.integers(SHORTEST, LONGEST + 1))
+        prompt_length = equal_length or int(rng.integers(SHORTEST, LONGEST_PROMPT + 1))
         length = equal_length or int(rng.integers(SHORTEST, LONGEST + 1))
         prompt = rng.integers(3, vocab_size, prompt_length).tolist()
         arrival = 0.0 if equal_length else index / (REQUESTS - 1)

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,7 @@ class EmbeddedEngine:
         self._tokenizer = tokenizer
         self._slots = Slots(module)
         self._swapping = asyncio.Lock()
+        self._is_closed = False
         self._worker = Worker(module, settings, thread_count=thread_count)
 
     @classmethod
@@ -186,10 +188,12 @@ class EmbeddedEngine:
 
     def load(self) -> EngineLoad:
         """Return how busy it was after the last decode step."""
-        return self._worker.load
+        load = self._worker.load
+        return replace(load, queued_count=load.queued_count + self._worker.inbox_count)
 
     async def close(self) -> None:
         """Stop; running generations end with ENGINE_FAILED."""
+        self._is_closed = True
         self._worker.put(Halt(error=_closed()))
         await asyncio.to_thread(self._worker.join)
 
@@ -223,8 +227,9 @@ class EmbeddedEngine:
             return await reply
 
     def _put(self, message: Message) -> None:
-        if not self._worker.is_alive:
-            raise _closed()
+        failure = _closed() if self._is_closed else self._worker.failure
+        if failure is not None:
+            raise failure
         self._worker.put(message)
 
 

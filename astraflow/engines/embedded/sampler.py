@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from astraflow.engines.embedded.randomness import uniforms
+from astraflow.engines.embedded.requests import Request
 from astraflow.engines.embedded.rows import Rows
 
 
@@ -69,22 +69,23 @@ class Sampler:
             logits = self._penalised(logits, table, rows)
         if self._bias is not None:
             logits = logits + self._bias
-        held = table.column("length", rows) - table.column("prompt_length", rows)
-        waits = held < table.column("held", rows)
+        counts = table.column("length", rows) - table.column("prompt_length", rows)
+        waits = counts < table.column("held", rows)
         if waits.any():
-            logits = self._unstoppable(logits, table, rows, np.flatnonzero(waits))
+            logits = self._unstoppable(logits, table, rows, np.flatnonzero(waits).tolist())
         logits = logits / self._tensor(table.column("temperature", rows))[:, None]
         if table.has("is_truncated", rows):
             logits = self._truncated(logits, table, rows)
         return logits
 
     def _unstoppable(
-        self, logits: torch.Tensor, table: Rows, rows: slice, waits: npt.NDArray[np.intp]
+        self, logits: torch.Tensor, table: Rows, rows: slice, waits: list[int]
     ) -> torch.Tensor:
         """Forbid what would end rows that have too few tokens."""
         logits = logits.clone()
-        for index in waits.tolist():
-            sampling = table.requests[rows][index].sampling
+        requests: list[Request] = table.requests[rows]
+        for index in waits:
+            sampling = requests[index].sampling
             ids = [*sampling.stop_token_ids, *([] if sampling.ignore_eos else self._eos_ids)]
             logits[index, ids] = -torch.inf
         return logits

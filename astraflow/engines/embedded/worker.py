@@ -96,14 +96,15 @@ class Worker:
         self._past_sampled_count = 0
         self._busy_s = 0.0
         self._replies: list[_Reply] = []
+        self._failure: AstraflowError | None = None
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
         self._thread.start()
 
     @property
-    def is_alive(self) -> bool:
-        """Whether it still answers."""
-        return self._thread.is_alive()
+    def failure(self) -> AstraflowError | None:
+        """Why it answers no more; None while it does."""
+        return self._failure
 
     @property
     def inbox_count(self) -> int:
@@ -120,30 +121,34 @@ class Worker:
 
     def _run(self) -> None:
         torch.set_num_threads(self._thread_count)
-        with torch.inference_mode():
-            halted = False
-            while not halted:
-                halted = self._read_inbox()
-                start = time.perf_counter()
-                for version, lineup in [(None, self._live), *self._pinned.items()]:
-                    if not lineup.is_idle:
-                        self._collect(lineup.advance())
-                    if version is not None:
-                        self._let_go(version)
-                self._busy_s += time.perf_counter() - start
-                self._report()
+        try:
+            with torch.inference_mode():
+                while self._failure is None:
+                    self._turn()
+        except Exception as error:  # noqa: BLE001  nobody may wait for a thread that is gone
+            self._end(AstraflowError(Reason.ENGINE_FAILED, f"the engine broke: {error!r}"))
+            self._report()
 
-    def _read_inbox(self) -> bool:
-        """Follow what was asked; wait for it when there is nothing to decode."""
-        is_idle = self._live.is_idle and all(line.is_idle for line in self._pinned.values())
-        if is_idle and self._follow(self._inbox.get()):
-            return True
+    def _turn(self) -> None:
+        """Follow what was asked, decode one step, answer."""
+        self._read_inbox()
+        start = time.perf_counter()
+        for version, lineup in [(None, self._live), *self._pinned.items()]:
+            if not lineup.is_idle:
+                self._collect(lineup.advance())
+            if version is not None:
+                self._let_go(version)
+        self._busy_s += time.perf_counter() - start
+        self._report()
+
+    def _read_inbox(self) -> None:
+        """Follow all messages; wait for one when there is nothing to decode."""
+        if self._live.is_idle and all(lineup.is_idle for lineup in self._pinned.values()):
+            self._follow(self._inbox.get())
         while not self._inbox.empty():
-            if self._follow(self._inbox.get()):
-                return True
-        return False
+            self._follow(self._inbox.get())
 
-    def _follow(self, message: Message) -> bool:
+    def _follow(self, message: Message) -> None:
         match message:
             case Submit(request=request):
                 self._submit(request)
@@ -158,10 +163,21 @@ class Worker:
                 self._unpin(version)
                 self._replies.append((reply, None))
             case Halt(error=error):
-                for lineup in (self._live, *self._pinned.values()):
-                    self._collect(lineup.end(error))
-                return True
-        return False
+                self._end(error)
+
+    def _end(self, error: AstraflowError) -> None:
+        """Answer everything that waits with an error, for good."""
+        self._failure = error
+        for lineup in (self._live, *self._pinned.values()):
+            self._collect(lineup.end(error))
+        while not self._inbox.empty():
+            match self._inbox.get():
+                case Submit(request=request):
+                    self._replies.append((request.reply, error))
+                case Commit(reply=reply) | Pin(reply=reply) | Unpin(reply=reply):
+                    self._replies.append((reply, error))
+                case Withdraw() | Halt():
+                    pass
 
     def _submit(self, request: Request) -> None:
         if request.version is None:
