@@ -1,6 +1,7 @@
 """Signals: the first one lets the step in progress end, the second one stops at once."""
 
 import signal
+import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -30,7 +31,10 @@ class Departure:
 
     @contextmanager
     def listening(self) -> Generator[None]:
-        """Take SIGTERM and SIGINT; for the main thread."""
+        """Take SIGTERM and SIGINT; outside the main thread, which alone can, do nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         numbers = (signal.SIGTERM, signal.SIGINT)
         old = [signal.signal(number, self._asked) for number in numbers]
         try:

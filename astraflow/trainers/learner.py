@@ -17,6 +17,9 @@ from astraflow.trainers.passes import Pass, plan_passes
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
 
+# Rows that the log speaks of when a batch has none that moves the weights.
+_LOOKED_AT_ROWS = 16
+
 
 class Learner(Protocol):
     """What the loop needs of whoever changes the weights."""
@@ -76,7 +79,7 @@ class GrpoLearner:
         """Change the weights once.
 
         Rows without any advantage are left out: they would move nothing, and late in a run
-        most rows have none.
+        most rows have none. Of a batch without any other row some are looked at, for the log.
 
         Args:
             rows: This rank's share of the batch.
@@ -96,21 +99,17 @@ class GrpoLearner:
         loss = 0.0
         for one in self._plan(rows, is_trained):
             loss += self._learn(rows, one, seen, loss_token_count=loss_token_count)
+        if not is_trained.any():
+            return self._stand_still(rows)
         step = self._step_count + 1
-        norm = self._optimizer.step(step) if is_trained.any() else 0.0
+        norm = self._optimizer.step(step)
         self._step_count = step
-        at = is_trained[rows.loss.rows]
         return {
             "train/loss": loss,
             "train/grad_norm": norm,
             "train/lr": self._optimizer.rate(step),
             "train/trained_rows_frac": float(is_trained.mean()),
-            **loss_metrics(
-                rows.loss.where(at),
-                logprobs=seen.logprobs[at],
-                entropies=seen.entropies[at],
-                settings=self._settings.loss,
-            ),
+            **self._metrics(rows, seen, is_trained),
         }
 
     def likelihoods(self, rows: TrainRows, chosen_rows: np.ndarray) -> Likelihoods:
@@ -124,6 +123,29 @@ class GrpoLearner:
         for one in self._plan(rows, chosen_rows):
             self._look(rows, one, seen)
         return seen
+
+    def _stand_still(self, rows: TrainRows) -> Mapping[str, float]:
+        """Count a step that moves nothing."""
+        self._step_count += 1
+        chosen = np.arange(rows.row_count) < _LOOKED_AT_ROWS
+        return {
+            "train/loss": 0.0,
+            "train/grad_norm": 0.0,
+            "train/lr": self._optimizer.rate(self._step_count),
+            "train/trained_rows_frac": 0.0,
+            **self._metrics(rows, self.likelihoods(rows, chosen), chosen),
+        }
+
+    def _metrics(
+        self, rows: TrainRows, seen: Likelihoods, chosen_rows: np.ndarray
+    ) -> Mapping[str, float]:
+        at = chosen_rows[rows.loss.rows]
+        return loss_metrics(
+            rows.loss.where(at),
+            logprobs=seen.logprobs[at],
+            entropies=seen.entropies[at],
+            settings=self._settings.loss,
+        )
 
     def _plan(self, rows: TrainRows, chosen_rows: np.ndarray) -> Sequence[Pass]:
         indices = np.flatnonzero(chosen_rows)

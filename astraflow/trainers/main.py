@@ -96,7 +96,9 @@ def main_run(
             advertise=advertise,
             tls=tls,
         )
-        run_trainer(PolicyId(policy_id), recipe.policies[policy_id].trainer, place)
+        settings = recipe.policies[policy_id].trainer
+        with LoopThread() as loop:
+            run_trainer(PolicyId(policy_id), settings, place, loop=loop)
     except AstraflowError as error:
         log.error("the trainer failed", reason=error.reason, why=error.message)  # noqa: TRY400
         return 1
@@ -106,8 +108,16 @@ def main_run(
     return 0
 
 
-def run_trainer(policy_id: PolicyId, settings: Trainer, place: TrainerPlace) -> None:
-    """Load the model, join the run and train.
+def run_trainer(
+    policy_id: PolicyId, settings: Trainer, place: TrainerPlace, *, loop: LoopThread
+) -> None:
+    """Load the model, join the run and train; signals end it when this is the main thread.
+
+    Args:
+        policy_id: Which policy.
+        settings: Of its trainer.
+        place: Where the trainer stands.
+        loop: Running; for all that is not training.
 
     Raises:
         AstraflowError: INVALID_FIELD for a model that cannot be loaded; what joining and
@@ -127,7 +137,7 @@ def run_trainer(policy_id: PolicyId, settings: Trainer, place: TrainerPlace) -> 
     learner = GrpoLearner(model, settings)
     publisher = WeightPublisher(policy_id, layout_of(model.module, dtype))
     departure = Departure()
-    with departure.listening(), _joined(policy_id, settings, place, publisher) as client:
+    with departure.listening(), _joined(policy_id, settings, place, publisher, loop) as client:
         train(
             departure.watch(
                 client.batches(max_tokens=settings.max_tokens_per_pass, prefetch=settings.prefetch)
@@ -156,11 +166,14 @@ def run_trainer(policy_id: PolicyId, settings: Trainer, place: TrainerPlace) -> 
 
 @contextmanager
 def _joined(
-    policy_id: PolicyId, settings: Trainer, place: TrainerPlace, publisher: WeightPublisher
+    policy_id: PolicyId,
+    settings: Trainer,
+    place: TrainerPlace,
+    publisher: WeightPublisher,
+    loop: LoopThread,
 ) -> Generator[TrainerClient]:
     """Serve the weights and take the trainer's place in the run."""
     with (
-        LoopThread() as loop,
         WeightServer(
             publisher, listen=place.listen, advertise=place.advertise, tls=place.tls, loop=loop
         ) as server,

@@ -10,6 +10,9 @@ from astraflow.config.recipe import Optimizer
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers import tensors
 
+# Of the learning rate, after a decay; `config.recipe.Optimizer.decay` says so to the user.
+_LEAST_SHARE = 0.1
+
 
 class AdamW:
     """Makes one step from the gradients that have added up.
@@ -33,6 +36,10 @@ class AdamW:
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1."""
         share = min(1.0, step / max(1, self._settings.warm_up_steps))
+        if self._settings.decay is not None:
+            first, last = self._settings.decay
+            done = min(1.0, max(0.0, (step - first) / (last - first)))
+            share *= 1.0 - (1.0 - _LEAST_SHARE) * done
         return self._settings.learning_rate * share
 
     def step(self, step: int) -> float:

@@ -112,7 +112,9 @@ def test_batch_without_any_advantage_is_a_step_that_moves_nothing(make_model, ma
     model = make_model()
     before, learner = weights(model), GrpoLearner(model, SETTINGS)
     rows = TrainRows.from_parts([to_part(batch)])
-    assert learner.step(rows, loss_token_count=len(rows.loss))["train/grad_norm"] == 0.0
+    metrics = learner.step(rows, loss_token_count=len(rows.loss))
+    assert metrics["train/grad_norm"] == 0.0
+    assert metrics["mismatch/logp_abs_max"] > 0
     assert learner.step_count == 1
     assert_same(before, weights(model))
 

@@ -49,3 +49,15 @@ def test_rate_rises_then_stays():
 def test_rate_is_full_at_once_without_a_rise():
     optimizer = AdamW([nn.Parameter(torch.zeros(1))], Optimizer(learning_rate=0.5))
     assert optimizer.rate(1) == 0.5
+
+
+def test_rate_falls_to_a_tenth_between_two_steps():
+    settings = Optimizer(learning_rate=1.0, warm_up_steps=2, decay=(4, 6))
+    optimizer = AdamW([nn.Parameter(torch.zeros(1))], settings)
+    rates = [round(optimizer.rate(step), 6) for step in range(1, 9)]
+    assert rates == [0.5, 1.0, 1.0, 1.0, 0.55, 0.1, 0.1, 0.1]
+
+
+def test_a_decay_that_ends_before_it_begins_is_refused():
+    with pytest.raises(ValueError, match="decay needs two steps"):
+        Optimizer(warm_up_steps=5, decay=(4, 9))
