@@ -83,10 +83,19 @@ class Optimizer(Strict):
     learning_rate: float = Field(default=1e-6, gt=0)
     warm_up_steps: int = Field(default=0, ge=0)
     """Steps over which the rate rises linearly to learning_rate."""
+    decay: tuple[int, int] | None = None
+    """Last step at learning_rate, and the step from which on the rate is a tenth of it; it falls
+    linearly between them. Unset: it does not fall."""
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _decay_goes_on(self) -> Self:
+        if self.decay is not None and not self.warm_up_steps <= self.decay[0] < self.decay[1]:
+            raise ValueError("decay needs two steps, the first not before warm_up_steps ends")
+        return self
 
 
 class Trainer(Strict):
