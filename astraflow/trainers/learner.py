@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,19 +18,6 @@ from astraflow.trainers.tensors import backward, to_tensor
 
 # Rows that the log speaks of when a batch has none that moves the weights.
 _LOOKED_AT_ROWS = 16
-
-
-class Learner(Protocol):
-    """What the loop needs of whoever changes the weights."""
-
-    @property
-    def step_count(self) -> int:
-        """Optimizer steps done."""
-        ...
-
-    def step(self, rows: TrainRows, *, loss_token_count: int) -> Mapping[str, float]:
-        """Change the weights once; return numbers for the log."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
