@@ -1,0 +1,73 @@
+"""The page of commands against the commands themselves."""
+
+import re
+import shlex
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from astraflow.cli.main import app
+
+_OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+
+
+def commands(group=None, path=("astraflow",)):
+    group = group or typer.main.get_command(app)
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+COMMANDS = dict(commands())
+
+
+def options_of(command):
+    return {option for parameter in command.params for option in parameter.opts if "-" in option}
+
+
+@pytest.fixture
+def sections(page):
+    parts = re.split(r"^## (.+)$", page("cli.md"), flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_every_command_has_a_section_and_no_other(sections):
+    assert sections.keys() == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_told_and_no_other(sections, name):
+    table = "".join(line for line in sections[name].splitlines(True) if line.startswith("| `"))
+    told = {option for cell in re.findall(r"`([^`]+)`", table) for option in _OPTION.findall(cell)}
+    assert told == options_of(COMMANDS[name]) - {"--help"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_use_what_is_there(blocks, name):
+    lines = [
+        line for kind, _, code in blocks("cli.md") if kind == "bash" for line in code.splitlines()
+    ]
+    examples = [line for line in lines if line.startswith(f"{name} ") or line == name]
+    assert examples
+    for example in examples:
+        arguments = shlex.split(example)[len(name.split()) :]
+        # Parsing, without doing it: a missing or unknown argument raises.
+        with COMMANDS[name].make_context(
+            name, [*arguments, *token_for(name)], resilient_parsing=False
+        ):
+            pass
+
+
+def token_for(name):
+    return ["--token", "t"] if "--token" in options_of(COMMANDS[name]) else []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_what_the_page_names(sections, name):
+    shown = CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    for option in options_of(COMMANDS[name]):
+        assert option in shown.stdout
