@@ -184,6 +184,7 @@ class WeightUpdater:
                 state=VersionState.FAILED,
                 failure=error.to_failure(),
                 base_version=self._engine.version,
+                reports=error.reports if isinstance(error, PullFailed) else (),
             )
         )
         await asyncio.sleep(self._backoff.pause_s(self._failure_count))
