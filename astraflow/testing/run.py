@@ -119,18 +119,21 @@ class LiveRun:
         self.nodes[name] = live
         return live
 
-    def add_trainer(self, policy_id: str | None = None) -> asyncio.Task[Trained]:
+    def add_trainer(
+        self, policy_id: str | None = None, *, line: Line | None = None
+    ) -> asyncio.Task[Trained]:
         """Let a trainer that counts its steps join; see `train_counter`.
 
         Args:
             policy_id: None: the first policy.
+            line: Its way to the hub; None: straight.
         """
         policy_id = policy_id or next(iter(self.recipe.policies))
         settings = self.recipe.policies[policy_id].trainer
         return self.add_thread(
             partial(
                 train_counter,
-                self.address,
+                self.address if line is None else line.address,
                 token=self.join_token,
                 policy_id=policy_id,
                 groups_per_batch=settings.groups_per_batch,

@@ -1,15 +1,11 @@
-"""A small real engine, a puller of its weights and a few workflows."""
+"""A node with a small engine, a puller of its weights and a few workflows."""
 
 import asyncio
-from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 
-import numpy as np
 import pytest
 
-from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.rollouts import FinishReason, spans_of
 from astraflow.core.tasks import (
     Prompt,
     RegisteredCode,
@@ -19,117 +15,19 @@ from astraflow.core.tasks import (
     VersionRange,
     WorkflowSpec,
 )
-from astraflow.core.updates import SwapReport, WeightUpdate
+from astraflow.core.updates import WeightUpdate
 from astraflow.core.versions import VersionInfo
-from astraflow.engines.protocol import EngineLoad, Generation
 from astraflow.raas.node import NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
+from astraflow.testing import CharTokenizer, SmallEngine
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.registry import workflow
 
-VOCABULARY = "0123456789"
+DIGITS = "0123456789"
 
 
-class TinyTokenizer:
-    """One token per digit."""
-
-    def encode(self, text, *, add_special_tokens=False):
-        return [VOCABULARY.index(letter) for letter in text]
-
-    def decode(self, tokens):
-        return "".join(VOCABULARY[token] for token in tokens)
-
-
-class TinyEngine:
-    """Samples digits by (seed, position, version); `gate` holds it between two tokens."""
-
-    name = "tiny/1"
-    max_context_token_count = 64
-
-    def __init__(self):
-        self.version = None
-        self.pins = Counter()
-        self.open = asyncio.Event()
-        self.open.set()
-        self.sampled = 0
-        self.running = 0
-        self.swaps = []
-        self.refusals = []
-        self.changed = asyncio.Condition()
-
-    @property
-    def pinned_versions(self):
-        return frozenset(self.pins)
-
-    async def until(self, claim):
-        """Wait until a generation or a pin makes a claim true."""
-        async with self.changed:
-            await self.changed.wait_for(claim)
-
-    async def _change(self):
-        async with self.changed:
-            self.changed.notify_all()
-
-    async def generate(self, prompt, sampling, *, version=None):
-        self.running += 1
-        await self._change()
-        try:
-            return await self._generate(len(prompt), sampling, version)
-        finally:
-            self.running -= 1
-
-    async def _generate(self, start, sampling, pinned):
-        if pinned is not None and pinned != self.version and pinned not in self.pins:
-            raise AstraflowError(Reason.VERSION_NOT_SERVED, f"version {pinned}")
-        tokens, logprobs, versions = [], [], []
-        for position in range(start, start + sampling.max_new_tokens):
-            await self.open.wait()
-            await asyncio.sleep(0)
-            version = self.version if pinned is None else pinned
-            rng = np.random.default_rng([sampling.seed or 0, position, version])
-            weights = rng.random(len(VOCABULARY)) + 0.1
-            shares = weights / weights.sum()
-            token = int(rng.choice(len(VOCABULARY), p=shares))
-            tokens.append(token)
-            logprobs.append(np.log(shares[token]))
-            versions.append(version)
-            self.sampled += 1
-        return Generation(
-            tokens=np.array(tokens, np.int32),
-            logprobs=np.array(logprobs, np.float32),
-            version_spans=spans_of(np.array(versions, np.int64)),
-            finish_reason=FinishReason.LENGTH,
-        )
-
-    async def swap(self, update):
-        if self.refusals:
-            raise self.refusals.pop(0)
-        self.swaps.append(update)
-        self.version = update.version
-        return SwapReport(version=update.version, pause_s=0.001, inflight_count=self.running)
-
-    async def pin(self, version):
-        if version != self.version and version not in self.pins:
-            raise AstraflowError(Reason.VERSION_NOT_SERVED, f"version {version}")
-        self.pins[version] += 1
-        await self._change()
-
-    async def unpin(self, version):
-        self.pins[version] -= 1
-        if not self.pins[version]:
-            del self.pins[version]
-
-    def load(self):
-        return EngineLoad(
-            running_count=self.running,
-            queued_count=0,
-            sampled_token_count=self.sampled,
-            kv_fraction=0.25,
-            busy_s=0.0,
-        )
-
-    async def close(self):
-        pass
+def make_engine():
+    return SmallEngine(CharTokenizer(DIGITS), max_context_token_count=64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,18 +156,8 @@ def make_version():
 
 
 @pytest.fixture
-def engine_class():
-    return TinyEngine
-
-
-@pytest.fixture
-def tokenizer_class():
-    return TinyTokenizer
-
-
-@pytest.fixture
 async def engine():
-    return TinyEngine()
+    return make_engine()
 
 
 @pytest.fixture
@@ -293,7 +181,7 @@ async def node(fake_hub, engine, puller):
             codes=CODES,
             patience_s=5.0,
         ),
-        models={"solver": ServedModel(engine=engine, tokenizer=TinyTokenizer())},
+        models={"solver": ServedModel(engine=engine, tokenizer=CharTokenizer(DIGITS))},
         puller=lambda policy_id: puller,
     )
 
