@@ -16,6 +16,7 @@ from astraflow.core.updates import SwapReport, WeightUpdate
 from astraflow.core.versions import SourceReport, VersionInfo, VersionReport, VersionState
 from astraflow.engines.protocol import Engine
 from astraflow.raas.gate import VersionGate
+from astraflow.weights.pulled import PullFailed
 
 # Of these only the patches matter: a chain longer than this is never shorter than the whole.
 _KNOWN_VERSIONS = 64
