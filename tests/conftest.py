@@ -246,17 +246,22 @@ class FakeHub:
 
     async def _read_rollouts(self, requests):
         async for request in requests:
-            if request.WhichOneof("item") == "rollout":
-                item = decode_rollout(request.rollout)
-                item_id = item.rollout_id
-                await self._note(self.items, ("rollout", item))
-            else:
-                item = decode_task_result(request.result)
-                item_id = item.task_id
-                await self._note(self.items, ("result", item))
-            if self.acks_items:
-                ack = ItemAck(item_id=item_id, disposition=self.disposition)
-                self.push("StreamRollouts", encode_item_ack(ack))
+            for message in request.items:
+                await self._read_item(message)
+
+    async def _read_item(self, message):
+        if message.WhichOneof("item") == "rollout":
+            item = decode_rollout(message.rollout)
+            item_id = item.rollout_id
+            await self._note(self.items, ("rollout", item))
+        else:
+            item = decode_task_result(message.result)
+            item_id = item.task_id
+            await self._note(self.items, ("result", item))
+        if self.acks_items:
+            ack = ItemAck(item_id=item_id, disposition=self.disposition)
+            answer = raas_service_pb2.StreamRolloutsResponse(acks=[encode_item_ack(ack)])
+            self.push("StreamRollouts", answer)
 
     async def WatchVersions(self, request, context):  # noqa: N802
         after = request.after_version if request.HasField("after_version") else -1

@@ -1,7 +1,7 @@
 """Streams in two directions: what goes out waits in an outbox, what comes in is handed over."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -10,6 +10,7 @@ from grpc.aio import AioRpcError
 Sent_contra = TypeVar("Sent_contra", contravariant=True)
 Received_co = TypeVar("Received_co", covariant=True)
 Item = TypeVar("Item")
+Message = TypeVar("Message")
 Answer = TypeVar("Answer")
 
 
@@ -79,26 +80,40 @@ async def beside(*companions: Coroutine[Any, Any, None]) -> AsyncGenerator[async
 
 
 async def converse(
-    call: DuplexCall[Item, Answer], outbox: Outbox[Item], take: Callable[[Answer], None]
+    call: DuplexCall[Message, Answer],
+    outbox: Outbox[Item],
+    take: Callable[[Answer], None],
+    *,
+    pack: Callable[[Sequence[Item]], Iterable[Message]],
 ) -> None:
     """Write what waits and take what comes, until the peer ends the call.
+
+    Args:
+        call: Of a stream in two directions.
+        outbox: Holds what waits.
+        take: Called with each message that comes.
+        pack: Puts what waits into messages.
 
     Raises:
         AioRpcError: The call was cut or refused.
     """
     try:
-        async with beside(_write(call, outbox)):
+        async with beside(_write(call, outbox, pack)):
             async for answer in call:
                 take(answer)
     finally:
         call.cancel()
 
 
-async def _write(call: DuplexCall[Item, Answer], outbox: Outbox[Item]) -> None:
+async def _write(
+    call: DuplexCall[Message, Answer],
+    outbox: Outbox[Item],
+    pack: Callable[[Sequence[Item]], Iterable[Message]],
+) -> None:
     try:
         while True:
-            for item in await outbox.take():
-                await call.write(item)
+            for message in pack(await outbox.take()):
+                await call.write(message)
     except (AioRpcError, asyncio.InvalidStateError):
         # The call is over; whoever reads it gets to know why.
         return

@@ -71,7 +71,7 @@ class TaskStream:
             self._dispatch(event)
 
         call = self._stub.StreamTasks(None, metadata=self._keeper.metadata)
-        await converse(call, self._outbox, take)
+        await converse(call, self._outbox, take, pack=iter)
         return False
 
     def _take(self, message: task_pb2.RolloutTask) -> None:

@@ -50,7 +50,7 @@ class EvalWork:
         self._last_failure: Failure | None = None
         self._prompts = deque[tuple[int, Prompt]]()
         self._tallies = [Tally(part, 0) for part in suite.suite.data_sets]
-        self._is_offered = False
+        self.is_offered = False
         self._open: dict[GroupId, EvalGroup] = {}
         self._shown_count = 0
 
@@ -72,7 +72,7 @@ class EvalWork:
     @property
     def is_answered(self) -> bool:
         """Whether everything was asked and answered or given up."""
-        return self._is_offered and not self._prompts and not self._open
+        return self.is_offered and not self._prompts and not self._open
 
     @property
     def rollout_count(self) -> int:
@@ -95,9 +95,9 @@ class EvalWork:
 
     def offer(self, prompts: Mapping[str, tuple[Prompt, ...]]) -> None:
         """Take the rows of its data sets, once."""
-        if self._is_offered:
+        if self.is_offered:
             return
-        self._is_offered = True
+        self.is_offered = True
         for index, tally in enumerate(self._tallies):
             rows = prompts.get(tally.settings.data_set, ())
             tally.prompt_count = len(rows)

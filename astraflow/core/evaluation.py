@@ -116,6 +116,15 @@ class Evaluation:
         self._state.do(DrawEvalPrompts(eval_run_id=work.eval_run_id, data_sets=data_sets))
         return work
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether an evaluation has yet to learn its prompts.
+
+        New training work waits these few milliseconds, so that the versions to be measured are
+        pinned before training moves the pool on.
+        """
+        return any(not work.is_offered for work in self._active.values())
+
     def offer(self, eval_run_id: EvalRunId, prompts: Mapping[str, tuple[Prompt, ...]]) -> None:
         """Take the rows of an evaluation's data sets."""
         if eval_run_id in self._active:

@@ -87,7 +87,8 @@ class Run:
             raise
         self._evaluation.advance(now)
         self._batching.advance(now)
-        self._training.advance(now)
+        if not self._evaluation.is_reading:
+            self._training.advance(now)
         self._ending.advance(now)
         return Decision(answer=answer, effects=self._state.take_effects())
 

@@ -37,21 +37,24 @@ class Line:
     def __init__(self, hub: str) -> None:
         """Name the hub, host:port; `async with` opens the line."""
         self.calls = Counter[str]()
-        self._channel = dial(hub)
+        self._hub = hub
         self._refusals = defaultdict[str, list[AstraflowError | grpc.StatusCode]](list)
         self._gates: dict[str, asyncio.Event] = {}
         self._delays: dict[str, float] = {}
         self._changed = asyncio.Condition()
         self._exits = AsyncExitStack()
-        self._relay: Relay | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._ends: tuple[Relay, ...] = ()
 
     async def __aenter__(self) -> Self:
         """Open the line."""
         async with AsyncExitStack() as exits:
-            await exits.enter_async_context(self._channel)
+            far_end = await exits.enter_async_context(Relay(self._hub))
+            self._channel = await exits.enter_async_context(dial(far_end.address))
             server = await start_server([Servicer(add=self._add, methods=object())])
             await exits.enter_async_context(server)
-            self._relay = await exits.enter_async_context(Relay(server.address))
+            near_end = await exits.enter_async_context(Relay(server.address))
+            self._ends = (near_end, far_end)
             self._exits = exits.pop_all()
         return self
 
@@ -67,19 +70,27 @@ class Line:
     @property
     def address(self) -> str:
         """What the member dials instead of the hub."""
-        return self._plugs.address
+        if not self._ends:
+            raise RuntimeError("open the line first: async with Line(...)")
+        return self._ends[0].address
 
     def cut(self) -> None:
-        """Break every stream and call, with whatever is on its way; a new dial goes through."""
-        self._plugs.cut()
+        """Break every stream and call at both ends, with whatever is on its way.
+
+        A new dial goes through.
+        """
+        for end in self._ends:
+            end.cut()
 
     def unplug(self) -> None:
         """Break every stream and call, and each new dial until `plug`."""
-        self._plugs.unplug()
+        for end in self._ends:
+            end.unplug()
 
     def plug(self) -> None:
         """Let dials through again."""
-        self._plugs.plug()
+        for end in self._ends:
+            end.plug()
 
     def refuse(
         self,
@@ -126,12 +137,6 @@ class Line:
         """Wait until a call makes a claim true."""
         async with self._changed:
             await self._changed.wait_for(claim)
-
-    @property
-    def _plugs(self) -> Relay:
-        if self._relay is None:
-            raise RuntimeError("open the line first: async with Line(...)")
-        return self._relay
 
     def _add(self, _methods: object, server: Any) -> None:
         server.add_registered_method_handlers("astraflow.testing.Line", {})

@@ -251,9 +251,9 @@ def decode_task_cancellation(message: raas_service_pb2.TaskCancellation) -> Task
     )
 
 
-def encode_item_ack(ack: ItemAck) -> raas_service_pb2.StreamRolloutsResponse:
+def encode_item_ack(ack: ItemAck) -> raas_service_pb2.ItemAck:
     """Return an ItemAck for the wire."""
-    return raas_service_pb2.StreamRolloutsResponse(
+    return raas_service_pb2.ItemAck(
         item_id=ack.item_id,
         disposition=DISPOSITIONS.encode(ack.disposition),
         reason=None if ack.reason is None else REASONS.encode(ack.reason),
@@ -261,7 +261,7 @@ def encode_item_ack(ack: ItemAck) -> raas_service_pb2.StreamRolloutsResponse:
     )
 
 
-def decode_item_ack(message: raas_service_pb2.StreamRolloutsResponse) -> ItemAck:
+def decode_item_ack(message: raas_service_pb2.ItemAck) -> ItemAck:
     """Read an ItemAck.
 
     Raises:

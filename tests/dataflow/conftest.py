@@ -262,13 +262,14 @@ class FakeRaas(Member):
         return Rollout(**(fields | changes))
 
     async def send(self, stream, item: Rollout | TaskResult):
-        request = raas_service_pb2.StreamRolloutsRequest()
+        message = raas_service_pb2.RolloutItem()
         if isinstance(item, Rollout):
-            request.rollout.CopyFrom(rollout.encode_rollout(item))
+            message.rollout.CopyFrom(rollout.encode_rollout(item))
         else:
-            request.result.CopyFrom(rollout.encode_task_result(item))
-        await stream.write(request)
-        ack = wire.decode_item_ack(await stream.read())
+            message.result.CopyFrom(rollout.encode_task_result(item))
+        await stream.write(raas_service_pb2.StreamRolloutsRequest(items=[message]))
+        (answer,) = (await stream.read()).acks
+        ack = wire.decode_item_ack(answer)
         self.acks.append(ack)
         return ack
 

@@ -148,11 +148,11 @@ async def test_an_item_that_is_not_sound_costs_only_itself(start_hub, recipe_of)
         await ready(scene, raas)
         tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
         task = await next_task(tasks)
-        broken = pb.StreamRolloutsRequest()
+        broken = pb.RolloutItem()
         broken.rollout.CopyFrom(rollout.encode_rollout(raas.sample(task, 0)))
         broken.rollout.trajectories[0].version_spans[0].length = 1
-        await rollouts.write(broken)
-        answer = await rollouts.read()
+        await rollouts.write(pb.StreamRolloutsRequest(items=[broken]))
+        (answer,) = (await rollouts.read()).acks
         assert answer.disposition == pb.DISPOSITION_REJECTED
         assert answer.item_id == broken.rollout.rollout_id
         sound = raas.sample(task, 0)

@@ -58,22 +58,22 @@ class RaasServicer:
         member_id = self._access.member(context, Role.RAAS)
         async with seated(self._hub.hands.seats, member_id, "rollouts", context):
             async for request in request_iterator:
-                ack = self._take(member_id, request)
-                await context.write(wire.encode_item_ack(ack))
+                acks = [self._take(member_id, item) for item in request.items]
+                await context.write(pb.StreamRolloutsResponse(acks=map(wire.encode_item_ack, acks)))
 
-    def _take(self, member_id: MemberId, request: pb.StreamRolloutsRequest) -> ItemAck:
+    def _take(self, member_id: MemberId, item: pb.RolloutItem) -> ItemAck:
         """Hand one item over; one that is not sound costs only itself."""
-        is_rollout = request.WhichOneof("item") == "rollout"
+        is_rollout = item.WhichOneof("item") == "rollout"
         try:
             if is_rollout:
-                sample = rollout.decode_rollout(request.rollout)
+                sample = rollout.decode_rollout(item.rollout)
                 return self._hub.apply(RolloutArrived(member_id=member_id, rollout=sample))
-            result = rollout.decode_task_result(request.result)
+            result = rollout.decode_task_result(item.result)
             return self._hub.apply(TaskFinished(member_id=member_id, result=result))
         except AstraflowError as error:
             if error.reason not in (Reason.INVALID_FIELD, Reason.ROLLOUT_INVALID):
                 raise
-            item_id = request.rollout.rollout_id if is_rollout else request.result.task_id
+            item_id = item.rollout.rollout_id if is_rollout else item.result.task_id
             return ItemAck(
                 item_id=item_id,
                 disposition=Disposition.REJECTED,

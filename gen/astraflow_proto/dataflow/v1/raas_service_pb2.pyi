@@ -141,6 +141,12 @@ class TaskCancellation(_message.Message):
     def __init__(self, task_id: _Optional[str] = ..., reason: _Optional[_Union[CancelReason, str]] = ..., sample_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StreamRolloutsRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[RolloutItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[RolloutItem, _Mapping]]] = ...) -> None: ...
+
+class RolloutItem(_message.Message):
     __slots__ = ("rollout", "result")
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +155,12 @@ class StreamRolloutsRequest(_message.Message):
     def __init__(self, rollout: _Optional[_Union[_rollout_pb2.Rollout, _Mapping]] = ..., result: _Optional[_Union[_rollout_pb2.TaskResult, _Mapping]] = ...) -> None: ...
 
 class StreamRolloutsResponse(_message.Message):
+    __slots__ = ("acks",)
+    ACKS_FIELD_NUMBER: _ClassVar[int]
+    acks: _containers.RepeatedCompositeFieldContainer[ItemAck]
+    def __init__(self, acks: _Optional[_Iterable[_Union[ItemAck, _Mapping]]] = ...) -> None: ...
+
+class ItemAck(_message.Message):
     __slots__ = ("item_id", "disposition", "reason", "message")
     ITEM_ID_FIELD_NUMBER: _ClassVar[int]
     DISPOSITION_FIELD_NUMBER: _ClassVar[int]
