@@ -153,6 +153,10 @@ class Line:
             timeout=context.time_remaining(),
         )
         try:
+            # The hub's headers pass at once: a caller that has none repeats a call that is cut.
+            headers = await call.initial_metadata()
+            if not call.done():
+                await context.send_initial_metadata(tuple(headers or ()))
             async for answer in call:
                 yield answer
         except grpc.aio.AioRpcError as error:
