@@ -34,6 +34,8 @@ check: $(VENV)/.dev
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
 	$(BIN)/python scripts/gen_protos.py --check
+	if git rev-parse --quiet --verify refs/tags/v0.1.0 >/dev/null; then \
+		$(BIN)/buf breaking --against '.git#tag=v0.1.0'; fi
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

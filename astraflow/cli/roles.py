@@ -60,6 +60,7 @@ def train(
     model: Path | None,
     run_dir: Path | None,
     listen: str,
+    advertise: str | None,
     tls: Tls,
 ) -> int:
     """Run a trainer; return its exit code."""
@@ -79,6 +80,7 @@ def train(
         run_dir=run_dir or Path("runs") / settings.name,
         model_dir=model or make_warm_up(recipe, overrides=overrides, policy=policy),
         listen=listen,
+        advertise=advertise,
         tls=None if tls.is_plain else tls,
     )
 

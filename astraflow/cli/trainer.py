@@ -40,6 +40,12 @@ def run_trainer(
     listen: Annotated[
         str, typer.Option(help="host:port on which it serves its weights.")
     ] = "127.0.0.1:0",
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            help="How others dial that: auto, fqdn, or a host or IP; unset: as listened on."
+        ),
+    ] = None,
     tls_certificate: CertificateFile = None,
     tls_key: KeyFile = None,
     tls_ca: CaFile = None,
@@ -57,6 +63,7 @@ def run_trainer(
             model=model,
             run_dir=run_dir,
             listen=listen,
+            advertise=advertise,
             tls=Tls(certificate=tls_certificate, key=tls_key, ca=tls_ca),
         )
     )
