@@ -2,11 +2,16 @@
 
 import asyncio
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from threading import Thread
 from typing import Any, Self, TypeVar
 
+from astraflow.core.errors import AstraflowError, Reason
+
 Result = TypeVar("Result")
+
+# How often who waits looks whether the loop is still there.
+_PATIENCE_S = 1.0
 
 
 class LoopThread:
@@ -43,14 +48,24 @@ class LoopThread:
         self._thread.join()
 
     def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine and wait for its result; whatever it raises is raised here."""
+        """Run a coroutine and wait for its result; whatever it raises is raised here.
+
+        Raises:
+            AstraflowError: NOT_READY when the loop was closed before there was a result.
+        """
         future = self.spawn(coroutine)
         try:
+            self._wait_for(future)
             return future.result()
         except BaseException:
             # Ctrl-C reaches the waiting thread, not the coroutine.
             future.cancel()
             raise
+
+    def _wait_for(self, future: "Future[Any]") -> None:
+        while not wait([future], timeout=_PATIENCE_S).done:
+            if not self._thread.is_alive():
+                raise AstraflowError(Reason.NOT_READY, "the event loop has been closed")
 
     def spawn(self, coroutine: Coroutine[Any, Any, Result]) -> "Future[Result]":
         """Run a coroutine beside the caller."""

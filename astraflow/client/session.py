@@ -213,6 +213,7 @@ class SessionKeeper:
             try:
                 if await stream(patience):
                     return
+                _honour_cancellation()
                 await patience.pause(self._silent())
             except AioRpcError as error:
                 await self._recover(error, token, patience)
@@ -235,12 +236,14 @@ class SessionKeeper:
                 async for event in open_stream():
                     patience.renew()
                     yield event
+                _honour_cancellation()
                 await patience.pause(self._silent())
             except AioRpcError as error:
                 await self._recover(error, token, patience)
 
     async def _recover(self, error: AioRpcError, token: bytes, patience: Patience) -> None:
         """Get ready for the next attempt, or raise when there is none."""
+        _honour_cancellation()
         if is_cut(error):
             await patience.pause(self.hub.unreachable(error))
             return
@@ -304,3 +307,14 @@ def _keep_alive_request(load: RaasLoad | TrainerLoad) -> pb.KeepAliveRequest:
     if isinstance(load, RaasLoad):
         return pb.KeepAliveRequest(raas=encode_raas_load(load))
     return pb.KeepAliveRequest(trainer=encode_trainer_load(load))
+
+
+def _honour_cancellation() -> None:
+    """End a task that was cancelled.
+
+    grpc.aio may answer a cancellation with the end or the status of the call instead of letting it
+    through; taken for a cut, it would be lost.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
