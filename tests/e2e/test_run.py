@@ -18,7 +18,8 @@ def test_a_run_trains_and_leaves_everything_it_promises(tmp_path, cache):
     summary = run.summary
     assert summary["state"] == "done"
     assert summary["steps"] == 8
-    assert summary["rollouts"] == 8 * 16 * 8
+    # A row that has become stale is dropped at the lease, and its group goes on without it.
+    assert 7 * 16 * 8 < summary["rollouts"] <= 8 * 16 * 8
     assert summary["versions"] == 9
     assert summary["accuracy_before"] is not None
     assert summary["accuracy_after"] is not None
