@@ -4,10 +4,10 @@ Two loads of 32 requests, on the demo's model and on one of more than 100 M para
 sides with the same number of threads, in turns within one run:
 
 - equal: all requests at once, the same prompt and completion length. Bar: 0.9 x static.
-- ragged: completions of 8 to 256 tokens after prompts of 8 to 64, arriving evenly over a
-  window, given as a share of the time that the static batch takes (`--windows`). A static
-  batch can start only when the last one is there and ends with its longest; the engine starts
-  with the first. Bar: 1.5 x static.
+- ragged: prompts and completions of 8 to 256 tokens, arriving evenly over a window, given as a
+  share of the time that the static batch takes (`--windows`). A static batch can start only
+  when the last one is there and ends with its longest; the engine starts with the first.
+  Bar: 1.5 x static.
 
 The ragged ratio depends on the window: every one measured is written, none is chosen. Both
 sides tend to the same as the window grows, since then both only wait for arrivals.
@@ -40,7 +40,6 @@ from astraflow.engines.embedded import EmbeddedEngine
 
 REQUESTS = 32
 SHORTEST, LONGEST = 8, 256
-LONGEST_PROMPT = 64
 MODELS: dict[str, dict[str, Any]] = {
     "demo": {
         "vocab_size": 14,
@@ -74,7 +73,7 @@ def jobs_of(*, vocab_size: int, equal_length: int | None, seed: int) -> list[Job
     rng = np.random.default_rng(seed)
     jobs: list[Job] = []
     for index in range(REQUESTS):
-        prompt_length = equal_length or int(rng.integers(SHORTEST, LONGEST_PROMPT + 1))
+        prompt_length = equal_length or int(rng.integers(SHORTEST, LONGEST + 1))
         length = equal_length or int(rng.integers(SHORTEST, LONGEST + 1))
         prompt = rng.integers(3, vocab_size, prompt_length).tolist()
         arrival = 0.0 if equal_length else index / (REQUESTS - 1)

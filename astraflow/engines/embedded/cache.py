@@ -9,7 +9,10 @@ from astraflow.engines.embedded.shapes import grown
 
 
 class SlotLayer(CacheLayerMixin):
-    """Keys and values of one layer, [rows, heads, columns, head size], written in place."""
+    """Keys and values of one layer, [slots, heads, columns, head size].
+
+    A forward pass over prompts writes to it; a decode step gets views.
+    """
 
     def __init__(self, plan: "SlotPlan") -> None:
         cast("Any", super()).__init__()
@@ -26,24 +29,18 @@ class SlotLayer(CacheLayerMixin):
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]  the base takes *args too
         self, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new states; return what the new queries attend to."""
-        plan = self._plan
+        """Keep the states of prompts; return them: a prompt attends to itself."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if plan.positions is None:
-            count, _, length, _ = key_states.shape
-            rows = slice(plan.first_row, plan.first_row + count)
-            self._kept_keys[rows, :, :length] = key_states
-            self._kept_values[rows, :, :length] = value_states
-            return key_states, value_states
-        self._kept_keys[plan.row_indexes, :, plan.positions] = key_states[:, :, 0]
-        self._kept_values[plan.row_indexes, :, plan.positions] = value_states[:, :, 0]
-        rows, columns = len(plan.row_indexes), plan.length
-        return self._kept_keys[:rows, :, :columns], self._kept_values[:rows, :, :columns]
+        count, _, length, _ = key_states.shape
+        rows = slice(self._plan.first_row, self._plan.first_row + count)
+        self._kept_keys[rows, :, :length] = key_states
+        self._kept_values[rows, :, :length] = value_states
+        return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return key length and offset: a prompt attends to itself."""
-        return (query_length if self._plan.positions is None else self._plan.length), 0
+        return query_length, 0
 
     def get_seq_length(self) -> int:
         """Return the tokens before the queries of a prompt: none."""
@@ -52,6 +49,10 @@ class SlotLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         """Return that it grows as needed."""
         return -1
+
+    def views(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of the first rows and columns."""
+        return self._kept_keys[:rows, :, :columns], self._kept_values[:rows, :, :columns]
 
     def grow(self) -> None:
         """Take the plan's capacity, keeping what is there."""
@@ -70,33 +71,24 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotPlan:
-    """What the next forward pass does with the cache; shared by its layers.
+    """What the layers share.
 
     Attributes:
         row_capacity: Slots.
         capacity: Columns: tokens per slot.
         first_row: Where the rows of a prompt pass go.
-        positions: i64[rows], column of each row's one new token; None in a prompt pass.
-        row_indexes: i64[rows], 0 to rows - 1.
-        length: Columns that a decode step attends to.
     """
 
-    __slots__ = ("capacity", "first_row", "length", "positions", "row_capacity", "row_indexes")
+    __slots__ = ("capacity", "first_row", "row_capacity")
 
     def __init__(self, *, row_capacity: int, capacity: int) -> None:
         self.row_capacity = row_capacity
         self.capacity = capacity
         self.first_row = 0
-        self.positions: torch.Tensor | None = None
-        self.row_indexes = torch.empty(0, dtype=torch.long)
-        self.length = 0
 
 
 class SlotCache(Cache):
-    """A cache that any attention model of transformers can write to.
-
-    Before each forward pass one of `expect_prompts` and `expect_step` says what comes.
-    """
+    """A cache that any attention model of transformers can write prompts to."""
 
     def __init__(self, *, layer_count: int, row_limit: int, limit: int) -> None:
         self._plan = SlotPlan(row_capacity=min(16, row_limit), capacity=min(64, limit))
@@ -109,16 +101,14 @@ class SlotCache(Cache):
         """Let the next pass write prompts of `length` to fresh rows."""
         self._reserve(first_row + row_count, length)
         self._plan.first_row = first_row
-        self._plan.positions = None
 
-    def expect_step(self, *, positions: torch.Tensor, length: int) -> None:
-        """Let the next pass write one token per row, attending to `length` columns."""
-        self._reserve(len(positions), length)
-        plan = self._plan
-        if len(plan.row_indexes) != len(positions):
-            plan.row_indexes = torch.arange(len(positions), device=positions.device)
-        plan.positions = positions
-        plan.length = length
+    def step_states(self, *, rows: int, length: int) -> list[torch.Tensor]:
+        """Return keys, then values, of each layer in turn, [rows, heads, length, head size].
+
+        They are views: what a decode step writes to them is kept.
+        """
+        self._reserve(rows, length)
+        return [state for layer in self._layers for state in layer.views(rows, length)]
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
         """Copy rows onto others, the first `length` columns of every layer."""

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import cast
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from astraflow.engines.embedded.requests import Ended, Request
 from astraflow.engines.embedded.rows import Rows
 from astraflow.engines.embedded.sampler import Sampler
 from astraflow.engines.embedded.shapes import MIN_ROWS, padded_length, padded_rows
+from astraflow.engines.embedded.step import Stepper
 from astraflow.engines.embedded.stops import Stops
 from astraflow.engines.embedded.weights import Slots, Weights
 from astraflow.engines.protocol import Generation
@@ -33,6 +33,7 @@ class DecoderSettings:
         device: Where it runs.
         sampler: Draws tokens.
         stops: Ends rows.
+        stepper: Runs decode steps.
     """
 
     architecture: Architecture
@@ -42,6 +43,7 @@ class DecoderSettings:
     device: torch.device
     sampler: Sampler
     stops: Stops
+    stepper: Stepper
 
 
 class Decoder:
@@ -49,6 +51,7 @@ class Decoder:
 
     def __init__(self, module: torch.nn.Module, settings: DecoderSettings) -> None:
         self._module = module
+        self._parameters = tuple(module.parameters())
         self._slots = Slots(module)
         self._settings = settings
         self._masks = StepMasks(settings.architecture, dtype=settings.dtype)
@@ -108,13 +111,15 @@ class Decoder:
         length = padded_length(self._rows.max_length)
         ids = self._tensor(self._rows.column("token", computed).copy())
         places = self._tensor(positions)
-        self._cache.expect_step(positions=places, length=length)
-        output = self._forward(
-            input_ids=ids[:, None],
-            position_ids=places[:, None],
-            attention_mask=self._masks.of(places, length),
+        logits = self._settings.stepper.run(
+            self._module,
+            parameters=self._parameters,
+            ids=ids,
+            positions=places,
+            masks=self._masks.of(places, length),
+            states=self._cache.step_states(rows=computed.stop, length=length),
         )
-        return self._sample(output.logits[: rows.stop, -1], rows)
+        return self._sample(logits[: rows.stop], rows)
 
     def withdraw(self, request: Request) -> None:
         """Free the row of a request that nobody waits for, if it has one."""
@@ -149,17 +154,15 @@ class Decoder:
         ends = self._rows.column("length", rows) - 1
         kept, places = _kept_positions(ends, row_count=len(requests), length=length)
         self._cache.expect_prompts(first_row=rows.start, row_count=len(requests), length=length)
-        output = self._forward(
+        output: Output = self._module(
             input_ids=self._tensor(ids),
             position_ids=self._tensor(np.arange(length))[None].expand(len(requests), length),
             attention_mask=None,
             logits_to_keep=self._tensor(kept),
+            past_key_values=self._cache,
+            use_cache=True,
         )
         return self._sample(output.logits[np.arange(len(requests)), places], rows)
-
-    def _forward(self, **inputs: object) -> Output:
-        output = self._module(**inputs, past_key_values=self._cache, use_cache=True)
-        return cast("Output", output)
 
     def _sample(self, logits: torch.Tensor, rows: slice) -> list[Ended]:
         tokens, logprobs = self._settings.sampler.draw(logits, self._rows, rows)

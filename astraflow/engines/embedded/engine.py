@@ -25,6 +25,7 @@ from astraflow.engines.embedded.model import (
 from astraflow.engines.embedded.randomness import stream_of
 from astraflow.engines.embedded.requests import Request, check_prompt, check_sampling
 from astraflow.engines.embedded.sampler import Sampler
+from astraflow.engines.embedded.step import Stepper
 from astraflow.engines.embedded.stops import Stops
 from astraflow.engines.embedded.tokenizer import Tokenizer, load_tokenizer, read_special_ids
 from astraflow.engines.embedded.weights import Slots, Weights, read_directory, stage
@@ -108,6 +109,7 @@ class EmbeddedEngine:
                 stops=Stops(
                     vocab_size=architecture.vocab_size, eos_ids=special.eos, tokenizer=tokenizer
                 ),
+                stepper=Stepper(is_recordable=architecture.is_static),
             ),
             tokenizer=tokenizer,
             thread_count=settings.thread_count,

@@ -13,6 +13,9 @@ from astraflow.engines.embedded.shapes import row_step
 
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
+# Dense decoders: their forward passes have no branch on data.
+_STATIC = frozenset(("gpt2", "gpt_neox", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3"))
+_STATIC_ROPE = frozenset((None, "default", "linear", "llama3", "yarn"))
 
 
 class Output(Protocol):
@@ -32,6 +35,7 @@ class Architecture:
         window: Keys that a sliding layer attends to; None: no layer slides.
         layer_kinds: Names of the masks that its forward pass picks from; empty: one mask.
         row_step: What the number of computed rows is a multiple of.
+        is_static: Whether its forward pass is known to do the same for all data.
     """
 
     vocab_size: int
@@ -40,6 +44,7 @@ class Architecture:
     window: int | None
     layer_kinds: frozenset[str]
     row_step: int
+    is_static: bool
 
 
 def load_config(model_dir: Path) -> PretrainedConfig:
@@ -84,7 +89,21 @@ def read_architecture(config: PretrainedConfig) -> Architecture:
         window=window if not kinds or _SLIDING in kinds else None,
         layer_kinds=kinds,
         row_step=row_step(_widths(fields)),
+        is_static=_is_static(fields),
     )
+
+
+def _is_static(fields: Any) -> bool:
+    """Return False where experts are chosen, or positions scaled, by what is seen."""
+    found: Any = getattr(fields, "rope_parameters", None) or getattr(fields, "rope_scaling", None)
+    rope: dict[str, Any] = found or {}
+    # Models of several layer kinds have one entry per kind.
+    parts: list[dict[str, Any]] = [
+        rope,
+        *(cast("Any", part) for part in rope.values() if isinstance(part, dict)),
+    ]
+    kinds = {part.get("rope_type") for part in parts}
+    return fields.model_type in _STATIC and kinds <= _STATIC_ROPE
 
 
 def _widths(fields: Any) -> list[int]:
