@@ -161,8 +161,12 @@ class TrainerLife:
     def _died(self, future: "Future[None]") -> None:
         """Tell the trainer's thread that the session or the stream is over."""
         if future.cancelled():
-            return
-        error = future.exception()
+            # A reading is cancelled by who reads; a life only together with its loop.
+            if future is not self._life:
+                return
+            error = AstraflowError(Reason.SESSION_ENDED, "the trainer's client was stopped")
+        else:
+            error = future.exception()
         if error is None:
             return
         if not isinstance(error, AstraflowError):

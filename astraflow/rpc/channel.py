@@ -1,6 +1,5 @@
 """Channels: how a peer is dialled."""
 
-import json
 from typing import Final
 
 import grpc.aio
@@ -9,28 +8,8 @@ from astraflow.rpc.address import is_loopback, split_address
 from astraflow.rpc.limits import COMMON_OPTIONS
 from astraflow.rpc.tls import Tls, channel_credentials
 
-# Calls of the contract may be repeated: they are idempotent, or a repeat costs nothing that
-# lasts. gRPC repeats a call only until the first byte of an answer.
-_RETRIES: Final = json.dumps(
-    {
-        "methodConfig": [
-            {
-                "name": [{}],
-                "retryPolicy": {
-                    "maxAttempts": 4,
-                    "initialBackoff": "0.1s",
-                    "maxBackoff": "1s",
-                    "backoffMultiplier": 2,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ]
-    }
-)
-
 _CHANNEL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
     *COMMON_OPTIONS,
-    ("grpc.service_config", _RETRIES),
     # A peer that restarts is found again soon: the defaults wait up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -42,6 +21,9 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
 
 def dial(address: str, *, tls: Tls | None = None) -> grpc.aio.Channel:
     """Return a channel to a peer; the first call connects.
+
+    It repeats no call that the peer may have seen: who calls knows what a repeat needs, such as
+    joining again before a stream.
 
     Args:
         address: host:port.

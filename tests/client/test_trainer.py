@@ -1,4 +1,5 @@
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from grpc import StatusCode
@@ -193,3 +194,14 @@ def test_a_client_brings_its_own_loop(hub):
     with TrainerClient(hub=hub.address, token="join-secret", register=REGISTER) as client:
         assert client.registration.run_id == "run"
         assert client.transfer_token == b"transfer"
+
+
+def test_a_loop_that_ends_wakes_who_waits_for_a_batch(hub):
+    with LoopThread() as own, ThreadPoolExecutor() as pool:
+        client = TrainerClient(hub=hub.address, token="join-secret", register=REGISTER, loop=own)
+        with client:
+            waiting = pool.submit(next, client.batches())
+            own.close()
+            with pytest.raises(AstraflowError) as caught:
+                waiting.result(timeout=30)
+    assert caught.value.reason is Reason.SESSION_ENDED
