@@ -4,11 +4,20 @@ Generation is `transformers`' own, in one static batch per step; the optimizer s
 of the trainer. Nothing runs beside anything else, so every batch is of the newest weights.
 
     python benchmarks/overhead.py --threads 1 2 --json reference.json
-    python benchmarks/overhead.py --summary runs/sort/summary.json --json overhead.json
+    python benchmarks/overhead.py --threads 1 2 --rounds 3 --json overhead.json
+
+With `--rounds` the distributed run takes turns with the one process, so that both meet the same
+machine; the ratio is that of one round, to the best thread count of the round. "As shipped"
+evaluates 2,048 prompts beside the first steps, which the one process does not do in its time;
+"training only" leaves the evaluations out.
 """
 
 import argparse
 import json
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -206,21 +215,56 @@ def measure(recipe: Recipe, *, threads: int, step_count: int) -> dict[str, Any]:
     }
 
 
+def distribute(settings: Sequence[str]) -> float:
+    """Return the seconds from the first task to the last version of a distributed run."""
+    options = [f"--set={setting}" for setting in settings]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "astraflow", "run", str(SORT), *options]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        return float(json.loads(Path(folder, "runs/sort/summary.json").read_text())["train_s"])
+
+
+def compare(recipe: Recipe, given: argparse.Namespace) -> dict[str, Any]:
+    """Let the distributed run and the one process take turns; return times and ratios."""
+    shared = [f"seed={given.seed}", *given.set]
+    rounds: list[dict[str, Any]] = []
+    for _ in range(given.rounds):
+        single_s = min(
+            measure(recipe, threads=n, step_count=given.steps)["train_s"] for n in given.threads
+        )
+        shipped_s, training_s = distribute(shared), distribute([*shared, "evals={}"])
+        rounds.append(
+            {
+                "one_process_s": single_s,
+                "as_shipped_s": shipped_s,
+                "training_only_s": training_s,
+                "as_shipped": round(shipped_s / single_s, 3),
+                "training_only": round(training_s / single_s, 3),
+            }
+        )
+        print(rounds[-1], flush=True)
+    ratios = {
+        name: statistics.median(each[name] for each in rounds)
+        for name in ("as_shipped", "training_only")
+    }
+    return {"threads": given.threads, "rounds": rounds, "median_ratios": ratios}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], help="a.b=c of the recipe")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
-    parser.add_argument("--summary", type=Path, help="summary.json of a distributed run")
+    parser.add_argument("--rounds", type=int, default=0, help="compare with distributed runs")
     parser.add_argument("--json", type=Path, help="where to write the result")
     given = parser.parse_args()
     recipe = load_recipe(SORT, [f"seed={given.seed}", *given.set])
-    runs = [measure(recipe, threads=n, step_count=given.steps) for n in given.threads]
-    result: dict[str, Any] = {"runs": runs, "train_s": min(run["train_s"] for run in runs)}
-    if given.summary:
-        distributed_s = json.loads(given.summary.read_text())["train_s"]
-        result |= {"distributed_s": distributed_s, "ratio": distributed_s / result["train_s"]}
+    if given.rounds:
+        result = compare(recipe, given)
+    else:
+        runs = [measure(recipe, threads=n, step_count=given.steps) for n in given.threads]
+        result = {"runs": runs, "train_s": min(run["train_s"] for run in runs)}
     text = json.dumps(result, indent=2)
     print(text)
     if given.json:
