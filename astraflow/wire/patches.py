@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
 from astraflow.core.ids import PolicyId
-from astraflow.core.versions import CodecProfile, PatchInfo
+from astraflow.core.versions import CodecProfile, Lane, PatchInfo
 from astraflow.wire.enums import EnumTable
 from astraflow.wire.fields import (
     DTYPES,
@@ -24,6 +24,7 @@ from astraflow.wire.fields import (
 )
 from astraflow.wire.weights import (
     DIGEST_NBYTES,
+    LANES,
     PROFILES,
     chunk_digest,
     decode_patch_info,
@@ -113,13 +114,33 @@ class TransferSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaneEndpoint:
+    """Where a lane is picked up: host:port, a path for shared memory, or a URI."""
+
+    lane: Lane
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferPlan:
-    """What a source will send; patches are applied in this order."""
+    """What a source will send; patches are applied in this order.
+
+    Attributes:
+        transfer_id: Names the transfer at its source.
+        patches: What leads to the version.
+        chunk_count: Chunks to be sent.
+        payload_nbytes: Of the chunks to be sent.
+        endpoints: Where else the chunks can be had.
+        token: Secret of this transfer, presented on every connection of its lanes.
+        expire_time: What the transfer needs is kept until then.
+    """
 
     transfer_id: str
     patches: tuple[PatchIndex, ...]
     chunk_count: int
     payload_nbytes: int
+    endpoints: tuple[LaneEndpoint, ...] = ()
+    token: bytes = b""
     expire_time: datetime | None = None
 
 
@@ -279,6 +300,8 @@ def encode_transfer_plan(plan: TransferPlan) -> transfer_pb2.TransferPlan:
         patches=map(encode_patch_index, plan.patches),
         chunk_count=plan.chunk_count,
         payload_nbytes=plan.payload_nbytes,
+        endpoints=map(_encode_lane_endpoint, plan.endpoints),
+        token=plan.token,
     )
     set_time(message.expire_time, plan.expire_time)
     return message
@@ -295,5 +318,17 @@ def decode_transfer_plan(message: transfer_pb2.TransferPlan) -> TransferPlan:
         patches=tuple(map(decode_patch_index, message.patches)),
         chunk_count=at_least(message.chunk_count, 0, "chunk_count"),
         payload_nbytes=at_least(message.payload_nbytes, 0, "payload_nbytes"),
+        endpoints=tuple(map(_decode_lane_endpoint, message.endpoints)),
+        token=message.token,
         expire_time=optional_time(message, "expire_time"),
+    )
+
+
+def _encode_lane_endpoint(endpoint: LaneEndpoint) -> transfer_pb2.LaneEndpoint:
+    return transfer_pb2.LaneEndpoint(lane=LANES.encode(endpoint.lane), address=endpoint.address)
+
+
+def _decode_lane_endpoint(message: transfer_pb2.LaneEndpoint) -> LaneEndpoint:
+    return LaneEndpoint(
+        lane=LANES.decode(message.lane), address=required(message.address, "address")
     )
