@@ -1,8 +1,9 @@
 """The engine as the event loop sees it."""
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +26,11 @@ from astraflow.engines.embedded.model import (
 from astraflow.engines.embedded.randomness import stream_of
 from astraflow.engines.embedded.requests import Request, check_prompt, check_sampling
 from astraflow.engines.embedded.sampler import Sampler
+from astraflow.engines.embedded.staging import Staged, stage
 from astraflow.engines.embedded.step import Stepper
 from astraflow.engines.embedded.stops import Stops
 from astraflow.engines.embedded.tokenizer import Tokenizer, load_tokenizer, read_special_ids
-from astraflow.engines.embedded.weights import Slots, Weights, read_directory, stage
+from astraflow.engines.embedded.weights import Slots, Weights, read_directory
 from astraflow.engines.embedded.worker import (
     Commit,
     Halt,
@@ -41,14 +43,15 @@ from astraflow.engines.embedded.worker import (
 )
 from astraflow.engines.protocol import EngineLoad, Generation
 
+_Stage = Callable[[Weights | None, Collection[Weights]], Staged]
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 class EmbeddedEngine:
     """Generates with a Hugging Face causal model in this process.
 
-    A version is immutable: updates are staged as new tensors beside generation, going live
-    is to point the module at them, and a pinned version shares what it has in common.
+    Updates are staged beside generation and committed between two decode steps; a pinned
+    version keeps its bits, and shares with the live one what they have in common.
     """
 
     def __init__(
@@ -161,7 +164,7 @@ class EmbeddedEngine:
                 f"version {update.version} is of policy {update.policy_id}, this engine "
                 f"serves {self._policy_id}",
             )
-        return await self._go_live(lambda base: stage(update, self._slots, base))
+        return await self._go_live(lambda base, kept: stage(update, self._slots, base, kept=kept))
 
     async def load_directory(self, version: int, model_dir: Path | None = None) -> SwapReport:
         """Make the weights of a Hugging Face directory live, for work without a trainer.
@@ -174,7 +177,11 @@ class EmbeddedEngine:
             AstraflowError: APPLY_FAILED naming the tensor that does not fit.
         """
         source = model_dir or self._model_dir
-        return await self._go_live(lambda _: read_directory(source, self._slots, version=version))
+
+        def make(_base: Weights | None, _kept: Collection[Weights]) -> Staged:
+            return Staged(weights=read_directory(source, self._slots, version=version))
+
+        return await self._go_live(make)
 
     async def pin(self, version: int) -> None:
         """Keep the live version for `generate(version=...)`; see `Engine.pin`."""
@@ -221,12 +228,26 @@ class EmbeddedEngine:
             reply=asyncio.get_running_loop().create_future(),
         )
 
-    async def _go_live(self, make: Callable[[Weights | None], Weights]) -> SwapReport:
+    async def _go_live(self, make: _Stage) -> SwapReport:
+        """Stage until it can be committed: again if a version was pinned in the meantime."""
         async with self._swapping:
-            weights = await asyncio.to_thread(make, self._worker.weights)
-            reply: asyncio.Future[SwapReport] = asyncio.get_running_loop().create_future()
-            self._put(Commit(weights=weights, reply=reply))
-            return await reply
+            while True:
+                worker = self._worker
+                staged = await asyncio.to_thread(make, worker.weights, worker.kept)
+                report = await self._commit(staged)
+                if report is not None:
+                    return report
+
+    async def _commit(self, staged: Staged) -> SwapReport | None:
+        """Hand over; the worker has let go of the update's arrays when this ends."""
+        reply: asyncio.Future[SwapReport | None] = asyncio.get_running_loop().create_future()
+        self._put(Commit(staged=staged, reply=reply))
+        try:
+            return await asyncio.shield(reply)
+        except asyncio.CancelledError:
+            with contextlib.suppress(AstraflowError):
+                await reply
+            raise
 
     def _put(self, message: Message) -> None:
         failure = _closed() if self._is_closed else self._worker.failure

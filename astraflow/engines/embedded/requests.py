@@ -38,7 +38,8 @@ class Request:
         """Note that tokens from now on are of `version`."""
         if self.takeovers and self.takeovers[-1][0] == sampled_count:
             self.takeovers.pop()
-        self.takeovers.append((sampled_count, version))
+        if not self.takeovers or self.takeovers[-1][1] != version:
+            self.takeovers.append((sampled_count, version))
 
     def spans(self, sampled_count: int) -> tuple[VersionSpan, ...]:
         """Return which version sampled how many tokens; the cache is kept across versions."""

@@ -16,7 +16,8 @@ from astraflow.engines.embedded.decoder import Decoder, DecoderSettings
 from astraflow.engines.embedded.lineup import Lineup
 from astraflow.engines.embedded.model import twin_of
 from astraflow.engines.embedded.requests import Ended, Request
-from astraflow.engines.embedded.weights import Weights
+from astraflow.engines.embedded.staging import Staged
+from astraflow.engines.embedded.weights import Weights, apply_failed
 from astraflow.engines.protocol import EngineLoad
 
 
@@ -36,10 +37,10 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Make weights live."""
+    """Make weights live; the answer is None when they have to be staged again."""
 
-    weights: Weights
-    reply: asyncio.Future[SwapReport]
+    staged: Staged
+    reply: asyncio.Future[SwapReport | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +73,13 @@ _Reply = tuple[asyncio.Future[Any], Any]
 class Worker:
     """Decodes while there are rows, sleeps while there are none.
 
-    What the event loop may read at any time: `weights`, `pins`, `load`; each is replaced whole.
+    What the event loop may read at any time: `weights`, `pins`, `kept` and `load`; each is
+    replaced whole.
 
     Attributes:
         weights: Live; None before the first commit.
         pins: Counts by version.
+        kept: Versions that are pinned or still decoded; no commit may change them.
         load: After the last step.
     """
 
@@ -85,6 +88,7 @@ class Worker:
     ) -> None:
         self.weights: Weights | None = None
         self.pins: dict[int, int] = {}
+        self.kept: tuple[Weights, ...] = ()
         self.load = EngineLoad(
             running_count=0, queued_count=0, sampled_token_count=0, kv_fraction=0.0, busy_s=0.0
         )
@@ -92,7 +96,6 @@ class Worker:
         self._thread_count = thread_count
         self._live = Lineup(Decoder(module, settings))
         self._pinned: dict[int, Lineup] = {}
-        self._kept: dict[int, Weights] = {}
         self._past_sampled_count = 0
         self._busy_s = 0.0
         self._replies: list[_Reply] = []
@@ -155,8 +158,8 @@ class Worker:
             case Withdraw(request=request):
                 for lineup in (self._live, *self._pinned.values()):
                     lineup.withdraw(request)
-            case Commit(weights=weights, reply=reply):
-                self._replies.append((reply, self._commit(weights)))
+            case Commit(staged=staged, reply=reply):
+                self._replies.append((reply, self._commit(staged)))
             case Pin(version=version, reply=reply):
                 self._replies.append((reply, self._pin(version)))
             case Unpin(version=version, reply=reply):
@@ -191,14 +194,25 @@ class Worker:
             lineup = Lineup(Decoder(twin_of(self._live.decoder.module), self._settings))
             lineup.decoder.install(weights)
             self._pinned[request.version] = lineup
+            self._keep(weights)
         self._pinned[request.version].add(request)
 
-    def _commit(self, weights: Weights) -> SwapReport:
+    def _commit(self, staged: Staged) -> SwapReport | AstraflowError | None:
+        """Change weights between two steps, or leave them as they are, bit for bit."""
         start = time.perf_counter()
-        self._live.decoder.install(weights)
-        self.weights = weights
+        if staged.would_change(self.kept):
+            return None
+        try:
+            staged.apply()
+            self._live.decoder.install(staged.weights)
+        except Exception as error:  # noqa: BLE001  whatever torch raises, the old version serves on
+            staged.revert()
+            if self.weights is not None:
+                self._live.decoder.install(self.weights)
+            return apply_failed(f"version {staged.weights.version} cannot be applied: {error}")
+        self.weights = staged.weights
         return SwapReport(
-            version=weights.version,
+            version=staged.weights.version,
             pause_s=time.perf_counter() - start,
             inflight_count=self._live.decoder.running_count,
         )
@@ -207,7 +221,7 @@ class Worker:
         weights = self._serving(version)
         if weights is None:
             return self._not_served(version)
-        self._kept[version] = weights
+        self._keep(weights)
         self.pins = {**self.pins, version: self.pins.get(version, 0) + 1}
         return None
 
@@ -216,21 +230,26 @@ class Worker:
         self.pins = {kept: pins for kept, pins in self.pins.items() if kept != version}
         if count > 0:
             self.pins = {**self.pins, version: count}
-        else:
-            self._kept.pop(version, None)
-            self._let_go(version)
+        self._let_go(version)
+
+    def _keep(self, weights: Weights) -> None:
+        self.kept = (*(kept for kept in self.kept if kept.version != weights.version), weights)
 
     def _let_go(self, version: int) -> None:
-        """Drop the decoder of a version that is not pinned and has nothing to do."""
+        """Drop a version that is not pinned and has nothing to decode."""
         lineup = self._pinned.get(version)
-        if lineup is not None and version not in self.pins and lineup.is_idle:
+        if version in self.pins or (lineup is not None and not lineup.is_idle):
+            return
+        if lineup is not None:
             self._past_sampled_count += lineup.decoder.sampled_count
             del self._pinned[version]
+        self.kept = tuple(kept for kept in self.kept if kept.version != version)
 
     def _serving(self, version: int) -> Weights | None:
         if self.weights is not None and self.weights.version == version:
             return self.weights
-        return self._kept.get(version)
+        pinned = (kept for kept in self.kept if kept.version in self.pins)
+        return next((kept for kept in pinned if kept.version == version), None)
 
     def _not_served(self, version: int) -> AstraflowError:
         live = None if self.weights is None else self.weights.version
