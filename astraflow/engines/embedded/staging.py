@@ -23,6 +23,7 @@ _TORCH = {
     Dtype.F32: torch.float32,
     Dtype.F64: torch.float64,
 }
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # An element comes as an index of 8 bytes and a value of 2 to 8. From one changed element in 8
 # on, a whole new tensor is no larger than the update's part of it, and costs no pause.
 _WHOLE_FROM = 8
@@ -36,8 +37,8 @@ class Scatter:
         name: Canonical.
         target: The live tensor, contiguous.
         indices: i64[n] of the flattened target, each once.
-        new: [n] in the type of the target.
-        old: [n], what the target had there.
+        new: Bits, iN[n] of the size of the target's elements.
+        old: Bits, iN[n], that the target had there.
     """
 
     name: str
@@ -48,11 +49,11 @@ class Scatter:
 
     def apply(self) -> None:
         """Write the new values."""
-        self.target.view(-1).scatter_(0, self.indices, self.new)
+        _bits(self.target).scatter_(0, self.indices, self.new)
 
     def revert(self) -> None:
         """Write the old values, whether or not the new ones were written."""
-        self.target.view(-1).scatter_(0, self.indices, self.old)
+        _bits(self.target).scatter_(0, self.indices, self.old)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,18 +149,18 @@ class _Staging:
             raise apply_failed(f"{part.spec.name} is sparse, and there is no base to change")
         live = self._base[name]
         places = _tensor(indices.astype(np.int64, copy=False)).to(live.device)
-        new = _values(part).to(device=live.device, dtype=live.dtype)
+        new = _bits(_values(part).to(device=live.device, dtype=live.dtype))
         is_whole = _WHOLE_FROM * len(indices) >= part.spec.element_count
         if is_whole or _is_shared(name, live, self._kept):
             self._whole[name] = live.clone(memory_format=torch.contiguous_format)
-            self._whole[name].view(-1).scatter_(0, places, new)
+            _bits(self._whole[name]).scatter_(0, places, new)
             return
         self._scatters[name] = Scatter(
             name=name,
             target=live,
             indices=places,
             new=new,
-            old=live.view(-1).index_select(0, places),
+            old=_bits(live).index_select(0, places),
         )
 
 
@@ -204,6 +205,11 @@ def _whole(part: TensorUpdate, like: torch.Tensor) -> torch.Tensor:
     """Return a tensor of its own: the caller goes on to change its arrays."""
     values = _values(part)
     return values.to(device=like.device, dtype=like.dtype, copy=True).reshape(like.shape)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a flat view as integers: torch may turn one NaN into another as it copies floats."""
+    return tensor.view(-1).view(_BITS[tensor.itemsize])
 
 
 def _values(part: TensorUpdate) -> torch.Tensor:
