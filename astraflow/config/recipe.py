@@ -228,6 +228,9 @@ class Engine(Strict):
     """Of the computation."""
     thread_count: int = Field(default=1, ge=1)
     """CPU threads for torch."""
+    kv: Literal["keep", "recompute"] = "keep"
+    """What a new version does to the cache of running generations: nothing, or they are read
+    anew with the new weights before they go on; trajectories say which it was."""
 
 
 class Raas(Strict):

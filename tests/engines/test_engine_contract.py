@@ -10,7 +10,7 @@ import pytest
 
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.rollouts import FinishReason
+from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.updates import TensorUpdate, WeightUpdate
 from astraflow.engines.embedded import EmbeddedEngine
@@ -220,6 +220,127 @@ async def test_a_sparse_update_equals_the_dense_one(start: Start, model: Any):
     np.testing.assert_array_equal(one.logprobs, same.logprobs)
 
 
+def sparse(model: Any, *, version: int, base: int, every: int = 16) -> WeightUpdate:
+    """Return an update of a few elements of each tensor, to those of the seed `version`."""
+    parts: list[TensorUpdate] = []
+    for part in model.update(version, seed=version).tensors:
+        indices = np.arange(version, part.spec.element_count, every)
+        parts.append(replace(part, indices=indices, values=part.values[indices]))
+    return replace(model.update(version, seed=version), base_version=base, tensors=tuple(parts))
+
+
+def merged(model: Any, versions: list[int]) -> WeightUpdate:
+    """Return the whole state that sparse updates lead to, as the last of the versions."""
+    bits = {name: array.reshape(-1) for name, array in model.bits(0).items()}
+    for version in versions:
+        for part in sparse(model, version=version, base=0).tensors:
+            bits[part.spec.name][part.indices] = part.values
+    whole = model.update(versions[-1], seed=0)
+    parts = tuple(replace(part, values=bits[part.spec.name]) for part in whole.tensors)
+    return replace(whole, tensors=parts)
+
+
+async def assert_speaks_alike(one: Engine, other: Engine):
+    left, right = await asyncio.gather(*(e.generate([3, 4], knobs(30)) for e in (one, other)))
+    np.testing.assert_array_equal(left.tokens, right.tokens)
+    np.testing.assert_array_equal(left.logprobs, right.logprobs)
+
+
+async def test_swaps_while_many_generate_abort_none_and_are_told_in_the_spans(
+    start: Start, model: Any
+):
+    engine, other = await start(), await start(is_live=False)
+    await other.swap(merged(model, [1, 2, 3]))
+    tasks = [
+        asyncio.ensure_future(engine.generate([3 + seed], knobs(150, seed=seed)))
+        for seed in range(8)
+    ]
+    for version in (1, 2, 3):
+        await engine.generate([3], knobs(2))
+        report = await engine.swap(sparse(model, version=version, base=version - 1))
+        assert report.inflight_count == 8
+    for generation in await asyncio.gather(*tasks):
+        assert generation.finish_reason is FinishReason.LENGTH
+        assert len(generation.tokens) == 150
+        assert versions_of(generation) == [0, 1, 2, 3]
+        assert {span.kv for span in generation.version_spans[1:]} == {KvPolicy.KEEP}
+    await assert_speaks_alike(engine, other)
+
+
+async def test_a_recomputed_cache_is_that_of_the_new_version(start: Start, model: Any):
+    engine = await start(kv="recompute")
+    tasks = [await started(engine, 60 + 20 * n) for n in range(3)]
+    await engine.swap(model.update(1, seed=1))
+    for generation in await asyncio.gather(*tasks):
+        first, second = generation.version_spans
+        assert (first.kv, second.kv) == (KvPolicy.UNKNOWN, KvPolicy.RECOMPUTE)
+        new = model.logprobs(1, [3, 4, 5], generation.tokens)
+        np.testing.assert_allclose(
+            generation.logprobs[first.length :], new[first.length :], atol=1e-5
+        )
+
+
+async def test_a_version_that_comes_again_is_harmless(start: Start, model: Any):
+    engine, other = await start(), await start(is_live=False)
+    await other.swap(merged(model, [1]))
+    task = await started(engine)
+    for _ in range(2):
+        await engine.swap(sparse(model, version=1, base=0))
+    assert versions_of(await task) == [0, 1]
+    await assert_speaks_alike(engine, other)
+
+
+async def test_pinned_versions_keep_their_bits_under_sparse_updates(start: Start, model: Any):
+    engine, other = await start(), await start(is_live=False)
+    await engine.pin(0)
+    before = await engine.generate([3], knobs(40))
+    await engine.swap(sparse(model, version=1, base=0))
+    await engine.pin(1)
+    first = await engine.generate([3], knobs(40))
+    for version in (2, 3):
+        await engine.swap(sparse(model, version=version, base=version - 1))
+    again, second = await asyncio.gather(
+        *(engine.generate([3], knobs(40), version=version) for version in (0, 1))
+    )
+    np.testing.assert_array_equal(again.logprobs, before.logprobs)
+    np.testing.assert_array_equal(second.logprobs, first.logprobs)
+    await engine.unpin(0)
+    await engine.swap(sparse(model, version=4, base=3))
+    await other.swap(merged(model, [1, 2, 3, 4]))
+    await assert_speaks_alike(engine, other)
+
+
+async def test_a_pin_that_comes_with_a_swap_keeps_the_old_bits_or_is_refused(
+    start: Start, model: Any
+):
+    engine = await start()
+    before = await engine.generate([3], knobs(40))
+    swap = asyncio.ensure_future(engine.swap(sparse(model, version=1, base=0)))
+    await asyncio.sleep(0)
+    try:
+        await engine.pin(0)
+    except AstraflowError as error:
+        assert error.reason is Reason.VERSION_NOT_SERVED  # noqa: PT017  both are sound
+    else:
+        pinned = await engine.generate([3], knobs(40), version=0)
+        np.testing.assert_array_equal(pinned.logprobs, before.logprobs)
+    assert (await swap).version == 1
+
+
+async def test_a_swap_that_is_cancelled_happens_whole_or_not_at_all(start: Start, model: Any):
+    engine, other = await start(), await start()
+    update = sparse(model, version=1, base=0)
+    swap = asyncio.ensure_future(engine.swap(update))
+    await asyncio.sleep(0)
+    swap.cancel()
+    await asyncio.wait([swap])
+    for part in update.tensors:
+        part.values[:] = 0
+    if engine.version == 1:
+        await other.swap(merged(model, [1]))
+    await assert_speaks_alike(engine, other)
+
+
 def _unknown(update: WeightUpdate) -> tuple[WeightUpdate, str]:
     first = update.tensors[0]
     odd = replace(first, spec=replace(first.spec, name="model.other"))
@@ -249,11 +370,19 @@ def _beyond(update: WeightUpdate) -> tuple[WeightUpdate, str]:
     return replace(update, base_version=0, tensors=(odd,)), last.spec.name
 
 
+def _falling(update: WeightUpdate) -> tuple[WeightUpdate, str]:
+    last = update.tensors[-1]
+    odd = replace(last, indices=np.array([1, 0]), values=last.values[:2])
+    return replace(update, base_version=0, tensors=(odd,)), last.spec.name
+
+
 def _wrong_base(update: WeightUpdate) -> tuple[WeightUpdate, str]:
     return replace(update, base_version=5), "5"
 
 
-@pytest.mark.parametrize("spoil", [_unknown, _misshapen, _short, _incomplete, _beyond, _wrong_base])
+@pytest.mark.parametrize(
+    "spoil", [_unknown, _misshapen, _short, _incomplete, _beyond, _falling, _wrong_base]
+)
 async def test_an_update_that_does_not_fit_changes_nothing(
     start: Start, model: Any, spoil: Callable[[WeightUpdate], tuple[WeightUpdate, str]]
 ):

@@ -20,6 +20,9 @@ from astraflow.engines.embedded.stops import Stops
 from astraflow.engines.embedded.weights import Slots, Weights
 from astraflow.engines.protocol import Generation
 
+# Of one pass that reads running sequences anew: bounds the memory that it takes for a while.
+_TOKENS_PER_RECOMPUTE = 8192
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSettings:
@@ -132,6 +135,14 @@ class Decoder:
         self._start()
         return requests
 
+    def recompute(self) -> None:
+        """Read all running sequences anew with the installed weights, into the cache."""
+        length = padded_length(max(1, self._rows.max_length))
+        rows_per_pass = max(1, _TOKENS_PER_RECOMPUTE // length)
+        for first in range(0, self._rows.count, rows_per_pass):
+            rows = slice(first, min(first + rows_per_pass, self._rows.count))
+            self._read(self._ids(rows, length), first_row=first, kept=np.zeros(1, np.int64))
+
     def _start(self) -> None:
         settings = self._settings
         slots = self._padded(settings.max_batch)
@@ -148,21 +159,42 @@ class Decoder:
         rows = self._rows.add(requests)
         for request in requests:
             request.take_over(self._version, sampled_count=0)
-        ids = np.zeros((len(requests), length), np.int64)
-        columns = min(length, self._rows.tokens.shape[1])
-        ids[:, :columns] = self._rows.tokens[rows, :columns]
+        ids = self._ids(rows, length)
         ends = self._rows.column("length", rows) - 1
         kept, places = _kept_positions(ends, row_count=len(requests), length=length)
-        self._cache.expect_prompts(first_row=rows.start, row_count=len(requests), length=length)
+        logits = self._read(ids, first_row=rows.start, kept=kept)
+        return self._sample(logits[np.arange(len(requests)), places], rows)
+
+    def _ids(self, rows: slice, length: int) -> np.ndarray:
+        """Return the tokens of rows, i64[rows, length]; what follows the last means nothing."""
+        ids = np.zeros((rows.stop - rows.start, length), np.int64)
+        columns = min(length, self._rows.tokens.shape[1])
+        ids[:, :columns] = self._rows.tokens[rows, :columns]
+        return ids
+
+    def _read(self, ids: np.ndarray, *, first_row: int, kept: np.ndarray) -> torch.Tensor:
+        """Fill the cache of some rows.
+
+        Args:
+            ids: i64[n, length], padded at the end.
+            first_row: Where the n rows are.
+            kept: i64[k], positions whose logits are returned.
+
+        Returns:
+            Logits, [n, k, vocabulary].
+        """
+        count: int = ids.shape[0]
+        length: int = ids.shape[1]
+        self._cache.expect_prompts(first_row=first_row, row_count=count, length=length)
         output: Output = self._module(
             input_ids=self._tensor(ids),
-            position_ids=self._tensor(np.arange(length))[None].expand(len(requests), length),
+            position_ids=self._tensor(np.arange(length))[None].expand(count, length),
             attention_mask=None,
             logits_to_keep=self._tensor(kept),
             past_key_values=self._cache,
             use_cache=True,
         )
-        return self._sample(output.logits[np.arange(len(requests)), places], rows)
+        return output.logits
 
     def _sample(self, logits: torch.Tensor, rows: slice) -> list[Ended]:
         tokens, logprobs = self._settings.sampler.draw(logits, self._rows, rows)

@@ -14,6 +14,7 @@ from astraflow import __version__
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
+from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.updates import SwapReport, WeightUpdate
 from astraflow.engines.embedded.decoder import DecoderSettings
@@ -63,15 +64,17 @@ class EmbeddedEngine:
         settings: DecoderSettings,
         tokenizer: Tokenizer | None,
         thread_count: int,
+        kv: KvPolicy,
     ) -> None:
         self._policy_id = policy_id
         self._model_dir = model_dir
         self._settings = settings
         self._tokenizer = tokenizer
+        self._kv = kv
         self._slots = Slots(module)
         self._swapping = asyncio.Lock()
         self._is_closed = False
-        self._worker = Worker(module, settings, thread_count=thread_count)
+        self._worker = Worker(module, settings, thread_count=thread_count, kv=kv)
 
     @classmethod
     def from_directory(
@@ -116,6 +119,7 @@ class EmbeddedEngine:
             ),
             tokenizer=tokenizer,
             thread_count=settings.thread_count,
+            kv=KvPolicy(settings.kv),
         )
 
     @property
@@ -225,6 +229,7 @@ class EmbeddedEngine:
             stream=stream_of(seed),
             budget=min(sampling.max_new_tokens or room, room),
             version=version,
+            kv=self._kv,
             reply=asyncio.get_running_loop().create_future(),
         )
 

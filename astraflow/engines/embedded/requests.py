@@ -23,6 +23,7 @@ class Request:
         budget: Tokens that it may sample.
         version: Pins it; None: the live one.
         reply: Resolved on the event loop.
+        kv: What becomes of its cache when another version takes over.
         takeovers: (tokens sampled before, version) of each version that sampled for it.
     """
 
@@ -32,6 +33,7 @@ class Request:
     budget: int
     version: int | None
     reply: asyncio.Future[Generation]
+    kv: KvPolicy = KvPolicy.KEEP
     takeovers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     def take_over(self, version: int, *, sampled_count: int) -> None:
@@ -42,13 +44,13 @@ class Request:
             self.takeovers.append((sampled_count, version))
 
     def spans(self, sampled_count: int) -> tuple[VersionSpan, ...]:
-        """Return which version sampled how many tokens; the cache is kept across versions."""
+        """Return which version sampled how many tokens."""
         starts = [*self.takeovers, (sampled_count, -1)]
         return tuple(
             VersionSpan(
                 version=version,
                 length=starts[i + 1][0] - start,
-                kv=KvPolicy.KEEP if start else KvPolicy.UNKNOWN,
+                kv=self.kv if start else KvPolicy.UNKNOWN,
             )
             for i, (start, version) in enumerate(self.takeovers)
             if starts[i + 1][0] > start

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.rollouts import KvPolicy
 from astraflow.core.updates import SwapReport
 from astraflow.engines.embedded.decoder import Decoder, DecoderSettings
 from astraflow.engines.embedded.lineup import Lineup
@@ -84,7 +85,12 @@ class Worker:
     """
 
     def __init__(
-        self, module: torch.nn.Module, settings: DecoderSettings, *, thread_count: int
+        self,
+        module: torch.nn.Module,
+        settings: DecoderSettings,
+        *,
+        thread_count: int,
+        kv: KvPolicy,
     ) -> None:
         self.weights: Weights | None = None
         self.pins: dict[int, int] = {}
@@ -94,6 +100,7 @@ class Worker:
         )
         self._settings = settings
         self._thread_count = thread_count
+        self._kv = kv
         self._live = Lineup(Decoder(module, settings))
         self._pinned: dict[int, Lineup] = {}
         self._past_sampled_count = 0
@@ -204,11 +211,11 @@ class Worker:
             return None
         try:
             staged.apply()
-            self._live.decoder.install(staged.weights)
+            self._install(staged.weights)
         except Exception as error:  # noqa: BLE001  whatever torch raises, the old version serves on
             staged.revert()
             if self.weights is not None:
-                self._live.decoder.install(self.weights)
+                self._install(self.weights)
             return apply_failed(f"version {staged.weights.version} cannot be applied: {error}")
         self.weights = staged.weights
         return SwapReport(
@@ -216,6 +223,11 @@ class Worker:
             pause_s=time.perf_counter() - start,
             inflight_count=self._live.decoder.running_count,
         )
+
+    def _install(self, weights: Weights) -> None:
+        self._live.decoder.install(weights)
+        if self._kv is KvPolicy.RECOMPUTE:
+            self._live.decoder.recompute()
 
     def _pin(self, version: int) -> AstraflowError | None:
         weights = self._serving(version)
