@@ -1,7 +1,7 @@
 """The gRPC lane: always there. One round trip to the first byte, connections stay warm."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final, cast
 
 import grpc.aio
@@ -9,6 +9,7 @@ from grpc.aio import AioRpcError
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
+from astraflow.core.versions import Lane
 from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import is_answer, raised_from
@@ -21,8 +22,9 @@ from astraflow.wire.patches import (
     decode_transfer_plan,
     encode_transfer_spec,
 )
-from astraflow.wire.weights import decode_layout
+from astraflow.wire.weights import LANES, decode_layout
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
+from astraflow_proto.weights.v1.transfer_pb2 import TransferPlan as TransferPlanMessage
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import TransferServiceStub
 
 _MAX_CHANNELS: Final = 32
@@ -98,6 +100,47 @@ class GrpcLane:
             raise _failure(endpoint, error) from error
         return decode_layout(response.layout)
 
+    async def plan_transfer(
+        self, endpoint: str, spec: TransferSpec, lanes: Sequence[Lane], transfer_token: bytes
+    ) -> TransferPlan:
+        """Open a transfer for other lanes.
+
+        Raises:
+            AstraflowError: As `pull`; LANE_UNAVAILABLE, CAPABILITY_MISSING when the source has
+                none of the lanes.
+        """
+        request = pb.PlanTransferRequest(
+            spec=encode_transfer_spec(spec), lanes=map(LANES.encode, lanes)
+        )
+        stub = await self._stub(endpoint)
+        try:
+            response = await stub.PlanTransfer(
+                request,
+                metadata=transfer_metadata(transfer_token),
+                timeout=self._stall_timeout_s,
+            )
+        except AioRpcError as error:
+            raise _failure(endpoint, error) from error
+        return _sound_plan(response.plan)
+
+    async def release_transfer(
+        self, endpoint: str, transfer_id: str, transfer_token: bytes
+    ) -> None:
+        """Give up a transfer that no lane has claimed.
+
+        Raises:
+            AstraflowError: As `pull`.
+        """
+        stub = await self._stub(endpoint)
+        try:
+            await stub.ReleaseTransfer(
+                pb.ReleaseTransferRequest(transfer_id=transfer_id),
+                metadata=transfer_metadata(transfer_token),
+                timeout=self._stall_timeout_s,
+            )
+        except AioRpcError as error:
+            raise _failure(endpoint, error) from error
+
     async def close(self) -> None:
         """Close all channels."""
         channels, self._channels = self._channels, {}
@@ -119,9 +162,20 @@ def _decode(response: pb.PullResponse) -> TransferPlan | SentChunk:
             return decode_transfer_plan(response.plan)
         return decode_sent_chunk(response.chunk)
     except AstraflowError as error:
-        raise AstraflowError(
-            Reason.CHUNK_INVALID, f"a message of the transfer is not sound: {error.message}"
-        ) from error
+        raise _unsound(error) from error
+
+
+def _sound_plan(message: TransferPlanMessage) -> TransferPlan:
+    try:
+        return decode_transfer_plan(message)
+    except AstraflowError as error:
+        raise _unsound(error) from error
+
+
+def _unsound(error: AstraflowError) -> AstraflowError:
+    return AstraflowError(
+        Reason.CHUNK_INVALID, f"a message of the transfer is not sound: {error.message}"
+    )
 
 
 def _failure(endpoint: str, error: AioRpcError) -> AstraflowError:

@@ -3,19 +3,21 @@
 # ruff: noqa: N802 - methods are named by the contract
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, closing
 from datetime import timedelta
 from itertools import count
 from typing import Any, Final
 
-from astraflow.codec.chunks import ChunkHeader
 from astraflow.core.clock import Clock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import CodecProfile
-from astraflow.rpc.auth import TRANSFER_KEY, require_secret
-from astraflow.weights.store import PatchStore, StoredPatch
+from astraflow.rpc.auth import TRANSFER_KEY, is_same_secret, require_secret
+from astraflow.transport.hosts import LaneHosts
+from astraflow.weights.served import ChunkPlace, ServedTransfer, wanted_chunks
+from astraflow.weights.store import PatchStore
+from astraflow.wire.fields import set_time
 from astraflow.wire.patches import (
-    SentChunk,
     TransferPlan,
     TransferSpec,
     decode_transfer_spec,
@@ -23,17 +25,14 @@ from astraflow.wire.patches import (
     encode_sent_chunk,
     encode_transfer_plan,
 )
-from astraflow.wire.weights import encode_layout
+from astraflow.wire.weights import LANES, encode_layout
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 
 _TRANSFER_TTL: Final = timedelta(minutes=5)
 
-ChunkPlace = tuple[int, int]
-"""Number of the patch in the plan, index of the chunk."""
-
 
 class TransferServicer:
-    """Serves the patches of one store; lanes other than gRPC answer UNIMPLEMENTED."""
+    """Serves the patches of one store, over gRPC and over the lanes that it is given."""
 
     def __init__(
         self,
@@ -42,24 +41,60 @@ class TransferServicer:
         *,
         transfer_tokens: Callable[[], Sequence[bytes]],
         clock: Clock,
+        lanes: LaneHosts | None = None,
     ) -> None:
+        """Serve a store.
+
+        Args:
+            policy_id: Whose versions they are.
+            store: What is served.
+            transfer_tokens: Returns the run's current secret, and the one before.
+            clock: For the expiry of plans.
+            lanes: None: gRPC only.
+        """
         self._policy_id = policy_id
         self._store = store
         self._transfer_tokens = transfer_tokens
         self._clock = clock
+        self._lanes = lanes or LaneHosts(clock=clock)
         self._numbers = count(1)
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
         """Send the plan, then its chunks."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        plan, places = self._plan(decode_transfer_spec(request.spec))
-        infos = [index.patch for index in plan.patches]
-        with self._store.reading(infos):
-            yield pb.PullResponse(plan=encode_transfer_plan(plan))
-            for number, index in places:
-                chunk = self._store.chunk(infos[number], index)
-                sent = SentChunk(patch_index=number, chunk=chunk)
-                yield pb.PullResponse(chunk=encode_sent_chunk(sent))
+        transfer = self._open(decode_transfer_spec(request.spec))
+        with closing(transfer):
+            yield pb.PullResponse(plan=encode_transfer_plan(transfer.plan))
+            async with aclosing(transfer.chunks()) as chunks:
+                async for sent in chunks:
+                    yield pb.PullResponse(chunk=encode_sent_chunk(sent))
+
+    async def PlanTransfer(
+        self, request: pb.PlanTransferRequest, context: Any
+    ) -> pb.PlanTransferResponse:
+        """Open a transfer for other lanes."""
+        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
+        lanes = [*map(LANES.decode, request.lanes)]
+        transfer = self._open(decode_transfer_spec(request.spec))
+        plan = self._lanes.plan(transfer, lanes)
+        return pb.PlanTransferResponse(plan=encode_transfer_plan(plan))
+
+    async def RenewTransfer(
+        self, request: pb.RenewTransferRequest, context: Any
+    ) -> pb.RenewTransferResponse:
+        """Move the expiry of a transfer on."""
+        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
+        response = pb.RenewTransferResponse()
+        set_time(response.expire_time, self._lanes.renew(request.transfer_id))
+        return response
+
+    async def ReleaseTransfer(
+        self, request: pb.ReleaseTransferRequest, context: Any
+    ) -> pb.ReleaseTransferResponse:
+        """End a transfer that no lane has claimed."""
+        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
+        self._lanes.release(request.transfer_id)
+        return pb.ReleaseTransferResponse()
 
     async def GetPatch(self, request: pb.GetPatchRequest, context: Any) -> pb.GetPatchResponse:
         """Return the index of a patch."""
@@ -73,6 +108,22 @@ class TransferServicer:
         if request.layout_digest != self._store.frame.digest:
             raise AstraflowError(Reason.LAYOUT_UNKNOWN, "another layout is served here")
         return pb.GetLayoutResponse(layout=encode_layout(self._store.frame.layout))
+
+    def open_transfer(self, spec: TransferSpec, secret: bytes) -> ServedTransfer:
+        """Open a transfer for who has the secret of the run; for lanes whose connections stand.
+
+        Raises:
+            AstraflowError: TOKEN_INVALID; what `Pull` answers.
+        """
+        # No early exit: every comparison is made.
+        if not sum(is_same_secret(secret, each) for each in self._transfer_tokens()):
+            raise AstraflowError(
+                Reason.TOKEN_INVALID, "the secret in a request is not the right one; join the run"
+            )
+        return self._open(spec)
+
+    def _open(self, spec: TransferSpec) -> ServedTransfer:
+        return ServedTransfer(self._store, *self._plan(spec))
 
     def _plan(self, spec: TransferSpec) -> tuple[TransferPlan, list[ChunkPlace]]:
         self._require_ours(spec)
@@ -105,23 +156,3 @@ class TransferServicer:
             raise AstraflowError(
                 Reason.PATCH_UNKNOWN, f"patches are {CodecProfile.FAST} here, and nothing else"
             )
-
-
-def wanted_chunks(patches: Sequence[StoredPatch], spec: TransferSpec) -> list[ChunkPlace]:
-    """Return the chunks that a puller wants and does not have, in order."""
-    want = {chunks.root_digest: chunks for chunks in spec.want_chunks}
-    have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
-    return [
-        (number, index)
-        for number, patch in enumerate(patches)
-        for index, chunk in enumerate(patch.chunks)
-        if (not want or index in want.get(patch.root, ()))
-        and index not in have.get(patch.root, ())
-        and _touches(chunk.header, spec.ranges)
-    ]
-
-
-def _touches(header: ChunkHeader, ranges: Sequence[range]) -> bool:
-    return not ranges or any(
-        each.start < header.end and header.offset < each.stop for each in ranges
-    )

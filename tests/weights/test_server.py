@@ -127,15 +127,31 @@ async def test_patches_and_layouts_are_known_by_their_digests(training, stub):
     assert unknown.reason is Reason.LAYOUT_UNKNOWN
 
 
-async def test_lanes_that_are_not_served_say_what_is_missing(training, stub):
-    for method, request in (
-        (stub.PlanTransfer, pb.PlanTransferRequest()),
-        (stub.RenewTransfer, pb.RenewTransferRequest()),
-        (stub.ReleaseTransfer, pb.ReleaseTransferRequest()),
-    ):
-        error = await answer(method(request, metadata=transfer_metadata(training.token)))
-        assert error.reason is Reason.CAPABILITY_MISSING
-        assert error.metadata["capability"].endswith("_transfer")
+async def test_transfers_of_other_lanes_are_planned_renewed_and_released(training, stub):
+    training.publish()
+    metadata = transfer_metadata(training.token)
+    request = pb.PlanTransferRequest(spec=spec_for(training).spec, lanes=[transfers.LANE_TCP])
+
+    plan = (await stub.PlanTransfer(request, metadata=metadata)).plan
+    named = {"transfer_id": plan.transfer_id}
+    renewed = await stub.RenewTransfer(pb.RenewTransferRequest(**named), metadata=metadata)
+    for _ in range(2):
+        await stub.ReleaseTransfer(pb.ReleaseTransferRequest(**named), metadata=metadata)
+
+    assert [each.lane for each in plan.endpoints] == [transfers.LANE_TCP]
+    assert len(plan.token) == 32
+    assert renewed.expire_time.ToDatetime() >= plan.expire_time.ToDatetime()
+    gone = await answer(stub.RenewTransfer(pb.RenewTransferRequest(**named), metadata=metadata))
+    assert gone.reason is Reason.TRANSFER_EXPIRED
+
+
+async def test_a_lane_that_is_not_served_says_so(training, stub):
+    training.publish()
+    request = pb.PlanTransferRequest(spec=spec_for(training).spec, lanes=[transfers.LANE_UCX])
+
+    error = await answer(stub.PlanTransfer(request, metadata=transfer_metadata(training.token)))
+
+    assert error.reason is Reason.LANE_UNAVAILABLE
 
 
 async def test_nobody_is_let_in_without_the_secret_of_the_run(training):

@@ -1,0 +1,84 @@
+"""Arenas: memory of a puller that a source on the same host writes into."""
+
+import fcntl
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from astraflow.transport.frames import bad_frame
+from astraflow.wire.patches import TransferPlan
+
+_ALIGNMENT: Final = 64
+
+
+def aligned(nbytes: int) -> int:
+    """Return a size with the gap behind it that lets the next payload begin well."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def arena_nbytes(plan: TransferPlan) -> int:
+    """Return what the payloads of a plan need at most."""
+    return aligned(plan.payload_nbytes) + plan.chunk_count * _ALIGNMENT
+
+
+class Arena:
+    """Where the payloads of one transfer lie; what it was cut from is reused after it."""
+
+    def __init__(self, memory: "_Memory") -> None:
+        self.descriptor = memory.descriptor
+        self.nbytes = memory.nbytes
+        # Views of it hold it, so that its end is the end of the last of them.
+        self._bytes = np.frombuffer(memory.map, np.uint8)
+        memory.user = weakref.ref(self._bytes)
+
+    def payload(self, offset: int, nbytes: int) -> memoryview:
+        """Return a view of a payload; the pages live as long as it does.
+
+        Raises:
+            AstraflowError: CHUNK_INVALID when it would not lie inside.
+        """
+        if not 0 <= offset <= offset + nbytes <= self.nbytes:
+            raise bad_frame("a payload lies outside of the arena")
+        return self._bytes[offset : offset + nbytes].data
+
+
+class ArenaPool:
+    """Keeps the memory of the last transfer for the next, once nobody looks into it any more.
+
+    Its pages are warm: writing into fresh ones costs more than the copy.
+    """
+
+    def __init__(self) -> None:
+        self._last: _Memory | None = None
+
+    def take(self, nbytes: int) -> Arena:
+        """Return an arena of at least so many bytes."""
+        if self._last is None or self._last.nbytes < nbytes or self._last.is_used:
+            self._last = _Memory(nbytes)
+        return Arena(self._last)
+
+
+class _Memory:
+    """Anonymous shared memory (memfd) of a fixed size; gone when both ends let go.
+
+    It is sealed against shrinking, so that no peer can take pages away under a reader.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = max(nbytes, _ALIGNMENT)
+        self.descriptor = os.memfd_create("astraflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self.descriptor)
+        os.ftruncate(self.descriptor, self.nbytes)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+        self.map = mmap.mmap(self.descriptor, self.nbytes, prot=mmap.PROT_READ)
+        self.user: Callable[[], object | None] = lambda: None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody still looks into it."""
+        return self.user() is not None

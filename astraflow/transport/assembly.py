@@ -1,0 +1,220 @@
+"""Assembly: chunks put together from frames, within the bounds that the plan sets."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+import numpy as np
+
+from astraflow.codec.chunks import Chunk, ChunkHeader
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.transport.frames import Frame, bad_frame
+from astraflow.wire.patches import SentChunk, TransferPlan
+
+UNPLANNED_NBYTES: Final = 64 << 20
+"""What may arrive before the plan does, which takes its own connection."""
+
+_HIGH_NBYTES: Final = 256 << 20
+_UNPLANNED_COUNT: Final = 1 << 16
+
+_Key = tuple[int, int]
+
+
+class _Staged:
+    """A chunk of which some bytes are here."""
+
+    __slots__ = ("buffer", "header", "missing", "view")
+
+    def __init__(self, header: ChunkHeader) -> None:
+        self.header = header
+        # Not zeroed: a chunk is handed out when all its bytes came, and then verified.
+        self.buffer = np.empty(header.payload_nbytes, np.uint8)
+        self.view = self.buffer.data
+        self.missing = header.payload_nbytes
+
+
+class Assembly:
+    """Takes the frames of one transfer, from any number of connections, in any order.
+
+    What it holds is bounded: by the plan's payload_nbytes and chunk_count, before the plan by
+    64 MiB. Whoever exceeds that, contradicts himself or repeats a chunk has lied (CHUNK_INVALID).
+    """
+
+    def __init__(self, *, stall_timeout_s: float, on_pressure: Callable[[bool], None]) -> None:
+        """Start empty.
+
+        Args:
+            stall_timeout_s: A source that sends nothing for so long is given up.
+            on_pressure: Called with True when the reader is behind by 256 MiB, with False when
+                it has caught up.
+        """
+        self._plan: TransferPlan | None = None
+        self._stall_timeout_s = stall_timeout_s
+        self._on_pressure = on_pressure
+        self._is_pressed = False
+        self._staged: dict[_Key, _Staged] = {}
+        self._begun: set[_Key] = set()
+        self._ready: deque[SentChunk] = deque()
+        self._ready_nbytes = self._claimed_nbytes = 0
+        self._activity = 0
+        self._failure: AstraflowError | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that was planned has arrived."""
+        plan = self._plan
+        return plan is not None and len(self._begun) == plan.chunk_count and not self._staged
+
+    def take_plan(self, plan: TransferPlan) -> None:
+        """Take the plan.
+
+        Raises:
+            AstraflowError: CHUNK_INVALID for a second one, or one that what came contradicts.
+        """
+        if self._plan is not None:
+            raise bad_frame("a transfer has one plan, not two")
+        self._plan = plan
+        for key in self._begun:
+            self._check_place(*key)
+        self._check_bounds()
+        self._note()
+
+    def place(self, frame: Frame) -> memoryview:
+        """Return where the body of a CHUNK frame goes.
+
+        Raises:
+            AstraflowError: CHUNK_INVALID.
+        """
+        staged = self._staged_for(frame)
+        end = frame.body_offset + frame.body_nbytes
+        if end > frame.payload_nbytes or frame.body_nbytes > staged.missing:
+            raise bad_frame("it brings more bytes than its chunk has")
+        return staged.view[frame.body_offset : end]
+
+    def touch(self) -> None:
+        """Note that bytes arrived: the source is alive."""
+        self._activity += 1
+
+    def filled(self, frame: Frame) -> None:
+        """Note that a body arrived in its place."""
+        key = _key(frame)
+        staged = self._staged[key]
+        staged.missing -= frame.body_nbytes
+        if staged.missing == 0:
+            del self._staged[key]
+            self._hand_out(frame, staged.header, staged.view)
+
+    def take_whole(self, frame: Frame, payload: memoryview) -> None:
+        """Take a chunk whose payload lies somewhere already.
+
+        Raises:
+            AstraflowError: CHUNK_INVALID.
+        """
+        header = self._claim(frame)
+        self._hand_out(frame, header, payload)
+
+    def fail(self, error: AstraflowError) -> None:
+        """End the transfer; the first reason is kept."""
+        self._failure = self._failure or error
+        self._staged.clear()
+        self._note()
+
+    async def items(self) -> AsyncGenerator[TransferPlan | SentChunk]:
+        """Yield the plan, then all its chunks.
+
+        Raises:
+            AstraflowError: SOURCE_TIMEOUT; what `fail` was called with.
+        """
+        while self._plan is None:
+            await self._wait()
+        yield self._plan
+        for _ in range(self._plan.chunk_count):
+            while not self._ready:
+                await self._wait()
+            yield self._next()
+
+    def _next(self) -> SentChunk:
+        sent = self._ready.popleft()
+        self._ready_nbytes -= len(sent.chunk.payload)
+        if self._is_pressed and self._ready_nbytes <= _HIGH_NBYTES // 2:
+            self._is_pressed = False
+            self._on_pressure(False)
+        return sent
+
+    async def _wait(self) -> None:
+        """Return after news; a source that sends bytes gets more time."""
+        if self._failure is not None:
+            raise self._failure
+        self._news.clear()
+        while True:
+            before = self._activity
+            try:
+                async with asyncio.timeout(self._stall_timeout_s):
+                    await self._news.wait()
+            except TimeoutError:
+                if self._activity == before:
+                    raise self._stalled() from None
+            else:
+                return
+
+    def _stalled(self) -> AstraflowError:
+        return AstraflowError(
+            Reason.SOURCE_TIMEOUT,
+            f"the source has sent nothing for {self._stall_timeout_s:g} s",
+            retryable=True,
+        )
+
+    def _staged_for(self, frame: Frame) -> _Staged:
+        key = _key(frame)
+        staged = self._staged.get(key)
+        if staged is None:
+            staged = self._staged[key] = _Staged(self._claim(frame))
+        elif staged.header != frame.header:
+            raise bad_frame("two frames of a chunk differ in its header")
+        return staged
+
+    def _claim(self, frame: Frame) -> ChunkHeader:
+        """Count a new chunk against the bounds before memory is given to it."""
+        if frame.header is None:
+            raise bad_frame("a chunk without a header")
+        key = _key(frame)
+        if key in self._begun:
+            raise bad_frame(f"chunk {key[1]} came twice")
+        self._check_place(*key)
+        self._begun.add(key)
+        self._claimed_nbytes += frame.payload_nbytes
+        self._check_bounds()
+        return frame.header
+
+    def _check_place(self, patch_index: int, index: int) -> None:
+        patches = self._plan.patches if self._plan else None
+        if patches is None:
+            return
+        if patch_index >= len(patches) or index >= patches[patch_index].patch.chunk_count:
+            raise bad_frame(f"the plan has no chunk {index} of patch {patch_index}")
+
+    def _check_bounds(self) -> None:
+        plan = self._plan
+        max_nbytes = UNPLANNED_NBYTES if plan is None else plan.payload_nbytes
+        max_count = _UNPLANNED_COUNT if plan is None else plan.chunk_count
+        if self._claimed_nbytes > max_nbytes or len(self._begun) > max_count:
+            raise bad_frame("there are more chunks or bytes than the plan says")
+
+    def _hand_out(self, frame: Frame, header: ChunkHeader, payload: memoryview) -> None:
+        chunk = Chunk(header=header, payload=payload)
+        self._ready.append(SentChunk(patch_index=frame.patch_index, chunk=chunk))
+        self._ready_nbytes += len(payload)
+        if self._ready_nbytes > _HIGH_NBYTES and not self._is_pressed:
+            self._is_pressed = True
+            self._on_pressure(True)
+        self._note()
+
+    def _note(self) -> None:
+        self._activity += 1
+        self._news.set()
+
+
+def _key(frame: Frame) -> _Key:
+    return frame.patch_index, -1 if frame.header is None else frame.header.index

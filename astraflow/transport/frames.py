@@ -1,0 +1,255 @@
+"""Frames: how chunks look on lanes other than gRPC. docs/weights.md has the bytes."""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.wire.common import decode_failure, encode_failure
+from astraflow.wire.fields import DTYPES
+from astraflow.wire.patches import (
+    COMPRESSIONS,
+    ENCODINGS,
+    SentChunk,
+    TransferPlan,
+    TransferSpec,
+    decode_transfer_plan,
+    decode_transfer_spec,
+    encode_transfer_plan,
+    encode_transfer_spec,
+)
+from astraflow_proto.common.v1 import failure_pb2
+from astraflow_proto.weights.v1 import transfer_pb2
+
+MAGIC: Final = b"AFL1"
+_HEADER: Final = struct.Struct("<4sBBBBIIIIqqqqq")
+HEADER_NBYTES: Final = _HEADER.size
+"""64."""
+
+MAX_CALL_NBYTES: Final = 1 << 20
+"""Largest body of a frame that a puller sends: lists of chunks that it has."""
+MAX_PLAN_NBYTES: Final = 64 << 20
+"""Largest body of PLAN and FAILURE."""
+MAX_SECRET_NBYTES: Final = 1 << 10
+
+
+class FrameKind(IntEnum):
+    """What a frame carries."""
+
+    HELLO = 1
+    REQUEST = 2
+    ARENA = 3
+    PLAN = 4
+    CHUNK = 5
+    FAILURE = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """The header of a frame; `body_nbytes` bytes follow it.
+
+    Attributes:
+        kind: What it carries.
+        body_nbytes: That follow the header.
+        body_offset: Where in the whole payload the body belongs. CHUNK in an arena: where in the
+            arena the payload begins.
+        payload_nbytes: Of the whole payload, of which the body may be a part.
+        patch_index: CHUNK: of which patch of the plan. HELLO: number of connections to come.
+        header: CHUNK: of the chunk.
+    """
+
+    kind: FrameKind
+    body_nbytes: int
+    body_offset: int = 0
+    payload_nbytes: int = 0
+    patch_index: int = 0
+    header: ChunkHeader | None = None
+
+
+def pack(frame: Frame) -> bytes:
+    """Return the 64 bytes of a header."""
+    chunk = frame.header
+    if chunk is None:
+        codes, places = (0, 0, 0), (0, 0, 0, 0)
+    else:
+        codes = (
+            int(DTYPES.encode(chunk.dtype)),
+            int(ENCODINGS.encode(chunk.encoding)),
+            int(COMPRESSIONS.encode(chunk.compression)),
+        )
+        places = (chunk.index, chunk.offset, chunk.nbytes, chunk.changed_count)
+    return _HEADER.pack(
+        *(MAGIC, frame.kind, *codes),
+        *(frame.patch_index, frame.body_nbytes, frame.payload_nbytes, 0),
+        *(frame.body_offset, *places),
+    )
+
+
+def unpack(data: bytes | bytearray | memoryview) -> Frame:
+    """Read a header, 64 bytes.
+
+    Raises:
+        AstraflowError: CHUNK_INVALID for what no sound peer sends.
+    """
+    magic, kind, *codes = _HEADER.unpack(data)
+    dtype, encoding, compression, patch_index, body, payload, _, offset, *places = codes
+    if magic != MAGIC or kind not in frozenset(FrameKind):
+        raise bad_frame("it does not begin as frames do")
+    if offset < 0:
+        raise bad_frame("its body belongs before the payload")
+    header = None
+    if kind == FrameKind.CHUNK:
+        header = _chunk_header((dtype, encoding, compression), places, payload)
+    return Frame(
+        kind=FrameKind(kind),
+        body_nbytes=body,
+        body_offset=offset,
+        payload_nbytes=payload,
+        patch_index=patch_index,
+        header=header,
+    )
+
+
+def bad_frame(why: str) -> AstraflowError:
+    """Return the error of a frame that cannot be."""
+    return AstraflowError(Reason.CHUNK_INVALID, f"a frame of the transfer is not sound: {why}")
+
+
+def chunk_frames(sent: SentChunk, segment_nbytes: int) -> Iterator[tuple[Frame, memoryview]]:
+    """Yield a chunk as frames with at most so many bytes each, so that connections share it."""
+    payload = memoryview(sent.chunk.payload).cast("B")
+    for offset in range(0, max(1, len(payload)), segment_nbytes):
+        body = payload[offset : offset + segment_nbytes]
+        yield chunk_frame(sent, body_nbytes=len(body), body_offset=offset), body
+
+
+def chunk_frame(sent: SentChunk, *, body_nbytes: int, body_offset: int) -> Frame:
+    """Return the header of a frame with a part of a chunk."""
+    return Frame(
+        kind=FrameKind.CHUNK,
+        body_nbytes=body_nbytes,
+        body_offset=body_offset,
+        payload_nbytes=len(sent.chunk.payload),
+        patch_index=sent.patch_index,
+        header=sent.chunk.header,
+    )
+
+
+def hello(token: bytes, *, connection_count: int = 1) -> bytes:
+    """Return the frame that begins every connection: the token of a transfer."""
+    return _whole(FrameKind.HELLO, token, patch_index=connection_count)
+
+
+def request(spec: TransferSpec, secret: bytes) -> bytes:
+    """Return the frame that asks for another version over connections that stand.
+
+    Body: length of the run's transfer secret (u32), the secret, a TransferSpec message.
+    """
+    message = encode_transfer_spec(spec).SerializeToString()
+    return _whole(FrameKind.REQUEST, struct.pack("<I", len(secret)) + secret + message)
+
+
+def read_request(body: bytes) -> tuple[TransferSpec, bytes]:
+    """Read the body of a REQUEST: spec and secret.
+
+    Raises:
+        AstraflowError: CHUNK_INVALID, INVALID_FIELD.
+    """
+    if len(body) < 4 or len(body) < 4 + int.from_bytes(body[:4], "little"):
+        raise bad_frame("a request ends before its secret does")
+    end = 4 + int.from_bytes(body[:4], "little")
+    message = transfer_pb2.TransferSpec()
+    _parse(message, body[end:])
+    return decode_transfer_spec(message), body[4:end]
+
+
+def arena(nbytes: int) -> bytes:
+    """Return the frame that comes with the descriptor of an arena."""
+    return pack(Frame(kind=FrameKind.ARENA, body_nbytes=0, body_offset=nbytes))
+
+
+def plan_parts(plan: TransferPlan, segment_nbytes: int) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield a plan, the answer to a REQUEST, as frames: headers and bodies."""
+    body = memoryview(encode_transfer_plan(plan).SerializeToString())
+    for offset in range(0, len(body), segment_nbytes):
+        part = body[offset : offset + segment_nbytes]
+        header = Frame(
+            kind=FrameKind.PLAN,
+            body_nbytes=len(part),
+            body_offset=offset,
+            payload_nbytes=len(body),
+        )
+        yield pack(header), part
+
+
+def read_plan(body: bytes) -> TransferPlan:
+    """Read the body of a PLAN.
+
+    Raises:
+        AstraflowError: CHUNK_INVALID.
+    """
+    message = transfer_pb2.TransferPlan()
+    _parse(message, body)
+    try:
+        return decode_transfer_plan(message)
+    except AstraflowError as error:
+        raise bad_frame(error.message) from error
+
+
+def failure_frame(error: AstraflowError) -> bytes:
+    """Return the frame that ends a transfer early."""
+    return _whole(FrameKind.FAILURE, encode_failure(error.to_failure()).SerializeToString())
+
+
+def read_failure(body: bytes) -> AstraflowError:
+    """Return what a source raised."""
+    message = failure_pb2.Failure()
+    _parse(message, body)
+    try:
+        failure = decode_failure(message)
+    except AstraflowError as error:
+        return bad_frame(error.message)
+    return AstraflowError(
+        failure.reason, failure.message, retryable=failure.retryable, metadata=failure.metadata
+    )
+
+
+def _whole(kind: FrameKind, body: bytes, *, patch_index: int = 0) -> bytes:
+    header = Frame(
+        kind=kind, body_nbytes=len(body), payload_nbytes=len(body), patch_index=patch_index
+    )
+    return pack(header) + body
+
+
+def _parse(
+    message: transfer_pb2.TransferSpec | transfer_pb2.TransferPlan | failure_pb2.Failure,
+    body: bytes,
+) -> None:
+    try:
+        message.ParseFromString(body)
+    except DecodeError as error:
+        raise bad_frame(f"its {type(message).__name__} cannot be read") from error
+
+
+def _chunk_header(codes: tuple[int, int, int], places: list[int], payload: int) -> ChunkHeader:
+    index, offset, nbytes, changed_count = places
+    if min(index, offset, nbytes - 1, changed_count) < 0 or payload > CHUNK_NBYTES:
+        raise bad_frame("a size or place in it cannot be")
+    try:
+        return ChunkHeader(
+            index=index,
+            offset=offset,
+            nbytes=nbytes,
+            dtype=DTYPES.decode(codes[0]),
+            encoding=ENCODINGS.decode(codes[1]),
+            compression=COMPRESSIONS.decode(codes[2]),
+            payload_nbytes=payload,
+            changed_count=changed_count,
+        )
+    except AstraflowError as error:
+        raise bad_frame(error.message) from error

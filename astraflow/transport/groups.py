@@ -1,0 +1,164 @@
+"""Groups: connections of one puller to one source, which share what is sent."""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Final, Protocol
+
+from astraflow.core.errors import AstraflowError
+from astraflow.transport.frames import (
+    HEADER_NBYTES,
+    chunk_frames,
+    failure_frame,
+    pack,
+    plan_parts,
+)
+from astraflow.transport.sockets import (
+    LONG_WAY_S,
+    end,
+    receive,
+    round_trip_s,
+    send_all,
+    tune_for_long_way,
+)
+from astraflow.transport.tasks import Tasks
+from astraflow.transport.transfers import Transfer
+from astraflow.wire.patches import SentChunk, TransferPlan
+
+_NEAR_SEGMENT_NBYTES: Final = 1 << 20
+_FAR_SEGMENT_NBYTES: Final = 64 << 10
+_QUEUE_LENGTH: Final = 64
+# A puller that is alive takes something within this time.
+_SEND_TIMEOUT_S: Final = 120.0
+
+Part = list[bytes | memoryview]
+"""Buffers that go over one connection, one behind the other."""
+
+
+class Carrier(Protocol):
+    """Brings chunks into the form in which one lane sends them."""
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Take a connection of the group into account."""
+        ...
+
+    async def read_header(self, connection: socket.socket) -> bytes:
+        """Receive the header of a frame.
+
+        Raises:
+            EOFError, OSError: The peer is gone.
+        """
+        ...
+
+    async def begin(self, plan: TransferPlan) -> None:
+        """Return once chunks of the plan can be taken."""
+        ...
+
+    async def parts(self, sent: SentChunk) -> Sequence[Part]:
+        """Return a chunk as parts that may go over different connections."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the lane holds."""
+        ...
+
+
+class InlineCarrier:
+    """Payloads follow their headers; long ones are cut, the finer the longer the way."""
+
+    def __init__(self) -> None:
+        self._segment_nbytes = _NEAR_SEGMENT_NBYTES
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Tune a connection to the way that it has."""
+        if round_trip_s(connection) > LONG_WAY_S:
+            tune_for_long_way(connection)
+            self._segment_nbytes = _FAR_SEGMENT_NBYTES
+
+    async def read_header(self, connection: socket.socket) -> bytes:
+        """Receive the header of a frame."""
+        return await receive(connection, HEADER_NBYTES)
+
+    async def begin(self, plan: TransferPlan) -> None:
+        """Return; nothing is needed."""
+
+    async def parts(self, sent: SentChunk) -> Sequence[Part]:
+        """Return a chunk as frames."""
+        frames = chunk_frames(sent, self._segment_nbytes)
+        return [[pack(frame), body] for frame, body in frames]
+
+    def close(self) -> None:
+        """Return; nothing is held."""
+
+
+class Group:
+    """Sends one transfer after the other over all of its connections.
+
+    Each connection takes the next part when it has room, so a fast one takes more.
+    """
+
+    def __init__(self, carrier: Carrier) -> None:
+        self.carrier = carrier
+        self._connections: set[socket.socket] = set()
+        self._parts: asyncio.Queue[Part] = asyncio.Queue(_QUEUE_LENGTH)
+        self._tasks = Tasks()
+        self._feeding: asyncio.Task[None] | None = None
+        self._closing = asyncio.Lock()
+
+    def join(self, connection: socket.socket) -> None:
+        """Let a connection take part."""
+        self._connections.add(connection)
+        self.carrier.adopt(connection)
+        self._tasks.start(self._send(connection))
+
+    def begin(self, transfer: Transfer, *, with_plan: bool) -> None:
+        """Send a transfer, after the one before."""
+        before = self._feeding
+        self._feeding = self._tasks.start(self._feed(transfer, before, with_plan=with_plan))
+
+    def refuse(self, error: AstraflowError) -> None:
+        """Answer a request with an error."""
+        self._feeding = self._tasks.start(self._parts.put([failure_frame(error)]))
+
+    async def close(self) -> None:
+        """End what is under way; who reads from a connection finds it ended. Idempotent."""
+        async with self._closing:
+            await self._tasks.close()
+            self.carrier.close()
+            for connection in self._connections:
+                end(connection)
+            self._connections.clear()
+
+    async def _feed(
+        self, transfer: Transfer, before: "asyncio.Task[None] | None", *, with_plan: bool
+    ) -> None:
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            if with_plan:
+                for part in plan_parts(transfer.plan, _FAR_SEGMENT_NBYTES):
+                    await self._parts.put(list(part))
+            await self._feed_chunks(transfer)
+            await self._parts.join()
+        except AstraflowError as error:
+            await self._parts.put([failure_frame(error)])
+        finally:
+            transfer.close()
+
+    async def _feed_chunks(self, transfer: Transfer) -> None:
+        await self.carrier.begin(transfer.plan)
+        async with aclosing(transfer.chunks()) as chunks:
+            async for sent in chunks:
+                for part in await self.carrier.parts(sent):
+                    await self._parts.put(part)
+
+    async def _send(self, connection: socket.socket) -> None:
+        try:
+            while True:
+                part = await self._parts.get()
+                async with asyncio.timeout(_SEND_TIMEOUT_S):
+                    await send_all(connection, part)
+                self._parts.task_done()
+        except (OSError, TimeoutError):
+            end(connection)

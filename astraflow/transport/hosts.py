@@ -1,0 +1,121 @@
+"""LaneHosts: the lanes of one server, beside its gRPC one."""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from datetime import datetime
+from typing import Final
+
+import structlog
+
+from astraflow.core.clock import Clock
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import Lane
+from astraflow.rpc.address import split_address
+from astraflow.rpc.tls import Tls
+from astraflow.transport.shm_host import ShmHost
+from astraflow.transport.tcp_host import TcpHost
+from astraflow.transport.transfers import OpenTransfer, Transfer, Transfers
+from astraflow.wire.patches import LaneEndpoint, TransferPlan
+
+DEFAULT_HOSTED: Final = (Lane.SHM, Lane.TCP)
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+def hosted_lanes(tls: Tls | None) -> tuple[Lane, ...]:
+    """Return what is served unless told otherwise: with TLS nothing that leaves the host."""
+    return DEFAULT_HOSTED if tls is None or tls.is_plain else (Lane.SHM,)
+
+
+class LaneHosts:
+    """Serves transfers over every lane but gRPC, for one event loop."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        """Prepare; `start` serves.
+
+        Args:
+            clock: For the expiry of transfers.
+        """
+        self._transfers = Transfers(clock=clock)
+        self._endpoints: list[LaneEndpoint] = []
+        self._hosts = AsyncExitStack()
+
+    @property
+    def endpoints(self) -> tuple[LaneEndpoint, ...]:
+        """Where the lanes are picked up."""
+        return tuple(self._endpoints)
+
+    def start(
+        self,
+        open_transfer: OpenTransfer,
+        *,
+        listen: str,
+        advertised: str,
+        lanes: Sequence[Lane] = DEFAULT_HOSTED,
+        tcp_port: int = 0,
+    ) -> None:
+        """Serve.
+
+        Args:
+            open_transfer: Opens a transfer for pullers whose connections stand.
+            listen: host:port of the gRPC server; the TCP lane listens on the same interface.
+            advertised: host:port by which others know it.
+            lanes: Which ones; a host that has no shared memory serves the others.
+            tcp_port: 0: a free one.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when a lane cannot listen there.
+        """
+        for lane in lanes:
+            try:
+                self._start(lane, open_transfer, listen, advertised, tcp_port)
+            except AstraflowError as error:
+                if error.reason is not Reason.LANE_UNAVAILABLE:
+                    raise
+                log.warning("a lane cannot be served here", lane=lane, why=str(error))
+
+    def plan(self, transfer: Transfer, lanes: Sequence[Lane]) -> TransferPlan:
+        """Keep a transfer for those of the lanes that are served here.
+
+        Raises:
+            AstraflowError: LANE_UNAVAILABLE when there is none; the transfer is closed.
+        """
+        served = [each for lane in lanes for each in self._endpoints if each.lane is lane]
+        if not served:
+            transfer.close()
+            raise AstraflowError(
+                Reason.LANE_UNAVAILABLE, "none of these lanes is served here; call Pull"
+            )
+        return self._transfers.add(transfer, served)
+
+    def renew(self, transfer_id: str) -> datetime:
+        """Move the expiry of a transfer on; see Transfers."""
+        return self._transfers.renew(transfer_id)
+
+    def release(self, transfer_id: str) -> None:
+        """Give a transfer up; idempotent."""
+        self._transfers.release(transfer_id)
+
+    async def close(self) -> None:
+        """Close all lanes with their connections."""
+        self._endpoints.clear()
+        self._transfers.close()
+        await self._hosts.aclose()
+
+    def _start(
+        self, lane: Lane, open_transfer: OpenTransfer, listen: str, advertised: str, port: int
+    ) -> None:
+        claim = self._transfers.claim
+        match lane:
+            case Lane.TCP:
+                tcp = TcpHost(claim=claim, open_transfer=open_transfer)
+                self._hosts.push_async_callback(tcp.close)
+                here, there = split_address(listen)[0], split_address(advertised)[0]
+                address = tcp.start(here, there, port=port)
+            case Lane.SHM:
+                shm = ShmHost(claim=claim, open_transfer=open_transfer)
+                self._hosts.push_async_callback(shm.close)
+                address = shm.start()
+            case _:
+                raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{lane} is not hosted here")
+        self._endpoints.append(LaneEndpoint(lane=lane, address=address))

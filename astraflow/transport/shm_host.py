@@ -1,0 +1,164 @@
+"""Serves the shared memory lane."""
+
+import asyncio
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.transport.arenas import aligned
+from astraflow.transport.frames import HEADER_NBYTES, bad_frame, chunk_frame, pack
+from astraflow.transport.groups import Part
+from astraflow.transport.shm_lane import HOST_NAME, SOCKET_NAME, host_identity
+from astraflow.transport.sockets import readable
+from astraflow.transport.stream_host import ClaimTransfer, StreamHost
+from astraflow.transport.transfers import OpenTransfer
+from astraflow.wire.patches import SentChunk, TransferPlan
+
+_PREFIX: Final = "astraflow-lane-"
+_ARENA_TIMEOUT_S: Final = 10.0
+# Copying less than that takes less time than handing it to a thread.
+_INLINE_NBYTES: Final = 64 << 10
+
+
+class ShmHost(StreamHost):
+    """Writes payloads into memory that pullers on this host lend it."""
+
+    def __init__(self, *, claim: ClaimTransfer, open_transfer: OpenTransfer) -> None:
+        super().__init__(claim=claim, open_transfer=open_transfer, carrier=ArenaCarrier)
+        self._directory: Path | None = None
+
+    def start(self, *, parent: Path | None = None) -> str:
+        """Listen in a directory that only this user can read; return its path.
+
+        Args:
+            parent: Of the directory; None: that for temporary files.
+
+        Raises:
+            AstraflowError: LANE_UNAVAILABLE when there is no place for it.
+        """
+        parent = parent or Path(tempfile.gettempdir())
+        remove_stale(parent)
+        try:
+            self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            (self._directory / HOST_NAME).write_bytes(host_identity())
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(str(self._directory / SOCKET_NAME))
+        except OSError as error:
+            raise AstraflowError(
+                Reason.LANE_UNAVAILABLE, f"no shared memory lane in {parent}: {error.strerror}"
+            ) from error
+        self.listen(listener)
+        return str(self._directory)
+
+    async def close(self) -> None:
+        """Stop and remove the directory."""
+        await super().close()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class ArenaCarrier:
+    """Writes payloads into the arena, and sends headers that say where."""
+
+    def __init__(self) -> None:
+        self._arena: int | None = None
+        # A thread may write while the group is closed: its descriptor must not be another's.
+        self._writing = Lock()
+        self._arrived = asyncio.Event()
+        self._at = 0
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Return; a local connection needs nothing."""
+
+    async def read_header(self, connection: socket.socket) -> bytes:
+        """Receive the header of a frame; an arena's descriptor comes with it.
+
+        Raises:
+            EOFError: The peer ended.
+            OSError: The peer is gone.
+        """
+        data = b""
+        while len(data) < HEADER_NBYTES:
+            await readable(connection)
+            got, descriptors, _, _ = socket.recv_fds(connection, HEADER_NBYTES - len(data), 1)
+            if not got:
+                raise EOFError
+            data += got
+            self._take(descriptors)
+        return data
+
+    async def begin(self, plan: TransferPlan) -> None:
+        """Return once the arena for a plan is here.
+
+        Raises:
+            AstraflowError: SOURCE_TIMEOUT when it does not come.
+        """
+        del plan
+        try:
+            async with asyncio.timeout(_ARENA_TIMEOUT_S):
+                await self._arrived.wait()
+        except TimeoutError:
+            raise AstraflowError(
+                Reason.SOURCE_TIMEOUT, "the puller sent no arena to write into"
+            ) from None
+        self._arrived.clear()
+        self._at = 0
+
+    async def parts(self, sent: SentChunk) -> Sequence[Part]:
+        """Write a payload and return its header.
+
+        Raises:
+            AstraflowError: CHUNK_INVALID when the arena is too small.
+        """
+        payload = sent.chunk.payload
+        place, self._at = self._at, self._at + aligned(len(payload))
+        if len(payload) > _INLINE_NBYTES:
+            await asyncio.to_thread(self._write, payload, place)
+        else:
+            self._write(payload, place)
+        return [[pack(chunk_frame(sent, body_nbytes=0, body_offset=place))]]
+
+    def close(self) -> None:
+        """Let go of the arena."""
+        with self._writing:
+            if self._arena is not None:
+                os.close(self._arena)
+                self._arena = None
+
+    def _take(self, descriptors: Sequence[int]) -> None:
+        for descriptor in descriptors:
+            self.close()
+            self._arena = descriptor
+            self._arrived.set()
+
+    def _write(self, payload: bytes | memoryview, place: int) -> None:
+        """Write by a call: a mapping would fault if the puller took pages away."""
+        view = memoryview(payload).cast("B")
+        while view:
+            written = self._write_some(view, place)
+            view, place = view[written:], place + written
+
+    def _write_some(self, view: memoryview, place: int) -> int:
+        with self._writing:
+            try:
+                return os.pwrite(-1 if self._arena is None else self._arena, view, place)
+            except OSError as error:
+                raise bad_frame(f"the arena cannot be written: {error.strerror}") from error
+
+
+def remove_stale(parent: Path) -> None:
+    """Remove what hosts that died left behind: directories in which nobody listens."""
+    for directory in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(directory / SOCKET_NAME))
+            except ConnectionRefusedError:
+                shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,69 @@
+"""The shared memory lane: a source on the same host writes into memory of the puller.
+
+A local socket carries the frames; payloads lie in an arena, whose descriptor the puller sends
+once it knows how much will come.
+"""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Final
+
+from astraflow.core.versions import Lane
+from astraflow.transport.arenas import Arena, ArenaPool, arena_nbytes
+from astraflow.transport.frames import arena
+from astraflow.transport.sockets import tune
+from astraflow.transport.stream_session import StreamSession
+from astraflow.wire.patches import TransferPlan
+
+SOCKET_NAME: Final = "lane"
+HOST_NAME: Final = "host"
+
+
+def host_identity() -> bytes:
+    """Return what tells this host, and this network namespace of it, from all others.
+
+    Processes of one machine that are connected by an emulated link count as different hosts.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    return boot + b" " + str(Path("/proc/self/ns/net").stat().st_ino).encode()
+
+
+def is_same_host(address: str) -> bool:
+    """Whether a source's private directory can be read from here and names this host."""
+    try:
+        return (Path(address) / HOST_NAME).read_bytes() == host_identity()
+    except OSError:
+        return False
+
+
+async def open_shm(
+    address: str, plan: TransferPlan, *, pool: ArenaPool, stall_timeout_s: float
+) -> StreamSession:
+    """Connect to a source on this host and begin its transfer.
+
+    Raises:
+        AstraflowError: SOURCE_UNREACHABLE.
+    """
+
+    async def dial() -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            tune(sock)
+            await asyncio.get_running_loop().sock_connect(sock, str(Path(address) / SOCKET_NAME))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def arena_for(session: StreamSession, known: TransferPlan) -> Arena:
+        lent = pool.take(arena_nbytes(known))
+        session.send_descriptor(arena(lent.nbytes), lent.descriptor)
+        return lent
+
+    session = StreamSession(Lane.SHM, stall_timeout_s=stall_timeout_s, arena_for=arena_for)
+    session.begin()
+    await session.open(plan.token, dial)
+    # Only now is there a connection over which the arena can go.
+    session.take_plan(plan)
+    return session

@@ -1,0 +1,131 @@
+"""Sockets: what is set on the connections of lanes, and what is left to the kernel.
+
+SO_SNDBUF and SO_RCVBUF are never set: they would be clamped, and would switch off the kernel's
+own tuning of both windows.
+"""
+
+import asyncio
+import socket
+import struct
+from contextlib import suppress
+from typing import Final
+
+# linux/tcp.h; the socket module of Python 3.11 has no names for some of them.
+_TCP_USER_TIMEOUT: Final = 18
+_TCP_NOTSENT_LOWAT: Final = 25
+_TCP_INFO_RTT: Final = struct.Struct("=68xI")
+
+_SILENCE_S: Final = 20
+_PROBE_S: Final = 5
+_PROBE_COUNT: Final = 4
+_USER_TIMEOUT_MS: Final = 30_000
+
+LONG_WAY_S: Final = 0.002
+"""Round trips from here on are those of a network between sites."""
+
+_CONGESTION_CONTROL: Final = b"bbr"
+# A connection takes the next part when the last one is nearly gone: fast ones take more.
+_UNSENT_NBYTES: Final = 64 << 10
+
+
+def tune(sock: socket.socket) -> None:
+    """Send at once; find out about a dead peer within half a minute."""
+    sock.setblocking(False)
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with suppress(OSError, AttributeError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBE_COUNT)
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+
+
+def tune_for_long_way(sock: socket.socket) -> None:
+    """Choose what keeps a long link full: BBR where the kernel lets us, and a short queue.
+
+    BBR holds its rate through random loss and through silence (facts of this kernel:
+    `tcp_slow_start_after_idle` does not apply to it), where others start anew.
+    """
+    with suppress(OSError, AttributeError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONGESTION_CONTROL)
+    with suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_NBYTES)
+
+
+def round_trip_s(sock: socket.socket) -> float:
+    """Return the kernel's estimate of a connection's round trip; 0 where there is none."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT.size)
+    except (OSError, AttributeError):
+        return 0.0
+    return 0.0 if len(info) < _TCP_INFO_RTT.size else _TCP_INFO_RTT.unpack(info)[0] / 1e6
+
+
+def end(sock: socket.socket) -> None:
+    """End a connection both ways, for whoever waits on it; closing is left to its owner."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+async def send_all(sock: socket.socket, buffers: list[bytes | memoryview]) -> None:
+    """Send buffers one behind the other, without joining them.
+
+    Raises:
+        OSError: The peer is gone.
+    """
+    views = [memoryview(each) for each in buffers if len(each)]
+    while views:
+        try:
+            sent = sock.sendmsg(views)
+        except BlockingIOError:
+            await _writable(sock)
+            continue
+        while views and sent >= len(views[0]):
+            sent -= len(views.pop(0))
+        if sent:
+            views[0] = views[0][sent:]
+
+
+async def receive(sock: socket.socket, nbytes: int) -> bytes:
+    """Receive exactly so many bytes.
+
+    Raises:
+        EOFError: The peer ended.
+        OSError: The peer is gone.
+    """
+    buffer = bytearray(nbytes)
+    view = memoryview(buffer)
+    while view:
+        got = await asyncio.get_running_loop().sock_recv_into(sock, view)
+        if not got:
+            raise EOFError
+        view = view[got:]
+    return bytes(buffer)
+
+
+async def readable(sock: socket.socket) -> None:
+    """Return when something can be received, if only the end."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(sock, _wake, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(sock)
+
+
+async def _writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_writer(sock, _wake, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(sock)
+
+
+def _wake(ready: "asyncio.Future[None]") -> None:
+    if not ready.done():
+        ready.set_result(None)

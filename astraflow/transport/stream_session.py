@@ -1,0 +1,244 @@
+"""StreamSession: a puller's connections to one source, kept warm from version to version."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Final
+
+from astraflow.core.errors import AstraflowError
+from astraflow.core.versions import Lane
+from astraflow.transport.arenas import Arena
+from astraflow.transport.frames import HEADER_NBYTES, Frame, bad_frame, hello, request, unpack
+from astraflow.transport.inbox import Inbox, source_lost
+from astraflow.transport.tasks import Tasks
+from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
+
+CONNECT_TIMEOUT_S: Final = 5.0
+
+Dial = Callable[[], Awaitable[socket.socket]]
+"""Returns a connected socket, or raises OSError."""
+
+
+class StreamSession:
+    """Receives one transfer after the other over its connections.
+
+    Whatever goes wrong ends the session: the connections are closed, and the transfer under way
+    fails with the reason.
+
+    Attributes:
+        lane: That it is of.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        *,
+        stall_timeout_s: float,
+        arena_for: Callable[["StreamSession", TransferPlan], Arena | None] = lambda _, __: None,
+    ) -> None:
+        """Start without a connection.
+
+        Args:
+            lane: That it is of.
+            stall_timeout_s: A source that sends nothing for so long is given up.
+            arena_for: Called with the session and each plan; returns where payloads will lie,
+                None: in frames.
+        """
+        self.lane = lane
+        self._stall_timeout_s = stall_timeout_s
+        self._arena_for = arena_for
+        self._connections: list[_Connection] = []
+        self._tasks = Tasks()
+        self._connected = asyncio.Event()
+        self._left = 0
+        self._inbox: Inbox | None = None
+        self._ending: AstraflowError | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it stands and another transfer can begin."""
+        return self._ending is None and bool(self._connections) and self._inbox is None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it is of no more use."""
+        return self._ending is not None
+
+    async def open(self, token: bytes, dial: Dial, *, count: int = 1) -> None:
+        """Connect, at once and in parallel; return when the first connection stands.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE when none could be made in five seconds.
+        """
+        self._left = count
+        first = hello(token, connection_count=count)
+        for _ in range(count):
+            self._tasks.start(self._connect(dial, first))
+        await self._connected.wait()
+        if not self._connections:
+            await self.close()
+            raise source_lost("no connection of the lane could be made")
+
+    def begin(self, plan: TransferPlan | None = None) -> None:
+        """Expect a transfer; without a plan it comes in a frame, or through `take_plan`."""
+        self._inbox = Inbox(
+            stall_timeout_s=self._stall_timeout_s,
+            on_pressure=self._hold,
+            on_plan=lambda known: self._arena_for(self, known),
+        )
+        if self._ending is not None:
+            self._inbox.fail(self._ending)
+        if plan is not None:
+            self._inbox.take_plan(plan)
+
+    def take_plan(self, plan: TransferPlan) -> None:
+        """Take the plan of the transfer that began."""
+        if self._inbox is not None:
+            self._inbox.take_plan(plan)
+
+    def ask(self, spec: TransferSpec, secret: bytes) -> None:
+        """Ask for a version."""
+        self._connections[0].write(request(spec, secret))
+
+    def send_descriptor(self, frame: bytes, descriptor: int) -> None:
+        """Send a frame with a file descriptor, to a peer on this host."""
+        try:
+            socket.send_fds(self._connections[0].sock, [frame], [descriptor])
+        except OSError as error:
+            self.end(source_lost(f"the source is gone: {error}"))
+
+    async def items(self) -> AsyncGenerator[TransferPlan | SentChunk]:
+        """Yield the plan and the chunks of the transfer that began.
+
+        Raises:
+            AstraflowError: What the source answered; SOURCE_UNREACHABLE, SOURCE_TIMEOUT,
+                CHUNK_INVALID.
+        """
+        inbox = self._inbox
+        if inbox is None:
+            raise source_lost("no transfer has begun")
+        try:
+            async for item in inbox.items():
+                yield item
+        finally:
+            if inbox.is_over:
+                self._inbox = None
+            else:
+                await self.close()
+
+    def end(self, error: AstraflowError) -> None:
+        """Close all connections; the transfer under way fails."""
+        if self._ending is None:
+            self._ending = error
+            if self._inbox is not None:
+                self._inbox.fail(error)
+            for connection in self._connections:
+                connection.abort()
+
+    async def close(self) -> None:
+        """Close all connections and wait until they are."""
+        self.end(source_lost("the session was closed"))
+        await self._tasks.close()
+        for connection in self._connections:
+            await connection.closed.wait()
+
+    def place(self, frame: Frame) -> memoryview:
+        """Return where the body of a frame goes."""
+        if self._inbox is None:
+            raise bad_frame("it belongs to no transfer")
+        return self._inbox.place(frame)
+
+    def filled(self, frame: Frame, body: memoryview) -> None:
+        """Take a frame that is complete."""
+        if self._inbox is not None:
+            self._inbox.filled(frame, body)
+
+    def touch(self) -> None:
+        """Note that bytes arrived."""
+        if self._inbox is not None:
+            self._inbox.touch()
+
+    def _hold(self, is_pressed: bool) -> None:
+        for connection in self._connections:
+            connection.hold(is_pressed)
+
+    async def _connect(self, dial: Dial, first: bytes) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                sock = await dial()
+            connection = _Connection(self, sock, first)
+            await asyncio.get_running_loop().create_connection(lambda: connection, sock=sock)
+            self._connections.append(connection)
+            self._connected.set()
+        except (OSError, TimeoutError):
+            # Fewer connections are slower, and still right.
+            pass
+        finally:
+            self._left -= 1
+            if not self._left:
+                self._connected.set()
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One connection: headers into one place, bodies straight to where they belong."""
+
+    def __init__(self, session: StreamSession, sock: socket.socket, first: bytes) -> None:
+        self.sock = sock
+        self.closed = asyncio.Event()
+        self._session = session
+        self._first = first
+        self._transport: Any = None
+        self._header = memoryview(bytearray(HEADER_NBYTES))
+        self._target = self._header
+        self._filled = 0
+        self._frame: Frame | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Show the token."""
+        self._transport = transport
+        self.write(self._first)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go."""
+        del sizehint
+        return self._target[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Go on with the next header or body when this one is complete."""
+        self._filled += nbytes
+        self._session.touch()
+        try:
+            while self._filled == len(self._target):
+                self._advance()
+        except AstraflowError as error:
+            self._session.end(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the session: what was under way here is lost."""
+        self.closed.set()
+        self._session.end(source_lost(f"a connection of the lane was lost ({exc or 'ended'})"))
+
+    def write(self, data: bytes) -> None:
+        """Send a small frame."""
+        self._transport.write(data)
+
+    def hold(self, is_pressed: bool) -> None:
+        """Stop to receive, or go on."""
+        if is_pressed:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def _advance(self) -> None:
+        frame = self._frame
+        if frame is None:
+            self._frame = frame = unpack(self._header)
+            self._target = self._session.place(frame)
+        else:
+            body, self._target, self._frame = self._target, self._header, None
+            self._session.filled(frame, body)
+        self._filled = 0

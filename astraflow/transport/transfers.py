@@ -1,0 +1,132 @@
+"""Transfers: what sources have promised to send over lanes, until it was sent or has expired."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Final, Protocol
+
+from astraflow.core.clock import Clock
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.wire.patches import LaneEndpoint, SentChunk, TransferPlan, TransferSpec
+
+TRANSFER_TTL: Final = timedelta(minutes=5)
+_TOKEN_NBYTES: Final = 32
+
+
+class Transfer(Protocol):
+    """What one puller asked for. What it needs is kept until `close`."""
+
+    @property
+    def plan(self) -> TransferPlan:
+        """What will be sent."""
+        ...
+
+    def chunks(self) -> AsyncGenerator[SentChunk]:
+        """Yield the chunks of the plan, each when it is there."""
+        ...
+
+    def close(self) -> None:
+        """Let go; idempotent."""
+        ...
+
+
+OpenTransfer = Callable[[TransferSpec, bytes], Transfer]
+"""Opens a transfer for who knows the secret of the run; raises what `Pull` answers."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Waiting:
+    """A transfer that no connection has claimed yet."""
+
+    transfer: Transfer
+    token: bytes
+    timer: asyncio.TimerHandle
+
+
+class Transfers:
+    """Open transfers of one server by id and by token; for one event loop."""
+
+    def __init__(self, *, clock: Clock, ttl: timedelta = TRANSFER_TTL) -> None:
+        """Start without any.
+
+        Args:
+            clock: For expire_time.
+            ttl: An unclaimed transfer is given up after it.
+        """
+        self._clock = clock
+        self._ttl = ttl
+        self._waiting: dict[str, _Waiting] = {}
+        self._numbers = count(1)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, transfer: Transfer, endpoints: Sequence[LaneEndpoint]) -> TransferPlan:
+        """Keep a transfer until a lane claims it; return its plan with token and endpoints."""
+        transfer_id = f"lane-{next(self._numbers)}"
+        token = secrets.token_bytes(_TOKEN_NBYTES)
+        self._waiting[transfer_id] = _Waiting(
+            transfer=transfer, token=token, timer=self._timer(transfer_id)
+        )
+        return replace(
+            transfer.plan,
+            transfer_id=transfer_id,
+            endpoints=tuple(endpoints),
+            token=token,
+            expire_time=self._clock.now() + self._ttl,
+        )
+
+    def claim(self, token: bytes) -> Transfer:
+        """Hand a transfer over to a lane, once; the lane closes it.
+
+        Raises:
+            AstraflowError: TOKEN_INVALID when none that waits has this token.
+        """
+        # No early exit: how long it takes tells nothing of the tokens.
+        found = [
+            transfer_id
+            for transfer_id, each in self._waiting.items()
+            if secrets.compare_digest(each.token, token)
+        ]
+        if not found:
+            raise AstraflowError(
+                Reason.TOKEN_INVALID, "no transfer that waits here has this token; plan one"
+            )
+        return self._take(found[0])
+
+    def renew(self, transfer_id: str) -> datetime:
+        """Move the expiry of an unclaimed transfer on.
+
+        Raises:
+            AstraflowError: TRANSFER_EXPIRED when there is none.
+        """
+        waiting = self._waiting.get(transfer_id)
+        if waiting is None:
+            raise AstraflowError(
+                Reason.TRANSFER_EXPIRED, f"{transfer_id} is no longer kept here; plan another"
+            )
+        waiting.timer.cancel()
+        waiting.timer = self._timer(transfer_id)
+        return self._clock.now() + self._ttl
+
+    def release(self, transfer_id: str) -> None:
+        """Give an unclaimed transfer up; idempotent."""
+        if transfer_id in self._waiting:
+            self._take(transfer_id).close()
+
+    def close(self) -> None:
+        """Give all of them up."""
+        for transfer_id in list(self._waiting):
+            self.release(transfer_id)
+
+    def _take(self, transfer_id: str) -> Transfer:
+        waiting = self._waiting.pop(transfer_id)
+        waiting.timer.cancel()
+        return waiting.transfer
+
+    def _timer(self, transfer_id: str) -> asyncio.TimerHandle:
+        loop = asyncio.get_running_loop()
+        return loop.call_later(self._ttl.total_seconds(), self.release, transfer_id)

@@ -1,0 +1,89 @@
+"""Served: one transfer of a store's chunks, over whichever lane."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack
+from typing import Final, Protocol, runtime_checkable
+
+from astraflow.codec.chunks import ChunkHeader
+from astraflow.core.versions import PatchInfo
+from astraflow.weights.store import PatchStore, StoredPatch
+from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
+
+# A source may have to encode a chunk again: that is done beside the event loop, some at a time.
+_BATCH_COUNT: Final = 4
+
+ChunkPlace = tuple[int, int]
+"""Number of the patch in the plan, index of the chunk."""
+
+
+@runtime_checkable
+class Arriving(Protocol):
+    """A source whose chunks are still coming in."""
+
+    async def ready(self, info: PatchInfo, index: int) -> None:
+        """Return once a chunk can be had."""
+        ...
+
+
+class ServedTransfer:
+    """Sends the chunks of a plan; what they need is kept until it is closed.
+
+    Attributes:
+        plan: What will be sent.
+    """
+
+    def __init__(self, store: PatchStore, plan: TransferPlan, places: Sequence[ChunkPlace]) -> None:
+        self.plan = plan
+        self._store = store
+        self._places = places
+        self._infos = [index.patch for index in plan.patches]
+        self._held = ExitStack()
+        self._held.enter_context(store.reading(self._infos))
+
+    async def chunks(self) -> AsyncGenerator[SentChunk]:
+        """Yield the chunks in order, each when it is there.
+
+        Raises:
+            AstraflowError: VERSION_EVICTED when a patch went meanwhile.
+        """
+        for at in range(0, len(self._places), _BATCH_COUNT):
+            batch = self._places[at : at + _BATCH_COUNT]
+            if isinstance(self._store, Arriving):
+                for each in batch:
+                    await self._store.ready(self._infos[each[0]], each[1])
+                    yield self._take(each)
+                continue
+            for sent in await asyncio.to_thread(self._take_all, batch):
+                yield sent
+
+    def close(self) -> None:
+        """Let go of what was kept; idempotent."""
+        self._held.close()
+
+    def _take_all(self, places: Sequence[ChunkPlace]) -> list[SentChunk]:
+        return [self._take(each) for each in places]
+
+    def _take(self, place: ChunkPlace) -> SentChunk:
+        number, index = place
+        return SentChunk(patch_index=number, chunk=self._store.chunk(self._infos[number], index))
+
+
+def wanted_chunks(patches: Sequence[StoredPatch], spec: TransferSpec) -> list[ChunkPlace]:
+    """Return the chunks that a puller wants and does not have, in order."""
+    want = {chunks.root_digest: chunks for chunks in spec.want_chunks}
+    have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
+    return [
+        (number, index)
+        for number, patch in enumerate(patches)
+        for index, chunk in enumerate(patch.chunks)
+        if (not want or index in want.get(patch.root, ()))
+        and index not in have.get(patch.root, ())
+        and _touches(chunk.header, spec.ranges)
+    ]
+
+
+def _touches(header: ChunkHeader, ranges: Sequence[range]) -> bool:
+    return not ranges or any(
+        each.start < header.end and header.offset < each.stop for each in ranges
+    )
