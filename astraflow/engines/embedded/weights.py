@@ -80,7 +80,8 @@ def read_directory(model_dir: Path, slots: Slots, *, version: int) -> Weights:
                 raise apply_failed(
                     f"{name} has shape {tuple(tensor.shape)}, not {tuple(like.shape)}"
                 )
-            tensors[owner] = tensor.to(device=like.device, dtype=like.dtype)
+            # A copy: pages of the file would be fetched and split within the pause of a swap.
+            tensors[owner] = tensor.to(device=like.device, dtype=like.dtype, copy=True)
     return Weights(version=version, tensors=complete(tensors, slots))
 
 
