@@ -12,7 +12,8 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
     *COMMON_OPTIONS,
     # A peer that restarts is found again soon: the defaults wait up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # In spite of its name: what one attempt may take. A first round trip can take half a second.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Two channels to one address are two connections: bulk must not delay a KeepAlive.
     ("grpc.use_local_subchannel_pool", 1),
