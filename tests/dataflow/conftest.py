@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -234,7 +234,9 @@ class FakeRaas(Member):
         stream = RaasServiceStub(self.channel).StreamTasks(metadata=self.metadata)
         request = raas_service_pb2.StreamTasksRequest()
         request.open.credit.max_outstanding = credit
-        await stream.write(request)
+        # A stream that is refused may be over before this leaves; who reads it gets to know.
+        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+            await stream.write(request)
         return stream
 
     async def open_rollouts(self):
