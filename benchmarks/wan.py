@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -161,12 +162,13 @@ def main() -> None:
         "load": os.getloadavg(),
         "nbytes": given.nbytes,
         "silence_s": given.silence,
+        "queue_ms": given.queue_ms,
         "ceiling_mbit_per_s": measured_ceiling(),
         "profiles": {},
     }
     print(f"ceiling of the link: {report['ceiling_mbit_per_s']:,.0f} Mbit/s", flush=True)
     for name in given.profiles:
-        profile = PROFILES[name]
+        profile = replace(PROFILES[name], queue_ms=given.queue_ms)
         for row in given.rows:
             result = measure(profile, given, tuned=row == "tuned")
             report["profiles"].setdefault(name, {})[row] = result
@@ -184,6 +186,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="warm transfers per subject")
     parser.add_argument("--first-repeats", type=int, default=3, help="first transfers per subject")
     parser.add_argument("--silence", type=float, default=10.0, help="seconds before a warm one")
+    parser.add_argument("--queue-ms", type=float, help="of the link; default: a round trip")
     parser.add_argument("--json", type=Path, help="where to write the result")
     return parser.parse_args()
 

@@ -60,7 +60,7 @@ class EmulatedLine:
         """Be like this from now on; what is under way arrives as planned."""
         rest = (
             f"{profile.mbit_per_s * 1e6} {round(profile.rtt_ms / 2 * 1e6)} {profile.loss}"
-            f" {round(profile.queue_ms * 1e6)}"
+            f" {round(profile.room_ms * 1e6)}"
         )
         for direction in (0, 1):
             self._ask(f"set {direction} {rest}")

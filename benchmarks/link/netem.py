@@ -27,7 +27,7 @@ class NetemLine:
     def shape(self, profile: Profile) -> None:
         """Be like this from now on."""
         # netem counts what is on its way among what waits, in packets.
-        waiting_ms = profile.rtt_ms / 2 + profile.queue_ms
+        waiting_ms = profile.rtt_ms / 2 + profile.room_ms
         limit = max(10, int(profile.mbit_per_s * 1e3 / 8 * waiting_ms / profile.mtu))
         for host in (self._near, self._far):
             command(

@@ -13,7 +13,8 @@ class Profile:
         mbit_per_s: Rate of IP packets, 10^6 bits per second.
         rtt_ms: Round trip time of an empty link; each direction takes half.
         loss: Share of the packets that get lost at random, [0, 1).
-        queue_ms: How long a packet can wait at the narrow place; what comes then is dropped.
+        queue_ms: How long a packet can wait at the narrow place; what comes when it is full is
+            dropped. None: a round trip, the rule of thumb for routers (RFC 3439, section 4).
         mtu: Largest IP packet, bytes.
     """
 
@@ -21,13 +22,18 @@ class Profile:
     mbit_per_s: float
     rtt_ms: float
     loss: float = 0.0
-    queue_ms: float = 100.0
+    queue_ms: float | None = None
     mtu: int = 1500
 
     @property
     def in_flight_nbytes(self) -> int:
         """Bandwidth-delay product: what is under way on a busy link."""
         return int(self.mbit_per_s * 1e6 / 8 * self.rtt_ms / 1e3)
+
+    @property
+    def room_ms(self) -> float:
+        """The queue, whichever way it was told."""
+        return self.rtt_ms if self.queue_ms is None else self.queue_ms
 
     def ideal_s(self, nbytes: int) -> float:
         """Return the least seconds from asking for so many bytes to having them."""
