@@ -17,56 +17,19 @@ import math
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from link import PROFILES, Host, Link, Profile
+from link import PROFILES, End, Link, Profile
 from link.ceiling import measured_ceiling
 from link.needs import exit_without_link
 from wan_ends.puller import SUBJECTS
 
-HERE: Final = Path(__file__).parent
 KEEPS_NONE: Final = frozenset({"published"})
-
-
-class End:
-    """A process at one end; closing its stdin ends it."""
-
-    def __init__(self, host: Host, module: str, *arguments: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONWARNINGS": "ignore"}
-        self._process = host.popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
-
-    def tell(self, line: str) -> None:
-        """Send a line."""
-        assert self._process.stdin
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-
-    def hear(self) -> Any:
-        """Return what it says next."""
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"an end of the link stopped with code {self._process.wait()}")
-        return json.loads(line)
 
 
 class Row:

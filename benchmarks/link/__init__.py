@@ -7,6 +7,7 @@
 """
 
 from link.counters import Counts, Flow
+from link.end import End
 from link.hosts import Host
 from link.link import Link
 from link.needs import LinkUnavailableError, require_link
@@ -15,6 +16,7 @@ from link.profiles import PROFILES, Profile
 __all__ = [
     "PROFILES",
     "Counts",
+    "End",
     "Flow",
     "Host",
     "Link",

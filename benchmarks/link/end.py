@@ -1,0 +1,60 @@
+"""End: a process at one end of a link that is told what to do, line by line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final, Self
+
+from link.hosts import Host
+
+_BENCHMARKS: Final = Path(__file__).parent.parent
+
+
+class End:
+    """Runs a module of the benchmarks; answers are lines of JSON. The end of its stdin ends it."""
+
+    def __init__(self, host: Host, module: str, *arguments: str) -> None:
+        """Start it.
+
+        Args:
+            host: Where.
+            module: Such as `wan_ends.source`.
+            arguments: Of its command line.
+        """
+        environment = {**os.environ, "PYTHONPATH": str(_BENCHMARKS), "PYTHONWARNINGS": "ignore"}
+        self._module = module
+        self._process = host.popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait until it has ended."""
+        self._process.communicate()
+
+    def tell(self, line: str) -> None:
+        """Send a line."""
+        assert self._process.stdin
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> Any:
+        """Return what it says next.
+
+        Raises:
+            RuntimeError: It has stopped; what it complained of is on stderr.
+        """
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._module} stopped with code {self._process.wait()}")
+        return json.loads(line)
