@@ -14,6 +14,7 @@ from astraflow.cli import (
     run,
     status,
     trainer,
+    weights,
 )
 from astraflow.core.errors import AstraflowError
 
@@ -35,6 +36,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(dataflow.app, name="dataflow")
 app.add_typer(raas.app, name="raas")
 app.add_typer(trainer.app, name="trainer")
+app.add_typer(weights.app, name="weights")
 
 
 @app.callback(invoke_without_command=True)

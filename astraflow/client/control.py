@@ -8,13 +8,17 @@ from typing import Self
 from astraflow.client.evals import EvalClient
 from astraflow.client.hub import Hub
 from astraflow.client.ledger import LedgerClient
-from astraflow.core.ids import MemberId
+from astraflow.core.ids import MemberId, PolicyId
 from astraflow.core.status import RunStatus, StopMode
+from astraflow.core.versions import VersionInfo
 from astraflow.rpc.auth import bearer
 from astraflow.rpc.tls import Tls
 from astraflow.wire.control import STOP_MODES, decode_run_status
+from astraflow.wire.weights import decode_version_info
 from astraflow_proto.control.v1 import control_service_pb2 as pb
 from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
+from astraflow_proto.weights.v1 import version_service_pb2 as version_pb
+from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
 
 
 class ControlClient:
@@ -39,6 +43,7 @@ class ControlClient:
         self._hub = Hub(hub, tls=tls, patience_s=patience_s)
         self._metadata = bearer(token)
         self._stub = ControlServiceStub(self._hub.channel)
+        self._versions = VersionServiceStub(self._hub.channel)
         self.ledger = LedgerClient(self._hub, metadata=self._metadata)
         self.evals = EvalClient(self._hub, metadata=self._metadata)
 
@@ -74,6 +79,16 @@ class ControlClient:
         answers = self._hub.watch(self._stub.WatchRun, request, metadata=self._metadata)
         async for answer in answers:
             yield decode_run_status(answer.run)
+
+    async def versions(self, policy_id: PolicyId) -> tuple[VersionInfo, ...]:
+        """Return what can be pulled of a policy, oldest first.
+
+        Raises:
+            AstraflowError: POLICY_UNKNOWN.
+        """
+        request = version_pb.ListVersionsRequest(policy_id=policy_id)
+        answer = await self._hub.call(self._versions.ListVersions, request, metadata=self._metadata)
+        return tuple(map(decode_version_info, answer.versions))
 
     async def pause_run(self) -> None:
         """Stop new tasks; what is out finishes."""

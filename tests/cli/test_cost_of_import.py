@@ -20,7 +20,9 @@ def test_importing_the_package_loads_nothing_heavy():
     assert loaded("import astraflow") == set()
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["raas", "join"], ["trainer", "run"], ["doctor"]])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["raas", "join"], ["trainer", "run"], ["weights", "ls"], ["doctor"]]
+)
 def test_help_loads_nothing_heavy(command):
     code = f"""
 import sys
