@@ -14,6 +14,7 @@ from astraflow.transport.frames import (
     pack,
     plan_parts,
 )
+from astraflow.transport.pacing import Pacer
 from astraflow.transport.sockets import (
     LONG_WAY_S,
     end,
@@ -69,19 +70,25 @@ class InlineCarrier:
 
     def __init__(self) -> None:
         self._segment_nbytes = _NEAR_SEGMENT_NBYTES
+        self._far: list[socket.socket] = []
+        self._pacer = Pacer()
 
     def adopt(self, connection: socket.socket) -> None:
         """Tune a connection to the way that it has."""
         if round_trip_s(connection) > LONG_WAY_S:
             tune_for_long_way(connection)
             self._segment_nbytes = _FAR_SEGMENT_NBYTES
+            self._far.append(connection)
 
     async def read_header(self, connection: socket.socket) -> bytes:
         """Receive the header of a frame."""
         return await receive(connection, HEADER_NBYTES)
 
     async def begin(self, plan: TransferPlan) -> None:
-        """Return; nothing is needed."""
+        """Set the pace by what the transfer before met."""
+        del plan
+        if self._far:
+            self._pacer.adjust(self._far)
 
     async def parts(self, sent: SentChunk) -> Sequence[Part]:
         """Return a chunk as frames."""
