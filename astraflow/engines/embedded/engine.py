@@ -14,12 +14,13 @@ from astraflow import __version__
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
+from astraflow.core.layout import TensorSpec
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.updates import SwapReport, WeightUpdate
 from astraflow.engines.embedded.decoder import DecoderSettings
+from astraflow.engines.embedded.limits import device_of, max_context_of
 from astraflow.engines.embedded.model import (
-    Architecture,
     build_module,
     load_config,
     read_architecture,
@@ -27,7 +28,7 @@ from astraflow.engines.embedded.model import (
 from astraflow.engines.embedded.randomness import stream_of
 from astraflow.engines.embedded.requests import Request, check_prompt, check_sampling
 from astraflow.engines.embedded.sampler import Sampler
-from astraflow.engines.embedded.staging import Staged, stage
+from astraflow.engines.embedded.staging import Staged, bits_of, stage
 from astraflow.engines.embedded.step import Stepper
 from astraflow.engines.embedded.stops import Stops
 from astraflow.engines.embedded.tokenizer import Tokenizer, load_tokenizer, read_special_ids
@@ -92,7 +93,7 @@ class EmbeddedEngine:
         """
         config = load_config(model_dir)
         architecture = read_architecture(config)
-        dtype, device = _DTYPES[settings.dtype], _device(settings.device)
+        dtype, device = _DTYPES[settings.dtype], device_of(settings.device)
         has_text = (model_dir / "tokenizer.json").is_file()
         tokenizer = load_tokenizer(model_dir) if has_text else None
         special = tokenizer.special_ids if tokenizer else read_special_ids(model_dir)
@@ -103,7 +104,7 @@ class EmbeddedEngine:
             settings=DecoderSettings(
                 architecture=architecture,
                 max_batch=settings.max_batch,
-                max_context=_max_context(settings.max_context, architecture),
+                max_context=max_context_of(settings.max_context, architecture),
                 dtype=dtype,
                 device=device,
                 sampler=Sampler(
@@ -187,6 +188,27 @@ class EmbeddedEngine:
 
         return await self._go_live(make)
 
+    async def live_bits(self, spec: TensorSpec) -> np.ndarray:
+        """Return one tensor of the live version as it is computed with, to verify it.
+
+        Args:
+            spec: Name, and the element type to return: that of the checkpoint or a wider one.
+
+        Returns:
+            uN[element_count], a copy; no swap comes between.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for a name that the model does not have,
+                VERSION_NOT_SERVED before the first swap.
+        """
+        async with self._swapping:
+            name, weights = self._slots.canonical(spec.name), self._worker.weights
+            if weights is None:
+                raise _no_weights()
+            if name is None:
+                raise AstraflowError(Reason.INVALID_FIELD, f"the model has no tensor {spec.name}")
+            return await asyncio.to_thread(bits_of, weights.tensors[name], spec.dtype)
+
     async def pin(self, version: int) -> None:
         """Keep the live version for `generate(version=...)`; see `Engine.pin`."""
         reply = asyncio.get_running_loop().create_future()
@@ -214,9 +236,7 @@ class EmbeddedEngine:
         self, prompt: Sequence[int], sampling: SamplingParams, version: int | None
     ) -> Request:
         if self.version is None:
-            raise AstraflowError(
-                Reason.VERSION_NOT_SERVED, "the engine has no weights yet", retryable=True
-            )
+            raise _no_weights()
         vocab_size, max_context = self._settings.architecture.vocab_size, self._settings.max_context
         tokens = np.asarray(prompt, np.int64)
         check_prompt(tokens, vocab_size=vocab_size, max_context=max_context)
@@ -265,21 +285,7 @@ def _closed() -> AstraflowError:
     return AstraflowError(Reason.ENGINE_FAILED, "the engine was closed")
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise AstraflowError(
-            Reason.INVALID_FIELD, f"engine.device is {name}, and torch sees no GPU; take cpu"
-        )
-    return device
-
-
-def _max_context(asked: int | None, architecture: Architecture) -> int:
-    if asked is not None and asked > architecture.max_context:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"engine.max_context {asked} is more than the model's {architecture.max_context}",
-        )
-    return asked or architecture.max_context
+def _no_weights() -> AstraflowError:
+    return AstraflowError(
+        Reason.VERSION_NOT_SERVED, "the engine has no weights yet", retryable=True
+    )

@@ -207,3 +207,28 @@ async def test_a_directory_without_weights_cannot_be_loaded(model: Any):
         await engine.load_directory(0)
     assert caught.value.reason is Reason.APPLY_FAILED
     await engine.close()
+
+
+async def test_live_bits_are_those_of_the_version(model: Any):
+    bits = model.bits(1)
+    async with running(model) as engine:
+        await engine.swap(model.update(1, seed=1))
+        for part in model.update(1, seed=1).tensors:
+            live = await engine.live_bits(part.spec)
+            np.testing.assert_array_equal(live, bits[part.spec.name].reshape(-1))
+        with pytest.raises(AstraflowError, match=r"no tensor other\.weight"):
+            await engine.live_bits(replace(part.spec, name="other.weight"))
+
+
+async def test_a_sliding_window_is_recomputed_too(make_model: Callable[..., Any]):
+    config = MistralConfig(**SMALL, sliding_window=8)
+    model = make_model(config, MistralForCausalLM)
+    async with running(model, kv="recompute") as engine:
+        task = asyncio.ensure_future(engine.generate([3, 4, 5], knobs(100)))
+        await engine.generate([3], knobs(2))
+        await engine.swap(model.update(1, seed=1))
+        generation = await task
+    first, second = generation.version_spans
+    assert (second.version, second.kv) == (1, KvPolicy.RECOMPUTE)
+    new = model.logprobs(1, [3, 4, 5], generation.tokens)[first.length :]
+    np.testing.assert_allclose(generation.logprobs[first.length :], new, atol=1e-4)
