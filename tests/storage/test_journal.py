@@ -1,18 +1,26 @@
 """The contract of every journal; a new one joins with one line in JOURNALS."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.journal import InMemoryJournal, Journal
+from astraflow.storage.sqlite import Durability, SqliteJournal
 
-JOURNALS: list[Callable[[], Journal]] = [InMemoryJournal]
+JOURNALS: dict[str, Callable[[Path], Journal]] = {
+    "memory": lambda _: InMemoryJournal(),
+    "sqlite": SqliteJournal.open,
+    "sqlite_power": lambda path: SqliteJournal.open(path, durability=Durability.POWER),
+}
 
 
-@pytest.fixture(params=JOURNALS, ids=lambda make: make.__name__)
-def journal(request) -> Journal:
-    return request.param()
+@pytest.fixture(params=JOURNALS)
+async def journal(request, tmp_path):
+    journal = JOURNALS[request.param](tmp_path / "journal.sqlite")
+    yield journal
+    await journal.close()
 
 
 async def test_records_come_back_in_order(journal):

@@ -1,0 +1,283 @@
+"""A journal in one SQLite file, in WAL mode, written by a thread of its own.
+
+Every record has a checksum over its bytes and its position. A torn tail is cut when the file is
+opened; whatever else is wrong with the file keeps it closed, with an error that says what to do.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+from zlib import crc32
+
+import structlog
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.storage.lock import FileLock
+
+Result = TypeVar("Result")
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+_FORMAT = 1
+# "afjl"; tells `file` and us what this is.
+_APPLICATION = 0x61666A6C
+# Records of some kB fill a page of this size well.
+_PAGE_NBYTES = 32768
+# Rows that one transaction of a trim lets go: appends go on in between.
+_TRIM_COUNT = 256
+
+_SCHEMA = (
+    f"PRAGMA application_id={_APPLICATION}",
+    f"PRAGMA user_version={_FORMAT}",
+    "CREATE TABLE bounds (first INTEGER NOT NULL)",
+    "INSERT INTO bounds VALUES (0)",
+    "CREATE TABLE records"
+    " (position INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, record BLOB NOT NULL)",
+)
+
+
+class Durability(StrEnum):
+    """What an appended record survives: the death of the process, or of the machine's power."""
+
+    PROCESS = "process"
+    POWER = "power"
+
+
+_SYNCHRONOUS = {Durability.PROCESS: "NORMAL", Durability.POWER: "FULL"}
+
+
+class SqliteJournal:
+    """A journal that outlives its process; one process at a time writes it."""
+
+    def __init__(
+        self, path: Path, database: sqlite3.Connection, lock: FileLock, *, bounds: tuple[int, int]
+    ) -> None:
+        """Take an opened file; use `open`."""
+        self._path = path
+        self._database = database
+        self._lock = lock
+        self._first, self._end = bounds
+        self._is_closed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+
+    @classmethod
+    def open(cls, path: Path, *, durability: Durability = Durability.PROCESS) -> "SqliteJournal":
+        """Open the journal of a file, or begin one; blocks.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when another process has it, it cannot be written, or
+                it is damaged anywhere but at its end.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock.take(path.with_name(path.name + ".lock"))
+        try:
+            database = _opened(path, durability)
+            bounds = _sound_bounds(path, database)
+        except sqlite3.Error as error:
+            lock.release()
+            raise _unusable(path, error) from error
+        except AstraflowError:
+            lock.release()
+            raise
+        return cls(path, database, lock, bounds=bounds)
+
+    @property
+    def first(self) -> int:
+        """Position of the oldest record that is kept; `end` when there is none."""
+        return self._first
+
+    @property
+    def end(self) -> int:
+        """Position of the next record."""
+        return self._end
+
+    async def append(self, records: Sequence[bytes]) -> int:
+        """Commit records in one transaction.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when they cannot be written, such as on a full or
+                read-only disk; none of them is kept then.
+        """
+        if self._is_closed:
+            raise AstraflowError(Reason.JOURNAL_FAILED, "the journal is closed")
+        return await self._do(lambda: self._append(records))
+
+    async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
+        """Return at most `limit` records from position `start` on, their checksums verified.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED also for a record that is damaged or missing.
+        """
+        if not self._first <= start <= self._end:
+            raise AstraflowError(
+                Reason.JOURNAL_FAILED,
+                f"position {start} is not kept; the journal has {self._first} to {self._end}",
+            )
+        return await self._do(lambda: read_rows(self._path, self._database, start, limit))
+
+    async def trim(self, before: int) -> None:
+        """Let go of every record below position `before`, some at a time."""
+        before = min(before, self._end)
+        while self._first < before:
+            upto = min(before, self._first + _TRIM_COUNT)
+            await self._do(lambda upto=upto: self._trim(upto))
+
+    async def close(self) -> None:
+        """Let nothing more be appended; what was appended can still be read."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self._do(lambda: self._database.execute("PRAGMA wal_checkpoint(PASSIVE)"))
+            self._lock.release()
+
+    async def _do(self, work: Callable[[], Result]) -> Result:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:
+            raise _unwritable(self._path, error) from error
+
+    def _append(self, records: Sequence[bytes]) -> int:
+        position = self._end
+        rows = [
+            (number, checksum(number, record), record)
+            for number, record in enumerate(records, position)
+        ]
+        with self._database:
+            self._database.executemany("INSERT INTO records VALUES (?, ?, ?)", rows)
+        self._end += len(rows)
+        return position
+
+    def _trim(self, before: int) -> None:
+        with self._database:
+            self._database.execute("DELETE FROM records WHERE position < ?", (before,))
+            self._database.execute("UPDATE bounds SET first = ?", (before,))
+        self._first = before
+
+
+def checksum(position: int, record: bytes) -> int:
+    """Return the CRC-32 of a record at its place."""
+    return crc32(record, position & 0xFFFFFFFF)
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Open a journal's file beside the process that writes it.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED when there is none, or it is none.
+    """
+    try:
+        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        _must_be_ours(path, database)
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from error
+    return database
+
+
+def read_rows(path: Path, database: sqlite3.Connection, start: int, limit: int) -> list[bytes]:
+    """Return records from a position on.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED for a record that is damaged or missing.
+    """
+    query = "SELECT * FROM records WHERE position >= ? ORDER BY position LIMIT ?"
+    records: list[bytes] = []
+    with closing(database.execute(query, (start, limit))) as rows:
+        for expected, (position, said, record) in enumerate(rows, start):
+            if position != expected or said != checksum(position, record):
+                raise _damaged(path, expected)
+            records.append(record)
+    return records
+
+
+def bounds_of(database: sqlite3.Connection) -> tuple[int, int]:
+    """Return the positions of the oldest record that is kept and of the next one."""
+    (first,) = database.execute("SELECT first FROM bounds").fetchone()
+    (last,) = database.execute("SELECT max(position) FROM records").fetchone()
+    return first, first if last is None else last + 1
+
+
+def _opened(path: Path, durability: Durability) -> sqlite3.Connection:
+    database = sqlite3.connect(path, check_same_thread=False, timeout=10)
+    database.execute(f"PRAGMA page_size={_PAGE_NBYTES}")
+    (table_count,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if table_count:
+        _must_be_ours(path, database)
+    database.execute("PRAGMA journal_mode=WAL")
+    if not table_count:
+        _begin(database)
+    database.execute(f"PRAGMA synchronous={_SYNCHRONOUS[durability]}")
+    with database:
+        # A disk that cannot be written is found now and not with the first rollout.
+        database.execute("UPDATE bounds SET first = first")
+    return database
+
+
+def _begin(database: sqlite3.Connection) -> None:
+    """Make the tables, all or none."""
+    database.execute("BEGIN")
+    with database:
+        for statement in _SCHEMA:
+            database.execute(statement)
+
+
+def _must_be_ours(path: Path, database: sqlite3.Connection) -> None:
+    (application,) = database.execute("PRAGMA application_id").fetchone()
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if application != _APPLICATION or version != _FORMAT:
+        raise AstraflowError(
+            Reason.JOURNAL_FAILED,
+            f"{path} is no journal of format {_FORMAT} (application {application:#x}, format "
+            f"{version}); open it with the release that wrote it, or move it aside to begin anew",
+        )
+
+
+def _sound_bounds(path: Path, database: sqlite3.Connection) -> tuple[int, int]:
+    """Cut a torn tail: records at the very end whose checksum is wrong."""
+    first, end = bounds_of(database)
+    torn = end
+    query = "SELECT position, checksum, record FROM records ORDER BY position DESC"
+    with closing(database.execute(query)) as rows:
+        for position, said, record in rows:
+            if said == checksum(position, record):
+                break
+            torn = position
+    if torn < end:
+        _must_be_a_tail(path, first=first, torn=torn)
+        log.warning("journal: a torn tail is cut", path=str(path), records=end - torn)
+        with database:
+            database.execute("DELETE FROM records WHERE position >= ?", (torn,))
+    return first, torn
+
+
+def _must_be_a_tail(path: Path, *, first: int, torn: int) -> None:
+    """Refuse a journal of which nothing is sound: that is no torn tail."""
+    if torn <= first:
+        raise _damaged(path, first)
+
+
+def _damaged(path: Path, position: int) -> AstraflowError:
+    return AstraflowError(
+        Reason.JOURNAL_FAILED,
+        f"{path} is damaged at record {position}, before its end; restore the file from a copy, or "
+        "move the folder aside to begin the run anew from the trainer's last checkpoint",
+        metadata={"position": str(position)},
+    )
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> AstraflowError:
+    return AstraflowError(
+        Reason.JOURNAL_FAILED,
+        f"{path} cannot be opened ({error}); check that the folder can be written and the disk has "
+        "room; a damaged file is restored from a copy, or moved aside to begin anew",
+    )
+
+
+def _unwritable(path: Path, error: sqlite3.Error) -> AstraflowError:
+    return AstraflowError(
+        Reason.JOURNAL_FAILED,
+        f"{path} cannot be used ({error}); make room or make it writable, and start the hub again "
+        "with the same run folder: nothing that was acknowledged is lost",
+    )
