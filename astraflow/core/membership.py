@@ -1,6 +1,7 @@
 """Membership: sessions are renewed and end; what a member held goes on without it."""
 
 from datetime import datetime, timedelta
+from typing import Final
 
 from astraflow.core.batching import Batching
 from astraflow.core.effects import CloseSession, RecordVersion, Renewal, SendDirective
@@ -12,6 +13,8 @@ from astraflow.core.members import Directive, DirectiveKind, RaasLoad, TrainerLo
 from astraflow.core.sessions import Member, RaasMember, TrainerMember
 from astraflow.core.state import State
 from astraflow.core.versions import VersionReport, VersionState
+
+_EVICTED_COUNT: Final = 8
 
 CONTINUE = Directive(kind=DirectiveKind.CONTINUE)
 
@@ -92,11 +95,8 @@ class Membership:
         policy = self._state.policy(report.policy_id)
         if not 0 <= report.version <= policy.versions.newest_version:
             policy.versions.get(report.version)
-        if report.state is VersionState.LIVE:
-            member.live[report.policy_id] = report.version
-            member.failed.pop(report.policy_id, None)
-        elif report.state is VersionState.FAILED:
-            member.failed[report.policy_id] = report.version
+        self._state.sessions.source_record.note(member_id, member.region, report.reports)
+        _stand(member, report)
         if report.state in (VersionState.LIVE, VersionState.FAILED):
             self._state.do(RecordVersion(member_id=member_id, report=report))
 
@@ -131,3 +131,20 @@ class Membership:
         policy = self._state.policies[member.policy_id]
         self._batching.return_all(policy)
         policy.desk.close()
+
+
+def _stand(member: RaasMember, report: VersionReport) -> None:
+    """Note where one version stands on one RaaS."""
+    policy_id, version = report.policy_id, report.version
+    evicted = [each for each in member.evicted.get(policy_id, ()) if each != version]
+    match report.state:
+        case VersionState.LIVE:
+            member.live[policy_id] = version
+            member.failed.pop(policy_id, None)
+        case VersionState.FAILED:
+            member.failed[policy_id] = version
+        case VersionState.EVICTED:
+            evicted.append(version)
+        case VersionState.PULLING | VersionState.STAGED:
+            pass
+    member.evicted[policy_id] = tuple(evicted[-_EVICTED_COUNT:])

@@ -11,7 +11,7 @@ that it is made of share one `State`; this module only puts them together:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +23,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.eval_schedule import EvalSchedule
 from astraflow.core.evals import EvalRun, EvalSuite
 from astraflow.core.evaluation import Evaluation
-from astraflow.core.ids import EvalRunId, PolicyId
+from astraflow.core.ids import EvalRunId, MemberId, PolicyId
 from astraflow.core.intake import Intake
 from astraflow.core.joining import Joining
 from astraflow.core.membership import Membership
@@ -119,23 +119,36 @@ class Run:
         """
         return explain(self._state, self._training, self._state.policy(policy_id), now)
 
-    def versions(self, policy_id: PolicyId) -> tuple[VersionInfo, ...]:
-        """Return what can be pulled, oldest first, with sources.
+    def versions(
+        self, policy_id: PolicyId, caller: MemberId | None = None
+    ) -> tuple[VersionInfo, ...]:
+        """Return what can be pulled, oldest first, with sources, best first for the caller.
 
         Raises:
             AstraflowError: POLICY_UNKNOWN.
         """
         listed = self._state.policy(policy_id).versions.listed
-        return tuple(version_with_sources(self._state.sessions, info) for info in listed)
+        return tuple(version_with_sources(self._state.sessions, info, caller) for info in listed)
 
-    def sources(self, policy_id: PolicyId, version: int) -> tuple[Source, ...]:
-        """Return who has a version.
+    def version_for(self, info: VersionInfo, caller: MemberId) -> VersionInfo:
+        """Return what was announced with the sources that are best for one member now."""
+        try:
+            sources = self.sources(info.policy_id, info.version, caller)
+        except AstraflowError:
+            # No longer listed: what was announced is all there is.
+            return info
+        return replace(info, sources=sources)
+
+    def sources(
+        self, policy_id: PolicyId, version: int, caller: MemberId | None = None
+    ) -> tuple[Source, ...]:
+        """Return who has a version, best first for the caller.
 
         Raises:
             AstraflowError: POLICY_UNKNOWN, VERSION_UNKNOWN, VERSION_EVICTED.
         """
         info = self._state.policy(policy_id).versions.get(version)
-        return sources_of(self._state.sessions, info)
+        return sources_of(self._state.sessions, info, caller)
 
     def suites(self) -> tuple[EvalSuite, ...]:
         """Return the evaluations that can be asked for."""

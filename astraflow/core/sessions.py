@@ -16,6 +16,7 @@ from astraflow.core.members import (
     ServedPolicy,
     TrainerLoad,
 )
+from astraflow.core.source_record import SourceRecord
 from astraflow.core.versions import WeightEndpoint
 
 # A member that missed two of its three KeepAlives per ttl gets nothing new.
@@ -55,6 +56,7 @@ class RaasMember(Member):
         policies: What it has engines for.
         live: Version that each engine samples with.
         failed: Newest version that each engine failed to load.
+        evicted: Versions that its relay no longer has, the last ones.
         refused: Pinned versions that it said it cannot serve.
         pinned: Versions of which evaluation tasks were sent to it while they were live.
         max_outstanding: Credit, in samples.
@@ -66,6 +68,9 @@ class RaasMember(Member):
     relay_endpoint: str = ""
     live: dict[PolicyId, int] = field(default_factory=dict[PolicyId, int])
     failed: dict[PolicyId, int] = field(default_factory=dict[PolicyId, int])
+    evicted: dict[PolicyId, tuple[int, ...]] = field(
+        default_factory=dict[PolicyId, tuple[int, ...]]
+    )
     refused: set[tuple[PolicyId, int]] = field(default_factory=set[tuple[PolicyId, int]])
     pinned: set[tuple[PolicyId, int]] = field(default_factory=set[tuple[PolicyId, int]])
     max_outstanding: int = 0
@@ -126,10 +131,16 @@ class Departed:
 
 
 class Sessions:
-    """All live sessions, in the order in which they were opened."""
+    """All live sessions, in the order in which they were opened.
+
+    Attributes:
+        ttl: A session that says nothing for so long ends.
+        source_record: What receivers said of sources of weights.
+    """
 
     def __init__(self, *, ttl: timedelta) -> None:
         self.ttl = ttl
+        self.source_record = SourceRecord()
         self._members: dict[MemberId, RaasMember | TrainerMember] = {}
         self._departed: dict[MemberId, Departed] = {}
 

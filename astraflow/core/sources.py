@@ -1,41 +1,169 @@
-"""Sources: who has a version, from who serves and who reported what."""
+"""Sources: who has a version, nearest first, spread so that a region costs the origin one copy.
 
-from dataclasses import replace
+Receivers of one region that start from the same version form a tree in the order in which they
+joined: the first one goes to the origin, number k to number (k - 1) // 4, which passes on each
+chunk as it arrives. Only earlier ones are listed, so nobody waits for itself in a circle.
 
-from astraflow.core.sessions import Sessions
+Worked example: eight relays of one region at version 4, version 5 is published. 0 is told
+[origin]; 1 to 4 are told [0, ..., origin]; 5 to 7 are told [1, 0, ..., origin]. When 0 dies, 1
+goes to the origin, and 2, 3 and 4 to 1. Who holds version 5 already comes before all of these.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+from astraflow.core.ids import MemberId, PolicyId
+from astraflow.core.sessions import RaasMember, Sessions, TrainerMember
 from astraflow.core.versions import Source, SourceKind, SourceState, VersionInfo
 
+FANOUT: Final = 4
 
-def sources_of(sessions: Sessions, info: VersionInfo) -> tuple[Source, ...]:
-    """Return who has a version, best first: relays that hold it live, the origin, object stores."""
-    relays = tuple(
-        Source(
+_LISTED_RELAYS: Final = 8
+
+
+def sources_of(
+    sessions: Sessions, info: VersionInfo, caller: MemberId | None = None
+) -> tuple[Source, ...]:
+    """Return who has a version or is getting it, best first for the caller.
+
+    Near relays that hold it, near relays that pull it, then what is far: the fastest measured
+    first, the origin before relays that were not measured. Object stores come last. Who has lied
+    is left out; an origin that has is the last resort.
+
+    Args:
+        sessions: Who takes part.
+        info: Of the version.
+        caller: Who asks; None: nobody in particular, who is told of no relay that pulls.
+    """
+    return _Ranking(sessions, info, caller).sources()
+
+
+def version_with_sources(
+    sessions: Sessions, info: VersionInfo, caller: MemberId | None = None
+) -> VersionInfo:
+    """Return a version as those who pull it need it."""
+    return replace(info, sources=sources_of(sessions, info, caller))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranking:
+    """One answer to one caller."""
+
+    sessions: Sessions
+    info: VersionInfo
+    caller: MemberId | None
+
+    def sources(self) -> tuple[Source, ...]:
+        live = [self._relay(each, SourceState.LIVE) for each in self._holders()]
+        near = [each for each in live if each.region == self._region]
+        far = [each for each in live if each.region != self._region]
+        origin = self._origin()
+        honest = [each for each in origin if not self._is_avoided(each.endpoint)]
+        far = sorted([*honest, *far], key=lambda each: -each.goodput_bytes_per_s)
+        listed = [*islice([*self._spread(near), *self._pulling()], _LISTED_RELAYS), *far]
+        return (*listed, *(each for each in origin if each not in honest), *self.info.sources)
+
+    @property
+    def _policy_id(self) -> PolicyId:
+        return self.info.policy_id
+
+    @property
+    def _region(self) -> str:
+        member = self._member
+        return "" if member is None else member.region
+
+    @property
+    def _member(self) -> RaasMember | TrainerMember | None:
+        return None if self.caller is None else self.sessions.find(self.caller)
+
+    def _holders(self) -> list[RaasMember]:
+        return [
+            each
+            for each in self._others(self.sessions.pool)
+            if each.live.get(self._policy_id) == self.info.version
+        ]
+
+    def _pulling(self) -> list[Source]:
+        """Return those ahead of the caller in the tree: its parent, the parent's, then the rest."""
+        member = self._member
+        if not isinstance(member, RaasMember):
+            return []
+        tree = self._tree(member)
+        place = tree.index(member)
+        relays = [each for each in tree[:place] if each.relay_endpoint]
+        ahead: list[RaasMember] = []
+        while place and relays:
+            place = (place - 1) // FANOUT % len(relays)
+            ahead.append(relays[place])
+        rest = [each for each in relays if each not in ahead]
+        return [self._relay(each, SourceState.PULLING) for each in self._others([*ahead, *rest])]
+
+    def _tree(self, member: RaasMember) -> list[RaasMember]:
+        """Return the receivers that start from where a member starts: relays first."""
+        base = member.live.get(self._policy_id)
+        group = [
+            each
+            for each in self.sessions.pool
+            if each is member
+            or (
+                self._policy_id in each.policies
+                and each.region == member.region
+                and each.live.get(self._policy_id) == base
+                and each.failed.get(self._policy_id) != self.info.version
+            )
+        ]
+        return sorted(group, key=lambda each: not each.relay_endpoint)
+
+    def _others(self, members: Iterable[RaasMember]) -> list[RaasMember]:
+        return [
+            each
+            for each in members
+            if each.relay_endpoint
+            and each.member_id != self.caller
+            and self.info.version not in each.evicted.get(self._policy_id, ())
+            and not self._is_avoided(each.relay_endpoint)
+        ]
+
+    def _spread(self, relays: list[Source]) -> list[Source]:
+        """Begin with another one for every caller."""
+        ids = [each.member_id for each in self.sessions]
+        if not relays or self.caller is None or self.caller not in ids:
+            return relays
+        at = ids.index(self.caller) % len(relays)
+        return relays[at:] + relays[:at]
+
+    def _relay(self, member: RaasMember, state: SourceState) -> Source:
+        return Source(
             kind=SourceKind.RELAY,
-            state=SourceState.LIVE,
+            state=state,
             endpoint=member.relay_endpoint,
             member_id=member.member_id,
             region=member.region,
+            goodput_bytes_per_s=self._goodput(member.relay_endpoint),
         )
-        for member in sessions.pool
-        if member.relay_endpoint and member.live.get(info.policy_id) == info.version
-    )
-    trainer = sessions.trainer_of(info.policy_id)
-    endpoints = () if trainer is None else trainer.weight_endpoints
-    origin = tuple(
-        Source(
-            kind=SourceKind.ORIGIN,
-            state=SourceState.LIVE,
-            endpoint=served.endpoint,
-            member_id=trainer.member_id if trainer else None,
-            region=trainer.region if trainer else "",
-            shard_rank=served.rank,
-            shard_count=len(endpoints),
-        )
-        for served in endpoints
-    )
-    return relays + origin + info.sources
 
+    def _origin(self) -> list[Source]:
+        trainer = self.sessions.trainer_of(self._policy_id)
+        if trainer is None:
+            return []
+        return [
+            Source(
+                kind=SourceKind.ORIGIN,
+                state=SourceState.LIVE,
+                endpoint=served.endpoint,
+                member_id=trainer.member_id,
+                region=trainer.region,
+                shard_rank=served.rank,
+                shard_count=len(trainer.weight_endpoints),
+                goodput_bytes_per_s=self._goodput(served.endpoint),
+            )
+            for served in trainer.weight_endpoints
+        ]
 
-def version_with_sources(sessions: Sessions, info: VersionInfo) -> VersionInfo:
-    """Return a version as those who pull it need it."""
-    return replace(info, sources=sources_of(sessions, info))
+    def _goodput(self, address: str) -> float:
+        return self.sessions.source_record.goodput_bytes_per_s(address, self._region)
+
+    def _is_avoided(self, address: str) -> bool:
+        return self.sessions.source_record.is_avoided(address, self.caller)

@@ -58,16 +58,16 @@ class Access:
             "this needs the operator token; take it from ASTRAFLOW_OPERATOR_TOKEN or hub.json",
         )
 
-    def anyone(self, context: Context) -> None:
-        """Let in a live member or an operator.
+    def anyone(self, context: Context) -> MemberId | None:
+        """Let in a live member, whose id is returned, or an operator.
 
         Raises:
             AstraflowError: TOKEN_INVALID, SESSION_ENDED, SESSION_FENCED, ROLE_NOT_ALLOWED.
         """
         if secret_of(context, SESSION_KEY):
-            self.member(context)
-        else:
-            self.operator(context)
+            return self.member(context)
+        self.operator(context)
+        return None
 
     def member(
         self, context: Context, role: Role | None = None, *, may_be_ended: bool = False

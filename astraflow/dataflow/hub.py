@@ -180,13 +180,17 @@ class Hub:
         self.hands.last_version_time = self.now()
         return next_version
 
-    def watch_versions(self, policy_id: PolicyId, after: int | None) -> AsyncIterator[VersionInfo]:
-        """Yield the versions after one, and then each as it is announced.
+    async def watch_versions(
+        self, policy_id: PolicyId, after: int | None, caller: MemberId
+    ) -> AsyncIterator[VersionInfo]:
+        """Yield the versions after one, and then each as it is announced, to one member.
 
         Raises:
             AstraflowError: POLICY_UNKNOWN.
         """
-        return self.hands.watches.versions(policy_id, self.run.versions(policy_id), after=after)
+        known = self.run.versions(policy_id, caller)
+        async for info in self.hands.watches.versions(policy_id, known, after=after):
+            yield self.run.version_for(info, caller)
 
     def watch_eval(self, eval_run_id: EvalRunId) -> AsyncIterator[EvalRun]:
         """Yield an evaluation at each change until it is final."""

@@ -282,8 +282,8 @@ class World:
         )
         return self.apply(ev.VersionPublished(member_id=trainer, info=info))
 
-    def report(self, member, version, policy="solver", state=VersionState.LIVE):
-        report = VersionReport(policy_id=policy, version=version, state=state)
+    def report(self, member, version, policy="solver", state=VersionState.LIVE, **changes):
+        report = VersionReport(policy_id=policy, version=version, state=state, **changes)
         self.apply(ev.VersionReported(member_id=member, report=report))
 
     def keep_alive(self, member):

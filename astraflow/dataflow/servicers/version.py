@@ -25,17 +25,18 @@ class VersionServicer:
         self, request: pb.ListVersionsRequest, context: Context
     ) -> pb.ListVersionsResponse:
         """Return what can still be pulled, oldest first."""
-        self._access.anyone(context)
-        versions = self._hub.run.versions(PolicyId(request.policy_id))
+        caller = self._access.anyone(context)
+        versions = self._hub.run.versions(PolicyId(request.policy_id), caller)
         return pb.ListVersionsResponse(versions=map(wire.encode_version_info, versions))
 
     async def WatchVersions(self, request: pb.WatchVersionsRequest, context: Context) -> None:
         """Send versions as they are published."""
         member_id = self._access.member(context)
         after = request.after_version if request.HasField("after_version") else None
+        policy_id = PolicyId(request.policy_id)
         purpose = f"versions/{next(self._numbers)}"
         async with seated(self._hub.hands.seats, member_id, purpose, context):
-            async for info in self._hub.watch_versions(PolicyId(request.policy_id), after):
+            async for info in self._hub.watch_versions(policy_id, after, member_id):
                 version = wire.encode_version_info(info)
                 await context.write(pb.WatchVersionsResponse(version=version))
 
@@ -43,8 +44,8 @@ class VersionServicer:
         self, request: pb.ListSourcesRequest, context: Context
     ) -> pb.ListSourcesResponse:
         """Return who has a version now."""
-        self._access.anyone(context)
-        sources = self._hub.run.sources(PolicyId(request.policy_id), request.version)
+        caller = self._access.anyone(context)
+        sources = self._hub.run.sources(PolicyId(request.policy_id), request.version, caller)
         return pb.ListSourcesResponse(sources=map(wire.encode_source, sources))
 
     async def ReportVersion(
