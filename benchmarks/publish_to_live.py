@@ -125,7 +125,9 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="256m", choices=list(SHAPES))
     parser.add_argument("--share", type=float, default=0.01, help="of the elements that change")
     parser.add_argument("--profile", default="100mbit-100ms", choices=list(PROFILES))

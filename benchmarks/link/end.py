@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Timer
 from typing import Any, Final, Self
 
 from link.hosts import Host
@@ -47,14 +48,18 @@ class End:
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
-    def hear(self) -> Any:
+    def hear(self, *, timeout_s: float = 300.0) -> Any:
         """Return what it says next.
 
         Raises:
-            RuntimeError: It has stopped; what it complained of is on stderr.
+            RuntimeError: It has stopped, or said nothing for so long and was killed; what it
+                complained of is on stderr.
         """
         assert self._process.stdout
+        patience = Timer(timeout_s, self._process.kill)
+        patience.start()
         line = self._process.stdout.readline()
+        patience.cancel()
         if not line:
             raise RuntimeError(f"{self._module} stopped with code {self._process.wait()}")
         return json.loads(line)

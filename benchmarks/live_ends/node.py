@@ -149,11 +149,12 @@ async def main(hub: str, folder: Path, streams: int, settings: Mapping[str, Any]
     async with dial_pool(hub, token=TOKEN, join=join, hooks=_hooks()) as client:
         await client.join()
         versions: Any = TimedVersions(client.versions, times)
+        puller: Any = TimedPuller(WeightPuller(POLICY), times)
         updater = WeightUpdater(
             POLICY,
             engine=timed,
             gate=VersionGate(POLICY, timed),
-            puller=TimedPuller(WeightPuller(POLICY), times),
+            puller=puller,
             versions=versions,
             transfer_token=lambda: client.keeper.transfer_token,
         )

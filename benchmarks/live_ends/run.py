@@ -23,7 +23,7 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
 def write_model(folder: Path, shape: str) -> None:
     """Write the configuration of a model; its weights come from the trainer."""
     sizes = SHAPES[shape]
-    LlamaConfig(
+    config: Any = LlamaConfig(
         **sizes,
         num_attention_heads=sizes["hidden_size"] // 64,
         intermediate_size=4 * sizes["hidden_size"],
@@ -32,7 +32,8 @@ def write_model(folder: Path, shape: str) -> None:
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
-    ).save_pretrained(folder)
+    )
+    config.save_pretrained(folder)
 
 
 def recipe_of(folder: Path) -> Recipe:

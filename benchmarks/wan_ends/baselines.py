@@ -59,7 +59,7 @@ def serve_grpc(address: str, data: bytes) -> tuple[grpc.Server, int]:
     service, method = METHOD.strip("/").split("/")
     stubless: Any = grpc
     handlers = {method: stubless.unary_stream_rpc_method_handler(get)}
-    server = grpc.server(ThreadPoolExecutor(2))
+    server: Any = stubless.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers((stubless.method_handlers_generic_handler(service, handlers),))
     port = server.add_insecure_port(f"{address}:0")
     server.start()
