@@ -164,8 +164,8 @@ class _Source:
         self._chunks = chunks
         self._hosts = hosts
 
-    def open(self, spec: TransferSpec, secret: bytes) -> _Transfer:
-        del spec, secret
+    def open(self, spec: TransferSpec) -> _Transfer:
+        del spec
         return _Transfer(self._chunks)
 
     async def PlanTransfer(  # noqa: N802 - named by the contract

@@ -121,16 +121,25 @@ class Assembly:
         self._staged.clear()
         self._note()
 
+    async def planned(self) -> TransferPlan:
+        """Return the plan once it is known.
+
+        Raises:
+            AstraflowError: As `items`.
+        """
+        while self._plan is None:
+            await self._wait()
+        return self._plan
+
     async def items(self) -> AsyncGenerator[TransferPlan | SentChunk]:
         """Yield the plan, then all its chunks.
 
         Raises:
             AstraflowError: SOURCE_TIMEOUT; what `fail` was called with.
         """
-        while self._plan is None:
-            await self._wait()
-        yield self._plan
-        for _ in range(self._plan.chunk_count):
+        plan = await self.planned()
+        yield plan
+        for _ in range(plan.chunk_count):
             while not self._ready:
                 await self._wait()
             yield self._next()

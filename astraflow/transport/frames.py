@@ -1,7 +1,7 @@
 """Frames: how chunks look on lanes other than gRPC. docs/weights.md has the bytes."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.transport.proofs import PROOF_NBYTES, is_proven, prove
 from astraflow.wire.common import decode_failure, encode_failure
 from astraflow.wire.fields import DTYPES
 from astraflow.wire.patches import (
@@ -35,7 +36,6 @@ MAX_CALL_NBYTES: Final = 1 << 20
 """Largest body of a frame that a puller sends: lists of chunks that it has."""
 MAX_PLAN_NBYTES: Final = 64 << 20
 """Largest body of PLAN and FAILURE."""
-MAX_SECRET_NBYTES: Final = 1 << 10
 
 
 class FrameKind(IntEnum):
@@ -141,31 +141,38 @@ def chunk_frame(sent: SentChunk, *, body_nbytes: int, body_offset: int) -> Frame
 
 
 def hello(token: bytes, *, connection_count: int = 1) -> bytes:
-    """Return the frame that begins every connection: the token of a transfer."""
+    """Return the frame that begins every connection.
+
+    Its body is the token of a planned transfer, or a proof of the run's secret by which the
+    connections of a group know each other.
+    """
     return _whole(FrameKind.HELLO, token, patch_index=connection_count)
 
 
 def request(spec: TransferSpec, secret: bytes) -> bytes:
-    """Return the frame that asks for another version over connections that stand.
+    """Return the frame that asks for a version over connections that stand.
 
-    Body: length of the run's transfer secret (u32), the secret, a TransferSpec message.
+    Body: a proof of the run's transfer secret (64 bytes), a TransferSpec message.
     """
     message = encode_transfer_spec(spec).SerializeToString()
-    return _whole(FrameKind.REQUEST, struct.pack("<I", len(secret)) + secret + message)
+    return _whole(FrameKind.REQUEST, prove(secret, message) + message)
 
 
-def read_request(body: bytes) -> tuple[TransferSpec, bytes]:
-    """Read the body of a REQUEST: spec and secret.
+def read_request(body: bytes, secrets: Sequence[bytes]) -> TransferSpec:
+    """Read the body of a REQUEST.
 
     Raises:
-        AstraflowError: CHUNK_INVALID, INVALID_FIELD.
+        AstraflowError: TOKEN_INVALID when it proves none of the secrets; CHUNK_INVALID,
+            INVALID_FIELD.
     """
-    if len(body) < 4 or len(body) < 4 + int.from_bytes(body[:4], "little"):
-        raise bad_frame("a request ends before its secret does")
-    end = 4 + int.from_bytes(body[:4], "little")
+    proof, content = body[:PROOF_NBYTES], body[PROOF_NBYTES:]
+    if not is_proven(proof, content, secrets):
+        raise AstraflowError(
+            Reason.TOKEN_INVALID, "a request does not prove the secret of the run; join it"
+        )
     message = transfer_pb2.TransferSpec()
-    _parse(message, body[end:])
-    return decode_transfer_spec(message), body[4:end]
+    _parse(message, content)
+    return decode_transfer_spec(message)
 
 
 def arena(nbytes: int) -> bytes:

@@ -14,7 +14,8 @@ from astraflow.rpc.address import split_address
 from astraflow.rpc.tls import Tls
 from astraflow.transport.shm_host import ShmHost
 from astraflow.transport.tcp_host import TcpHost
-from astraflow.transport.transfers import OpenTransfer, Transfer, Transfers
+from astraflow.transport.tcp_lane import direct_port
+from astraflow.transport.transfers import OpenTransfer, Secrets, Transfer, Transfers
 from astraflow.wire.patches import LaneEndpoint, TransferPlan
 
 DEFAULT_HOSTED: Final = (Lane.SHM, Lane.TCP)
@@ -49,26 +50,27 @@ class LaneHosts:
         self,
         open_transfer: OpenTransfer,
         *,
+        secrets: Secrets,
         listen: str,
         advertised: str,
         lanes: Sequence[Lane] = DEFAULT_HOSTED,
-        tcp_port: int = 0,
     ) -> None:
         """Serve.
 
         Args:
             open_transfer: Opens a transfer for pullers whose connections stand.
-            listen: host:port of the gRPC server; the TCP lane listens on the same interface.
+            secrets: Of the run.
+            listen: host:port of the gRPC server; the TCP lane listens on the same interface, on
+                the port above its own when that is free.
             advertised: host:port by which others know it.
             lanes: Which ones; a host that has no shared memory serves the others.
-            tcp_port: 0: a free one.
 
         Raises:
             AstraflowError: INVALID_FIELD when a lane cannot listen there.
         """
         for lane in lanes:
             try:
-                self._start(lane, open_transfer, listen, advertised, tcp_port)
+                self._start(lane, open_transfer, secrets, listen, advertised)
             except AstraflowError as error:
                 if error.reason is not Reason.LANE_UNAVAILABLE:
                     raise
@@ -103,17 +105,22 @@ class LaneHosts:
         await self._hosts.aclose()
 
     def _start(
-        self, lane: Lane, open_transfer: OpenTransfer, listen: str, advertised: str, port: int
+        self,
+        lane: Lane,
+        open_transfer: OpenTransfer,
+        secrets: Secrets,
+        listen: str,
+        advertised: str,
     ) -> None:
         claim = self._transfers.claim
         match lane:
             case Lane.TCP:
-                tcp = TcpHost(claim=claim, open_transfer=open_transfer)
+                tcp = TcpHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
                 self._hosts.push_async_callback(tcp.close)
-                here, there = split_address(listen)[0], split_address(advertised)[0]
-                address = tcp.start(here, there, port=port)
+                here, (there, port) = split_address(listen)[0], split_address(advertised)
+                address = tcp.start(here, there, ports=(direct_port(port), 0))
             case Lane.SHM:
-                shm = ShmHost(claim=claim, open_transfer=open_transfer)
+                shm = ShmHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
                 self._hosts.push_async_callback(shm.close)
                 address = shm.start()
             case _:

@@ -99,6 +99,10 @@ class Inbox:
         """End the transfer."""
         self._assembly.fail(error)
 
+    async def planned(self) -> None:
+        """Return once the plan is known; see Assembly."""
+        await self._assembly.planned()
+
     def items(self) -> AsyncGenerator[TransferPlan | SentChunk]:
         """Yield the plan, then its chunks; see Assembly."""
         return self._assembly.items()

@@ -22,7 +22,7 @@ from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.progress import Progress
 from astraflow.transport.shm_lane import is_same_host, open_shm
 from astraflow.transport.stream_session import StreamSession
-from astraflow.transport.tcp_lane import connection_count, open_tcp
+from astraflow.transport.tcp_lane import connection_count, open_directly, open_tcp
 from astraflow.wire.patches import LaneEndpoint, SentChunk, TransferPlan, TransferSpec
 
 DEFAULT_LANES: Final = (Lane.SHM, Lane.TCP, Lane.GRPC)
@@ -30,6 +30,8 @@ DEFAULT_LANES: Final = (Lane.SHM, Lane.TCP, Lane.GRPC)
 _MAX_SOURCES: Final = 32
 # How long a source that has no lane but gRPC is not asked again.
 _PLAIN_S: Final = 600.0
+# Who listens where a source has its TCP lane as a rule, and does not answer, is another.
+_DIRECT_PLAN_S: Final = 5.0
 
 _NO_LANE: Final = frozenset({Reason.LANE_UNAVAILABLE, Reason.CAPABILITY_MISSING})
 _BROKEN: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT, *_NO_LANE})
@@ -43,6 +45,7 @@ class _Source:
 
     sessions: list[StreamSession] = field(default_factory=list[StreamSession])
     plain_until: float = 0.0
+    is_known: bool = False
 
 
 class Lanes:
@@ -140,13 +143,34 @@ class Lanes:
                     raise
             else:
                 return
-        session = await self._open(endpoint, source, progress.spec, transfer_token)
+        session = await self._introduced(endpoint, source, progress.spec, transfer_token)
+        session = session or await self._open(endpoint, source, progress.spec, transfer_token)
         if session is None:
             return
         source.sessions.append(session)
         async with aclosing(session.items()) as items:
             async for item in items:
                 yield item
+
+    async def _introduced(
+        self, endpoint: str, source: _Source, spec: TransferSpec, transfer_token: bytes
+    ) -> StreamSession | None:
+        """Ask where a far source has its TCP lane as a rule; None: it is to be planned."""
+        if Lane.TCP not in self._lanes or source.is_known:
+            return None
+        source.is_known = True
+        try:
+            session = await open_directly(
+                endpoint, transfer_token, stall_timeout_s=self._stall_timeout_s
+            )
+            if session is not None:
+                session.ask(spec, transfer_token)
+                await session.wait_plan(_DIRECT_PLAN_S)
+        except AstraflowError as error:
+            if error.reason not in _BROKEN | {Reason.CHUNK_INVALID}:
+                raise
+            return None
+        return session
 
     async def _open(
         self, endpoint: str, source: _Source, spec: TransferSpec, transfer_token: bytes

@@ -18,7 +18,7 @@ from astraflow.transport.groups import Part
 from astraflow.transport.shm_lane import HOST_NAME, SOCKET_NAME, host_identity
 from astraflow.transport.sockets import readable
 from astraflow.transport.stream_host import ClaimTransfer, StreamHost
-from astraflow.transport.transfers import OpenTransfer
+from astraflow.transport.transfers import OpenTransfer, Secrets
 from astraflow.wire.patches import SentChunk, TransferPlan
 
 _PREFIX: Final = "astraflow-lane-"
@@ -30,8 +30,12 @@ _INLINE_NBYTES: Final = 64 << 10
 class ShmHost(StreamHost):
     """Writes payloads into memory that pullers on this host lend it."""
 
-    def __init__(self, *, claim: ClaimTransfer, open_transfer: OpenTransfer) -> None:
-        super().__init__(claim=claim, open_transfer=open_transfer, carrier=ArenaCarrier)
+    def __init__(
+        self, *, claim: ClaimTransfer, open_transfer: OpenTransfer, secrets: Secrets
+    ) -> None:
+        super().__init__(
+            claim=claim, open_transfer=open_transfer, secrets=secrets, carrier=ArenaCarrier
+        )
         self._directory: Path | None = None
 
     def start(self, *, parent: Path | None = None) -> str:

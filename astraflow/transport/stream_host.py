@@ -17,9 +17,10 @@ from astraflow.transport.frames import (
     unpack,
 )
 from astraflow.transport.groups import Carrier, Group
+from astraflow.transport.proofs import is_proven
 from astraflow.transport.sockets import receive, send_all, tune
 from astraflow.transport.tasks import Tasks
-from astraflow.transport.transfers import OpenTransfer, Transfer
+from astraflow.transport.transfers import OpenTransfer, Secrets, Transfer
 
 _HELLO_TIMEOUT_S: Final = 10.0
 _MAX_CONNECTIONS: Final = 4096
@@ -32,17 +33,24 @@ class StreamHost:
     """Accepts connections, lets in who has a transfer's token, and serves group by group."""
 
     def __init__(
-        self, *, claim: ClaimTransfer, open_transfer: OpenTransfer, carrier: Callable[[], Carrier]
+        self,
+        *,
+        claim: ClaimTransfer,
+        open_transfer: OpenTransfer,
+        secrets: Secrets,
+        carrier: Callable[[], Carrier],
     ) -> None:
         """Prepare; `listen` starts it.
 
         Args:
             claim: Hands over the transfer of a token, or raises.
             open_transfer: Opens another one for a puller whose connections stand.
+            secrets: Of the run: who proves one may ask.
             carrier: Makes what each group sends its chunks with.
         """
         self._claim = claim
         self._open_transfer = open_transfer
+        self._secrets = secrets
         self._carrier = carrier
         self._tasks = Tasks()
         self._groups: dict[bytes, Group] = {}
@@ -117,9 +125,10 @@ class StreamHost:
 
     def _found(self, token: bytes) -> Group:
         """Begin a group with the first connection that has its token."""
-        transfer = self._claim(token)
+        transfer = None if is_proven(token, b"", self._secrets()) else self._claim(token)
         group = self._groups[token] = Group(self._carrier())
-        group.begin(transfer, with_plan=False)
+        if transfer is not None:
+            group.begin(transfer, with_plan=False)
         return group
 
     async def _obey(self, connection: socket.socket, group: Group) -> None:
@@ -129,7 +138,7 @@ class StreamHost:
         if frame.kind is not FrameKind.REQUEST:
             raise bad_frame("only a puller's requests are expected here")
         try:
-            transfer = self._open_transfer(*read_request(body))
+            transfer = self._open_transfer(read_request(body, self._secrets()))
         except AstraflowError as error:
             group.refuse(error)
         else:

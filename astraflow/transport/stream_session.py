@@ -5,7 +5,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final
 
-from astraflow.core.errors import AstraflowError
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import Lane
 from astraflow.transport.arenas import Arena
 from astraflow.transport.frames import HEADER_NBYTES, Frame, bad_frame, hello, request, unpack
@@ -64,16 +64,23 @@ class StreamSession:
         """Whether it is of no more use."""
         return self._ending is not None
 
-    async def open(self, token: bytes, dial: Dial, *, count: int = 1) -> None:
+    async def open(
+        self,
+        token: bytes,
+        dial: Dial,
+        *,
+        count: int = 1,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
         """Connect, at once and in parallel; return when the first connection stands.
 
         Raises:
-            AstraflowError: SOURCE_UNREACHABLE when none could be made in five seconds.
+            AstraflowError: SOURCE_UNREACHABLE when none could be made in time.
         """
         self._left = count
         first = hello(token, connection_count=count)
         for _ in range(count):
-            self._tasks.start(self._connect(dial, first))
+            self._tasks.start(self._connect(dial, first, timeout_s))
         await self._connected.wait()
         if not self._connections:
             await self.close()
@@ -95,6 +102,26 @@ class StreamSession:
         """Take the plan of the transfer that began."""
         if self._inbox is not None:
             self._inbox.take_plan(plan)
+
+    async def wait_plan(self, timeout_s: float) -> None:
+        """Return once the plan has come.
+
+        Raises:
+            AstraflowError: What came instead; SOURCE_TIMEOUT. The session is closed.
+        """
+        if self._inbox is None:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._inbox.planned()
+        except TimeoutError:
+            await self.close()
+            raise AstraflowError(
+                Reason.SOURCE_TIMEOUT, "no plan has come over the lane", retryable=True
+            ) from None
+        except AstraflowError:
+            await self.close()
+            raise
 
     def ask(self, spec: TransferSpec, secret: bytes) -> None:
         """Ask for a version."""
@@ -162,9 +189,9 @@ class StreamSession:
         for connection in self._connections:
             connection.hold(is_pressed)
 
-    async def _connect(self, dial: Dial, first: bytes) -> None:
+    async def _connect(self, dial: Dial, first: bytes, timeout_s: float) -> None:
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 sock = await dial()
             connection = _Connection(self, sock, first)
             await asyncio.get_running_loop().create_connection(lambda: connection, sock=sock)

@@ -33,8 +33,11 @@ class Transfer(Protocol):
         ...
 
 
-OpenTransfer = Callable[[TransferSpec, bytes], Transfer]
-"""Opens a transfer for who knows the secret of the run; raises what `Pull` answers."""
+OpenTransfer = Callable[[TransferSpec], Transfer]
+"""Opens a transfer; raises what `Pull` answers."""
+
+Secrets = Callable[[], Sequence[bytes]]
+"""Returns the run's transfer secret, and the one before."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

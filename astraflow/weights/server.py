@@ -108,6 +108,7 @@ class WeightServer:
         self._lanes = lanes
         lanes.start(
             servicer.open_transfer,
+            secrets=lambda: self._transfer_tokens,
             listen=self._listen,
             advertised=server.address,
             lanes=hosted_lanes(self._tls) if self._lane_kinds is None else self._lane_kinds,

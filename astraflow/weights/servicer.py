@@ -12,7 +12,7 @@ from astraflow.core.clock import Clock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import CodecProfile
-from astraflow.rpc.auth import TRANSFER_KEY, is_same_secret, require_secret
+from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.transport.hosts import LaneHosts
 from astraflow.weights.served import ChunkPlace, ServedTransfer, wanted_chunks
 from astraflow.weights.store import PatchStore
@@ -62,7 +62,7 @@ class TransferServicer:
     async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
         """Send the plan, then its chunks."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        transfer = self._open(decode_transfer_spec(request.spec))
+        transfer = self.open_transfer(decode_transfer_spec(request.spec))
         with closing(transfer):
             yield pb.PullResponse(plan=encode_transfer_plan(transfer.plan))
             async with aclosing(transfer.chunks()) as chunks:
@@ -75,7 +75,7 @@ class TransferServicer:
         """Open a transfer for other lanes."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         lanes = [*map(LANES.decode, request.lanes)]
-        transfer = self._open(decode_transfer_spec(request.spec))
+        transfer = self.open_transfer(decode_transfer_spec(request.spec))
         plan = self._lanes.plan(transfer, lanes)
         return pb.PlanTransferResponse(plan=encode_transfer_plan(plan))
 
@@ -109,20 +109,12 @@ class TransferServicer:
             raise AstraflowError(Reason.LAYOUT_UNKNOWN, "another layout is served here")
         return pb.GetLayoutResponse(layout=encode_layout(self._store.frame.layout))
 
-    def open_transfer(self, spec: TransferSpec, secret: bytes) -> ServedTransfer:
-        """Open a transfer for who has the secret of the run; for lanes whose connections stand.
+    def open_transfer(self, spec: TransferSpec) -> ServedTransfer:
+        """Open a transfer for who has proven that he knows the secret of the run.
 
         Raises:
-            AstraflowError: TOKEN_INVALID; what `Pull` answers.
+            AstraflowError: What `Pull` answers.
         """
-        # No early exit: every comparison is made.
-        if not sum(is_same_secret(secret, each) for each in self._transfer_tokens()):
-            raise AstraflowError(
-                Reason.TOKEN_INVALID, "the secret in a request is not the right one; join the run"
-            )
-        return self._open(spec)
-
-    def _open(self, spec: TransferSpec) -> ServedTransfer:
         return ServedTransfer(self._store, *self._plan(spec))
 
     def _plan(self, spec: TransferSpec) -> tuple[TransferPlan, list[ChunkPlace]]:

@@ -102,22 +102,26 @@ class Source:
     async def at_once(self, number):
         del number
 
-    async def start(self, lanes=DEFAULT_HOSTED):
+    async def start(self, lanes=DEFAULT_HOSTED, listen="127.0.0.1:0"):
         self.hosts = LaneHosts(clock=SystemClock())
         self.server = await start_server(
-            [Servicer(add=add_TransferServiceServicer_to_server, methods=self)]
+            [Servicer(add=add_TransferServiceServicer_to_server, methods=self)], listen=listen
         )
         self.address = self.server.address
-        self.hosts.start(self.open, listen="127.0.0.1:0", advertised=self.address, lanes=lanes)
+        self.hosts.start(
+            self.open,
+            secrets=lambda: [TOKEN],
+            listen=listen,
+            advertised=self.address,
+            lanes=lanes,
+        )
 
     async def stop(self):
         await self.hosts.close()
         await self.server.stop()
 
-    def open(self, spec, secret):
+    def open(self, spec):
         self.calls.append("request")
-        if secret != TOKEN:
-            raise AstraflowError(Reason.TOKEN_INVALID, "another run's secret")
         return self._opened(spec)
 
     def _opened(self, spec):

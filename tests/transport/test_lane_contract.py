@@ -63,7 +63,7 @@ async def test_a_wrong_secret_is_refused_cold_and_warm(tools, source, lanes):
     assert (await tools.failure(lanes, source, token=b"x")).reason is Reason.TOKEN_INVALID
     await tools.pulled(lanes, source)
     assert (await tools.failure(lanes, source, token=b"x")).reason is Reason.TOKEN_INVALID
-    assert source.calls[-1] == "request"
+    assert source.calls == ["plan", "plan"]
 
 
 async def test_a_refusal_keeps_its_reason_cold_and_warm(tools, source, lanes):
