@@ -497,11 +497,11 @@ async def test_weights_that_are_not_finite_fail_the_generation_and_not_the_engin
     assert versions_of(await engine.generate([3], knobs())) == [2]
 
 
-async def test_closing_ends_what_runs_and_refuses_what_comes(start: Start):
+async def test_closing_ends_what_runs_and_refuses_what_comes(start: Start, model: Any):
     engine = await start()
     task = await started(engine)
     await engine.close()
-    for call in (task, engine.generate([3], knobs())):
+    for call in (task, engine.generate([3], knobs()), engine.swap(model.update(1, seed=1))):
         with pytest.raises(AstraflowError) as caught:
             await call
         assert caught.value.reason is Reason.ENGINE_FAILED

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +76,8 @@ class EmbeddedEngine:
         self._slots = Slots(module)
         self._swapping = asyncio.Lock()
         self._is_closed = False
+        # Its own thread: torch bounds threads per thread, and decoding needs the other cores.
+        self._stager = ThreadPoolExecutor(1, "staging", torch.set_num_threads, (thread_count,))
         self._worker = Worker(module, settings, thread_count=thread_count, kv=kv)
 
     @classmethod
@@ -230,6 +233,7 @@ class EmbeddedEngine:
         """Stop; running generations end with ENGINE_FAILED."""
         self._is_closed = True
         self._worker.put(Halt(error=_closed()))
+        self._stager.shutdown(wait=False)
         await asyncio.to_thread(self._worker.join)
 
     def _request(
@@ -257,8 +261,10 @@ class EmbeddedEngine:
         """Stage until it can be committed: again if a version was pinned in the meantime."""
         async with self._swapping:
             while True:
-                worker = self._worker
-                staged = await asyncio.to_thread(make, worker.weights, worker.kept)
+                self._require_running()
+                staged = await asyncio.get_running_loop().run_in_executor(
+                    self._stager, make, self._worker.weights, self._worker.kept
+                )
                 report = await self._commit(staged)
                 if report is not None:
                     return report
@@ -275,10 +281,13 @@ class EmbeddedEngine:
             raise
 
     def _put(self, message: Message) -> None:
+        self._require_running()
+        self._worker.put(message)
+
+    def _require_running(self) -> None:
         failure = _closed() if self._is_closed else self._worker.failure
         if failure is not None:
             raise failure
-        self._worker.put(message)
 
 
 def _closed() -> AstraflowError:
