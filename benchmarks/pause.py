@@ -47,7 +47,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "256m": {
         "vocab_size": 32_768,
         "hidden_size": 1024,
-        "num_hidden_layers": 14,
+        "num_hidden_layers": 15,
         "num_attention_heads": 16,
         "intermediate_size": 3456,
         "tie_word_embeddings": True,
@@ -293,7 +293,7 @@ def main() -> None:
     report = {
         "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__,
-        "load_before": psutil.getloadavg(),
+        "load_after": psutil.getloadavg(),
         "asked": {name: str(value) for name, value in vars(asked).items()},
         "bar_ms": BAR_MS,
         **result,
