@@ -1,5 +1,6 @@
 """Link: two hosts on this machine, far from each other."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from types import TracebackType
@@ -19,6 +20,7 @@ SHOWN: Final = (
     "net.ipv4.tcp_congestion_control",
 )
 
+_ENDS: Final = {"near": "10.77.0.1", "far": "10.77.0.2"}
 _numbers = count()
 
 
@@ -43,7 +45,8 @@ class Link:
         self._tuned = tuned
         self._offload = offload
         self._line: Line | None = None
-        self._hosts: tuple[Host, Host] | None = None
+        self._hosts: tuple[Host, ...] = ()
+        self._exits = ExitStack()
 
     def __enter__(self) -> Self:
         """Make it.
@@ -53,11 +56,13 @@ class Link:
         """
         require_link()
         remove_stale()
-        try:
-            self._make()
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as exits:
+            self._hosts = self._make_hosts(exits)
+            self._line = self._make_line(exits)
+            for host in self._hosts:
+                bring_up(host, mtu=self.profile.mtu)
+                host.change(tuning(self.profile) if self._tuned else {})
+            self._exits = exits.pop_all()
         return self
 
     def __exit__(
@@ -105,27 +110,28 @@ class Link:
         return self.near.settings(SHOWN)
 
     def close(self) -> None:
-        """End the processes at both ends and remove them."""
-        for host in self._hosts or ():
-            remove_host(host.namespace)
-        if self._line is not None:
-            self._line.close()
-        self._hosts = self._line = None
+        """End the processes at both ends and remove them; idempotent."""
+        self._exits.close()
+        self._hosts, self._line = (), None
 
-    def _make(self) -> None:
+    def _make_hosts(self, exits: ExitStack) -> tuple[Host, ...]:
         number = next(_numbers)
-        near = make_host(number=number, end="near", address="10.77.0.1")
-        self._hosts = (near, Host(namespace="", address=""))
-        far = make_host(number=number, end="far", address="10.77.0.2")
-        self._hosts = (near, far)
+        hosts: list[Host] = []
+        for end, address in _ENDS.items():
+            host = make_host(number=number, end=end, address=address)
+            exits.callback(remove_host, host.namespace)
+            hosts.append(host)
+        return tuple(hosts)
+
+    def _make_line(self, exits: ExitStack) -> Line:
+        near, far = self._hosts
         if has_netem():
-            self._line = NetemLine(near, far)
+            line: Line = NetemLine(near, far)
         else:
-            self._line = EmulatedLine(near, far, offload=self._offload)
-        self._line.shape(self.profile)
-        for host in self._hosts:
-            bring_up(host, mtu=self.profile.mtu)
-            host.change(tuning(self.profile) if self._tuned else {})
+            line = EmulatedLine(near, far, offload=self._offload)
+        exits.callback(line.close)
+        line.shape(self.profile)
+        return line
 
 
 def tuning(profile: Profile) -> dict[str, str]:

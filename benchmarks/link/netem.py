@@ -23,6 +23,9 @@ class NetemLine:
             *("link", "add", DEVICE, "netns", near.namespace, "type", "veth"),
             *("peer", "name", DEVICE, "netns", far.namespace),
         )
+        for host in (near, far):
+            # netem delays, loses and counts a batch of packets as if it was one.
+            ip("-n", host.namespace, "link", "set", DEVICE, "gso_max_segs", "1")
 
     def shape(self, profile: Profile) -> None:
         """Be like this from now on."""
