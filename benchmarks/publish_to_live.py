@@ -7,8 +7,9 @@ is told per version, in seconds from the end of the step:
 - export: master weights rounded to bf16;
 - encode: compared with the version before, coded, digests made;
 - announce: the hub has registered it; the node hears of it half a round trip later;
-- pull: asked for, transferred, verified, decoded (`transfer` is the part over the link);
-- swap: in the engine;
+- transfer: asked for, and every chunk is there and verified;
+- decode: the new state is made and verified;
+- swap: in the engine, with what that does beside generation (`pause` is what it does not);
 - token: one was sampled with it.
 
 Once with an idle engine and once while streams are decoded. Needs root.
@@ -29,7 +30,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from link import PROFILES, End, Link
+from link import PROFILES, End, Link, Profile
 from link.needs import exit_without_link
 from live_ends.run import SHAPES, write_model
 
@@ -37,11 +38,13 @@ STAGES: Final = (
     ("export", "stepped", "exported"),
     ("encode", "exported", "encoded"),
     ("announce", "encoded", "heard"),
-    ("pull", "heard", "pulled"),
-    ("swap", "pulled", "swapped"),
+    ("transfer", "heard", "arrived"),
+    ("decode", "arrived", "decoded"),
+    ("swap", "decoded", "swapped"),
     ("token", "swapped", "token"),
     ("total", "stepped", "token"),
 )
+PUBLISHED_NBYTES: Final = 6  # u32 index, bf16 value
 BARS_S: Final = {0: 0.70, 4: 1.0}
 
 
@@ -64,9 +67,16 @@ def measure(given: argparse.Namespace, *, streams: int) -> dict[str, Any]:
         rounds = [_round(trainer, node, given.settle) for _ in range(given.warm_up + given.rounds)]
         return {
             "parameters": parameters,
+            "published_format_wire_s": round(_published_s(rounds, link.profile), 3),
             "first_version_s": round(first["token"] - first["heard"], 3),
             **summary(rounds[given.warm_up :]),
         }
+
+
+def _published_s(rounds: Sequence[Mapping[str, Any]], profile: Profile) -> float:
+    """Return what the published format (index and raw value) needs for its bytes alone."""
+    changed = statistics.median(each["changed"] for each in rounds)
+    return profile.ideal_s(round(changed * PUBLISHED_NBYTES))
 
 
 def _round(trainer: End, node: End, settle_s: float) -> dict[str, Any]:
@@ -81,7 +91,6 @@ def _round(trainer: End, node: End, settle_s: float) -> dict[str, Any]:
 def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return medians by stage, and what else is worth knowing."""
     spans = {name: [each[end] - each[start] for each in rounds] for name, start, end in STAGES}
-    spans["transfer"] = [each["transfer_s"] for each in rounds]
     spans["pause"] = [each["pause_s"] for each in rounds]
     totals = sorted(spans["total"])
     return {
@@ -102,7 +111,8 @@ def line(streams: int, result: Mapping[str, Any]) -> str:
     return (
         f"{streams} streams: p50 {result['p50_s']['total']:.3f} s ({bar}),"
         f" p95 {result['p95_total_s']:.3f} s; {result['pulled_nbytes']:,.0f} B,"
-        f" {per_change:.2f} per change\n  {stages}"
+        f" {per_change:.2f} per change (published format: at least"
+        f" {result['published_format_wire_s']:.2f} s for its bytes alone)\n  {stages}"
     )
 
 

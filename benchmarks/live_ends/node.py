@@ -68,11 +68,13 @@ class TimedPuller:
 
     async def pull(self, target: VersionInfo, *rest: Any) -> Any:
         """Pull."""
+        asked = time.monotonic()
         pulled = await self._puller.pull(target, *rest)
+        transfer = max(report.duration for report in pulled.reports)
         self._times[target.version].update(
-            pulled=time.monotonic(),
+            arrived=asked + transfer.total_seconds(),
+            decoded=time.monotonic(),
             pulled_nbytes=pulled.nbytes,
-            transfer_s=pulled.duration.total_seconds(),
         )
         return pulled
 
