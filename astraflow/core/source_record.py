@@ -1,7 +1,7 @@
 """SourceRecord: how fast each source was towards each region, and who says that it lied."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from astraflow.core.ids import MemberId
 from astraflow.core.versions import SourceReport
@@ -32,9 +32,8 @@ class SourceRecord:
                 self._measure((report.address, region), report.nbytes / seconds)
             if report.bad_chunk_count:
                 self._witnesses.setdefault(report.address, set()).add(member_id)
-        for kept in (self._goodputs, self._witnesses):
-            while len(kept) > _KEPT:
-                del kept[next(iter(kept))]
+        _trim(self._goodputs)
+        _trim(self._witnesses)
 
     def goodput_bytes_per_s(self, address: str, region: str) -> float:
         """Return the moving mean towards a region; 0: never measured."""
@@ -48,3 +47,8 @@ class SourceRecord:
     def _measure(self, key: tuple[str, str], goodput: float) -> None:
         before = self._goodputs.pop(key, goodput)
         self._goodputs[key] = before + _NEWEST_SHARE * (goodput - before)
+
+
+def _trim(kept: dict[Any, Any]) -> None:
+    while len(kept) > _KEPT:
+        del kept[next(iter(kept))]
