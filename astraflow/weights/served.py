@@ -1,14 +1,14 @@
 """Served: one transfer of a store's chunks, over whichever lane."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Final, Protocol, runtime_checkable
 
-from astraflow.codec.chunks import ChunkHeader
+from astraflow.codec.chunks import Chunk
 from astraflow.core.versions import PatchInfo
-from astraflow.weights.store import PatchStore, StoredPatch
-from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
+from astraflow.weights.frame import Frame
+from astraflow.wire.patches import ChunkSet, PatchIndex, SentChunk, TransferPlan, TransferSpec
 
 # A source may have to encode a chunk again: that is done beside the event loop, some at a time.
 _BATCH_COUNT: Final = 4
@@ -17,9 +17,71 @@ ChunkPlace = tuple[int, int]
 """Number of the patch in the plan, index of the chunk."""
 
 
+class PlannedPatch(Protocol):
+    """A patch of a source, of which chunks may still be coming in."""
+
+    @property
+    def index(self) -> PatchIndex:
+        """Its digests."""
+        ...
+
+    @property
+    def info(self) -> PatchInfo:
+        """Names it."""
+        ...
+
+    @property
+    def root(self) -> bytes:
+        """Its root digest."""
+        ...
+
+    def payload_nbytes(self, indexes: Sequence[int]) -> int:
+        """Return the payload of some chunks, at most."""
+        ...
+
+    def touches(self, index: int, ranges: Sequence[range]) -> bool:
+        """Whether a chunk may lie in one of some ranges."""
+        ...
+
+
+class WeightSource(Protocol):
+    """What can be served: a publisher's store, or a relay."""
+
+    @property
+    def frame(self) -> Frame:
+        """Of all versions.
+
+        Raises:
+            AstraflowError: LAYOUT_UNKNOWN when there is none yet.
+        """
+        ...
+
+    def plan(
+        self, version: int, base_version: int | None, have: Mapping[bytes, ChunkSet] | None = None
+    ) -> Sequence[PlannedPatch]:
+        """Return the patches that lead from the base to the version."""
+        ...
+
+    def patch(self, root_digest: bytes) -> PlannedPatch:
+        """Return a patch by its root."""
+        ...
+
+    def chunk(self, info: PatchInfo, index: int) -> Chunk:
+        """Return one chunk."""
+        ...
+
+    def reading(self, infos: Sequence[PatchInfo]) -> AbstractContextManager[None]:
+        """Keep what is read a little longer."""
+        ...
+
+
 @runtime_checkable
 class Arriving(Protocol):
     """A source whose chunks are still coming in."""
+
+    async def expect(self, spec: TransferSpec) -> None:
+        """Return once it is known whether a version can be had."""
+        ...
 
     async def ready(self, info: PatchInfo, index: int) -> None:
         """Return once a chunk can be had."""
@@ -33,7 +95,9 @@ class ServedTransfer:
         plan: What will be sent.
     """
 
-    def __init__(self, store: PatchStore, plan: TransferPlan, places: Sequence[ChunkPlace]) -> None:
+    def __init__(
+        self, store: WeightSource, plan: TransferPlan, places: Sequence[ChunkPlace]
+    ) -> None:
         self.plan = plan
         self._store = store
         self._places = places
@@ -69,21 +133,15 @@ class ServedTransfer:
         return SentChunk(patch_index=number, chunk=self._store.chunk(self._infos[number], index))
 
 
-def wanted_chunks(patches: Sequence[StoredPatch], spec: TransferSpec) -> list[ChunkPlace]:
+def wanted_chunks(patches: Sequence[PlannedPatch], spec: TransferSpec) -> list[ChunkPlace]:
     """Return the chunks that a puller wants and does not have, in order."""
     want = {chunks.root_digest: chunks for chunks in spec.want_chunks}
     have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
     return [
         (number, index)
         for number, patch in enumerate(patches)
-        for index, chunk in enumerate(patch.chunks)
+        for index in range(patch.info.chunk_count)
         if (not want or index in want.get(patch.root, ()))
         and index not in have.get(patch.root, ())
-        and _touches(chunk.header, spec.ranges)
+        and patch.touches(index, spec.ranges)
     ]
-
-
-def _touches(header: ChunkHeader, ranges: Sequence[range]) -> bool:
-    return not ranges or any(
-        each.start < header.end and header.offset < each.stop for each in ranges
-    )

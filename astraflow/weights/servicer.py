@@ -14,8 +14,13 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.versions import CodecProfile
 from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.transport.hosts import LaneHosts
-from astraflow.weights.served import ChunkPlace, ServedTransfer, wanted_chunks
-from astraflow.weights.store import PatchStore
+from astraflow.weights.served import (
+    Arriving,
+    ChunkPlace,
+    ServedTransfer,
+    WeightSource,
+    wanted_chunks,
+)
 from astraflow.wire.fields import set_time
 from astraflow.wire.patches import (
     TransferPlan,
@@ -37,7 +42,7 @@ class TransferServicer:
     def __init__(
         self,
         policy_id: PolicyId,
-        store: PatchStore,
+        store: WeightSource,
         *,
         transfer_tokens: Callable[[], Sequence[bytes]],
         clock: Clock,
@@ -62,7 +67,7 @@ class TransferServicer:
     async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
         """Send the plan, then its chunks."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        transfer = self.open_transfer(decode_transfer_spec(request.spec))
+        transfer = await self._expect(decode_transfer_spec(request.spec))
         with closing(transfer):
             yield pb.PullResponse(plan=encode_transfer_plan(transfer.plan))
             async with aclosing(transfer.chunks()) as chunks:
@@ -75,7 +80,7 @@ class TransferServicer:
         """Open a transfer for other lanes."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         lanes = [*map(LANES.decode, request.lanes)]
-        transfer = self.open_transfer(decode_transfer_spec(request.spec))
+        transfer = await self._expect(decode_transfer_spec(request.spec))
         plan = self._lanes.plan(transfer, lanes)
         return pb.PlanTransferResponse(plan=encode_transfer_plan(plan))
 
@@ -117,12 +122,21 @@ class TransferServicer:
         """
         return ServedTransfer(self._store, *self._plan(spec))
 
+    async def _expect(self, spec: TransferSpec) -> ServedTransfer:
+        """Open a transfer, once it is known whether there can be one."""
+        if isinstance(self._store, Arriving):
+            await self._store.expect(spec)
+        return self.open_transfer(spec)
+
     def _plan(self, spec: TransferSpec) -> tuple[TransferPlan, list[ChunkPlace]]:
         self._require_ours(spec)
         have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
         patches = self._store.plan(spec.version, spec.base_version, have)
         places = wanted_chunks(patches, spec)
-        nbytes = sum(len(patches[number].chunks[index].payload) for number, index in places)
+        nbytes = sum(
+            patch.payload_nbytes([index for at, index in places if at == number])
+            for number, patch in enumerate(patches)
+        )
         if 0 < spec.max_memory_nbytes < nbytes:
             raise AstraflowError(
                 Reason.MEMORY_EXCEEDED,

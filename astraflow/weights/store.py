@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
-from astraflow.codec.chunks import Chunk
+from astraflow.codec.chunks import Chunk, ChunkHeader
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo
 from astraflow.weights.frame import Frame
@@ -37,6 +37,14 @@ class StoredPatch:
     def root(self) -> bytes:
         """Its root digest."""
         return self.index.patch.root_digest
+
+    def payload_nbytes(self, indexes: Sequence[int]) -> int:
+        """Return the payload of some chunks."""
+        return sum(len(self.chunks[index].payload) for index in indexes)
+
+    def touches(self, index: int, ranges: Sequence[range]) -> bool:
+        """Whether a chunk lies in one of some ranges, in bytes; none: it does."""
+        return touches(self.chunks[index].header, ranges)
 
     def missing_nbytes(self, have: ChunkSet | None) -> int:
         """Return the payload of the chunks that a reader does not have."""
@@ -192,6 +200,13 @@ class PatchStore:
                 is_read = True
             else:
                 del self._whole[version]
+
+
+def touches(header: ChunkHeader, ranges: Sequence[range]) -> bool:
+    """Whether a chunk lies in one of some ranges, in bytes; none: it does."""
+    return not ranges or any(
+        each.start < header.end and header.offset < each.stop for each in ranges
+    )
 
 
 def _evicted(version: int, base_version: int | None) -> AstraflowError:
