@@ -1,57 +1,135 @@
-"""Fetch: a version's chunks from its sources, one after the other, until all are here."""
+"""Fetch: a version's chunks from its sources: one after the other, or several at once."""
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import SourceReport
-from astraflow.transport.grpc_lane import GrpcLane
+from astraflow.core.layout import Layout
+from astraflow.core.versions import Source, SourceReport
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
+from astraflow.weights.tally import Tally
+from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
+
+# A second source is worth its round trip from here on.
+_SHARED_NBYTES: Final = 8 << 20
+# What a helper takes at a time: enough to fill its line, little enough that nobody waits for it.
+_BLOCK_S: Final = 0.25
+_FIRST_BLOCK_COUNT: Final = 4
+
+
+class Lane(Protocol):
+    """Over which chunks travel; `GrpcLane` and `Lanes` are such."""
+
+    def pull(
+        self, endpoint: str, spec: TransferSpec, transfer_token: bytes
+    ) -> AsyncGenerator[TransferPlan | SentChunk]:
+        """Yield the plan, then its chunks."""
+        ...
+
+    async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
+        """Return a layout."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+class Progress(Protocol):
+    """Who is told what a pull brings; `Relay` is one."""
+
+    def begin(self, incoming: Incoming, frame: Frame) -> None:
+        """Take note of a pull that begins."""
+        ...
+
+    def note(self) -> None:
+        """Look at what has come."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSettings:
+    """How long is waited, and for whom.
+
+    Attributes:
+        relay_stall_s: A relay that sends nothing for so long is left, if there is another source.
+        shared_nbytes: Payload from which on several sources are asked at once.
+    """
+
+    relay_stall_s: float = 5.0
+    shared_nbytes: int = _SHARED_NBYTES
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Tally:
-    """What one source gave so far."""
+class _Shared:
+    """What is shared among the sources of one way.
 
-    address: str
-    nbytes: int = 0
-    duration_s: float = 0.0
-    bad_chunk_count: int = 0
-    failure: AstraflowError | None = None
+    Attributes:
+        incoming: Where the chunks go.
+        frame: Of the layout.
+        claimed: Asked of a helper: root and index.
+    """
 
-    def report(self) -> SourceReport:
-        return SourceReport(
-            address=self.address,
-            nbytes=self.nbytes,
-            duration=timedelta(seconds=self.duration_s),
-            failure=None if self.failure is None else self.failure.to_failure(),
-            bad_chunk_count=self.bad_chunk_count,
-        )
+    incoming: Incoming
+    frame: Frame
+    claimed: set[tuple[bytes, int]] = field(default_factory=set[tuple[bytes, int]])
+
+    def claim(self, count: int) -> list[tuple[bytes, int]]:
+        """Return the last chunks that are neither here nor claimed."""
+        left = [each for each in self.incoming.missing() if each not in self.claimed]
+        self.claimed.update(left[-count:])
+        return left[-count:]
+
+    def unclaim(self, wanted: Sequence[tuple[bytes, int]]) -> None:
+        """Let others have what did not come."""
+        self.claimed.difference_update(wanted)
 
 
 class Fetch:
     """Asks sources, best first. One that lied is not asked again; a cut is resumed elsewhere.
 
     All sources are gone through again as long as a round brings anything new, so that a transfer
-    over a bad line ends, and one that gets nowhere ends too.
+    over a bad line ends, and one that gets nowhere ends too. The first source sends everything in
+    order. Others as near as it, which have the version whole, meanwhile send blocks from the end,
+    as many as their goodput allows; whatever is last on its way from either is taken.
     """
 
-    def __init__(self, lane: GrpcLane, endpoints: Sequence[str], transfer_token: bytes) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        sources: Sequence[Source],
+        transfer_token: bytes,
+        *,
+        goodputs: Mapping[str, float] | None = None,
+        progress: Progress | None = None,
+        settings: FetchSettings | None = None,
+    ) -> None:
         """Ask nobody yet.
 
         Args:
             lane: Over which chunks travel.
-            endpoints: Of TransferServices, best first.
+            sources: With a TransferService, best first.
             transfer_token: Of the run.
+            goodputs: Measured before, by endpoint.
+            progress: Is told what comes.
+            settings: How long is waited.
         """
         self._lane = lane
         self._token = transfer_token
-        self._tallies = [_Tally(address=each) for each in dict.fromkeys(endpoints)]
-        self._tried: list[_Tally] = []
+        known = goodputs or {}
+        first = {each.endpoint: each for each in reversed(sources)}
+        self._tallies = [
+            Tally(source=first[endpoint], goodput_bytes_per_s=known.get(endpoint, 0.0))
+            for endpoint in dict.fromkeys(each.endpoint for each in sources)
+        ]
+        self._tried: list[Tally] = []
+        self._progress = progress
+        self._settings = settings or FetchSettings()
         self._failure = AstraflowError(
             Reason.SOURCE_UNREACHABLE, "the version has no source yet", retryable=True
         )
@@ -59,6 +137,10 @@ class Fetch:
     def reports(self) -> tuple[SourceReport, ...]:
         """Return one report per source that was asked."""
         return tuple(tally.report() for tally in self._tried)
+
+    def goodputs(self) -> dict[str, float]:
+        """Return what was measured, by endpoint, in bytes per second."""
+        return {each.address: each.goodput_bytes_per_s for each in self._tried}
 
     async def layout(self, digest: bytes) -> Frame:
         """Return the layout with a digest.
@@ -83,6 +165,8 @@ class Fetch:
         Raises:
             AstraflowError: The failure of the last source.
         """
+        if self._progress is not None:
+            self._progress.begin(incoming, frame)
         while True:
             before = incoming.chunk_count
             for tally in self._honest():
@@ -92,29 +176,121 @@ class Fetch:
             if incoming.chunk_count == before:
                 raise self._failure
 
-    def _honest(self) -> list[_Tally]:
+    def _honest(self) -> list[Tally]:
         return [tally for tally in self._tallies if not tally.bad_chunk_count]
 
-    async def _from(self, tally: _Tally, incoming: Incoming, frame: Frame) -> None:
-        """Take from one source what is still missing."""
-        started = time.monotonic()
-        nbytes, bad = incoming.nbytes, incoming.bad_chunk_count
-        failure: AstraflowError | None = None
-        try:
-            incoming.begin()
-            pulling = self._lane.pull(tally.address, incoming.spec(), self._token)
-            async with aclosing(pulling) as items:
-                async for item in items:
-                    incoming.take(item, frame)
-            incoming.require_complete()
-        except AstraflowError as error:
-            failure = error
-        tally.duration_s += time.monotonic() - started
-        tally.nbytes += incoming.nbytes - nbytes
-        tally.bad_chunk_count += incoming.bad_chunk_count - bad
+    async def _from(self, tally: Tally, incoming: Incoming, frame: Frame) -> None:
+        """Take from one source what is still missing, and let others help."""
+        incoming.begin()
+        shared = _Shared(incoming=incoming, frame=frame)
+        async with asyncio.TaskGroup() as group:
+            helpers: list[asyncio.Task[None]] = []
+
+            def planned(plan: TransferPlan) -> None:
+                if plan.payload_nbytes >= self._settings.shared_nbytes:
+                    helpers.extend(
+                        group.create_task(self._help(each, shared))
+                        for each in self._honest()
+                        if each is not tally and each.is_beside(tally.source)
+                    )
+
+            goodput = tally.goodput_bytes_per_s
+            spec = incoming.spec(goodput_bytes_per_s=goodput)
+            failure = await self._stream(tally, spec, shared, planned)
+            for helper in helpers:
+                helper.cancel()
         self._note(tally, failure)
 
-    def _note(self, tally: _Tally, failure: AstraflowError | None) -> None:
+    async def _stream(
+        self, tally: Tally, spec: TransferSpec, shared: _Shared, planned: Callable[..., None]
+    ) -> AstraflowError | None:
+        """Take everything in order; return why it ended before all was here."""
+        incoming = shared.incoming
+        started, before = time.monotonic(), tally.nbytes
+        try:
+            async with aclosing(self._items(tally, spec)) as items:
+                async for item in items:
+                    self._take(tally, item, shared)
+                    if isinstance(item, TransferPlan):
+                        planned(item)
+                    elif incoming.is_complete:
+                        break
+            incoming.require_complete()
+        except AstraflowError as error:
+            return error
+        finally:
+            tally.spend(time.monotonic() - started, tally.nbytes - before)
+        return None
+
+    async def _help(self, tally: Tally, shared: _Shared) -> None:
+        """Take blocks from the end until nothing is left, or the source fails."""
+        count = _FIRST_BLOCK_COUNT
+        while wanted := shared.claim(count):
+            started, before = time.monotonic(), tally.nbytes
+            try:
+                await self._take_block(tally, wanted, shared)
+            except AstraflowError as error:
+                shared.unclaim(wanted)
+                self._note(tally, error)
+                return
+            finally:
+                tally.spend(time.monotonic() - started, tally.nbytes - before)
+            self._note(tally, None)
+            # A line that has room gets more at a time.
+            count = max(1, int(count * _BLOCK_S / max(time.monotonic() - started, 1e-3)))
+
+    async def _take_block(
+        self, tally: Tally, wanted: Sequence[tuple[bytes, int]], shared: _Shared
+    ) -> None:
+        spec = shared.incoming.spec(want=wanted, goodput_bytes_per_s=tally.goodput_bytes_per_s)
+        async with aclosing(self._items(tally, spec)) as items:
+            async for item in items:
+                if not isinstance(item, TransferPlan):
+                    self._take(tally, item, shared)
+                elif not shared.incoming.is_planned_as(item):
+                    raise AstraflowError(
+                        Reason.PATCH_UNKNOWN, f"{tally.address} would go another way"
+                    )
+        if any(shared.incoming.is_missing(*each) for each in wanted):
+            raise AstraflowError(
+                Reason.SOURCE_UNREACHABLE, f"{tally.address} ended before the end", retryable=True
+            )
+
+    def _take(self, tally: Tally, item: TransferPlan | SentChunk, shared: _Shared) -> None:
+        incoming = shared.incoming
+        nbytes, bad = incoming.nbytes, incoming.bad_chunk_count
+        try:
+            incoming.take(item, shared.frame)
+        finally:
+            tally.nbytes += incoming.nbytes - nbytes
+            tally.bad_chunk_count += incoming.bad_chunk_count - bad
+        if self._progress is not None:
+            self._progress.note()
+
+    async def _items(
+        self, tally: Tally, spec: TransferSpec
+    ) -> AsyncGenerator[TransferPlan | SentChunk]:
+        """Yield what a source sends; a relay that stalls is left sooner than others are."""
+        pulling = self._lane.pull(tally.address, spec, self._token)
+        patience_s = None
+        if tally.is_relay and self._honest()[-1] is not tally:
+            patience_s = self._settings.relay_stall_s
+        async with aclosing(pulling) as items:
+            while True:
+                try:
+                    async with asyncio.timeout(patience_s):
+                        item = await anext(items)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    raise AstraflowError(
+                        Reason.SOURCE_TIMEOUT,
+                        f"{tally.address} has sent nothing for {patience_s:g} s",
+                        retryable=True,
+                    ) from None
+                yield item
+
+    def _note(self, tally: Tally, failure: AstraflowError | None) -> None:
         tally.failure = failure
         self._failure = failure or self._failure
         if tally not in self._tried:

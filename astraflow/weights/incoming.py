@@ -1,6 +1,7 @@
 """Incoming: the chunks of one version, verified one by one, from whichever source they come."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 
 from astraflow.codec.chunks import Chunk
 from astraflow.core.errors import AstraflowError, Reason
@@ -63,16 +64,58 @@ class Incoming:
         """What is here, for a later pull to begin with."""
         return self._chunks
 
-    def spec(self) -> TransferSpec:
-        """Return what to ask a source for."""
+    def spec(
+        self, *, want: Sequence[tuple[bytes, int]] = (), goodput_bytes_per_s: float = 0.0
+    ) -> TransferSpec:
+        """Return what to ask a source for.
+
+        Args:
+            want: Root and index of the chunks that it is asked for; empty: all that are missing.
+            goodput_bytes_per_s: Measured on the link to it; 0: unknown.
+        """
+        wanted: dict[bytes, list[int]] = {}
+        for root, number in want:
+            wanted.setdefault(root, []).append(number)
         have = [ChunkSet.of(root, chunks) for root, chunks in self._chunks.items() if chunks]
         return TransferSpec(
             policy_id=self.target.policy_id,
             version=self.target.version,
             base_version=self.base_version,
             layout_digest=self.target.layout_digest,
+            goodput_bytes_per_s=goodput_bytes_per_s,
+            core_count=os.cpu_count() or 0,
+            want_chunks=tuple(ChunkSet.of(root, each) for root, each in wanted.items()),
             have_chunks=tuple(have),
         )
+
+    def arriving(self) -> Iterator[tuple[PatchIndex, dict[int, Chunk]]]:
+        """Yield the patches of the plan, each with its verified chunks, which grow."""
+        for index in self._indexes:
+            yield index, self._chunks[index.patch.root_digest]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every chunk of the plan is here."""
+        return bool(self._indexes) and not any(
+            index.patch.chunk_count - len(chunks) for index, chunks in self.arriving()
+        )
+
+    def missing(self) -> list[tuple[bytes, int]]:
+        """Return root and index of every chunk of the plan that is not here, in order."""
+        return [
+            (index.patch.root_digest, number)
+            for index, chunks in self.arriving()
+            for number in range(index.patch.chunk_count)
+            if number not in chunks
+        ]
+
+    def is_missing(self, root: bytes, index: int) -> bool:
+        """Whether a chunk of the plan is not here."""
+        return index not in self._chunks.get(root, ())
+
+    def is_planned_as(self, plan: TransferPlan) -> bool:
+        """Whether another source would send the same patches."""
+        return [each.patch for each in plan.patches] == [each.patch for each in self._indexes]
 
     def begin(self) -> None:
         """Forget the plan, not the chunks: another source makes its own."""

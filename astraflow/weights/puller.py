@@ -17,15 +17,16 @@ import structlog
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.updates import WeightUpdate
-from astraflow.core.versions import SourceKind, VersionInfo
+from astraflow.core.versions import PatchInfo, Source, SourceKind, VersionInfo
 from astraflow.rpc.tls import Tls
-from astraflow.transport.grpc_lane import GrpcLane
-from astraflow.weights.fetch import Fetch
+from astraflow.transport.lanes import Lanes
+from astraflow.weights.fetch import Fetch, FetchSettings, Lane
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming, VerifiedChunks
 from astraflow.weights.pulled import Pulled, PullFailed
-from astraflow.weights.routes import payload_nbytes
-from astraflow.weights.state import HeldState, stage
+from astraflow.weights.relay import Relay
+from astraflow.weights.routes import is_readable, payload_nbytes
+from astraflow.weights.state import HeldState, StagedState, stage
 from astraflow.weights.tensor_updates import dense_updates
 
 Result = TypeVar("Result")
@@ -40,6 +41,8 @@ _BARRED: Final = frozenset(
     }
 )
 
+_KEPT_GOODPUTS: Final = 64
+
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
@@ -47,7 +50,14 @@ class WeightPuller:
     """Holds one policy's weights as a flat state and moves it from version to version."""
 
     def __init__(
-        self, policy_id: PolicyId, *, tls: Tls | None = None, stall_timeout_s: float = 30.0
+        self,
+        policy_id: PolicyId,
+        *,
+        tls: Tls | None = None,
+        stall_timeout_s: float = 30.0,
+        lane: Lane | None = None,
+        relay: Relay | None = None,
+        settings: FetchSettings | None = None,
     ) -> None:
         """Start with nothing held.
 
@@ -55,9 +65,16 @@ class WeightPuller:
             policy_id: Whose weights.
             tls: Of the sources; None: plain text.
             stall_timeout_s: A source that sends nothing for so long is given up.
+            lane: Over which chunks travel, closed with the puller; None: the best that a source
+                has.
+            relay: Passes on what is pulled; None: nobody does.
+            settings: Of how sources are asked.
         """
         self._policy_id = policy_id
-        self._lane = GrpcLane(tls=tls, stall_timeout_s=stall_timeout_s)
+        self._lane = lane or Lanes(tls=tls, stall_timeout_s=stall_timeout_s)
+        self._relay = relay
+        self._settings = settings
+        self._goodputs: dict[str, float] = {}
         self._one_at_a_time = asyncio.Lock()
         self._frame: Frame | None = None
         self._held: HeldState | None = None
@@ -87,12 +104,21 @@ class WeightPuller:
                 the run knows no way to it; SOURCE_UNREACHABLE or SOURCE_TIMEOUT.
         """
         started = time.monotonic()
-        fetch = Fetch(self._lane, _endpoints(target), transfer_token)
+        fetch = Fetch(
+            self._lane,
+            _servers(target),
+            transfer_token,
+            goodputs=self._goodputs,
+            progress=self._relay,
+            settings=self._settings,
+        )
         async with self._one_at_a_time:
             try:
                 update = await self._update(target, {**known, target.version: target}, fetch)
             except AstraflowError as error:
                 raise PullFailed(error, fetch.reports()) from error
+            finally:
+                self._remember(fetch.goodputs())
         reports = fetch.reports()
         return Pulled(
             update=update,
@@ -143,6 +169,14 @@ class WeightPuller:
                 )
         return await self._go(last, target, known, fetch)
 
+    def _remember(self, goodputs: Mapping[str, float]) -> None:
+        """Keep what was measured, of the sources asked last."""
+        for address, goodput in goodputs.items():
+            self._goodputs.pop(address, None)
+            self._goodputs[address] = goodput
+        while len(self._goodputs) > _KEPT_GOODPUTS:
+            del self._goodputs[next(iter(self._goodputs))]
+
     def _has(self, target: VersionInfo) -> bool:
         return (
             self._held is not None
@@ -186,26 +220,36 @@ class WeightPuller:
             target, known, base_version=base and base.version, leftover=self._leftover
         )
         try:
-            await fetch.chunks(incoming, frame)
-        finally:
-            self._leftover = incoming.chunks
-        # Verified chunks that make no sound version would only do the same again.
-        self._leftover = {}
-        digests = {version: info.content_digest for version, info in known.items()}
-        return await _to_the_end(asyncio.to_thread(self._advance, frame, base, incoming, digests))
+            try:
+                await fetch.chunks(incoming, frame)
+            finally:
+                self._leftover = incoming.chunks
+            # Verified chunks that make no sound version would only do the same again.
+            self._leftover = {}
+            digests = {version: info.content_digest for version, info in known.items()}
+            staging = asyncio.to_thread(stage, frame, base, incoming.patches(), digests)
+            staged = await _to_the_end(staging)
+        except BaseException:
+            if self._relay is not None:
+                self._relay.fail()
+            raise
+        return await _to_the_end(self._advance(staged, base, target))
 
-    def _advance(
-        self,
-        frame: Frame,
-        base: HeldState | None,
-        incoming: Incoming,
-        content_digests: Mapping[int, bytes],
+    async def _advance(
+        self, staged: StagedState, base: HeldState | None, target: VersionInfo
     ) -> WeightUpdate:
-        staged = stage(frame, base, incoming.patches(), content_digests)
-        self._held = staged.commit()
+        """Write the changes; a relay serves nothing from the state meanwhile."""
+        if self._relay is not None:
+            self._relay.release()
+        self._held = await asyncio.to_thread(staged.commit)
+        if self._relay is not None:
+            self._relay.hold(self._held, _whole_patch(target))
+        return await asyncio.to_thread(self._update_of, staged, base)
+
+    def _update_of(self, staged: StagedState, base: HeldState | None) -> WeightUpdate:
         return WeightUpdate(
             policy_id=self._policy_id,
-            version=self._held.version,
+            version=staged.state.version,
             base_version=base and base.version,
             tensors=staged.tensor_updates(),
         )
@@ -221,5 +265,10 @@ async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
         raise
 
 
-def _endpoints(target: VersionInfo) -> list[str]:
-    return [each.endpoint for each in target.sources if each.kind is not SourceKind.OBJECT_STORE]
+def _servers(target: VersionInfo) -> list[Source]:
+    return [each for each in target.sources if each.kind is not SourceKind.OBJECT_STORE]
+
+
+def _whole_patch(target: VersionInfo) -> PatchInfo | None:
+    wholes = (each for each in target.patches if each.base_version is None and is_readable(each))
+    return next(wholes, None)

@@ -96,6 +96,8 @@ class TransferSpec:
         base_version: What is held; None: nothing.
         layout_digest: Of both.
         profiles: In order of preference; empty: the source chooses.
+        goodput_bytes_per_s: Measured by the puller on this link; 0: unknown.
+        core_count: Cores it can decode on; 0: unknown.
         max_memory_nbytes: For staging; 0: no limit.
         ranges: Parts of the layout that are wanted, in bytes; empty: all.
         want_chunks: Only these; empty: all.
@@ -107,6 +109,8 @@ class TransferSpec:
     base_version: int | None = None
     layout_digest: bytes = b""
     profiles: tuple[CodecProfile, ...] = ()
+    goodput_bytes_per_s: float = 0.0
+    core_count: int = 0
     max_memory_nbytes: int = 0
     ranges: tuple[range, ...] = ()
     want_chunks: tuple[ChunkSet, ...] = ()
@@ -245,6 +249,8 @@ def encode_transfer_spec(spec: TransferSpec) -> transfer_pb2.TransferSpec:
         base_version=spec.base_version,
         layout_digest=spec.layout_digest,
         profiles=map(PROFILES.encode, spec.profiles),
+        goodput_bytes_per_s=spec.goodput_bytes_per_s,
+        core_count=spec.core_count,
         max_memory_nbytes=spec.max_memory_nbytes,
         ranges=[layout_pb2.ByteRange(offset=each.start, nbytes=len(each)) for each in spec.ranges],
         want_chunks=map(_encode_chunk_set, spec.want_chunks),
@@ -264,6 +270,8 @@ def decode_transfer_spec(message: transfer_pb2.TransferSpec) -> TransferSpec:
         base_version=optional(message, "base_version"),
         layout_digest=message.layout_digest,
         profiles=tuple(map(PROFILES.decode, message.profiles)),
+        goodput_bytes_per_s=message.goodput_bytes_per_s,
+        core_count=at_least(message.core_count, 0, "core_count"),
         max_memory_nbytes=at_least(message.max_memory_nbytes, 0, "max_memory_nbytes"),
         ranges=tuple(_decode_byte_range(each) for each in message.ranges),
         want_chunks=tuple(map(_decode_chunk_set, message.want_chunks)),

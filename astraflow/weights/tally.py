@@ -1,0 +1,66 @@
+"""Tally: what one source gave so far during one pull."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from astraflow.core.errors import AstraflowError
+from astraflow.core.versions import Source, SourceKind, SourceReport, SourceState
+
+# Shorter transfers say more about round trips than about the line.
+_MEASURED_NBYTES: Final = 64 << 10
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Tally:
+    """Counts what comes from a source.
+
+    Attributes:
+        source: Which one.
+        goodput_bytes_per_s: Measured last; 0: never.
+        nbytes: Payload received and verified.
+        duration_s: Time in which it was asked.
+        bad_chunk_count: Chunks, or lists of their digests, that were refused.
+        failure: Of the last time that it was asked.
+    """
+
+    source: Source
+    goodput_bytes_per_s: float = 0.0
+    nbytes: int = 0
+    duration_s: float = 0.0
+    bad_chunk_count: int = 0
+    failure: AstraflowError | None = None
+
+    @property
+    def address(self) -> str:
+        """Its endpoint."""
+        return self.source.endpoint
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether it passes on what it pulled."""
+        return self.source.kind is SourceKind.RELAY
+
+    def is_beside(self, other: Source) -> bool:
+        """Whether it has the version whole, and is as near as another source."""
+        return (
+            self.source.state is SourceState.LIVE
+            and self.source.kind is other.kind
+            and self.source.region == other.region
+        )
+
+    def spend(self, duration_s: float, nbytes: int) -> None:
+        """Count the time in which so much came, and measure."""
+        self.duration_s += duration_s
+        if nbytes >= _MEASURED_NBYTES and duration_s > 0:
+            self.goodput_bytes_per_s = nbytes / duration_s
+
+    def report(self) -> SourceReport:
+        """Return what the run is told."""
+        return SourceReport(
+            address=self.address,
+            nbytes=self.nbytes,
+            duration=timedelta(seconds=self.duration_s),
+            failure=None if self.failure is None else self.failure.to_failure(),
+            bad_chunk_count=self.bad_chunk_count,
+        )
