@@ -209,7 +209,9 @@ async def _serve(nbytes: int, seed: int) -> None:
     source = _Source(_chunks(nbytes, seed), hosts)
     add = add_TransferServiceServicer_to_server
     async with await start_server([Servicer(add=add, methods=source)]) as server:
-        hosts.start(source.open, listen="127.0.0.1:0", advertised=server.address, lanes=_hosted())
+        await hosts.start(
+            source.open, listen="127.0.0.1:0", advertised=server.address, lanes=_hosted()
+        )
         _tell(server.address)
         await server.wait_stopped()
 

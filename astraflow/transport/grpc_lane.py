@@ -98,7 +98,7 @@ class GrpcLane:
             )
         except AioRpcError as error:
             raise _failure(endpoint, error) from error
-        return decode_layout(response.layout)
+        return decode_layout(_parsed(response).layout)
 
     async def plan_transfer(
         self, endpoint: str, spec: TransferSpec, lanes: Sequence[Lane], transfer_token: bytes
@@ -121,7 +121,7 @@ class GrpcLane:
             )
         except AioRpcError as error:
             raise _failure(endpoint, error) from error
-        return _sound_plan(response.plan)
+        return _sound_plan(_parsed(response).plan)
 
     async def release_transfer(
         self, endpoint: str, transfer_id: str, transfer_token: bytes
@@ -156,7 +156,17 @@ class GrpcLane:
         return cast("Any", TransferServiceStub(channel))
 
 
-def _decode(response: pb.PullResponse) -> TransferPlan | SentChunk:
+def _parsed(response: Any) -> Any:
+    """Return a message; grpc gives None for bytes that are none."""
+    if response is None:
+        raise AstraflowError(
+            Reason.CHUNK_INVALID, "the source sent bytes that are no message of the contract"
+        )
+    return response
+
+
+def _decode(response: pb.PullResponse | None) -> TransferPlan | SentChunk:
+    response = _parsed(response)
     try:
         if response.WhichOneof("item") == "plan":
             return decode_transfer_plan(response.plan)

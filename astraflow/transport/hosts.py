@@ -16,6 +16,7 @@ from astraflow.transport.shm_host import ShmHost
 from astraflow.transport.tcp_host import TcpHost
 from astraflow.transport.tcp_lane import direct_port
 from astraflow.transport.transfers import OpenTransfer, Secrets, Transfer, Transfers
+from astraflow.transport.ucx_host import UcxHost
 from astraflow.wire.patches import LaneEndpoint, TransferPlan
 
 DEFAULT_HOSTED: Final = (Lane.SHM, Lane.TCP)
@@ -46,7 +47,7 @@ class LaneHosts:
         """Where the lanes are picked up."""
         return tuple(self._endpoints)
 
-    def start(
+    async def start(
         self,
         open_transfer: OpenTransfer,
         *,
@@ -70,7 +71,7 @@ class LaneHosts:
         """
         for lane in lanes:
             try:
-                self._start(lane, open_transfer, secrets, listen, advertised)
+                await self._start(lane, open_transfer, secrets, listen, advertised)
             except AstraflowError as error:
                 if error.reason is not Reason.LANE_UNAVAILABLE:
                     raise
@@ -104,7 +105,7 @@ class LaneHosts:
         self._transfers.close()
         await self._hosts.aclose()
 
-    def _start(
+    async def _start(
         self,
         lane: Lane,
         open_transfer: OpenTransfer,
@@ -123,6 +124,10 @@ class LaneHosts:
                 shm = ShmHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
                 self._hosts.push_async_callback(shm.close)
                 address = shm.start()
+            case Lane.UCX:
+                ucx = UcxHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
+                self._hosts.push_async_callback(ucx.close)
+                address = await ucx.start(split_address(advertised)[0])
             case _:
                 raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{lane} is not hosted here")
         self._endpoints.append(LaneEndpoint(lane=lane, address=address))

@@ -23,6 +23,7 @@ from astraflow.transport.progress import Progress
 from astraflow.transport.shm_lane import is_same_host, open_shm
 from astraflow.transport.stream_session import StreamSession
 from astraflow.transport.tcp_lane import connection_count, open_directly, open_tcp
+from astraflow.transport.ucx_lane import UcxSession, open_ucx
 from astraflow.wire.patches import LaneEndpoint, SentChunk, TransferPlan, TransferSpec
 
 DEFAULT_LANES: Final = (Lane.SHM, Lane.TCP, Lane.GRPC)
@@ -36,6 +37,8 @@ _DIRECT_PLAN_S: Final = 5.0
 _NO_LANE: Final = frozenset({Reason.LANE_UNAVAILABLE, Reason.CAPABILITY_MISSING})
 _BROKEN: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT, *_NO_LANE})
 
+Session = StreamSession | UcxSession
+
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
@@ -43,7 +46,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class _Source:
     """What is known of one source."""
 
-    sessions: list[StreamSession] = field(default_factory=list[StreamSession])
+    sessions: list[Session] = field(default_factory=list[Session])
     plain_until: float = 0.0
     is_known: bool = False
 
@@ -154,7 +157,7 @@ class Lanes:
 
     async def _introduced(
         self, endpoint: str, source: _Source, spec: TransferSpec, transfer_token: bytes
-    ) -> StreamSession | None:
+    ) -> Session | None:
         """Ask where a far source has its TCP lane as a rule; None: it is to be planned."""
         if Lane.TCP not in self._lanes or source.is_known:
             return None
@@ -174,7 +177,7 @@ class Lanes:
 
     async def _open(
         self, endpoint: str, source: _Source, spec: TransferSpec, transfer_token: bytes
-    ) -> StreamSession | None:
+    ) -> Session | None:
         """Plan a transfer and pick it up over the best lane; None: gRPC is all there is."""
         if not self._lanes or time.monotonic() < source.plain_until:
             return None
@@ -205,9 +208,7 @@ class Lanes:
             if place.lane is lane and (lane is not Lane.SHM or is_same_host(place.address))
         ]
 
-    async def _connect(
-        self, place: LaneEndpoint, plan: TransferPlan, plan_s: float
-    ) -> StreamSession:
+    async def _connect(self, place: LaneEndpoint, plan: TransferPlan, plan_s: float) -> Session:
         match place.lane:
             case Lane.SHM:
                 return await open_shm(
@@ -220,6 +221,8 @@ class Lanes:
                     count=connection_count(plan, plan_s),
                     stall_timeout_s=self._stall_timeout_s,
                 )
+            case Lane.UCX:
+                return await open_ucx(place.address, plan, stall_timeout_s=self._stall_timeout_s)
             case _:
                 raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{place.lane} is not spoken here")
 
@@ -236,7 +239,7 @@ class Lanes:
 
 
 async def _asked(
-    session: StreamSession, spec: TransferSpec, transfer_token: bytes
+    session: Session, spec: TransferSpec, transfer_token: bytes
 ) -> AsyncGenerator[TransferPlan | SentChunk]:
     """Ask for a version over connections that stand, and yield what comes."""
     session.begin()

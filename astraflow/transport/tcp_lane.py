@@ -13,7 +13,7 @@ from astraflow.transport.stream_session import Dial, StreamSession
 from astraflow.wire.patches import TransferPlan
 
 NEAR_CONNECTION_COUNT: Final = 4
-FAR_CONNECTION_COUNT: Final = 64
+FAR_CONNECTION_COUNT: Final = 96
 # A plan that took longer came from another site, or over a connection that was made for it.
 _FAR_PLAN_S: Final = 0.02
 _NBYTES_PER_CONNECTION: Final = 32 << 10

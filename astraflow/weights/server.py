@@ -106,7 +106,7 @@ class WeightServer:
             tls=self._tls,
         )
         self._lanes = lanes
-        lanes.start(
+        await lanes.start(
             servicer.open_transfer,
             secrets=lambda: self._transfer_tokens,
             listen=self._listen,

@@ -108,7 +108,7 @@ class Source:
             [Servicer(add=add_TransferServiceServicer_to_server, methods=self)], listen=listen
         )
         self.address = self.server.address
-        self.hosts.start(
+        await self.hosts.start(
             self.open,
             secrets=lambda: [TOKEN],
             listen=listen,

@@ -9,11 +9,17 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import Lane
 from astraflow.wire.patches import ChunkSet
 
-LANES = [Lane.SHM, Lane.TCP]
+LANES = [
+    Lane.SHM,
+    Lane.TCP,
+    pytest.param(Lane.UCX, marks=pytest.mark.ucx),
+]
 
 
 @pytest.fixture(params=LANES)
 def lane(request):
+    if request.param is Lane.UCX:
+        pytest.importorskip("ucxx", reason="needs astraflow[ucx]")
     return request.param
 
 
