@@ -166,11 +166,11 @@ def _parsed(response: Any) -> Any:
 
 
 def _decode(response: pb.PullResponse | None) -> TransferPlan | SentChunk:
-    response = _parsed(response)
+    message: pb.PullResponse = _parsed(response)
     try:
-        if response.WhichOneof("item") == "plan":
-            return decode_transfer_plan(response.plan)
-        return decode_sent_chunk(response.chunk)
+        if message.WhichOneof("item") == "plan":
+            return decode_transfer_plan(message.plan)
+        return decode_sent_chunk(message.chunk)
     except AstraflowError as error:
         raise _unsound(error) from error
 
