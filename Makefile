@@ -24,7 +24,8 @@ demo: $(VENV)/.demo
 	$(BIN)/astraflow run $(RECIPE) $(RUN_ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not e2e" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m e2e
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
