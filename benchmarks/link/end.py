@@ -24,7 +24,8 @@ class End:
             module: Such as `wan_ends.source`.
             arguments: Of its command line.
         """
-        environment = {**os.environ, "PYTHONPATH": str(_BENCHMARKS), "PYTHONWARNINGS": "ignore"}
+        places = os.pathsep.join([str(_BENCHMARKS), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": places, "PYTHONWARNINGS": "ignore"}
         self._module = module
         self._process = host.popen(
             [sys.executable, "-m", module, *arguments],
