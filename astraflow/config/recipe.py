@@ -233,6 +233,18 @@ class Engine(Strict):
     anew with the new weights before they go on; trajectories say which it was."""
 
 
+class Relay(Strict):
+    """Rollout nodes pass on what they pull, so that a region costs the trainer one transfer."""
+
+    mode: Literal["auto", "off"] = "auto"
+    """auto: where others can dial the node, which is when `listen` is set or the hub is on
+    loopback. Off: never."""
+    listen: str | None = None
+    """host:port; port 0 takes a free one. Set it with a hub that is not on loopback."""
+    advertise: str | None = None
+    """How others dial it: auto, fqdn, or a host or IP; unset: as listened on."""
+
+
 class Raas(Strict):
     """The rollout nodes that the launcher starts; more can join at any time."""
 
@@ -240,6 +252,7 @@ class Raas(Strict):
     capacity: int = Field(default=128, ge=1)
     """Rollouts that one node runs at once."""
     engine: Engine = Engine()
+    relay: Relay = Relay()
 
 
 class Tls(Strict):

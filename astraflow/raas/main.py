@@ -4,9 +4,8 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import AsyncExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -19,9 +18,11 @@ from astraflow.core.members import Resources
 from astraflow.core.tasks import RegisteredCode
 from astraflow.raas.node import Departure, NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
+from astraflow.rpc.address import is_loopback, split_address
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
 from astraflow.weights.puller import WeightPuller
+from astraflow.weights.relay_server import RelayServer
 from astraflow.workflows.building import workflow_specs
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -90,9 +91,36 @@ async def _join(
             model = _load_model(recipe, policy, path)
             engines.push_async_callback(model.engine.close)
             models[PolicyId(policy)] = model
-        node = RaasNode(settings, models=models, puller=partial(WeightPuller, tls=settings.tls))
+        relays = await _relays(recipe, settings, models)
+        if relays is not None:
+            engines.push_async_callback(relays.close)
+
+        def puller(policy_id: PolicyId) -> WeightPuller:
+            relay = None if relays is None else relays.relays[policy_id]
+            return WeightPuller(policy_id, tls=settings.tls, relay=relay)
+
+        node = RaasNode(settings, models=models, puller=puller, relays=relays)
         with _signals(node):
             return await node.run()
+
+
+async def _relays(
+    recipe: Recipe, settings: NodeSettings, policy_ids: Iterable[PolicyId]
+) -> RelayServer | None:
+    """Serve to others what is pulled, where they can dial it."""
+    listen = recipe.raas.relay.listen
+    if listen is None and is_loopback(split_address(settings.hub)[0]):
+        # All on one host: there others can dial it too.
+        listen = "127.0.0.1:0"
+    if recipe.raas.relay.mode == "off" or listen is None:
+        return None
+    if settings.tls is not None and settings.tls.certificate is None:
+        log.warning("no weights are relayed: the node has no certificate to serve with")
+        return None
+    relays = RelayServer(policy_ids)
+    await relays.start(listen=listen, advertise=recipe.raas.relay.advertise, tls=settings.tls)
+    log.info("relaying weights", endpoint=relays.endpoint)
+    return relays
 
 
 def _load_model(recipe: Recipe, policy: str, directory: Path) -> ServedModel:

@@ -32,6 +32,7 @@ from astraflow.raas.policies import PolicyDesk, ServedModel
 from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
 from astraflow.raas.updater import Puller, WeightUpdater
 from astraflow.rpc.tls import Tls
+from astraflow.weights.relay_server import RelayServer
 from astraflow.workflows.building import build_workflows
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -87,6 +88,7 @@ class RaasNode:
         *,
         models: Mapping[PolicyId, ServedModel],
         puller: Callable[[PolicyId], Puller],
+        relays: RelayServer | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Prepare; nothing is dialled.
@@ -95,6 +97,7 @@ class RaasNode:
             settings: What the node is.
             models: Engine and tokenizer of each policy; the engines stay the caller's.
             puller: Makes what gets the weights of a policy.
+            relays: Started, stays the caller's; serves what is pulled. None: nobody does.
             clock: Tells the time.
         """
         self._settings = settings
@@ -106,6 +109,7 @@ class RaasNode:
             }
         )
         self._puller = puller
+        self._relays = relays
         self._runner: EpisodeRunner | None = None
         self._client: RaasClient | None = None
         self._departing = asyncio.Event()
@@ -154,6 +158,7 @@ class RaasNode:
 
     async def _serve(self, client: RaasClient) -> Departure:
         membership = await client.join()
+        self._admit(membership.session)
         log.info("joined", run_id=membership.run_id, member_id=membership.session.member_id)
         loaded = build_workflows(membership.workflows)
         workflows = {
@@ -203,6 +208,7 @@ class RaasNode:
                 puller=self._puller(policy_id),
                 versions=client.versions,
                 transfer_token=lambda: client.keeper.transfer_token,
+                is_relay=self._relays is not None,
             ).run()
             for policy_id, model in self._desk.models.items()
         ]
@@ -211,15 +217,19 @@ class RaasNode:
         settings = self._settings
         return JoinPool(
             name=settings.name,
-            contract=Contract(
-                capabilities=frozenset({Capability.PIN_VERSION}), software=settings.software
-            ),
+            contract=Contract(capabilities=self._capabilities, software=settings.software),
             capacity=settings.capacity,
             policies=self._served(),
             codes=settings.codes,
             resources=settings.resources,
             region=settings.region,
+            relay_endpoint=self._relays.endpoint if self._relays else "",
         )
+
+    @property
+    def _capabilities(self) -> frozenset[Capability]:
+        relay = {Capability.RELAY} if self._relays else set[Capability]()
+        return frozenset({Capability.PIN_VERSION, *relay})
 
     def _served(self) -> tuple[ServedPolicy, ...]:
         return tuple(
@@ -263,7 +273,12 @@ class RaasNode:
         if self._runner is not None:
             self._runner.cancel(cancellation)
 
+    def _admit(self, session: Session) -> None:
+        if self._relays is not None:
+            self._relays.admit(session.transfer_token)
+
     def _reopened(self, session: Session) -> None:
+        self._admit(session)
         if self._runner is not None:
             self._runner.keep(session.held_task_ids)
 

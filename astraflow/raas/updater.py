@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol
 
@@ -78,6 +79,7 @@ class WeightUpdater:
         puller: Puller,
         versions: VersionClient,
         transfer_token: Callable[[], bytes],
+        is_relay: bool = False,
         backoff: Backoff | None = None,
     ) -> None:
         self._policy_id = policy_id
@@ -86,6 +88,7 @@ class WeightUpdater:
         self._puller = puller
         self._versions = versions
         self._transfer_token = transfer_token
+        self._is_relay = is_relay
         self._backoff = backoff or Backoff(first_s=0.2, limit_s=10.0)
         self._known: dict[int, VersionInfo] = {}
         self._published = asyncio.Event()
@@ -124,7 +127,7 @@ class WeightUpdater:
     async def _update(self, target: VersionInfo) -> None:
         base = self._engine.version
         try:
-            pulled = await self._puller.pull(target, self._known, self._transfer_token())
+            pulled = await self._pull(target)
             swap = await self._swap(pulled.update)
         except AstraflowError as error:
             await self._failed(target, error)
@@ -132,6 +135,35 @@ class WeightUpdater:
         self._failure_count = 0
         await self._gate.settle()
         await self._live(target, pulled, swap, base)
+
+    async def _pull(self, target: VersionInfo) -> Pulled:
+        """Pull from who has the version now, and say that others may have it from here."""
+        if self._failure_count:
+            target = await self._found_again(target)
+        pulling = self._puller.pull(target, self._known, self._transfer_token())
+        if not self._is_relay:
+            return await pulling
+        async with beside(self._announce(target)):
+            return await pulling
+
+    async def _announce(self, target: VersionInfo) -> None:
+        await self._report(
+            VersionReport(
+                policy_id=self._policy_id,
+                version=target.version,
+                state=VersionState.PULLING,
+                base_version=self._engine.version,
+            )
+        )
+
+    async def _found_again(self, target: VersionInfo) -> VersionInfo:
+        """Ask who has a version now: those who had it when it was announced have failed."""
+        try:
+            sources = await self._versions.sources(self._policy_id, target.version)
+        except AstraflowError as error:
+            log.warning("sources are not listed", version=target.version, why=str(error))
+            return target
+        return replace(target, sources=sources)
 
     async def _swap(self, update: WeightUpdate) -> SwapReport:
         if update.base_version not in (None, self._engine.version):

@@ -12,6 +12,7 @@ from astraflow.raas.policies import ServedModel
 from astraflow.testing.engine import SmallEngine
 from astraflow.testing.line import Line
 from astraflow.weights.puller import WeightPuller
+from astraflow.weights.relay_server import RelayServer
 from astraflow.workflows.building import workflow_specs
 
 
@@ -53,8 +54,13 @@ def make_node(
     name: str,
     capacity: int,
     models: Mapping[str, ServedModel],
+    relays: RelayServer | None = None,
 ) -> RaasNode:
     """Return a node that has every workflow of a recipe and pulls real weights."""
+
+    def puller(policy_id: PolicyId) -> WeightPuller:
+        return WeightPuller(policy_id, relay=relays and relays.relays[policy_id])
+
     return RaasNode(
         NodeSettings(
             hub=hub,
@@ -65,7 +71,8 @@ def make_node(
             patience_s=5.0,
         ),
         models={PolicyId(policy): model for policy, model in models.items()},
-        puller=WeightPuller,
+        puller=puller,
+        relays=relays,
     )
 
 

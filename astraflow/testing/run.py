@@ -24,6 +24,7 @@ from astraflow.testing.engine import CharTokenizer, SmallEngine
 from astraflow.testing.line import Line
 from astraflow.testing.nodes import LiveNode, make_node
 from astraflow.testing.trainer import Trained, train_counter
+from astraflow.weights.relay_server import RelayServer
 
 JOIN_TOKEN = "join"  # noqa: S105 - guards a test
 OPERATOR_TOKEN = "operator"  # noqa: S105
@@ -90,6 +91,7 @@ class LiveRun:
         answer: Callable[[str], str] | None = None,
         alphabet: str | None = None,
         capacity: int = 16,
+        relays: RelayServer | None = None,
     ) -> LiveNode:
         """Let a node join; every policy gets a small engine.
 
@@ -98,6 +100,7 @@ class LiveRun:
             answer: See SmallEngine.
             alphabet: Letters that the engines know; None: printable ASCII.
             capacity: Rollouts that it runs at once.
+            relays: Started; serves what the node pulls. None: nobody does.
         """
         name = name or f"raas-{len(self.nodes) + 1}"
         tokenizer = CharTokenizer() if alphabet is None else CharTokenizer(alphabet)
@@ -113,6 +116,7 @@ class LiveRun:
                 policy: ServedModel(engine=engine, tokenizer=tokenizer)
                 for policy, engine in engines.items()
             },
+            relays=relays,
         )
         left = self._group.create_task(node.run())
         live = LiveNode(name=name, node=node, engines=engines, line=line, left=left)

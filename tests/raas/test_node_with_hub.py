@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from astraflow.raas.policies import ServedModel
 from astraflow.testing import CharTokenizer, SmallEngine, small_recipe, start_run, train_counter
 from astraflow.testing.nodes import make_node
 from astraflow.testing.relay import Relay
+from astraflow.weights.relay_server import RelayServer
 
 STEPS = 5
 DIGITS = "0123456789"
@@ -63,6 +65,23 @@ async def test_a_run_goes_from_the_first_task_to_the_last_version(tmp_path, reci
     assert node.engine.swaps[0].base_version is None
     evals = run.run_dir.evals.read_text().splitlines()
     assert len([json.loads(line) for line in evals]) == 2
+
+
+async def test_nodes_pass_versions_on_to_each_other(tmp_path, recipe):
+    servers = [RelayServer(["solver"]) for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        for server in servers:
+            await server.start()
+            stack.push_async_callback(server.close)
+        run = await stack.enter_async_context(start_run(recipe, run_dir=tmp_path / "run"))
+        nodes = [await run.add_node(alphabet=DIGITS, relays=server) for server in servers]
+        training = run.add_trainer()
+        status = await run.finish()
+    assert training.result().end.batch_count == STEPS
+    assert status.state is RunState.DONE
+    assert max(node.engine.version for node in nodes) == STEPS
+    updates = [json.loads(line) for line in run.run_dir.versions.read_text().splitlines()]
+    assert any(update["state"] == "live" for update in updates)
 
 
 async def test_what_a_stopped_node_held_is_done_by_another(tmp_path, recipe):

@@ -13,6 +13,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.versions import Source, SourceKind, SourceState
 from astraflow.rpc.server import Servicer, start_server
+from astraflow.weights.fetch import FetchSettings
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.servicer import TransferServicer
@@ -193,6 +194,6 @@ async def serve(training):
 
 @pytest.fixture
 async def puller():
-    puller = WeightPuller(POLICY)
+    puller = WeightPuller(POLICY, settings=FetchSettings(shared_nbytes=1 << 40))
     yield puller
     await puller.close()

@@ -1,0 +1,139 @@
+"""RelayServer: the TransferService of a RaaS, for all its policies."""
+
+# ruff: noqa: N802 - methods are named by the contract
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any
+
+from astraflow.core.clock import SystemClock
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.rpc.server import RunningServer, Servicer, start_server
+from astraflow.rpc.tls import Tls
+from astraflow.weights.relay import Relay
+from astraflow.weights.servicer import TransferServicer
+from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
+from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
+    add_TransferServiceServicer_to_server,
+)
+
+
+class RelayServer:
+    """Serves what the pullers of a node pull; until `admit` is called nobody is let in."""
+
+    def __init__(self, policy_ids: Iterable[PolicyId]) -> None:
+        """Prepare.
+
+        Args:
+            policy_ids: Whose versions the node pulls.
+        """
+        self.relays = {policy_id: Relay() for policy_id in policy_ids}
+        self._transfer_tokens: tuple[bytes, ...] = ()
+        self._server: RunningServer | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """host:port, as others dial it; empty: not started."""
+        return "" if self._server is None else self._server.address
+
+    def admit(self, token: bytes) -> None:
+        """Let in who has this secret of the run, or the one before, which some still use."""
+        if token not in self._transfer_tokens[:1]:
+            self._transfer_tokens = (token, *self._transfer_tokens[:1])
+
+    async def start(
+        self, *, listen: str = "127.0.0.1:0", advertise: str | None = None, tls: Tls | None = None
+    ) -> None:
+        """Start to serve.
+
+        Args:
+            listen: host:port; port 0 takes a free one.
+            advertise: How others dial it: auto, fqdn, a host or IP; None: as listened on.
+            tls: None: plain text.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when it cannot listen there.
+        """
+        servicer = _Switch({each: self._servicer(each) for each in self.relays})
+        self._server = await start_server(
+            [Servicer(add=add_TransferServiceServicer_to_server, methods=servicer)],
+            listen=listen,
+            advertise=advertise,
+            tls=tls,
+        )
+
+    async def close(self) -> None:
+        """Stop to serve; pulls in progress get a second."""
+        if self._server is not None:
+            await self._server.stop(grace_s=1.0)
+            self._server = None
+
+    def _servicer(self, policy_id: PolicyId) -> TransferServicer:
+        return TransferServicer(
+            policy_id,
+            self.relays[policy_id],
+            transfer_tokens=lambda: self._transfer_tokens,
+            clock=SystemClock(),
+        )
+
+
+class _Switch:
+    """Hands each call to the servicer of its policy."""
+
+    def __init__(self, servicers: dict[PolicyId, TransferServicer]) -> None:
+        self._servicers = servicers
+
+    async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
+        """Send the plan, then its chunks."""
+        servicer = self._of(request.spec.policy_id)
+        async with aclosing(servicer.Pull(request, context)) as responses:
+            async for response in responses:
+                yield response
+
+    async def PlanTransfer(
+        self, request: pb.PlanTransferRequest, context: Any
+    ) -> pb.PlanTransferResponse:
+        """Refuse: a relay has no lane but gRPC."""
+        del request, context
+        raise AstraflowError(Reason.LANE_UNAVAILABLE, "a relay serves gRPC only; call Pull")
+
+    async def RenewTransfer(
+        self, request: pb.RenewTransferRequest, context: Any
+    ) -> pb.RenewTransferResponse:
+        """Refuse: there are no such transfers."""
+        del context
+        raise AstraflowError(Reason.TRANSFER_EXPIRED, f"{request.transfer_id} is not open here")
+
+    async def ReleaseTransfer(
+        self, request: pb.ReleaseTransferRequest, context: Any
+    ) -> pb.ReleaseTransferResponse:
+        """Return: there is nothing to release."""
+        del request, context
+        return pb.ReleaseTransferResponse()
+
+    async def GetPatch(self, request: pb.GetPatchRequest, context: Any) -> pb.GetPatchResponse:
+        """Return the index of a patch."""
+        for servicer in self._servicers.values():
+            try:
+                return await servicer.GetPatch(request, context)
+            except AstraflowError as error:
+                if error.reason is not Reason.PATCH_UNKNOWN:
+                    raise
+        raise AstraflowError(Reason.PATCH_UNKNOWN, "no patch with this root is here")
+
+    async def GetLayout(self, request: pb.GetLayoutRequest, context: Any) -> pb.GetLayoutResponse:
+        """Return a layout."""
+        for servicer in self._servicers.values():
+            try:
+                return await servicer.GetLayout(request, context)
+            except AstraflowError as error:
+                if error.reason is not Reason.LAYOUT_UNKNOWN:
+                    raise
+        raise AstraflowError(Reason.LAYOUT_UNKNOWN, "no such layout has been pulled here")
+
+    def _of(self, policy_id: str) -> TransferServicer:
+        servicer = self._servicers.get(PolicyId(policy_id))
+        if servicer is None:
+            raise AstraflowError(Reason.VERSION_UNKNOWN, f"{policy_id} is not relayed here")
+        return servicer
