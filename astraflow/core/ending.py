@@ -77,6 +77,14 @@ class Ending:
             flow.stop_time = min(flow.stop_time or now + grace, now + grace)
         self._evaluation.cancel_all(now)
 
+    def begin_again(self, now: datetime) -> None:
+        """Give members of a run that is over their whole grace; close a hub that was closing."""
+        flow = self._state.flow
+        if flow.is_closed:
+            self._state.do(CloseHub())
+        elif flow.is_final:
+            flow.final_time = now
+
     def advance(self, now: datetime) -> None:
         """Take the run as far towards its end as it is."""
         flow = self._state.flow

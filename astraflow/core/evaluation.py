@@ -111,10 +111,14 @@ class Evaluation:
             now=now,
         )
         self._active[work.eval_run_id] = work
-        data_sets = tuple(dict.fromkeys(part.data_set for part in suite.suite.data_sets))
         self._state.do(EvalChanged(eval_run=work.view()))
-        self._state.do(DrawEvalPrompts(eval_run_id=work.eval_run_id, data_sets=data_sets))
+        self._draw(work)
         return work
+
+    def _draw(self, work: EvalWork) -> None:
+        parts = work.suite.suite.data_sets
+        data_sets = tuple(dict.fromkeys(part.data_set for part in parts))
+        self._state.do(DrawEvalPrompts(eval_run_id=work.eval_run_id, data_sets=data_sets))
 
     @property
     def is_reading(self) -> bool:
@@ -124,6 +128,12 @@ class Evaluation:
         pinned before training moves the pool on.
         """
         return any(not work.is_offered for work in self._active.values())
+
+    def draw_again(self) -> None:
+        """Ask again for the rows that evaluations have yet to learn."""
+        for work in self._active.values():
+            if not work.is_offered:
+                self._draw(work)
 
     def offer(self, eval_run_id: EvalRunId, prompts: Mapping[str, tuple[Prompt, ...]]) -> None:
         """Take the rows of an evaluation's data sets."""

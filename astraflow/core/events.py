@@ -328,6 +328,15 @@ class RunBroken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HubRestarted:
+    """The hub came back with the state that its journal holds. Answer: None.
+
+    Every session is renewed, and what the hub was about to do for itself is asked for again. What
+    was on its way to a member is sent again when the member resumes its session.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
     """Time passed: `Run.next_deadline` is reached. Answer: None."""
 
@@ -354,5 +363,6 @@ Event = (
     | MemberDrained
     | RunStopped
     | RunBroken
+    | HubRestarted
     | Ticked
 )

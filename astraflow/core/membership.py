@@ -85,6 +85,11 @@ class Membership:
                 message = "its grace to drain is over" if overstayed else "it went silent"
                 self.close(member, now, is_lost=not overstayed, message=message)
 
+    def renew_all(self, now: datetime) -> None:
+        """Give every session its whole time again: nobody could say anything meanwhile."""
+        for member in self._state.sessions:
+            member.keep_alive_time = now
+
     def report(self, member_id: MemberId, report: VersionReport) -> None:
         """Note where a version stands on a RaaS.
 

@@ -150,6 +150,11 @@ class Run:
         info = self._state.policy(policy_id).versions.get(version)
         return sources_of(self._state.sessions, info, caller)
 
+    @property
+    def drawn_count(self) -> int:
+        """Training prompts that were offered so far: where the data set stands."""
+        return self._state.flow.drawn_count
+
     def suites(self) -> tuple[EvalSuite, ...]:
         """Return the evaluations that can be asked for."""
         return tuple(suite.suite for suite in self._state.settings.suites)
@@ -216,9 +221,17 @@ class Run:
                 flow.is_paused = False
             case ev.RunStopped(mode=mode, grace=grace):
                 return self._ending.stop(mode, grace, now)
+            case ev.HubRestarted():
+                self._restart(now)
             case ev.RunBroken(failure=failure):
                 flow.failure = flow.failure or (None if flow.is_final else failure)
         return None
+
+    def _restart(self, now: datetime) -> None:
+        self._membership.renew_all(now)
+        self._training.draw_again()
+        self._evaluation.draw_again()
+        self._ending.begin_again(now)
 
     def _tick(self, now: datetime) -> None:
         self._membership.expire(now)

@@ -54,6 +54,7 @@ class Training:
         """Take prompts that the hub drew."""
         self._is_drawing = False
         self._prompts.extend(prompts)
+        self._state.flow.drawn_count += len(prompts)
         self._state.flow.is_drawn |= is_last
         if is_last and prompts:
             last = prompts[-1]
@@ -122,6 +123,11 @@ class Training:
         wants_more = len(self._prompts) < self._draw_count and not self._state.flow.is_drawn
         if wants_more and not self._is_drawing and self.live_policies and self._state.sessions.pool:
             self._is_drawing = True
+            self._state.do(DrawPrompts(count=2 * self._draw_count))
+
+    def draw_again(self) -> None:
+        """Ask again for prompts that were asked for and did not come."""
+        if self._is_drawing:
             self._state.do(DrawPrompts(count=2 * self._draw_count))
 
     def _issue_new(self, now: datetime) -> bool:

@@ -1,5 +1,7 @@
 """A run with a pool and trainers that do what they are told, without any process."""
 
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -232,7 +234,7 @@ class World:
             ServedPolicy(policy_id=policy, max_context_token_count=64) for policy in self.policies
         )
         request = JoinPool(
-            name=name, contract=Contract(), capacity=credit, policies=served, codes=(CODE,)
+            name=name, contract=Contract(), capacity=max(1, credit), policies=served, codes=(CODE,)
         )
         request = replace(request, resume=resume, **changes)
         event = ev.RaasJoined(request=request, secrets=self.secrets(), resumes=resumes)
@@ -275,8 +277,8 @@ class World:
         info = VersionInfo(
             policy_id=policy,
             version=version,
-            layout_digest=b"layout",
-            content_digest=digest or f"{policy}{version}".encode(),
+            layout_digest=b"l" * 32,
+            content_digest=(digest or f"{policy}{version}".encode()).ljust(16, b"-"),
             step=version if step is None else step,
             patches=(make_patch(version),),
         )
@@ -376,7 +378,7 @@ def make_patch(version):
         version=version,
         profile=CodecProfile.FAST,
         codec_version=1,
-        root_digest=b"root",
+        root_digest=b"r" * 32,
         chunk_count=1,
         payload_nbytes=10,
     )
@@ -394,6 +396,50 @@ def make_world():
         )
 
     return build
+
+
+def picture(thing, seen=None, *, is_value=False):
+    """Everything that a state holds, as text: equal for equal states, whoever shares a value."""
+    seen = {} if seen is None else seen
+    if isinstance(thing, (str, bytes, int, float, type(None), datetime, timedelta)):
+        return repr(thing)
+    if isinstance(thing, np.ndarray):
+        return f"{thing.dtype}{thing.tolist()}"
+    is_frozen = is_value or _is_frozen(thing)
+    if not is_frozen:
+        if id(thing) in seen:
+            return f"@{seen[id(thing)]}"
+        seen[id(thing)] = len(seen)
+    return f"{type(thing).__name__}({', '.join(_parts(thing, seen))})"
+
+
+def _is_frozen(thing):
+    params = getattr(type(thing), "__dataclass_params__", None)
+    return isinstance(thing, (tuple, frozenset)) or bool(params and params.frozen)
+
+
+def _parts(thing, seen):
+    if isinstance(thing, (set, frozenset)):
+        return [picture(part, seen) for part in sorted(thing, key=repr)]
+    if isinstance(thing, Mapping):
+        return [f"{picture(k, seen)}: {picture(v, seen)}" for k, v in thing.items()]
+    if isinstance(thing, (list, tuple, deque)):
+        return [picture(part, seen) for part in thing]
+    names = dict.fromkeys(
+        name for base in type(thing).__mro__ for name in getattr(base, "__slots__", ())
+    )
+    held = {name: getattr(thing, name, None) for name in names} | getattr(thing, "__dict__", {})
+    held.pop("apply", None)
+    is_frozen = _is_frozen(thing)
+    return [
+        f"{name}={picture(value, seen, is_value=is_frozen and isinstance(value, Mapping))}"
+        for name, value in held.items()
+    ]
+
+
+@pytest.fixture
+def picture_of():
+    return picture
 
 
 @pytest.fixture

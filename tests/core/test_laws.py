@@ -23,14 +23,18 @@ from astraflow.core.rollouts import Disposition, Outcome
 from astraflow.core.run import Run
 from astraflow.core.status import RunState
 from astraflow.core.versions import VersionState
+from astraflow.wire.journal import read_record, record_bytes
+from astraflow.wire.snapshot import dump_state, load_state
 
+OURS = ("astraflow.core.",)
+_LOOK_EVERY = 97
 ENGINE = Failure(reason=Reason.ENGINE_FAILED, message="broken")
 DRAINING = Failure(reason=Reason.MEMBER_DRAINING)
 picks = st.integers(0, 7)
 
 
 @pytest.fixture
-def laws(make_world, suite, rollout_of):
+def laws(make_world, suite, rollout_of, picture_of):
     class Laws(RuleBasedStateMachine):
         def __init__(self):
             super().__init__()
@@ -69,6 +73,7 @@ def laws(make_world, suite, rollout_of):
             self.max_staleness = max_staleness
             self.events = []
             self.effects = []
+            self.looks = {}  # events -> what the state was after them
             self.credit = {}
             self.nodes = {}  # member -> task id -> (task, samples not sent)
             self.incarnations = Counter()
@@ -96,6 +101,8 @@ def laws(make_world, suite, rollout_of):
                 decision = apply(event, now)
                 self.events.append((event, now))
                 self.effects.append(decision.effects)
+                if len(self.events) % _LOOK_EVERY == 0:
+                    self.looks[len(self.events)] = picture_of(run)
                 for effect in decision.effects:
                     self._look_at(effect)
                 return decision
@@ -519,10 +526,15 @@ def laws(make_world, suite, rollout_of):
                 self.world.settings,
                 start_time=self.world.run.status(self.world.clock.now()).start_time,
             )
-            for (event, now), effects in zip(self.events, self.effects, strict=True):
-                again = run.apply(event, now).effects
-                assert [kinds(e) for e in again] == [kinds(e) for e in effects]
+            for number, (event, now) in enumerate(self.events):
+                again = run.apply(*read_record(record_bytes(event, now)))
+                assert list(map(kinds, again.effects)) == list(map(kinds, self.effects[number]))
+                if number + 1 in self.looks:
+                    assert picture_of(run) == self.looks[number + 1]
+                if number == len(self.events) // 2:
+                    run, _ = load_state(dump_state(run, position=0, modules=OURS), modules=OURS)
             assert run.accounts() == self.world.run.accounts()
+            assert picture_of(run) == picture_of(self.world.run)
 
     return Laws
 

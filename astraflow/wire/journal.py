@@ -1,0 +1,204 @@
+"""astraflow.journal.v1, records: every event of a run, with its time.
+
+A session's token is written as it stands in the event: put its digest there first.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from astraflow.core import events as ev
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import EvalRunId, MemberId, TaskId
+from astraflow.wire import common, control, rollout, weights
+from astraflow.wire.fields import decode_time, optional_span, set_span, set_time
+from astraflow.wire.journal_events import (
+    RunOpened,
+    read_acked,
+    read_credit,
+    read_eval_created,
+    read_eval_prompts,
+    read_joined,
+    read_kept_alive,
+    read_opened,
+    read_prompts,
+    read_stream,
+    write_acked,
+    write_credit,
+    write_eval_prompts,
+    write_joined,
+    write_kept_alive,
+    write_opened,
+    write_stream,
+)
+from astraflow_proto.journal.v1 import record_pb2 as pb
+from astraflow_proto.rollout.v1 import rollout_pb2
+
+Entry = ev.Event | RunOpened
+
+
+def record_bytes(
+    entry: Entry, time: datetime, *, received: rollout_pb2.Rollout | None = None
+) -> bytes:
+    """Return one record.
+
+    Args:
+        entry: What happened.
+        time: When it was decided.
+        received: The rollout of a RolloutArrived as it came, so that it is not encoded again.
+    """
+    record = pb.Record()
+    set_time(record.time, time)
+    if received is not None and isinstance(entry, ev.RolloutArrived):
+        record.rollout_arrived.member_id = entry.member_id
+        record.rollout_arrived.rollout.CopyFrom(received)
+        return record.SerializeToString()
+    kind = _KINDS[type(entry)]
+    getattr(record, kind.field).CopyFrom(kind.encode(entry))
+    return record.SerializeToString()
+
+
+def read_record(data: bytes) -> tuple[Entry, datetime]:
+    """Read one record.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED when this release cannot read it.
+    """
+    try:
+        record = pb.Record.FromString(data)
+        field = record.WhichOneof("event")
+        return _FIELDS[field].decode(getattr(record, field)), decode_time(record.time)
+    except (AstraflowError, DecodeError, ValueError, KeyError) as error:
+        raise AstraflowError(
+            Reason.JOURNAL_FAILED,
+            f"a record of the journal cannot be read ({error}); open it with the release that "
+            "wrote it, or a newer one",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    field: str
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def _with_grace(message: Any, event: Any) -> Any:
+    set_span(message.grace, event.grace)
+    return message
+
+
+def _bare(field: str, message: type[Any], event: type[Any]) -> _Kind:
+    return _Kind(field, lambda _: message(), lambda _: event())
+
+
+def _of_member(
+    field: str, message: type[Any], event: type[Any], /, **parts: tuple[Any, Any, str]
+) -> _Kind:
+    """Return the kind of an event with a member_id and parts, each (encode, decode, field)."""
+
+    def encode(said: Any) -> Any:
+        fields = {name: code(getattr(said, own)) for own, (code, _, name) in parts.items()}
+        return message(member_id=said.member_id, **fields)
+
+    def decode(read: Any) -> Any:
+        fields = {own: code(getattr(read, name)) for own, (_, code, name) in parts.items()}
+        return event(member_id=MemberId(read.member_id), **fields)
+
+    return _Kind(field, encode, decode)
+
+
+_FAILURE = (common.encode_failure, common.decode_failure, "failure")
+_KINDS: dict[type[Any], _Kind] = {
+    RunOpened: _Kind("run_opened", write_opened, read_opened),
+    ev.HubRestarted: _bare("hub_restarted", pb.HubRestarted, ev.HubRestarted),
+    ev.RaasJoined: _Kind("joined", write_joined, read_joined),
+    ev.TrainerRegistered: _Kind("joined", write_joined, read_joined),
+    ev.MemberKeptAlive: _Kind("member_kept_alive", write_kept_alive, read_kept_alive),
+    ev.SessionLeft: _of_member(
+        "session_left", pb.SessionLeft, ev.SessionLeft, message=(str, str, "message")
+    ),
+    ev.CreditGiven: _Kind("credit_given", write_credit, read_credit),
+    ev.TaskNacked: _of_member(
+        "task_nacked",
+        pb.TaskNacked,
+        ev.TaskNacked,
+        task_id=(str, TaskId, "task_id"),
+        failure=_FAILURE,
+    ),
+    ev.RolloutArrived: _of_member(
+        "rollout_arrived",
+        pb.RolloutArrived,
+        ev.RolloutArrived,
+        rollout=(rollout.encode_rollout, rollout.decode_rollout, "rollout"),
+    ),
+    ev.TaskFinished: _of_member(
+        "task_finished",
+        pb.TaskFinished,
+        ev.TaskFinished,
+        result=(rollout.encode_task_result, rollout.decode_task_result, "result"),
+    ),
+    ev.BatchStreamOpened: _Kind("batch_stream_opened", write_stream, read_stream),
+    ev.BatchAcked: _Kind("batch_acked", write_acked, read_acked),
+    ev.VersionPublished: _of_member(
+        "version_published",
+        pb.VersionPublished,
+        ev.VersionPublished,
+        info=(weights.encode_version_info, weights.decode_version_info, "version"),
+    ),
+    ev.VersionReported: _of_member(
+        "version_reported",
+        pb.VersionReported,
+        ev.VersionReported,
+        report=(weights.encode_version_report, weights.decode_version_report, "report"),
+    ),
+    ev.PromptsOffered: _Kind(
+        "prompts_offered",
+        lambda e: pb.PromptsOffered(
+            prompts=map(rollout.encode_prompt, e.prompts), is_last=e.is_last
+        ),
+        lambda m: ev.PromptsOffered(prompts=read_prompts(m.prompts), is_last=m.is_last),
+    ),
+    ev.EvalPromptsOffered: _Kind("eval_prompts_offered", write_eval_prompts, read_eval_prompts),
+    ev.EvalCreated: _Kind(
+        "eval_created",
+        lambda e: pb.EvalCreated(
+            request_id=e.request_id,
+            suite=e.suite,
+            versions={str(name): version for name, version in e.versions.items()},
+            pool_share=e.pool_share,
+        ),
+        read_eval_created,
+    ),
+    ev.EvalCancelled: _Kind(
+        "eval_cancelled",
+        lambda e: pb.EvalCancelled(eval_run_id=e.eval_run_id),
+        lambda m: ev.EvalCancelled(eval_run_id=EvalRunId(m.eval_run_id)),
+    ),
+    ev.RunPaused: _bare("run_paused", pb.RunPaused, ev.RunPaused),
+    ev.RunResumed: _bare("run_resumed", pb.RunResumed, ev.RunResumed),
+    ev.MemberDrained: _Kind(
+        "member_drained",
+        lambda e: _with_grace(pb.MemberDrained(member_id=e.member_id), e),
+        lambda m: ev.MemberDrained(
+            member_id=MemberId(m.member_id), grace=optional_span(m, "grace")
+        ),
+    ),
+    ev.RunStopped: _Kind(
+        "run_stopped",
+        lambda e: _with_grace(pb.RunStopped(mode=control.encode_stop_mode(e.mode)), e),
+        lambda m: ev.RunStopped(
+            mode=control.decode_stop_mode(m.mode), grace=optional_span(m, "grace")
+        ),
+    ),
+    ev.RunBroken: _Kind(
+        "run_broken",
+        lambda e: pb.RunBroken(failure=common.encode_failure(e.failure)),
+        lambda m: ev.RunBroken(failure=common.decode_failure(m.failure)),
+    ),
+    ev.Ticked: _bare("ticked", pb.Ticked, ev.Ticked),
+}
+_FIELDS = {kind.field: kind for kind in _KINDS.values()}

@@ -1,0 +1,265 @@
+"""astraflow.journal.v1, snapshots: the state of a run as a graph of plain values.
+
+Any object of the named modules is written by its attributes, so that a new rule of the hub needs
+nothing here. Objects that are shared stay shared. No code is read back: a class is looked up
+among those modules, and never called.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from astraflow import __version__
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow_proto.journal.v1 import snapshot_pb2 as pb
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_ABSENT = object()
+
+# Kind, names of attributes, values.
+_Apart = tuple[str, tuple[str, ...], Iterable[Any]]
+
+
+def dump_state(root: object, *, position: int, modules: tuple[str, ...]) -> bytes:
+    """Return a snapshot of an object and all that it holds.
+
+    Args:
+        root: The whole.
+        position: Of the first record that is not in it.
+        modules: Prefixes of the modules whose objects are written.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED when it holds something that has no plain value.
+    """
+    writer = _Writer(modules)
+    writer.add(root)
+    writer.snapshot.position = position
+    writer.snapshot.software = __version__
+    return writer.snapshot.SerializeToString()
+
+
+def load_state(data: bytes, *, modules: tuple[str, ...]) -> tuple[Any, int]:
+    """Return the object of a snapshot, and the position of the first record not in it.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED when this release cannot read it.
+    """
+    try:
+        snapshot = pb.Snapshot.FromString(data)
+        return _Reader(snapshot, modules).node(0), snapshot.position
+    except (
+        AstraflowError,
+        DecodeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+    ) as error:
+        raise AstraflowError(
+            Reason.JOURNAL_FAILED,
+            f"the snapshot of the journal cannot be read ({error}); open it with the release that "
+            "wrote it",
+        ) from error
+
+
+class _Writer:
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self.snapshot = pb.Snapshot()
+        self._modules = modules
+        self._shapes: dict[tuple[str, ...], int] = {}
+        self._numbers: dict[int, int] = {}
+        # Whoever is written must live until the end: numbers go by identity.
+        self._kept: list[object] = []
+
+    def add(self, thing: object) -> int:
+        """Write an object once; return its number."""
+        if id(thing) in self._numbers:
+            return self._numbers[id(thing)]
+        number = self._numbers[id(thing)] = len(self._numbers)
+        self._kept.append(thing)
+        node = self.snapshot.nodes.add()
+        kind, names, values = self._taken_apart(thing)
+        node.shape = self._shape(kind, names)
+        # Children take their places behind; the list may move while it grows.
+        filled = [self._value(value) for value in values]
+        self.snapshot.nodes[number].values.extend(filled)
+        return number
+
+    def _shape(self, kind: str, names: tuple[str, ...]) -> int:
+        key = (kind, *names)
+        if key not in self._shapes:
+            self._shapes[key] = len(self._shapes)
+            self.snapshot.shapes.add(kind=kind, names=names)
+        return self._shapes[key]
+
+    def _value(self, value: Any) -> pb.Value:
+        kind: type[Any] = type(value)
+        is_huge = kind is int and not -(1 << 63) <= value < 1 << 63
+        if kind in _PLAIN and not is_huge:
+            return _PLAIN[kind](value)
+        return pb.Value(node=self.add(value))
+
+    def _taken_apart(self, thing: Any) -> _Apart:  # noqa: PLR0911 - one line per kind
+        kind: type[Any] = type(thing)
+        if kind in _CONTAINERS:
+            return _CONTAINERS[kind], (), thing
+        if kind in (set, frozenset):
+            return kind.__name__, (), sorted(thing, key=repr)
+        if kind is deque:
+            return "deque", (), (thing.maxlen, *thing)
+        if kind in (dict, Counter):
+            return kind.__name__.lower(), (), (part for item in thing.items() for part in item)
+        if isinstance(thing, datetime):
+            return "time", (), ((thing - _EPOCH) // _MICROSECOND,)
+        if kind is timedelta:
+            return "span", (), (thing // _MICROSECOND,)
+        if kind is np.ndarray:
+            return "array", (), _array_parts(thing)
+        if kind is int:
+            return "int", (), (str(thing),)
+        return self._of_ours(thing)
+
+    def _of_ours(self, thing: Any) -> _Apart:
+        kind: type[Any] = type(thing)
+        path = f"{kind.__module__}:{kind.__qualname__}"
+        if not path.startswith(self._modules):
+            raise AstraflowError(
+                Reason.JOURNAL_FAILED, f"the state holds a {path}, which has no plain value"
+            )
+        if isinstance(thing, Enum):
+            return path, ("name",), (thing.name,)
+        held = {name: getattr(thing, name, _ABSENT) for name in _names(kind)}
+        held |= getattr(thing, "__dict__", {})
+        there = {name: value for name, value in held.items() if value is not _ABSENT}
+        return path, tuple(there), there.values()
+
+
+def _array_parts(values: np.ndarray) -> tuple[Any, ...]:
+    return (values.dtype.str, values.tobytes(), *values.shape)
+
+
+def _names(kind: type[Any]) -> list[str]:
+    """Return the slots of a class and its bases."""
+    names: list[str] = []
+    for base in kind.__mro__:
+        slots: Any = base.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+_PLAIN: Mapping[type[Any], Callable[[Any], pb.Value]] = {
+    type(None): lambda _: pb.Value(none=True),
+    bool: lambda value: pb.Value(truth=value),
+    int: lambda value: pb.Value(whole=value),
+    float: lambda value: pb.Value(real=value),
+    str: lambda value: pb.Value(text=value),
+    bytes: lambda value: pb.Value(data=value),
+}
+_CONTAINERS: Mapping[type[Any], str] = {list: "list", tuple: "tuple"}
+
+
+class _Reader:
+    def __init__(self, snapshot: pb.Snapshot, modules: tuple[str, ...]) -> None:
+        self._nodes = snapshot.nodes
+        self._shapes = [(shape.kind, tuple(shape.names)) for shape in snapshot.shapes]
+        self._modules = modules
+        self._made: dict[int, Any] = {}
+        self._classes: dict[str, type[Any]] = {}
+
+    def node(self, number: int) -> Any:
+        """Return the object with this number."""
+        if number not in self._made:
+            node = self._nodes[number]
+            kind, names = self._shapes[node.shape]
+            make = _FILLED.get(kind)
+            if make is not None:
+                self._made[number] = made = make()
+                _fill(kind, made, [self._value(value) for value in node.values])
+            elif kind in _BUILT:
+                self._made[number] = _BUILT[kind]([self._value(v) for v in node.values])
+            else:
+                self._make_ours(number, kind, names, node)
+        return self._made[number]
+
+    def _value(self, message: pb.Value) -> Any:
+        field = message.WhichOneof("value")
+        if field == "node":
+            return self.node(message.node)
+        return None if field == "none" else getattr(message, field)
+
+    def _make_ours(self, number: int, path: str, names: tuple[str, ...], node: pb.Node) -> None:
+        kind = self._class(path)
+        if issubclass(kind, Enum):
+            self._made[number] = kind[node.values[0].text]
+            return
+        made = self._made[number] = object.__new__(kind)
+        for name, value in zip(names, node.values, strict=True):
+            object.__setattr__(made, name, self._value(value))
+        if is_dataclass(kind):
+            _complete(made, kind, names)
+
+    def _class(self, path: str) -> type[Any]:
+        if path not in self._classes:
+            if not path.startswith(self._modules):
+                raise LookupError(f"{path} is no part of a run's state")
+            module, _, name = path.partition(":")
+            kind: Any = import_module(module)
+            for part in name.split("."):
+                kind = getattr(kind, part)
+            if not isinstance(kind, type):
+                raise LookupError(f"{path} is no class")
+            self._classes[path] = kind
+        return self._classes[path]
+
+
+def _complete(made: object, kind: Any, names: tuple[str, ...]) -> None:
+    """Give an object of an older release what its class has gained since, by the defaults."""
+    for field in fields(kind):
+        if field.name in names:
+            continue
+        if field.default is not MISSING:
+            object.__setattr__(made, field.name, field.default)
+        elif field.default_factory is not MISSING:
+            object.__setattr__(made, field.name, field.default_factory())
+
+
+def _fill(kind: str, made: Any, values: list[Any]) -> None:
+    match kind:
+        case "list":
+            made.extend(values)
+        case "set":
+            made.update(values)
+        case _:
+            # Not update(): that of a Counter adds.
+            for key, value in zip(values[::2], values[1::2], strict=True):
+                made[key] = value
+
+
+def _array(values: list[Any]) -> np.ndarray:
+    dtype, data, *shape = values
+    return np.frombuffer(data, np.dtype(dtype)).reshape(shape)
+
+
+_FILLED: Mapping[str, Callable[[], Any]] = {
+    "list": list,
+    "set": set,
+    "dict": dict,
+    "counter": Counter,
+}
+_BUILT: Mapping[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "frozenset": frozenset,
+    "deque": lambda values: deque(values[1:], maxlen=values[0]),
+    "time": lambda values: _EPOCH + values[0] * _MICROSECOND,
+    "span": lambda values: values[0] * _MICROSECOND,
+    "array": _array,
+    "int": lambda values: int(values[0]),
+}
