@@ -210,7 +210,11 @@ async def _serve(nbytes: int, seed: int) -> None:
     add = add_TransferServiceServicer_to_server
     async with await start_server([Servicer(add=add, methods=source)]) as server:
         await hosts.start(
-            source.open, listen="127.0.0.1:0", advertised=server.address, lanes=_hosted()
+            source.open,
+            secrets=lambda: [SECRET],
+            listen="127.0.0.1:0",
+            advertised=server.address,
+            lanes=_hosted(),
         )
         _tell(server.address)
         await server.wait_stopped()

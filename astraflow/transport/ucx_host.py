@@ -1,8 +1,9 @@
 """Serves the UCX lane."""
 
 import asyncio
+from collections import deque
 from contextlib import aclosing, closing, suppress
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from astraflow.transport.tasks import Tasks
 from astraflow.transport.transfers import OpenTransfer, Secrets, Transfer
 from astraflow.transport.ucx_lane import abort
 from astraflow.transport.ucx_thread import receive_header, receive_into, send_frame, ucx_thread
+
+_PIPELINE_COUNT: Final = 4
 
 
 class UcxHost:
@@ -121,10 +124,14 @@ class UcxHost:
                 await self._fail(endpoint, error)
 
     async def _send_chunks(self, endpoint: Any, transfer: Transfer) -> None:
+        under_way: deque[asyncio.Future[None]] = deque()
         async with aclosing(transfer.chunks()) as chunks:
             async for sent in chunks:
                 for frame, body in chunk_frames(sent, CHUNK_NBYTES):
-                    await ucx_thread().start(send_frame(endpoint, pack(frame), body))
+                    under_way.append(ucx_thread().start(send_frame(endpoint, pack(frame), body)))
+                if len(under_way) >= _PIPELINE_COUNT:
+                    await under_way.popleft()
+        await asyncio.gather(*under_way)
 
     async def _fail(self, endpoint: Any, error: AstraflowError) -> None:
         frame = failure_frame(error)

@@ -60,9 +60,10 @@ async def send_frame(endpoint: Any, header: bytes, body: bytes | memoryview = b"
         AstraflowError: SOURCE_UNREACHABLE.
     """
     try:
-        await endpoint.send(np.frombuffer(header, np.uint8))
-        if len(body):
-            await endpoint.send(np.frombuffer(body, np.uint8))
+        # Messages of one tag arrive in the order in which they were begun.
+        await asyncio.gather(
+            *(endpoint.send(np.frombuffer(each, np.uint8)) for each in (header, body) if len(each))
+        )
     except Exception as error:
         raise _failure(error) from error
 
