@@ -29,6 +29,8 @@ class Arena:
     """Where the payloads of one transfer lie; what it was cut from is reused after it."""
 
     def __init__(self, memory: "_Memory") -> None:
+        # It closes the descriptor when it goes.
+        self._memory = memory
         self.descriptor = memory.descriptor
         self.nbytes = memory.nbytes
         # Views of it hold it, so that its end is the end of the last of them.

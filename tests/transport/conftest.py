@@ -53,6 +53,18 @@ def chunk_of(index, nbytes):
     )
 
 
+def patch_of(chunks):
+    return PatchInfo(
+        base_version=1,
+        version=3,
+        profile=CodecProfile.FAST,
+        codec_version=1,
+        root_digest=ROOT,
+        chunk_count=len(chunks),
+        payload_nbytes=sum(len(each.payload) for each in chunks),
+    )
+
+
 class ScriptedTransfer:
     """Sends the chunks of a source that a puller lacks."""
 
@@ -61,15 +73,7 @@ class ScriptedTransfer:
         self.is_closed = False
         have = {each.root_digest: each for each in spec.have_chunks}.get(ROOT, ())
         self.sent = [each for each in source.chunks if each.header.index not in have]
-        patch = PatchInfo(
-            base_version=1,
-            version=3,
-            profile=CodecProfile.FAST,
-            codec_version=1,
-            root_digest=ROOT,
-            chunk_count=len(source.chunks),
-            payload_nbytes=sum(len(each.payload) for each in source.chunks),
-        )
+        patch = patch_of(source.chunks)
         index = PatchIndex(patch=patch, chunk_digests=(bytes(32),) * len(source.chunks))
         self.plan = source.spoil_plan(
             TransferPlan(
@@ -195,6 +199,7 @@ def tools():
         spec = SPEC
         root = ROOT
         chunk_of = staticmethod(chunk_of)
+        patch_of = staticmethod(patch_of)
 
         @staticmethod
         async def pulled(lanes, source, spec=SPEC, token=TOKEN):

@@ -98,6 +98,27 @@ async def test_a_broken_lane_goes_on_over_grpc_with_what_is_missing(tools, sourc
     assert len(source.transfers[1].sent) == len(source.chunks) - 5
 
 
+async def test_a_hundred_chunks_move_to_another_lane_midway(tools, source, lanes):
+    source.chunks = [tools.chunk_of(index, 1 + 500 * (index % 7)) for index in range(100)]
+    pulling, taken = lanes.pull(source.address, tools.spec, tools.token), {}
+    await anext(pulling)
+
+    async def hold(number):
+        if source.calls[-1] == "plan" and number == 50:
+            await asyncio.Event().wait()
+
+    source.before = hold
+    async for sent in pulling:
+        assert sent.chunk.header.index not in taken
+        taken[sent.chunk.header.index] = sent.chunk
+        if len(taken) == 40:
+            await source.hosts.close()
+
+    assert same(taken, source.chunks)
+    assert source.calls == ["plan", "pull"]
+    assert 50 <= len(source.transfers[1].sent) <= 60
+
+
 async def test_a_source_that_falls_silent_is_left_for_grpc(tools, source, open_lanes, lane):
     async def stall(number):
         if source.calls[-1] == "plan" and number == 2:

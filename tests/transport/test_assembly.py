@@ -1,0 +1,170 @@
+"""Frames of one transfer: in any order, in parts, and with lies in them."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from astraflow.core.clock import SystemClock
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.transport.assembly import UNPLANNED_NBYTES
+from astraflow.transport.frames import (
+    HEADER_NBYTES,
+    Frame,
+    FrameKind,
+    chunk_frames,
+    failure_frame,
+    pack,
+    plan_parts,
+    unpack,
+)
+from astraflow.transport.inbox import Inbox
+from astraflow.transport.proofs import is_proven, prove
+from astraflow.transport.transfers import Transfers
+from astraflow.wire.patches import PatchIndex, SentChunk, TransferPlan
+
+
+@pytest.fixture
+def chunks(tools):
+    return [tools.chunk_of(index, size) for index, size in enumerate([0, 1000, 200_000])]
+
+
+@pytest.fixture
+def plan(tools, chunks):
+    patch = tools.patch_of(chunks)
+    index = PatchIndex(patch=patch, chunk_digests=(bytes(32),) * len(chunks))
+    return TransferPlan(
+        transfer_id="t",
+        patches=(index,),
+        chunk_count=len(chunks),
+        payload_nbytes=patch.payload_nbytes,
+    )
+
+
+@pytest.fixture
+def inbox():
+    return Inbox(stall_timeout_s=5.0)
+
+
+def frames_of(chunks, segment_nbytes=4096):
+    return [
+        each
+        for chunk in chunks
+        for each in chunk_frames(SentChunk(patch_index=0, chunk=chunk), segment_nbytes)
+    ]
+
+
+def take(inbox, frame, body=b""):
+    place = inbox.place(unpack(pack(frame)))
+    place[:] = body
+    inbox.filled(frame, place)
+
+
+def refused(inbox, frame, body=b""):
+    with pytest.raises(AstraflowError) as caught:
+        take(inbox, frame, body)
+    assert caught.value.reason is Reason.CHUNK_INVALID
+
+
+async def test_parts_come_in_any_order_and_before_the_plan(inbox, plan, chunks):
+    for frame, body in reversed(frames_of(chunks)):
+        take(inbox, frame, body)
+    for header, body in plan_parts(plan, 50):
+        take(inbox, unpack(header), body)
+
+    first, *rest = [item async for item in inbox.items()]
+
+    assert first == plan
+    assert {each.chunk.header.index: bytes(each.chunk.payload) for each in rest} == {
+        each.header.index: each.payload for each in chunks
+    }
+    assert inbox.is_over
+
+
+async def test_a_failure_of_the_source_comes_out_as_it_was_raised(inbox):
+    raised = AstraflowError(Reason.VERSION_EVICTED, "gone", metadata={"version": "3"})
+    frame = failure_frame(raised)
+    take(inbox, unpack(frame[:HEADER_NBYTES]), frame[HEADER_NBYTES:])
+
+    with pytest.raises(AstraflowError) as caught:
+        [item async for item in inbox.items()]
+    assert caught.value.to_failure() == raised.to_failure()
+
+
+async def test_lies_are_refused_before_memory_is_given(inbox, plan, chunks):
+    inbox.take_plan(plan)
+    (frame, body), *_ = frames_of(chunks[2:])
+
+    refused(inbox, replace(frame, patch_index=1))
+    refused(inbox, replace(frame, header=replace(frame.header, index=3)))
+    refused(inbox, replace(frame, body_offset=frame.payload_nbytes - 1))
+    refused(inbox, replace(frame, body_nbytes=frame.payload_nbytes + 1))
+    take(inbox, frame, body)
+    refused(inbox, replace(frame, header=replace(frame.header, offset=64)))
+    refused(inbox, Frame(kind=FrameKind.HELLO, body_nbytes=0))
+    refused(inbox, Frame(kind=FrameKind.FAILURE, body_nbytes=1 << 20))
+    refused(inbox, Frame(kind=FrameKind.PLAN, body_nbytes=9, payload_nbytes=1 << 30))
+    with pytest.raises(AstraflowError, match="one plan"):
+        inbox.take_plan(plan)
+
+
+async def test_before_the_plan_memory_is_bounded_too(inbox, tools):
+    header = replace(tools.chunk_of(0, 1).header, payload_nbytes=4 << 20)
+    frame = Frame(kind=FrameKind.CHUNK, body_nbytes=1, payload_nbytes=4 << 20)
+    last = UNPLANNED_NBYTES >> 22
+    for index in range(last):
+        inbox.place(replace(frame, header=replace(header, index=index)))
+
+    with pytest.raises(AstraflowError, match="more chunks or bytes"):
+        inbox.place(replace(frame, header=replace(header, index=last)))
+
+
+@pytest.mark.parametrize(
+    ("at", "byte"), [(0, 0), (4, 0), (4, 9), (5, 0), (6, 77), (19, 255), (31, 255), (39, 255)]
+)
+def test_headers_of_no_sound_peer_are_refused(tools, at, byte):
+    (frame, _), *_ = frames_of([tools.chunk_of(1, 100)])
+    data = bytearray(pack(frame))
+    assert unpack(data) == frame
+    data[at] = byte
+
+    with pytest.raises(AstraflowError) as caught:
+        unpack(data)
+    assert caught.value.reason is Reason.CHUNK_INVALID
+
+
+def test_a_proof_holds_for_its_secret_and_message_only():
+    proof = prove(b"secret", b"message")
+
+    assert is_proven(proof, b"message", [b"older", b"secret"])
+    assert not is_proven(proof, b"another", [b"secret"])
+    assert not is_proven(proof, b"message", [b"older"])
+    assert not is_proven(prove(b"", b"message"), b"message", [b""])
+    assert not is_proven(proof[:-1], b"message", [b"secret"])
+    assert b"secret" not in proof
+
+
+class Kept:
+    def __init__(self, plan):
+        self.plan, self.is_closed = plan, False
+
+    def close(self):
+        self.is_closed = True
+
+
+async def test_a_transfer_is_claimed_once_or_expires(plan, tools):
+    transfers = Transfers(clock=SystemClock(), ttl=timedelta(milliseconds=20))
+    claimed, forgotten = Kept(plan), Kept(plan)
+
+    token = transfers.add(claimed, []).token
+    assert transfers.claim(token) is claimed
+    with pytest.raises(AstraflowError) as caught:
+        transfers.claim(token)
+    late = transfers.add(forgotten, [])
+    await tools.settled(lambda: forgotten.is_closed)
+
+    assert caught.value.reason is Reason.TOKEN_INVALID
+    assert not claimed.is_closed
+    with pytest.raises(AstraflowError) as caught:
+        transfers.renew(late.transfer_id)
+    assert caught.value.reason is Reason.TRANSFER_EXPIRED

@@ -1,0 +1,67 @@
+"""Memory that is lent, and what a source that died leaves behind."""
+
+import os
+import socket
+
+import pytest
+
+from astraflow.core.errors import AstraflowError
+from astraflow.core.versions import Lane
+from astraflow.transport.arenas import ArenaPool
+from astraflow.transport.shm_host import remove_stale
+from astraflow.transport.shm_lane import SOCKET_NAME, is_same_host
+
+
+def test_an_arena_is_lent_again_once_nobody_looks_into_it():
+    pool = ArenaPool()
+    first = pool.take(1000)
+    payload = first.payload(0, 10)
+    descriptor = first.descriptor
+    del first
+
+    second = pool.take(1000)
+    assert second.descriptor != descriptor
+    assert bytes(payload) == bytes(10)
+    del payload, second
+    third = pool.take(900)
+    assert os.fstat(third.descriptor).st_size == 1000
+
+
+def test_an_arena_cannot_be_taken_away_under_its_reader():
+    arena = ArenaPool().take(4096)
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.descriptor, 0)
+    with pytest.raises(AstraflowError, match="outside"):
+        arena.payload(4000, 97)
+
+
+async def test_memory_of_the_last_version_is_used_for_the_next(tools, serve, open_lanes):
+    source, lanes = await serve(lanes=[Lane.SHM]), open_lanes(Lane.SHM)
+    for _ in range(3):
+        assert len(await tools.pulled(lanes, source)) == len(source.chunks)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        await tools.pulled(lanes, source)
+
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+async def test_the_directory_names_this_host_and_goes_with_the_source(serve):
+    source = await serve(lanes=[Lane.SHM])
+    (place,) = source.hosts.endpoints
+
+    assert is_same_host(place.address)
+    await source.hosts.close()
+    assert not is_same_host(place.address)
+
+
+def test_what_a_dead_source_left_is_removed_and_a_live_one_stays(tmp_path):
+    for name in ("dead", "live"):
+        (tmp_path / f"astraflow-lane-{name}").mkdir()
+    with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as live:
+        dead.bind(str(tmp_path / "astraflow-lane-dead" / SOCKET_NAME))
+        live.bind(str(tmp_path / "astraflow-lane-live" / SOCKET_NAME))
+        live.listen()
+        remove_stale(tmp_path)
+
+    assert [each.name for each in tmp_path.iterdir()] == ["astraflow-lane-live"]
