@@ -5,6 +5,10 @@ from enum import StrEnum
 from typing import Final
 
 from astraflow.core.dtype import Dtype
+from astraflow.core.versions import CodecProfile
+
+Profile = CodecProfile
+"""How a patch is coded: quickly or small."""
 
 CODEC_VERSION: Final = 1
 """Of the byte format in docs/weights.md; raised when the bytes of any patch would change."""

@@ -9,16 +9,18 @@ from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
 from astraflow.core.errors import AstraflowError, Reason
 
 
-def decode_change(chunk: Chunk, old: np.ndarray) -> Change | None:
+def decode_change(chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change | None:
     """Return what a chunk changes; None: nothing.
 
     Args:
         chunk: Its header was checked against the layout and its digest verified.
         old: uN[element_count], the bits of its range in the base.
+        tables: The patch's `shared_tables`, verified with its root.
 
     Raises:
         AstraflowError: CHUNK_INVALID when the payload contradicts itself or its header.
     """
+    del tables
     header = chunk.header
     match header.encoding:
         case Encoding.UNCHANGED:
@@ -40,15 +42,37 @@ def decode_change(chunk: Chunk, old: np.ndarray) -> Change | None:
     return Change(dtype=header.dtype, positions=indices + first, before=old[indices], values=values)
 
 
-def decode_whole(chunk: Chunk) -> np.ndarray:
+def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return what a range was before a sparse chunk changed it.
+
+    Args:
+        chunk: SPARSE_FAST, made here or verified.
+        new: uN[element_count], the bits of its range in the version that it leads to.
+
+    Returns:
+        i64[n] rising indices into the range, and the old bits uN[n].
+
+    Raises:
+        AstraflowError: CHUNK_INVALID when it does not lead back, or contradicts itself.
+    """
+    header = chunk.header
+    if header.encoding is not Encoding.SPARSE_FAST:
+        raise _invalid(header, f"is {header.encoding}, which does not lead back")
+    payload = _unpacked(chunk, sparse_fast.largest_nbytes(len(new), header.dtype.itemsize))
+    return sparse_fast.decode_back(payload, new, changed_count=header.changed_count)
+
+
+def decode_whole(chunk: Chunk, tables: bytes = b"") -> np.ndarray:
     """Return all bits of a chunk's range, which needs no base: uN[element_count], read-only.
 
     Args:
         chunk: As for `decode_change`.
+        tables: Of its patch.
 
     Raises:
         AstraflowError: CHUNK_INVALID when it needs a base, or as `decode_change`.
     """
+    del tables
     if chunk.header.encoding is not Encoding.DENSE:
         raise _invalid(chunk.header, f"is {chunk.header.encoding}, which needs a base")
     return _dense(chunk)

@@ -31,6 +31,11 @@ class ChunkRange:
         return self.offset + self.nbytes
 
     @property
+    def first(self) -> int:
+        """Position of its first element: byte offset divided by the element size."""
+        return self.offset // self.dtype.itemsize
+
+    @property
     def bytes(self) -> slice:
         """Where it lies in the flat state."""
         return slice(self.offset, self.end)

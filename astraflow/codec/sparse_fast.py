@@ -69,25 +69,53 @@ def decode(
     Raises:
         AstraflowError: CHUNK_INVALID when the payload contradicts itself or the range.
     """
+    indices, distances = _decode_streams(payload, old, changed_count)
+    return indices, _unordered(_ordered(old[indices]) + distances)
+
+
+def decode_back(
+    payload: bytes | memoryview, new: np.ndarray, *, changed_count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what a range was before it changed: gaps and distances lead both ways.
+
+    Args:
+        payload: As `encode` made it.
+        new: Bits (uN[element_count]) of the whole range in the target.
+        changed_count: From the chunk's header.
+
+    Returns:
+        i64[n] rising indices, and the old bits uN[n].
+
+    Raises:
+        AstraflowError: CHUNK_INVALID when the payload contradicts itself or the range.
+    """
+    indices, distances = _decode_streams(payload, new, changed_count)
+    return indices, _unordered(_ordered(new[indices]) - distances)
+
+
+def _decode_streams(
+    payload: bytes | memoryview, like: np.ndarray, changed_count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return i64[n] rising indices, uN[n] distances modulo 2^N; `like`: any bits of the range."""
     if len(payload) < _HEAD.size:
         raise _invalid("is cut off")
     gap_nbytes, escape_count = _HEAD.unpack_from(payload)
-    if len(payload) != _HEAD.size + gap_nbytes + changed_count + escape_count * old.itemsize:
+    if len(payload) != _HEAD.size + gap_nbytes + changed_count + escape_count * like.itemsize:
         raise _invalid("has another size than its streams")
     gaps = np.frombuffer(payload, np.uint8, gap_nbytes, _HEAD.size)
     distances = np.frombuffer(payload, np.uint8, changed_count, _HEAD.size + gap_nbytes)
     escapes = np.frombuffer(
-        payload, old.dtype, escape_count, _HEAD.size + gap_nbytes + changed_count
+        payload, like.dtype, escape_count, _HEAD.size + gap_nbytes + changed_count
     )
-    indices = _decode_gaps(gaps, changed_count, len(old))
-    zigzag = distances.astype(old.dtype)
+    indices = _decode_gaps(gaps, changed_count, len(like))
+    zigzag = distances.astype(like.dtype)
     escaped = np.flatnonzero(distances == _ESCAPE)
     if len(escaped) != escape_count:
         raise _invalid("has another number of escapes than it says")
     if not distances.all() or (escape_count and escapes.min() < _ESCAPE):
         raise _invalid("is not canonical")
     zigzag[escaped] = escapes
-    return indices, _unordered(_ordered(old[indices]) + _unzigzag(zigzag))
+    return indices, _unzigzag(zigzag)
 
 
 def largest_nbytes(element_count: int, itemsize: int) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from astraflow.codec.chunks import CODEC_VERSION, Chunk
-from astraflow.codec.encode import encode_patch, encode_whole
+from astraflow.codec.encode import encode_patch, encode_whole, flat_bits
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -75,7 +75,9 @@ class WeightPublisher:
         """
         self._require_next(version)
         flat = self.store.frame.flatten(tensors)
-        patches = [_stored(version, None, encode_whole(self.store.frame.runs, flat))]
+        patches = [
+            _stored(version, None, encode_whole(self.store.frame.runs, flat_bits(flat)).chunks)
+        ]
         digest = self._digest_and_forward(version, flat, patches)
         self._shadow = HeldState(frame=self.store.frame, version=version, flat=flat, digest=digest)
         self.store.add(patches)
@@ -104,10 +106,10 @@ class WeightPublisher:
         frame, shadow = self.store.frame, self._shadow
         if shadow is None:
             return StateDigest.of(frame.layout, flat)
-        chunks, digest = encode_patch(frame.runs, flat, shadow.flat, shadow.digest)
-        if sum(len(chunk.payload) for chunk in chunks) < patches[0].info.payload_nbytes:
-            patches.append(_stored(version, shadow.version, chunks))
-        return digest
+        patch = encode_patch(frame.runs, flat_bits(flat), flat_bits(shadow.flat), shadow.digest)
+        if sum(len(chunk.payload) for chunk in patch.chunks) < patches[0].info.payload_nbytes:
+            patches.append(_stored(version, shadow.version, patch.chunks))
+        return patch.digest
 
 
 def _stored(version: int, base_version: int | None, chunks: tuple[Chunk, ...]) -> StoredPatch:

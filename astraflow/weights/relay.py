@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from astraflow.codec.chunks import Chunk
-from astraflow.codec.encode import encode_whole
+from astraflow.codec.encode import encode_whole, flat_bits
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo
 from astraflow.weights.frame import Frame
@@ -301,7 +301,7 @@ def _arriving(incoming: Incoming) -> dict[bytes, RelayPatch]:
 
 def _whole_of(held: HeldState, info: PatchInfo) -> RelayPatch | None:
     """Return the whole patch of a state; None: its bytes are not those that were registered."""
-    chunks = encode_whole(held.frame.runs, held.flat)
+    chunks = encode_whole(held.frame.runs, flat_bits(held.flat)).chunks
     index = PatchIndex(patch=info, chunk_digests=tuple(map(digest_of, chunks)))
     if index.root_digest != info.root_digest:
         return None

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
-from astraflow.codec.decode import decode_change, decode_whole
-from astraflow.codec.encode import encode_patch, encode_whole
+from astraflow.codec.decode import decode_back, decode_change, decode_whole
+from astraflow.codec.encode import encode_patch, encode_whole, flat_bits
 from astraflow.codec.runs import Runs
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
@@ -25,7 +25,9 @@ BASE[COUNT:] = 0
 TARGET = BASE.copy()
 TARGET[np.random.default_rng(2).random(len(BASE)) < 0.05] ^= 3
 TARGET[COUNT:] = 0
-(SPARSE,), _ = encode_patch(Runs(LAYOUT), TARGET.view(np.uint8), BASE.view(np.uint8), StateDigest())
+(SPARSE,) = encode_patch(
+    Runs(LAYOUT), flat_bits(TARGET.view(np.uint8)), flat_bits(BASE.view(np.uint8)), StateDigest()
+).chunks
 OLD = BASE[:COUNT]
 
 
@@ -114,7 +116,7 @@ def test_a_sparse_chunk_needs_a_base():
 
 
 def test_a_raw_chunk_of_another_size_than_its_range_is_refused():
-    (whole,) = encode_whole(Runs(LAYOUT), TARGET.view(np.uint8))
+    (whole,) = encode_whole(Runs(LAYOUT), flat_bits(TARGET.view(np.uint8))).chunks
     short = Chunk(header=replace(whole.header, payload_nbytes=6), payload=bytes(whole.payload)[:6])
 
     with pytest.raises(AstraflowError, match="covers 8000 bytes with 6"):
@@ -143,3 +145,18 @@ def test_applying_a_chunk_twice_is_harmless():
         change.apply(flat)
 
     assert (flat == TARGET.view(np.uint8)).all()
+
+
+def test_a_sparse_chunk_leads_back_too():
+    indices, before = decode_back(SPARSE, TARGET[:COUNT])
+    restored = TARGET[:COUNT].copy()
+    restored[indices] = before
+
+    assert (restored == OLD).all()
+
+
+def test_a_raw_chunk_does_not_lead_back():
+    (whole,) = encode_whole(Runs(LAYOUT), flat_bits(TARGET.view(np.uint8))).chunks
+
+    with pytest.raises(AstraflowError, match="does not lead back"):
+        decode_back(whole, TARGET[:COUNT])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from astraflow.codec.chunks import CHUNK_NBYTES, Compression, Encoding
 from astraflow.codec.decode import decode_change, decode_whole
-from astraflow.codec.encode import encode_patch, encode_whole
+from astraflow.codec.encode import encode_chunk, encode_patch, encode_whole, flat_bits
 from astraflow.codec.runs import Runs
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
@@ -35,7 +35,7 @@ def content(chunks):
 
 def patch(layout, target, base):
     target, base = target.view(np.uint8), base.view(np.uint8)
-    return encode_patch(Runs(layout), target, base, StateDigest())[0]
+    return encode_patch(Runs(layout), flat_bits(target), flat_bits(base), StateDigest()).chunks
 
 
 @settings(max_examples=60, deadline=None)
@@ -46,10 +46,10 @@ def test_a_patch_gives_the_target_bit_by_bit_for_every_dtype(states, seed, share
     target = states.touched(base, rng, share)
     start = StateDigest.of(states.layout, base)
 
-    chunks, digest = encode_patch(states.runs, target, base, start)
+    patch = encode_patch(states.runs, flat_bits(target), flat_bits(base), start)
 
-    assert (applied(states.runs, chunks, base) == target).all()
-    assert digest == StateDigest.of(states.layout, target)
+    assert (applied(states.runs, patch.chunks, base) == target).all()
+    assert patch.digest == StateDigest.of(states.layout, target)
 
 
 @settings(max_examples=30, deadline=None)
@@ -58,7 +58,7 @@ def test_a_whole_version_comes_back_bit_by_bit(states, seed):
     target = states.random(np.random.default_rng(seed))
     flat = np.zeros_like(target)
 
-    chunks = encode_whole(states.runs, target)
+    chunks = encode_whole(states.runs, flat_bits(target)).chunks
 
     for chunk in chunks:
         states.runs.check(chunk.header)
@@ -74,7 +74,10 @@ def test_the_same_two_versions_give_the_same_bytes(states, seed, share):
     base = states.random(rng)
     target = states.touched(base, rng, share)
     first, again = (
-        encode_patch(states.runs, target.copy(), base.copy(), StateDigest())[0] for _ in range(2)
+        encode_patch(
+            states.runs, flat_bits(target.copy()), flat_bits(base.copy()), StateDigest()
+        ).chunks
+        for _ in range(2)
     )
 
     assert content(first) == content(again)
@@ -149,3 +152,22 @@ def test_small_steps_of_one_percent_cost_about_a_byte_and_a_half_each():
     (chunk,) = patch(layout, target, base)
 
     assert len(chunk.payload) / chunk.header.changed_count < 1.5
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), share=SHARES)
+def test_a_chunk_that_is_encoded_alone_has_the_payload_that_it_had_in_the_patch(
+    states, seed, share
+):
+    rng = np.random.default_rng(seed)
+    base = states.random(rng)
+    target = states.touched(base, rng, share)
+    new, old = flat_bits(target), flat_bits(base)
+    patch = {c.header.offset: c for c in encode_patch(states.runs, new, old, StateDigest()).chunks}
+    whole = {c.header.offset: c for c in encode_whole(states.runs, new).chunks}
+
+    for where in states.runs.ranges():
+        alone = encode_chunk(where, new(where), old(where))
+        if alone.header.encoding is not Encoding.UNCHANGED:
+            assert alone.payload == patch[where.offset].payload
+        assert encode_chunk(where, new(where), None).payload == whole[where.offset].payload

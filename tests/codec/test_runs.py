@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from astraflow.codec.chunks import CHUNK_NBYTES, Compression, Encoding
-from astraflow.codec.encode import encode_patch, encode_whole
+from astraflow.codec.encode import encode_patch, encode_whole, flat_bits
 from astraflow.codec.runs import Runs
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
@@ -32,7 +32,7 @@ def headers(share=0.01):
     for spec in LAYOUT.tensors:
         bits = LAYOUT.view(target, spec.name)
         bits[rng.random(bits.shape) < share] = 1
-    chunks, _ = encode_patch(RUNS, target, base, StateDigest())
+    chunks = encode_patch(RUNS, flat_bits(target), flat_bits(base), StateDigest()).chunks
     return [chunk.header for chunk in chunks]
 
 
@@ -49,7 +49,8 @@ def test_what_is_encoded_passes():
     for each in headers():
         RUNS.check(each)
     RUNS.check_cover(headers())
-    RUNS.check_cover([chunk.header for chunk in encode_whole(RUNS, np.zeros(LAYOUT.nbytes, "u1"))])
+    whole = encode_whole(RUNS, flat_bits(np.zeros(LAYOUT.nbytes, "u1")))
+    RUNS.check_cover([chunk.header for chunk in whole.chunks])
 
 
 @pytest.mark.parametrize(
