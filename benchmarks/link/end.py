@@ -43,6 +43,10 @@ class End:
         """Wait until it has ended."""
         self._process.communicate()
 
+    def kill(self) -> None:
+        """End it as the kernel does when memory runs out: it gets to do nothing more."""
+        self._process.kill()
+
     def tell(self, line: str) -> None:
         """Send a line."""
         assert self._process.stdin
