@@ -1,0 +1,1 @@
+"""The processes at the ends of `benchmarks/fanout.py`."""
