@@ -11,13 +11,14 @@ round of it. docs/weights.md has the constants.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
 
 from astraflow.codec.changes import Change
+from astraflow.codec.runs import ChunkRange
 from astraflow.core.layout import Layout, TensorSpec
 
 _KEY: Final = np.uint64(0x6173747261666C77)
@@ -48,6 +49,27 @@ class StateDigest:
             low, high = low + sums[0], high + sums[1]
         return cls(low & _MASK, high & _MASK)
 
+    @classmethod
+    def of_pieces(cls, pieces: Iterable[tuple[ChunkRange, np.ndarray]]) -> Self:
+        """Return what pieces of tensors contribute: ranges and their bits, uN[element_count].
+
+        Shares of a state that do not overlap add up to its digest.
+        """
+        low = high = 0
+        for where, bits in pieces:
+            start = where.offset // bits.itemsize
+            for first in range(0, len(bits), _BLOCK):
+                block = bits[first : first + _BLOCK]
+                count = start + first + len(block)
+                positions = np.arange(start + first, count, dtype=np.uint64)
+                sums = _sums(positions, block, bits.itemsize)
+                low, high = low + sums[0], high + sums[1]
+        return cls(low & _MASK, high & _MASK)
+
+    def plus(self, other: "StateDigest") -> "StateDigest":
+        """Return the digest of two shares of a state that do not overlap."""
+        return StateDigest((self.low + other.low) & _MASK, (self.high + other.high) & _MASK)
+
     def after(self, change: Change) -> "StateDigest":
         """Return the digest of the state that a change leaves."""
         low, high = self.low, self.high
@@ -59,6 +81,11 @@ class StateDigest:
             low += added[0] - taken[0]
             high += added[1] - taken[1]
         return StateDigest(low & _MASK, high & _MASK)
+
+    @classmethod
+    def from_bytes(cls, digest: bytes) -> Self:
+        """Read what `to_bytes` wrote: 16 bytes."""
+        return cls(*struct.unpack("<2Q", digest))
 
     def to_bytes(self) -> bytes:
         """Return it as 16 bytes, little-endian, first half first."""

@@ -5,6 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.codec.changes import Change
+from astraflow.codec.encode import flat_bits
+from astraflow.codec.runs import ChunkRange
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout
@@ -69,3 +71,19 @@ def test_undoing_a_change_brings_the_digest_back_across_many_blocks():
 
     assert start.after(change) == StateDigest.of(layout, values.view(np.uint8))
     assert start.after(change).after(back) == start
+
+
+def test_the_shares_of_a_state_add_up_to_it(states):
+    flat = states.random(np.random.default_rng(3))
+    whole = StateDigest.of(states.layout, flat)
+    pieces = [
+        (ChunkRange(offset=s.offset, nbytes=s.nbytes, dtype=s.dtype), flat_bits(flat))
+        for s in states.layout.tensors
+    ]
+    left, right = (
+        StateDigest.of_pieces((where, bits(where)) for where, bits in half)
+        for half in (pieces[:2], pieces[2:])
+    )
+
+    assert left.plus(right) == whole
+    assert StateDigest.from_bytes(whole.to_bytes()) == whole
