@@ -20,9 +20,9 @@ class Account:
 
     def to_json(self) -> dict[str, Any]:
         """Return the run, its books, its members and how the hub fared."""
-        hands, run = self._hub.hands, self._hub.run
+        memory, run = self._hub.memory, self._hub.run
         status = self._hub.status()
-        first, last = hands.first_task_time, hands.last_version_time
+        first, last = memory.first_task_time, memory.last_version_time
         trained = first is not None and last is not None and last > first
         return {
             "run_id": status.run_id,
@@ -35,7 +35,7 @@ class Account:
             "dead_letter_count": status.dead_letter_count,
             "policies": [asdict(policy) for policy in status.policies],
             "books": [asdict(book) | {"balanced": book.is_balanced} for book in run.accounts()],
-            "members": hands.roster.rows(status.members),
+            "members": memory.roster.rows(status.members),
             "hub": self._hub_row(),
         }
 

@@ -25,15 +25,12 @@ from astraflow.core.effects import (
     SendEndOfData,
     SendTask,
 )
-from astraflow.core.ids import MemberId
-from astraflow.core.members import Role
-from astraflow.core.tasks import TaskPurpose
 from astraflow.dataflow.mailroom import Mailroom
+from astraflow.dataflow.memory import Memory
 from astraflow.dataflow.outbox import Outbox
 from astraflow.dataflow.recorder import Recorder
-from astraflow.dataflow.roster import Roster
 from astraflow.dataflow.seats import Seats, SessionLeft
-from astraflow.dataflow.tokens import SessionTokens, ended_error, fenced_error
+from astraflow.dataflow.tokens import ended_error, fenced_error
 from astraflow.dataflow.watches import Watches
 
 log = structlog.get_logger(__name__)
@@ -45,44 +42,33 @@ class Hands:
     """Turns effects into mail, wake-ups and records.
 
     Attributes:
+        memory: What is known of members.
         draws: What has to be read from data sets.
-        sessions: Who speaks with which token.
-        roles: What each member does.
         seats: Who streams what.
         mail: What waits for the streams.
         watches: Who wants to see what change.
-        roster: Every member that ever took part.
         over: Set when the hub may close.
-        first_task_time: Of the first task for training.
-        last_version_time: Of the newest version.
     """
 
-    def __init__(self, *, recorder: Recorder, draws: Outbox[Draw]) -> None:
+    def __init__(self, *, recorder: Recorder, draws: Outbox[Draw], memory: Memory) -> None:
+        self.memory = memory
         self.draws = draws
-        self.sessions = SessionTokens()
-        self.roles: dict[MemberId, Role] = {}
         self.seats = Seats()
         self.mail = Mailroom()
         self.watches = Watches()
-        self.roster = Roster()
         self.over = asyncio.Event()
-        self.first_task_time: datetime | None = None
-        self.last_version_time: datetime | None = None
         self._recorder = recorder
 
     def carry_out(self, effect: Effect, now: datetime) -> None:
         """Do what one effect asks for."""
+        self.memory.see(effect, now)
         match effect:
-            case SendTask():
-                if self.first_task_time is None and effect.task.purpose is TaskPurpose.TRAIN:
-                    self.first_task_time = now
-                self.mail.post(effect)
-            case SendCancellation() | SendDirective() | SendBatch() | SendEndOfData():
+            case SendTask() | SendCancellation() | SendDirective() | SendBatch() | SendEndOfData():
                 self.mail.post(effect)
             case ClearOutbox():
                 self.mail.clear(effect.member_id)
             case CloseSession():
-                self._close_session(effect, now)
+                self._close_session(effect)
             case DrawPrompts() | DrawEvalPrompts():
                 self.draws.put(effect)
             case _:
@@ -104,7 +90,6 @@ class Hands:
                     metrics=effect.metrics,
                 )
             case RecordVersion():
-                self.roster.update(effect.member_id, effect.report)
                 self._recorder.version(now, effect.member_id, effect.report)
             case EvalChanged():
                 self.watches.touch_evals()
@@ -119,7 +104,6 @@ class Hands:
                 raise TypeError(f"nobody carries out {type(effect).__name__}")
 
     def _record_rollout(self, effect: RecordRollout, now: datetime) -> None:
-        self.roster.accept(effect.member_id)
         if self._recorder.keeps(effect.rollout.group_id):
             self._recorder.rollout(
                 now,
@@ -129,16 +113,13 @@ class Hands:
                 member_id=effect.member_id,
             )
 
-    def _close_session(self, effect: CloseSession, now: datetime) -> None:
+    def _close_session(self, effect: CloseSession) -> None:
         member_id = effect.member_id
         log.info("session ended", member=member_id, lost=effect.is_lost, message=effect.message)
         if effect.is_fenced:
-            self.sessions.fence(member_id)
             error: Exception = fenced_error(member_id)
         else:
-            self.sessions.end(member_id, effect.message)
             is_lost = effect.is_lost
             error = ended_error(member_id, effect.message) if is_lost else SessionLeft(member_id)
-            self.roster.leave(member_id, effect.message, now)
         self.seats.end(member_id, error)
         self.mail.drop(member_id)

@@ -1,55 +1,57 @@
 """The hub: the one writer of a run, and the hands that carry out what it decides.
 
-Every call ends in one event, applied at once on the event loop; the effects go to outboxes,
-watches and the recorder and never wait. What has to be read from a disk is read by one worker
-and comes back as an event of its own.
+Every call ends in one event, decided at once on the event loop. Its effects go to outboxes,
+watches and the recorder, and its answer to the caller, once the journal holds the event. What has
+to be read from a disk is read by one worker and comes back as an event of its own.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
 
 from astraflow.core.clock import Clock
-from astraflow.core.effects import DrawPrompts, Renewal
+from astraflow.core.effects import DrawPrompts
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.evals import EvalRun
 from astraflow.core.events import (
-    BatchAcked,
     BatchStreamOpened,
     EvalPromptsOffered,
     Event,
-    MemberKeptAlive,
     PromptsOffered,
     RaasJoined,
     RunBroken,
     Secrets,
     Ticked,
     TrainerRegistered,
-    VersionPublished,
 )
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId
 from astraflow.core.members import (
     JoinPool,
     PoolMembership,
     RegisterTrainer,
-    Role,
     SessionResume,
     TrainerRegistration,
 )
 from astraflow.core.run import Run
 from astraflow.core.status import RunStatus, WaitReason
 from astraflow.core.versions import VersionInfo
+from astraflow.dataflow.commits import Commits, Decided
 from astraflow.dataflow.hands import Draw, Hands
 from astraflow.dataflow.mailroom import BatchItem
+from astraflow.dataflow.memory import Memory
 from astraflow.dataflow.outbox import Outbox
 from astraflow.dataflow.prompts import DataSets, PromptSource
 from astraflow.dataflow.recorder import Recorder
-from astraflow.dataflow.tokens import SessionTokens
+from astraflow.dataflow.tokens import SessionTokens, token_digest
+from astraflow.storage.journal import Journal
+from astraflow.wire.journal import record_bytes
+from astraflow_proto.rollout.v1 import rollout_pb2
 
 log = structlog.get_logger(__name__)
 
@@ -65,25 +67,33 @@ class Hub:
         source: PromptSource,
         recorder: Recorder,
         clock: Clock,
+        journal: Journal | None = None,
+        memory: Memory | None = None,
+        transfer_token: bytes | None = None,
     ) -> None:
         """Put a hub around a run.
 
         Args:
-            run: Fresh; nobody else applies events to it.
+            run: Fresh, or as its journal has it; nobody else applies events to it.
             data_sets: Read for evaluations.
             source: Prompts to train on.
             recorder: Gets what is kept for people.
             clock: Tells the time.
+            journal: Gets every event; None: nothing outlives the process.
+            memory: What is known of members; None: nothing.
+            transfer_token: Shared by all members; None: a fresh one.
         """
         self.run = run
-        self.hands = Hands(recorder=recorder, draws=Outbox())
+        self.memory = memory or Memory()
+        self.hands = Hands(recorder=recorder, draws=Outbox(), memory=self.memory)
+        self.commits = Commits(journal, self._carry_out)
         self.event_count = 0
         self.max_apply_s = 0.0
         self._data_sets = data_sets
         self._source = source
         self._clock = clock
-        self._policies: dict[MemberId, PolicyId] = {}
-        self._transfer_token = SessionTokens.mint()
+        self._keeps_records = journal is not None
+        self._transfer_token = transfer_token or SessionTokens.mint()
         self._due: datetime | None = None
         self._is_sooner = asyncio.Event()
 
@@ -91,8 +101,8 @@ class Hub:
         """Return the run's time."""
         return self._clock.now()
 
-    def apply(self, event: Event) -> Any:
-        """Let something happen and carry out what comes of it.
+    async def take(self, event: Event) -> Any:
+        """Let something happen; return once it is safe and carried out.
 
         Returns:
             The answer that the event's docstring names.
@@ -100,17 +110,56 @@ class Hub:
         Raises:
             AstraflowError: As the event's docstring says; nothing has changed then.
         """
+        try:
+            return self.apply(event)
+        finally:
+            await self.safe()
+
+    async def safe(self, ticket: int | None = None) -> None:
+        """Wait until what was decided so far is safe, or up to a ticket of `commits`."""
+        await self.commits.passed(self.commits.ticket if ticket is None else ticket)
+
+    def apply(self, event: Event, *, received: rollout_pb2.Rollout | None = None) -> Any:
+        """Decide what comes of an event; it is carried out when the journal holds it.
+
+        Args:
+            event: What happens.
+            received: The message that a RolloutArrived came in.
+
+        Returns:
+            The answer that the event's docstring names; it is safe after `safe`.
+
+        Raises:
+            AstraflowError: As the event's docstring says; nothing has changed then.
+        """
         now, started = self._clock.now(), time.thread_time()
+        kept = without_secrets(event)
+        record = record_bytes(kept, now, received=received) if self._keeps_records else b""
         outcome = self.run.apply(event, now)
         self.event_count += 1
-        for effect in outcome.effects:
-            self.hands.carry_out(effect, now)
-        self.hands.watches.touch()
+        self.commits.put(
+            Decided(
+                event=kept,
+                time=now,
+                answer=outcome.answer,
+                effects=outcome.effects,
+                record=record,
+            )
+        )
         self.max_apply_s = max(self.max_apply_s, time.thread_time() - started)
         due = self.run.next_deadline
         if due is not None and (self._due is None or due < self._due):
             self._is_sooner.set()
         return outcome.answer
+
+    def _carry_out(self, decided: Decided) -> None:
+        event = decided.event
+        if isinstance(event, BatchStreamOpened):
+            self.hands.mail.open_batches(event.member_id, event.rank)
+        for effect in decided.effects:
+            self.hands.carry_out(effect, decided.time)
+        self.memory.note(event, decided.answer, decided.time)
+        self.hands.watches.touch()
 
     async def draw(self) -> None:
         """Draw prompts as the run asks for them, for ever."""
@@ -134,51 +183,30 @@ class Hub:
         """Wait until the run is over and its members are gone."""
         await self.hands.over.wait()
 
-    def join_pool(self, request: JoinPool) -> PoolMembership:
+    async def join_pool(self, request: JoinPool) -> PoolMembership:
         """Admit a RaaS."""
         secrets, resumes = self._secrets(), self._resumed(request.resume)
         event = RaasJoined(request=request, secrets=secrets, resumes=resumes)
-        membership: PoolMembership = self.apply(event)
-        self._admit(membership.session.member_id, request, secrets)
+        membership: PoolMembership = await self.take(event)
+        log.info("RaaS joined", member=membership.session.member_id, name=request.name)
         return membership
 
-    def register_trainer(self, request: RegisterTrainer) -> TrainerRegistration:
+    async def register_trainer(self, request: RegisterTrainer) -> TrainerRegistration:
         """Admit a trainer."""
         secrets, resumes = self._secrets(), self._resumed(request.resume)
         event = TrainerRegistered(request=request, secrets=secrets, resumes=resumes)
-        registration: TrainerRegistration = self.apply(event)
-        self._admit(registration.session.member_id, request, secrets)
-        self._policies[registration.session.member_id] = request.policy_id
+        registration: TrainerRegistration = await self.take(event)
+        log.info("trainer joined", member=registration.session.member_id, name=request.name)
         return registration
 
-    def open_batches(self, event: BatchStreamOpened) -> Outbox[BatchItem]:
+    async def open_batches(self, event: BatchStreamOpened) -> Outbox[BatchItem]:
         """Return what the stream of one rank has to send, from what is not settled on."""
-        outbox = self.hands.mail.open_batches(event.member_id, event.rank)
-        self.apply(event)
-        return outbox
+        await self.take(event)
+        return self.hands.mail.batches(event.member_id, event.rank)
 
     def explain(self, member_id: MemberId) -> tuple[WaitReason, ...]:
         """Return what a trainer waits for, link by link; empty: nothing."""
-        return self.run.explain(self._policies[member_id], self.now())
-
-    def keep_alive(self, event: MemberKeptAlive) -> Renewal:
-        """Renew a session."""
-        renewal: Renewal = self.apply(event)
-        self.hands.roster.report(event.member_id, event.load)
-        return renewal
-
-    def ack_batch(self, event: BatchAcked) -> bool:
-        """Settle a batch, or a rank's part of it; return whether it is settled."""
-        is_settled: bool = self.apply(event)
-        if is_settled:
-            self.hands.roster.train(event)
-        return is_settled
-
-    def publish_version(self, event: VersionPublished) -> int:
-        """Announce a version; return the number of the next one."""
-        next_version: int = self.apply(event)
-        self.hands.last_version_time = self.now()
-        return next_version
+        return self.run.explain(self.memory.policies[member_id], self.now())
 
     async def watch_versions(
         self, policy_id: PolicyId, after: int | None, caller: MemberId
@@ -190,6 +218,7 @@ class Hub:
         """
         known = self.run.versions(policy_id, caller)
         async for info in self.hands.watches.versions(policy_id, known, after=after):
+            await self.safe()
             yield self.run.version_for(info, caller)
 
     def watch_eval(self, eval_run_id: EvalRunId) -> AsyncIterator[EvalRun]:
@@ -208,16 +237,7 @@ class Hub:
         return Secrets(token=SessionTokens.mint(), transfer_token=self._transfer_token)
 
     def _resumed(self, resume: SessionResume | None) -> MemberId | None:
-        return None if resume is None else self.hands.sessions.owner_of(resume.resume_token)
-
-    def _admit(
-        self, member_id: MemberId, request: JoinPool | RegisterTrainer, secrets: Secrets
-    ) -> None:
-        role = Role.RAAS if isinstance(request, JoinPool) else Role.TRAINER
-        self.hands.sessions.bind(secrets.token, member_id)
-        self.hands.roles[member_id] = role
-        self.hands.roster.join(member_id, request, self.now())
-        log.info("member joined", member=member_id, name=request.name, kind=role)
+        return None if resume is None else self.memory.sessions.owner_of(resume.resume_token)
 
     async def _read(self, draw: Draw) -> Event:
         """Read what a draw asks for, on a thread; what cannot be read breaks the run."""
@@ -240,3 +260,11 @@ class Hub:
             return None
         # Never 0: a deadline that a tick does not move must not keep the loop.
         return max(0.001, (self._due - self._clock.now()).total_seconds())
+
+
+def without_secrets(event: Event) -> Event:
+    """Return an event as the journal has it: with the digest of a token in the token's place."""
+    if not isinstance(event, RaasJoined | TrainerRegistered):
+        return event
+    secrets = Secrets(token=token_digest(event.secrets.token), transfer_token=b"")
+    return replace(event, secrets=secrets)

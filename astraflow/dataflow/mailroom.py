@@ -43,6 +43,11 @@ class Mailroom:
         self._batches.setdefault(member_id, {})[rank] = outbox
         return outbox
 
+    def batches(self, member_id: MemberId, rank: int) -> Outbox[BatchItem]:
+        """Return what waits for the stream of a rank."""
+        outbox = self._batches.get(member_id, {}).get(rank)
+        return self.open_batches(member_id, rank) if outbox is None else outbox
+
     def clear(self, member_id: MemberId) -> None:
         """Forget what the streams of a member have not taken."""
         for outbox in (self.tasks(member_id), *self._batches.get(member_id, {}).values()):

@@ -84,7 +84,7 @@ async def _serve(
     recorder: Recorder,
     on_ready: OnReady | None,
 ) -> RunStatus:
-    access = Access(tokens, sessions=hub.hands.sessions, roles=hub.hands.roles)
+    access = Access(tokens, sessions=hub.memory.sessions, roles=hub.memory.roles)
     tls = recipe.hub.tls
     server = await start_server(
         servicers_of(hub, access),

@@ -59,6 +59,20 @@ async def seated(
         log.debug("stream was cut", member=member_id, purpose=purpose)
 
 
+async def together(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run parts side by side until all have ended, or one fails and ends the others.
+
+    Raises:
+        Exception: What the first part to fail raised, as it was raised.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            for part in parts:
+                group.create_task(part)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
 async def either(*parts: Coroutine[Any, Any, None]) -> None:
     """Run parts side by side until the first one ends, then end the others.
 

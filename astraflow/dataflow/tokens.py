@@ -48,22 +48,30 @@ class SessionTokens:
 
     A process that reopens its session gets another token, and its older ones go on: its calls
     in progress carry them. The tokens of a process that was replaced are fenced.
+
+    Only digests of tokens are kept, here and in the journal.
     """
 
     def __init__(self) -> None:
         self._members: dict[bytes, MemberId] = {}
         self._fenced: set[bytes] = set()
         self._ended: dict[MemberId, str] = {}
+        self._expected: set[MemberId] = set()
 
     @staticmethod
     def mint() -> bytes:
         """Return a fresh secret."""
         return secrets.token_bytes(TOKEN_NBYTES)
 
-    def bind(self, token: bytes, member_id: MemberId) -> None:
-        """Let a token speak for a member, whose session is live from now on."""
-        self._members[_key(token)] = member_id
+    def bind(self, digest: bytes, member_id: MemberId) -> None:
+        """Let the token of a digest speak for a member, whose session is live from now on."""
+        self._members[digest] = member_id
         self._ended.pop(member_id, None)
+        self._expected.discard(member_id)
+
+    def expect(self, member_id: MemberId) -> None:
+        """Let a member say nothing until it has resumed its session."""
+        self._expected.add(member_id)
 
     def fence(self, member_id: MemberId) -> None:
         """Silence all tokens that a member has so far: a newer process took over."""
@@ -75,7 +83,7 @@ class SessionTokens:
 
     def owner_of(self, token: bytes) -> MemberId | None:
         """Return whose token this is or was; None: not of this run."""
-        return self._members.get(_key(token))
+        return self._members.get(token_digest(token))
 
     def speaks_for(self, token: bytes, *, may_be_ended: bool = False) -> MemberId:
         """Return the member that a token speaks for.
@@ -84,7 +92,7 @@ class SessionTokens:
             AstraflowError: TOKEN_INVALID when this run never gave it out; SESSION_FENCED when
                 a newer process took over; SESSION_ENDED unless it may be ended.
         """
-        key = _key(token)
+        key = token_digest(token)
         member_id = self._members.get(key)
         if member_id is None:
             raise AstraflowError(
@@ -94,6 +102,8 @@ class SessionTokens:
             raise fenced_error(member_id)
         if member_id in self._ended and not may_be_ended:
             raise ended_error(member_id, self._ended[member_id])
+        if member_id in self._expected and not may_be_ended:
+            raise ended_error(member_id, "the hub restarted")
         return member_id
 
 
@@ -113,5 +123,6 @@ def fenced_error(member_id: MemberId) -> AstraflowError:
     )
 
 
-def _key(token: bytes) -> bytes:
+def token_digest(token: bytes) -> bytes:
+    """Return BLAKE2b-128 of a secret that is random itself."""
     return hashlib.blake2b(token, digest_size=16).digest()

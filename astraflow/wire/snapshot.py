@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -23,6 +23,7 @@ from astraflow_proto.journal.v1 import snapshot_pb2 as pb
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _ABSENT = object()
+_UNREADABLE = (DecodeError, ValueError, LookupError, AttributeError, TypeError)
 
 # Kind, names of attributes, values.
 _Apart = tuple[str, tuple[str, ...], Iterable[Any]]
@@ -101,14 +102,14 @@ class _Writer:
         return self._shapes[key]
 
     def _value(self, value: Any) -> pb.Value:
-        kind: type[Any] = type(value)
+        kind = cast("type[Any]", type(value))
         is_huge = kind is int and not -(1 << 63) <= value < 1 << 63
         if kind in _PLAIN and not is_huge:
             return _PLAIN[kind](value)
         return pb.Value(node=self.add(value))
 
     def _taken_apart(self, thing: Any) -> _Apart:  # noqa: PLR0911 - one line per kind
-        kind: type[Any] = type(thing)
+        kind = cast("type[Any]", type(thing))
         if kind in _CONTAINERS:
             return _CONTAINERS[kind], (), thing
         if kind in (set, frozenset):
@@ -128,7 +129,7 @@ class _Writer:
         return self._of_ours(thing)
 
     def _of_ours(self, thing: Any) -> _Apart:
-        kind: type[Any] = type(thing)
+        kind = cast("type[Any]", type(thing))
         path = f"{kind.__module__}:{kind.__qualname__}"
         if not path.startswith(self._modules):
             raise AstraflowError(

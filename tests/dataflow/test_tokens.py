@@ -2,7 +2,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import MemberId
-from astraflow.dataflow.tokens import HubTokens, SessionTokens
+from astraflow.dataflow.tokens import HubTokens, SessionTokens, token_digest
 
 
 def test_each_token_opens_its_own_door():
@@ -22,7 +22,7 @@ def test_minted_tokens_differ_and_are_not_shown():
 def test_a_token_speaks_for_its_member():
     sessions = SessionTokens()
     token = sessions.mint()
-    sessions.bind(token, MemberId("m-1"))
+    sessions.bind(token_digest(token), MemberId("m-1"))
     assert sessions.speaks_for(token) == "m-1"
 
 
@@ -36,16 +36,16 @@ def test_a_process_that_reopens_its_session_may_use_both_tokens():
     sessions = SessionTokens()
     older, newer = sessions.mint(), sessions.mint()
     for token in (older, newer):
-        sessions.bind(token, MemberId("m-1"))
+        sessions.bind(token_digest(token), MemberId("m-1"))
     assert sessions.speaks_for(older) == sessions.speaks_for(newer) == "m-1"
 
 
 def test_a_replaced_process_is_fenced_and_its_token_still_names_the_member():
     sessions = SessionTokens()
     older, newer = sessions.mint(), sessions.mint()
-    sessions.bind(older, MemberId("m-1"))
+    sessions.bind(token_digest(older), MemberId("m-1"))
     sessions.fence(MemberId("m-1"))
-    sessions.bind(newer, MemberId("m-1"))
+    sessions.bind(token_digest(newer), MemberId("m-1"))
     assert sessions.owner_of(older) == sessions.speaks_for(newer) == "m-1"
     with pytest.raises(AstraflowError) as caught:
         sessions.speaks_for(older)
@@ -55,11 +55,11 @@ def test_a_replaced_process_is_fenced_and_its_token_still_names_the_member():
 def test_an_ended_session_is_refused_until_it_is_opened_again():
     sessions = SessionTokens()
     token = sessions.mint()
-    sessions.bind(token, MemberId("m-1"))
+    sessions.bind(token_digest(token), MemberId("m-1"))
     sessions.end(MemberId("m-1"), "silent for 10 s")
     with pytest.raises(AstraflowError, match="silent for 10 s") as caught:
         sessions.speaks_for(token)
     assert caught.value.reason is Reason.SESSION_ENDED
     assert sessions.speaks_for(token, may_be_ended=True) == "m-1"
-    sessions.bind(sessions.mint(), MemberId("m-1"))
+    sessions.bind(token_digest(sessions.mint()), MemberId("m-1"))
     assert sessions.speaks_for(token) == "m-1"

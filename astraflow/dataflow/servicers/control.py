@@ -39,7 +39,7 @@ class ControlServicer:
     async def PauseRun(self, _request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
         """Stop new tasks."""
         self._access.operator(context)
-        self._hub.apply(RunPaused())
+        await self._hub.take(RunPaused())
         return pb.PauseRunResponse()
 
     async def ResumeRun(
@@ -47,7 +47,7 @@ class ControlServicer:
     ) -> pb.ResumeRunResponse:
         """Undo PauseRun."""
         self._access.operator(context)
-        self._hub.apply(RunResumed())
+        await self._hub.take(RunResumed())
         return pb.ResumeRunResponse()
 
     async def DrainMember(
@@ -56,12 +56,12 @@ class ControlServicer:
         """Let one member finish and leave."""
         self._access.operator(context)
         member_id, grace = MemberId(request.member_id), optional_span(request, "grace")
-        self._hub.apply(MemberDrained(member_id=member_id, grace=grace))
+        await self._hub.take(MemberDrained(member_id=member_id, grace=grace))
         return pb.DrainMemberResponse()
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
         """End the run and every session."""
         self._access.operator(context)
         mode, grace = wire.decode_stop_mode(request.mode), optional_span(request, "grace")
-        self._hub.apply(RunStopped(mode=mode, grace=grace))
+        await self._hub.take(RunStopped(mode=mode, grace=grace))
         return pb.StopRunResponse()

@@ -30,7 +30,7 @@ class EvalServicer:
             versions={PolicyId(name): number for name, number in request.versions.items()},
             pool_share=optional(request, "pool_share"),
         )
-        run = self._hub.apply(event)
+        run = await self._hub.take(event)
         return pb.CreateEvalRunResponse(eval_run=wire.encode_eval_run(run))
 
     async def GetEvalRun(
@@ -52,7 +52,7 @@ class EvalServicer:
     ) -> pb.CancelEvalRunResponse:
         """Stop it."""
         self._access.anyone(context)
-        run = self._hub.apply(EvalCancelled(eval_run_id=EvalRunId(request.eval_run_id)))
+        run = await self._hub.take(EvalCancelled(eval_run_id=EvalRunId(request.eval_run_id)))
         return pb.CancelEvalRunResponse(eval_run=wire.encode_eval_run(run))
 
     async def ListEvalSuites(

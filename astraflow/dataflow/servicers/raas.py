@@ -2,7 +2,9 @@
 
 # ruff: noqa: N802 - methods are named by the contract
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import TypeAlias
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import CreditGiven, RolloutArrived, TaskFinished, TaskNacked
@@ -13,11 +15,17 @@ from astraflow.core.tasks import RolloutTask
 from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.mailroom import TaskItem
-from astraflow.dataflow.streams import Context, either, seated
+from astraflow.dataflow.streams import Context, either, seated, together
 from astraflow.wire import common, rollout
 from astraflow.wire import dataflow as wire
 from astraflow.wire.fields import invalid
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
+
+# Messages of one stream whose acks wait for the journal; then the peer waits.
+_UNACKED_MESSAGE_COUNT = 32
+
+# Acks with the ticket of what they wait for; None: the peer has sent everything.
+_Taken: TypeAlias = "asyncio.Queue[tuple[int, list[ItemAck]] | None]"
 
 
 class RaasServicer:
@@ -30,7 +38,8 @@ class RaasServicer:
     async def JoinPool(self, request: pb.JoinPoolRequest, context: Context) -> pb.JoinPoolResponse:
         """Admit a RaaS."""
         self._access.joiner(context)
-        return wire.encode_pool_membership(self._hub.join_pool(wire.decode_join_pool(request)))
+        membership = await self._hub.join_pool(wire.decode_join_pool(request))
+        return wire.encode_pool_membership(membership)
 
     async def StreamTasks(
         self, request_iterator: AsyncIterator[pb.StreamTasksRequest], context: Context
@@ -54,12 +63,27 @@ class RaasServicer:
     async def StreamRollouts(
         self, request_iterator: AsyncIterator[pb.StreamRolloutsRequest], context: Context
     ) -> None:
-        """Take rollouts and task results; acknowledge each."""
+        """Take rollouts and task results; acknowledge each once it is safe."""
         member_id = self._access.member(context, Role.RAAS)
+        taken: _Taken = asyncio.Queue(_UNACKED_MESSAGE_COUNT)
         async with seated(self._hub.hands.seats, member_id, "rollouts", context):
-            async for request in request_iterator:
-                acks = [self._take(member_id, item) for item in request.items]
-                await context.write(pb.StreamRolloutsResponse(acks=map(wire.encode_item_ack, acks)))
+            await together(
+                self._receive(member_id, request_iterator, taken), self._answer(taken, context)
+            )
+
+    async def _receive(
+        self, member_id: MemberId, requests: AsyncIterator[pb.StreamRolloutsRequest], taken: _Taken
+    ) -> None:
+        async for request in requests:
+            acks = [self._take(member_id, item) for item in request.items]
+            await taken.put((self._hub.commits.ticket, acks))
+        await taken.put(None)
+
+    async def _answer(self, taken: _Taken, context: Context) -> None:
+        while (answer := await taken.get()) is not None:
+            ticket, acks = answer
+            await self._hub.safe(ticket)
+            await context.write(pb.StreamRolloutsResponse(acks=map(wire.encode_item_ack, acks)))
 
     def _take(self, member_id: MemberId, item: pb.RolloutItem) -> ItemAck:
         """Hand one item over; one that is not sound costs only itself."""
@@ -67,7 +91,8 @@ class RaasServicer:
         try:
             if is_rollout:
                 sample = rollout.decode_rollout(item.rollout)
-                return self._hub.apply(RolloutArrived(member_id=member_id, rollout=sample))
+                event = RolloutArrived(member_id=member_id, rollout=sample)
+                return self._hub.apply(event, received=item.rollout)
             result = rollout.decode_task_result(item.result)
             return self._hub.apply(TaskFinished(member_id=member_id, result=result))
         except AstraflowError as error:

@@ -2,6 +2,7 @@
 
 # ruff: noqa: N802 - methods are named by the contract
 
+from astraflow.core.effects import Renewal
 from astraflow.core.events import MemberKeptAlive, SessionLeft
 from astraflow.core.members import RaasLoad, TrainerLoad
 from astraflow.dataflow.access import Access
@@ -24,7 +25,9 @@ class SessionServicer:
     ) -> pb.KeepAliveResponse:
         """Renew the caller's session."""
         member_id = self._access.member(context)
-        kept = self._hub.keep_alive(MemberKeptAlive(member_id=member_id, load=_load(request)))
+        kept: Renewal = await self._hub.take(
+            MemberKeptAlive(member_id=member_id, load=_load(request))
+        )
         return pb.KeepAliveResponse(
             ttl=encode_span(kept.ttl),
             directive=wire.encode_directive(kept.directive),
@@ -36,7 +39,7 @@ class SessionServicer:
     ) -> pb.EndSessionResponse:
         """Return at once what the caller holds."""
         member_id = self._access.member(context, may_be_ended=True)
-        self._hub.apply(SessionLeft(member_id=member_id, message=request.message))
+        await self._hub.take(SessionLeft(member_id=member_id, message=request.message))
         return pb.EndSessionResponse()
 
 

@@ -37,7 +37,7 @@ class TrainerServicer:
     ) -> pb.RegisterTrainerResponse:
         """Join the run for one policy."""
         self._access.joiner(context)
-        registration = self._hub.register_trainer(wire.decode_register_trainer(request))
+        registration = await self._hub.register_trainer(wire.decode_register_trainer(request))
         return wire.encode_trainer_registration(registration)
 
     async def StreamBatches(self, request: pb.StreamBatchesRequest, context: Context) -> None:
@@ -52,7 +52,7 @@ class TrainerServicer:
                 await context.write(_event(item))
 
         async with seated(self._hub.hands.seats, member_id, f"batches/{asked.rank}", context):
-            outbox = self._hub.open_batches(_opened(member_id, asked))
+            outbox = await self._hub.open_batches(_opened(member_id, asked))
             await either(
                 outbox.deliver(send),
                 tell_waits(outbox, partial(self._hub.explain, member_id), interval_s=INTERVAL_S),
@@ -61,7 +61,7 @@ class TrainerServicer:
     async def AckBatch(self, request: pb.AckBatchRequest, context: Context) -> pb.AckBatchResponse:
         """Settle a batch."""
         member_id = self._access.member(context, Role.TRAINER)
-        is_settled = self._hub.ack_batch(_acked(member_id, wire.decode_ack_batch(request)))
+        is_settled = await self._hub.take(_acked(member_id, wire.decode_ack_batch(request)))
         return pb.AckBatchResponse(settled=is_settled)
 
     async def PublishVersion(
@@ -70,7 +70,7 @@ class TrainerServicer:
         """Announce weights that can now be pulled."""
         member_id = self._access.member(context, Role.TRAINER)
         info = weights.decode_version_info(request.version)
-        next_version = self._hub.publish_version(VersionPublished(member_id=member_id, info=info))
+        next_version = await self._hub.take(VersionPublished(member_id=member_id, info=info))
         return pb.PublishVersionResponse(next_version=next_version)
 
 

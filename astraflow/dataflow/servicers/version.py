@@ -26,6 +26,7 @@ class VersionServicer:
     ) -> pb.ListVersionsResponse:
         """Return what can still be pulled, oldest first."""
         caller = self._access.anyone(context)
+        await self._hub.safe()
         versions = self._hub.run.versions(PolicyId(request.policy_id), caller)
         return pb.ListVersionsResponse(versions=map(wire.encode_version_info, versions))
 
@@ -54,5 +55,5 @@ class VersionServicer:
         """Take where a version stands on the caller."""
         member_id = self._access.member(context)
         report = wire.decode_version_report(request)
-        self._hub.apply(VersionReported(member_id=member_id, report=report))
+        await self._hub.take(VersionReported(member_id=member_id, report=report))
         return pb.ReportVersionResponse()

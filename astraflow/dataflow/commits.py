@@ -1,0 +1,110 @@
+"""Commits: what was decided is carried out once the journal holds why.
+
+Events are decided at once, one after the other. Their records are committed in groups, as many as
+came while the group before was written, so that durability costs little; effects and answers
+wait for the group that they belong to, and keep their order.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from heapq import heappop, heappush
+from itertools import count
+
+from astraflow.core.effects import Effect
+from astraflow.core.events import Event
+from astraflow.storage.journal import Journal
+
+# A group is carried out without a pause of the event loop.
+_GROUP_COUNT = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """One event that the run has decided.
+
+    Attributes:
+        event: As the journal has it.
+        time: When it was decided.
+        answer: Of the run.
+        effects: Of the run.
+        record: For the journal.
+    """
+
+    event: Event
+    time: datetime
+    answer: object
+    effects: tuple[Effect, ...]
+    record: bytes
+
+
+class Commits:
+    """A queue from decisions to what comes of them.
+
+    Attributes:
+        nbytes: Written to the journal so far, without what the journal adds.
+    """
+
+    def __init__(self, journal: Journal | None, carry_out: Callable[[Decided], None]) -> None:
+        """Carry out by `carry_out`, in order; at once where there is no journal."""
+        self.nbytes = 0
+        self._journal = journal
+        self._carry_out = carry_out
+        self._waiting = deque[Decided]()
+        self._decided_count = 0
+        self._safe_count = 0
+        self._readers: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = count()
+        self._came = asyncio.Event()
+
+    @property
+    def ticket(self) -> int:
+        """Number of the newest decision; wait for it with `passed`."""
+        return self._decided_count
+
+    def put(self, decided: Decided) -> None:
+        """Take a decision."""
+        self._decided_count += 1
+        if self._journal is None:
+            self._safe_count += 1
+            self._carry_out(decided)
+        else:
+            self._waiting.append(decided)
+            self._came.set()
+
+    async def passed(self, ticket: int) -> None:
+        """Wait until a decision, and all before it, are safe and carried out."""
+        if self._safe_count < ticket:
+            reader = asyncio.get_running_loop().create_future()
+            heappush(self._readers, (ticket, next(self._numbers), reader))
+            await reader
+
+    async def run(self) -> None:
+        """Commit groups, for ever.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED; what waits stays without an answer then.
+        """
+        if self._journal is None:
+            await asyncio.Event().wait()
+            return
+        while True:
+            await self._came.wait()
+            size = min(len(self._waiting), _GROUP_COUNT)
+            group = [self._waiting.popleft() for _ in range(size)]
+            if not self._waiting:
+                self._came.clear()
+            await self._journal.append([decided.record for decided in group])
+            self._settle(group)
+
+    def _settle(self, group: list[Decided]) -> None:
+        for decided in group:
+            self.nbytes += len(decided.record)
+            self._carry_out(decided)
+        self._safe_count += len(group)
+        while self._readers and self._readers[0][0] <= self._safe_count:
+            reader = heappop(self._readers)[2]
+            if not reader.done():
+                reader.set_result(None)
