@@ -61,7 +61,7 @@ class FetchSettings:
         shared_nbytes: Payload from which on several sources are asked at once.
     """
 
-    relay_stall_s: float = 5.0
+    relay_stall_s: float = 15.0
     shared_nbytes: int = _SHARED_NBYTES
 
 
@@ -73,11 +73,13 @@ class _Shared:
         incoming: Where the chunks go.
         frame: Of the layout.
         claimed: Asked of a helper: root and index.
+        first: The transfer in order; ended once others have brought the rest, as it may stall.
     """
 
     incoming: Incoming
     frame: Frame
     claimed: set[tuple[bytes, int]] = field(default_factory=set[tuple[bytes, int]])
+    first: asyncio.Task[AstraflowError | None] | None = None
 
     def claim(self, count: int) -> list[tuple[bytes, int]]:
         """Return the last chunks that are neither here nor claimed."""
@@ -196,10 +198,12 @@ class Fetch:
 
             goodput = tally.goodput_bytes_per_s
             spec = incoming.spec(goodput_bytes_per_s=goodput)
-            failure = await self._stream(tally, spec, shared, planned)
+            first = group.create_task(self._stream(tally, spec, shared, planned))
+            shared.first = first
+            await asyncio.wait([first])
             for helper in helpers:
                 helper.cancel()
-        self._note(tally, failure)
+        self._note(tally, None if first.cancelled() else first.result())
 
     async def _stream(
         self, tally: Tally, spec: TransferSpec, shared: _Shared, planned: Callable[..., None]
@@ -236,6 +240,8 @@ class Fetch:
             finally:
                 tally.spend(time.monotonic() - started, tally.nbytes - before)
             self._note(tally, None)
+            if shared.incoming.is_complete and shared.first is not None:
+                shared.first.cancel()
             # A line that has room gets more at a time.
             count = max(1, int(count * _BLOCK_S / max(time.monotonic() - started, 1e-3)))
 

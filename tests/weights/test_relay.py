@@ -181,23 +181,19 @@ async def test_a_chain_of_passed_patches_is_served_and_bounded(training, relayed
         relayed.relay.plan(4, 0)
 
 
-async def test_a_cold_join_draws_from_several_sources_at_once(tools, make_puller, serve):
+async def test_a_cold_join_draws_from_several_sources_and_ends_when_the_first_stalls(
+    tools, make_puller, serve
+):
     training = tools.training(LARGE)
     sources = [await serve(training.store) for _ in range(3)]
     training.endpoints = [each.address for each in sources]
     info = training.publish()
-    inner, helped = sources[0].servicer.Pull, asyncio.Event()
-
-    def helps(message):
-        helped.set()
-        return message
-
-    sources[1].spoil_chunk = helps
+    inner = sources[0].servicer.Pull
 
     async def slow(request, context):
         async for response in inner(request, context):
             if response.WhichOneof("item") == "chunk" and response.chunk.header.index == 1:
-                await helped.wait()
+                await asyncio.Event().wait()
             yield response
 
     sources[0].servicer.Pull = slow
