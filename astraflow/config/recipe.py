@@ -263,6 +263,17 @@ class Tls(Strict):
     ca: Path | None = None
 
 
+class Journal(Strict):
+    """What of the run outlives the hub's process."""
+
+    kind: Literal["sqlite", "none"] = "sqlite"
+    """sqlite: a hub that died goes on where it was. none: its run dies with it."""
+    durability: Literal["process", "power"] = "process"
+    """What an acknowledgement survives: the death of the hub, or of the machine's power too."""
+    compact_nbytes: int = Field(default=256 << 20, ge=1 << 16)
+    """Bytes of records after which a snapshot takes their place."""
+
+
 class Hub(Strict):
     """The Dataflow process."""
 
@@ -273,6 +284,7 @@ class Hub(Strict):
     session_ttl_s: float = Field(default=10.0, ge=0.5)
     """A member that says nothing for so long is gone, and what it held is issued again."""
     tls: Tls = Tls()
+    journal: Journal = Journal()
 
 
 class Recipe(Strict):

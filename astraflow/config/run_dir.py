@@ -68,6 +68,16 @@ class RunDir:
         return self.root / "summary.json"
 
     @property
+    def journal(self) -> Path:
+        """The hub's journal: every event, or those since the snapshot."""
+        return self.root / "journal" / "journal.sqlite"
+
+    @property
+    def snapshot(self) -> Path:
+        """State of the run before the journal's first event."""
+        return self.root / "journal" / "snapshot"
+
+    @property
     def plot(self) -> Path:
         """The reward over the steps."""
         return self.root / "reward.png"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 
+from astraflow.config.loader import dump_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError
@@ -17,6 +18,7 @@ from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
 from astraflow.dataflow.tokens import HubTokens
+from astraflow.rpc.address import join_address, split_address
 
 log = structlog.get_logger(__name__)
 
@@ -29,8 +31,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> int:
     """Serve a run to its end; the first SIGINT or SIGTERM drains it, the second cancels it.
 
-    Tokens come from the environment, or are made; with the address they lie in `hub.json` while
-    the hub runs.
+    Tokens come from the environment, or are made; with the address they lie in `hub.json` until
+    the run is over. A hub that finds its run's journal in the folder goes on with it, on the same
+    address and with the same tokens, so that members find it again.
 
     Args:
         recipe: Resolved.
@@ -44,11 +47,14 @@ def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> i
         AstraflowError: The hub could not start.
     """
     run = RunDir(run_dir)
-    tokens = tokens_from(os.environ)
-    try:
-        status = asyncio.run(_serve(recipe, run, tokens, listen))
-    finally:
-        _forget(run)
+    before = _before(run)
+    tokens = tokens_from(os.environ, before)
+    listen = _same_port(listen or recipe.hub.listen, before)
+    if not run.recipe.exists():
+        run.root.mkdir(parents=True, exist_ok=True)
+        run.recipe.write_text(dump_recipe(recipe))
+    status = asyncio.run(_serve(recipe, run, tokens, listen))
+    _forget(run)
     if status.state is RunState.FAILED:
         why = status.failure
         log.error("run failed", reason=why and why.reason, message=why and why.message)
@@ -56,13 +62,31 @@ def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> i
     return 0
 
 
-def tokens_from(environment: Mapping[str, str]) -> HubTokens:
-    """Return the tokens that the environment names; what it lacks is made."""
+def tokens_from(environment: Mapping[str, str], before: HubEndpoint | None = None) -> HubTokens:
+    """Return the tokens that the environment names, else those before; what is left is made."""
     fresh = HubTokens.mint()
     return HubTokens(
-        join=environment.get(JOIN_TOKEN) or fresh.join,
-        operator=environment.get(OPERATOR_TOKEN) or fresh.operator,
+        join=environment.get(JOIN_TOKEN) or (before and before.join_token) or fresh.join,
+        operator=environment.get(OPERATOR_TOKEN)
+        or (before and before.operator_token)
+        or fresh.operator,
     )
+
+
+def _before(run: RunDir) -> HubEndpoint | None:
+    """Return where the hub of this run was that died here."""
+    if run.journal.exists():
+        with suppress(AstraflowError):
+            return run.read_endpoint()
+    return None
+
+
+def _same_port(listen: str, before: HubEndpoint | None) -> str:
+    """Return what to listen on: with port 0 the port from before, where there was one."""
+    host, port = split_address(listen, "hub.listen")
+    if port or before is None:
+        return listen
+    return join_address(host, split_address(before.address)[1])
 
 
 async def _serve(recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | None) -> RunStatus:

@@ -6,6 +6,7 @@ from astraflow.core.effects import CloseSession, Effect, RecordRollout, RecordVe
 from astraflow.core.events import (
     BatchAcked,
     Event,
+    HubRestarted,
     MemberKeptAlive,
     RaasJoined,
     TrainerRegistered,
@@ -71,12 +72,14 @@ class Memory:
                 self.roster.report(event.member_id, event.load)
             case BatchAcked(), True:
                 self.roster.train(event)
+            case HubRestarted(), _:
+                self._expect_all()
             case VersionPublished(), _:
                 self.last_version_time = now
             case _:
                 pass
 
-    def expect_all(self) -> None:
+    def _expect_all(self) -> None:
         """Have every RaaS resume its session: what was on its way to it is lost."""
         for member_id, role in self.roles.items():
             if role is Role.RAAS:

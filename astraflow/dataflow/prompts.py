@@ -1,5 +1,6 @@
 """Prompts: draws them from the data sets of a recipe, pass after pass."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count, islice
 from typing import Protocol
@@ -42,6 +43,10 @@ class PromptSource:
             )
         passes = range(epochs) if epochs is not None else count()
         self._rows = (prompt for number in passes for prompt in reader.epoch(number))
+
+    def skip(self, count: int) -> None:
+        """Pass over prompts that were drawn before."""
+        deque(islice(self._rows, count), maxlen=0)
 
     def draw(self, count: int) -> tuple[Prompt, ...]:
         """Return the next prompts; fewer than asked for means that the last pass is through."""

@@ -5,14 +5,15 @@ records.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from astraflow.config.run_dir import RunDir
+from astraflow.config.run_dir import RunDir, read_json_lines
+from astraflow.core.effects import EvalChanged, RecordBatch
 from astraflow.core.evals import EvalResult, EvalRun
 from astraflow.core.ids import GroupId, MemberId, PolicyId
 from astraflow.core.rollouts import Rollout, Trajectory
@@ -79,6 +80,23 @@ class Recorder:
     def status(self, status: Mapping[str, Any]) -> None:
         """Write what the hub knew at the end, whole or not at all."""
         write_whole(self._run_dir.status, json.dumps(status, default=str, indent=2) + "\n")
+
+    def make_up(self, lines: Sequence[tuple[RecordBatch | EvalChanged, datetime]]) -> None:
+        """Write the batches and evaluations of a journal that are missing here; blocks."""
+        metrics = {(row["policy"], row["step"]) for row in read_json_lines(self._run_dir.metrics)}
+        evals = {row["eval_run_id"] for row in read_json_lines(self._run_dir.evals)}
+        for line, time in lines:
+            if isinstance(line, EvalChanged):
+                if line.eval_run.eval_run_id not in evals:
+                    self.eval_run(time, line.eval_run)
+            elif (line.policy_id, line.step) not in metrics:
+                self.batch(
+                    time,
+                    policy_id=line.policy_id,
+                    step=line.step,
+                    version=line.version,
+                    metrics=line.metrics,
+                )
 
     def flush(self) -> None:
         """Wait until all lines are in their files; blocks, so call it off the loop."""

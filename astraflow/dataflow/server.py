@@ -9,20 +9,19 @@ import structlog
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import Clock, SystemClock
-from astraflow.core.ids import RunId
-from astraflow.core.run import Run
+from astraflow.core.events import HubRestarted
 from astraflow.core.status import RunStatus
 from astraflow.dataflow.access import Access
 from astraflow.dataflow.account import Account
 from astraflow.dataflow.data import open_data_sets
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.loop_probe import LoopProbe
-from astraflow.dataflow.recipe_settings import run_settings
 from astraflow.dataflow.recorder import Recorder
+from astraflow.dataflow.recovery import open_run
 from astraflow.dataflow.servicers import servicers_of
 from astraflow.dataflow.streams import either
 from astraflow.dataflow.tokens import HubTokens
-from astraflow.rpc.server import start_server
+from astraflow.rpc.server import RunningServer, start_server
 from astraflow.rpc.tls import Tls
 
 log = structlog.get_logger(__name__)
@@ -57,22 +56,38 @@ async def serve_hub(
 
     Raises:
         AstraflowError: INVALID_FIELD for an address that is taken or a data set that cannot be
-            read; what the loading of data sets raises.
+            read; JOURNAL_FAILED when the journal cannot be used, at the start or later: then
+            nothing more was acknowledged; what the loading of data sets raises.
     """
     clock = clock or SystemClock()
     data_sets = await asyncio.to_thread(open_data_sets, recipe)
     source = data_sets.source(recipe.rollouts.data_set, epochs=recipe.rollouts.epochs)
-    run_id = RunId(f"{recipe.name}-{clock.now():%Y%m%d%H%M%S}")
-    settings = run_settings(recipe, run_id=run_id, size_of=data_sets.size)
-    run = Run(settings, start_time=clock.now())
-    recorder = Recorder(RunDir(run_dir), keep_one_group_of=_stride(recipe))
-    hub = Hub(run, data_sets=data_sets, source=source, recorder=recorder, clock=clock)
+    folder = RunDir(run_dir)
+    recovered = await open_run(recipe, folder, size_of=data_sets.size, clock=clock)
+    replica, journal = recovered.replica, recovered.journal
+    recorder = Recorder(folder, keep_one_group_of=_stride(recipe))
+    hub = Hub(
+        replica.run,
+        data_sets=data_sets,
+        source=source,
+        recorder=recorder,
+        clock=clock,
+        journal=journal,
+        memory=replica.memory,
+        transfer_token=tokens.transfer(replica.opened.run_id),
+    )
     try:
+        if recovered.is_restarted:
+            await asyncio.to_thread(source.skip, replica.run.drawn_count)
+            recorder.make_up(replica.lines)
+            hub.apply(HubRestarted())
         return await _serve(
             hub, recipe=recipe, tokens=tokens, listen=listen, recorder=recorder, on_ready=on_ready
         )
     finally:
         await asyncio.to_thread(recorder.close)
+        if journal is not None:
+            await journal.close()
 
 
 async def _serve(
@@ -99,11 +114,16 @@ async def _serve(
             if on_ready is not None:
                 on_ready(hub, server.address)
             try:
-                await either(hub.draw(), hub.tick(), hub.wait_over())
-                await server.stop(_STOP_GRACE_S)
+                await either(hub.commits.run(), _see_through(hub, server))
             finally:
                 await asyncio.to_thread(recorder.status, account.to_json())
         return hub.status()
+
+
+async def _see_through(hub: Hub, server: RunningServer) -> None:
+    """Work until the run is over, then let calls end."""
+    await either(hub.draw(), hub.tick(), hub.wait_over())
+    await server.stop(_STOP_GRACE_S)
 
 
 def _stride(recipe: Recipe) -> int:

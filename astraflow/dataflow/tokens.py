@@ -34,6 +34,11 @@ class HubTokens:
         """Return fresh ones."""
         return cls(join=secrets.token_urlsafe(24), operator=secrets.token_urlsafe(24))
 
+    def transfer(self, run_id: str) -> bytes:
+        """Return the secret that sources of weights compare; the same for the same run."""
+        key = hashlib.blake2b(self.operator.encode()).digest()
+        return hashlib.blake2b(run_id.encode(), key=key, digest_size=TOKEN_NBYTES).digest()
+
     def may_join(self, token: str) -> bool:
         """Whether the bearer may become a member."""
         return is_same_secret(token, self.join)

@@ -30,6 +30,7 @@ from astraflow.launch.summary import STOPPED, RunSummary, summarise
 _HUB_START_S = 60.0
 _END_S = 20.0
 _RAAS_RESTARTS = 3
+_HUB_RESTARTS = 16
 
 
 def run_recipe(recipe: Recipe, *, runs: Path, console: Console) -> RunSummary:
@@ -208,7 +209,12 @@ class _Launch:
         await control.stop_run(StopMode.CANCEL)
 
     async def _guard(self, process: RoleProcess, scene: "_Scene") -> None:
-        """Act on the end of a process: a RaaS is started anew, any other ends the run."""
+        """Act on the end of a process: a RaaS is started anew, any other ends the run.
+
+        A hub that a signal killed is started anew as well: it goes on where its journal ends.
+        """
+        if process.command.name == "hub":
+            process = await self._guard_hub(process, scene)
         is_raas = _is_raas(process)
         while True:
             code = await process.wait()
@@ -228,6 +234,16 @@ class _Launch:
         self.failure = f"{name} ended with exit code {code}:\n{process.last_words()}"
         with suppress(AstraflowError):
             await scene.control.stop_run(StopMode.CANCEL)
+
+    async def _guard_hub(self, hub: RoleProcess, scene: "_Scene") -> RoleProcess:
+        """Start a hub again that was killed; return the one that ended otherwise."""
+        for _ in range(_HUB_RESTARTS):
+            code = await hub.wait()
+            if code >= 0 or self.interrupts > 2 or not self.run_dir.journal.exists():
+                break
+            scene.progress.note(f"[yellow]the hub was killed ({code}); it goes on where it was[/]")
+            hub = await self._start(hub.command, scene.lifeline)
+        return hub
 
     def _is_ending(self) -> bool:
         return self.last is not None and (

@@ -1,6 +1,7 @@
 """JSON lines, encoded and written by a thread, so that no event loop waits for a disk."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
@@ -8,6 +9,7 @@ from threading import Event, Thread
 from typing import Any, TextIO
 
 _LOT = 1024
+_BLOCK_NBYTES = 1 << 16
 
 
 class LineWriter:
@@ -89,7 +91,27 @@ class LineWriter:
             line = json.dumps(make(), default=str, ensure_ascii=False)
             if path not in self._files:
                 path.parent.mkdir(parents=True, exist_ok=True)
+                _cut_torn_line(path)
                 self._files[path] = path.open("a", encoding="utf-8")
             self._files[path].write(line + "\n")
         except (OSError, TypeError, ValueError) as error:
             self._error = self._error or error
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut what a process that died left of its last line."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        sound = end
+        while sound:
+            start = max(0, sound - _BLOCK_NBYTES)
+            file.seek(start)
+            newline = file.read(sound - start).rfind(b"\n")
+            if newline >= 0:
+                sound = start + newline + 1
+                break
+            sound = start
+        if sound < end:
+            file.truncate(sound)

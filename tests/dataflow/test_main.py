@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from astraflow.config.run_dir import RunDir
+from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.dataflow.main import tokens_from
 from astraflow.dataflow.server import serve_hub
@@ -81,6 +81,8 @@ def test_tokens_come_from_the_environment_or_are_made():
     assert made.join
     assert made.operator
     assert made != tokens_from({})
+    before = HubEndpoint(address="h:1", pid=1, operator_token="o", join_token="j")
+    assert tokens_from({}, before) == HubTokens(join="j", operator="o")
 
 
 async def test_a_port_in_use_is_named(recipe_of, tmp_path):

@@ -50,3 +50,12 @@ def test_a_file_that_cannot_be_written_fails_the_close_and_no_other_file(tmp_pat
     with pytest.raises(OSError, match="taken"):
         writer.close()
     assert read(tmp_path / "b.jsonl") == [{"fine": True}]
+
+
+def test_a_torn_last_line_is_cut_before_the_next_one(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"n": 1}\n{"n": 2, "text": "' + "x" * 70_000)
+    lines = LineWriter()
+    lines.write(path, {"n": 3})
+    lines.close()
+    assert path.read_text() == '{"n": 1}\n{"n": 3}\n'

@@ -1,0 +1,115 @@
+"""A replica of a run: what its journal comes to, in a hub that returns or any other process."""
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from astraflow.core.effects import EvalChanged, RecordBatch
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.events import Event
+from astraflow.core.run import Decision, Run
+from astraflow.dataflow.memory import Memory
+from astraflow.storage.snapshot import read_snapshot, write_snapshot
+from astraflow.wire.journal import read_record
+from astraflow.wire.journal_events import RunOpened
+from astraflow.wire.snapshot import dump_state, load_state
+
+# Whose objects a snapshot holds.
+_MODULES = (
+    "astraflow.core.",
+    "astraflow.dataflow.memory:",
+    "astraflow.dataflow.roster:",
+    "astraflow.dataflow.tokens:",
+    "astraflow.wire.journal_events:RunOpened",
+)
+
+Begin = Callable[[RunOpened, datetime], Run]
+Look = Callable[[Event, Decision], None]
+
+
+class Replica:
+    """Follows the records of one run.
+
+    Attributes:
+        opened: Which run it is.
+        run: Its state.
+        memory: What is known of its members.
+        position: Of the next record.
+        lines: What people were to be told in metrics and evaluations.
+    """
+
+    def __init__(self, opened: RunOpened, run: Run, memory: Memory, *, position: int) -> None:
+        self.opened = opened
+        self.run = run
+        self.memory = memory
+        self.position = position
+        self.lines: list[tuple[RecordBatch | EvalChanged, datetime]] = []
+
+    @classmethod
+    def load(cls, path: Path) -> "Replica | None":
+        """Return the replica of a snapshot; None: there is none.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when it is damaged or of another release.
+        """
+        data = read_snapshot(path)
+        if data is None:
+            return None
+        (opened, run, memory), position = load_state(data, modules=_MODULES)
+        return cls(opened, run, memory, position=position)
+
+    @classmethod
+    def begin(cls, record: bytes, begin: Begin) -> "Replica":
+        """Return the replica of a journal's first record.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when it is no first record; what `begin` raises.
+        """
+        opened, time = read_record(record)
+        if not isinstance(opened, RunOpened):
+            raise AstraflowError(
+                Reason.JOURNAL_FAILED,
+                "the journal does not begin with its run, and its snapshot is missing; restore the "
+                "whole folder from a copy",
+            )
+        return cls(opened, begin(opened, time), Memory(), position=1)
+
+    def save(self, path: Path) -> None:
+        """Write a snapshot.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when it cannot be written.
+        """
+        whole = (self.opened, self.run, self.memory)
+        write_snapshot(path, dump_state(whole, position=self.position, modules=_MODULES))
+
+    def take(self, record: bytes, look: Look | None = None) -> None:
+        """Let happen what the next record says.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when it cannot be, which is another release's journal.
+        """
+        event, time = read_record(record)
+        if isinstance(event, RunOpened):
+            raise self._refusal(AstraflowError(Reason.INTERNAL, "a second run begins"))
+        try:
+            decision = self.run.apply(event, time)
+        except AstraflowError as error:
+            raise self._refusal(error) from error
+        for effect in decision.effects:
+            self.memory.see(effect, time)
+            if isinstance(effect, RecordBatch) or (
+                isinstance(effect, EvalChanged) and effect.eval_run.state.is_final
+            ):
+                self.lines.append((effect, time))
+        self.memory.note(event, decision.answer, time)
+        self.position += 1
+        if look is not None:
+            look(event, decision)
+
+    def _refusal(self, error: AstraflowError) -> AstraflowError:
+        return AstraflowError(
+            Reason.JOURNAL_FAILED,
+            f"record {self.position} of the journal does not follow from those before it "
+            f"({error.message}); open it with release {self.opened.software}, which wrote it",
+        )

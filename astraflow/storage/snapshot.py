@@ -1,0 +1,66 @@
+"""A snapshot's file: replaced whole, with a checksum, safe before it counts."""
+
+import os
+from pathlib import Path
+from struct import Struct
+from zlib import crc32
+
+from astraflow.core.errors import AstraflowError, Reason
+
+_MAGIC = b"afsnap01"
+# Checksum and size of what follows.
+_HEAD = Struct("<IQ")
+
+
+def write_snapshot(path: Path, data: bytes) -> None:
+    """Replace a snapshot; on return it outlives the machine.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED when it cannot be written; the one before is still there.
+    """
+    draft = path.with_name(path.name + ".draft")
+    try:
+        with draft.open("wb") as file:
+            file.write(_MAGIC + _HEAD.pack(crc32(data), len(data)))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise AstraflowError(
+            Reason.JOURNAL_FAILED, f"{path} cannot be written ({error}); make room for it"
+        ) from error
+
+
+def read_snapshot(path: Path) -> bytes | None:
+    """Return what was written last; None: nothing was.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED when it cannot be read or is damaged.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _damaged(path, str(error)) from error
+    head, data = content[: len(_MAGIC) + _HEAD.size], content[len(_MAGIC) + _HEAD.size :]
+    if len(head) < len(_MAGIC) + _HEAD.size or not head.startswith(_MAGIC):
+        raise _damaged(path, "it is no snapshot")
+    checksum, nbytes = _HEAD.unpack(head[len(_MAGIC) :])
+    if nbytes != len(data) or checksum != crc32(data):
+        raise _damaged(path, "its checksum is wrong")
+    return data
+
+
+def _damaged(path: Path, why: str) -> AstraflowError:
+    return AstraflowError(
+        Reason.JOURNAL_FAILED,
+        f"{path} cannot be used: {why}; restore it from a copy, or move its folder aside to begin "
+        "the run anew from the trainer's last checkpoint",
+    )
