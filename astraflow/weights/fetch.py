@@ -12,6 +12,7 @@ from astraflow.core.layout import Layout
 from astraflow.core.versions import Source, SourceReport
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
+from astraflow.weights.ration import Ration
 from astraflow.weights.tally import Tally
 from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
 
@@ -278,6 +279,7 @@ class Fetch:
     ) -> AsyncGenerator[TransferPlan | SentChunk]:
         """Yield what a source sends; a relay that stalls is left sooner than others are."""
         pulling = self._lane.pull(tally.address, spec, self._token)
+        ration = Ration()
         patience_s = None
         if tally.is_relay and self._honest()[-1] is not tally:
             patience_s = self._settings.relay_stall_s
@@ -294,6 +296,7 @@ class Fetch:
                         f"{tally.address} has sent nothing for {patience_s:g} s",
                         retryable=True,
                     ) from None
+                ration.take(item)
                 yield item
 
     def _note(self, tally: Tally, failure: AstraflowError | None) -> None:
