@@ -142,9 +142,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         cold = fan.round()
         fan.round()
         relayed = [fan.round() for _ in range(given.rounds)]
+        killed = fan.round(kill_after_s=given.kill_after)
         direct = [fan.round(relays=False) for _ in range(max(1, given.rounds // 2))]
-        fan.round()
-        killed = fan.round(kill_after_s=relayed[0]["first_s"] * 0.5)
     usual = statistics.median(row["last_s"] for row in relayed)
     return {
         "profile": given.profile,
@@ -179,6 +178,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--elements", type=int, default=32 << 20)
     parser.add_argument("--share", type=float, default=0.02, help="of the elements that change")
+    parser.add_argument("--kill-after", type=float, default=0.2, help="seconds after the event")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
