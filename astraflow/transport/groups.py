@@ -30,6 +30,8 @@ from astraflow.wire.patches import SentChunk, TransferPlan
 _NEAR_SEGMENT_NBYTES: Final = 1 << 20
 _FAR_SEGMENT_NBYTES: Final = 64 << 10
 _QUEUE_LENGTH: Final = 64
+# Up to here one connection that knows the whole way beats many that each know a share of it.
+_SMALL_NBYTES: Final = 8 << 20
 # A puller that is alive takes something within this time.
 _SEND_TIMEOUT_S: Final = 120.0
 
@@ -100,24 +102,29 @@ class InlineCarrier:
 
 
 class Group:
-    """Sends one transfer after the other over all of its connections.
+    """Sends one transfer after the other over its connections.
 
-    Each connection takes the next part when it has room, so a fast one takes more.
+    A large transfer goes over all but the first: each takes the next part when it has room, so
+    a fast one takes more. A small one goes over the first alone. Its rate was found alone too;
+    the others' rates are shares of the way, and a small transfer is over before they grow.
     """
 
     def __init__(self, carrier: Carrier) -> None:
         self.carrier = carrier
         self._connections: set[socket.socket] = set()
         self._parts: asyncio.Queue[Part] = asyncio.Queue(_QUEUE_LENGTH)
+        # Short: what waits here when the others join goes over a connection that is new.
+        self._first_parts: asyncio.Queue[Part] = asyncio.Queue(2)
         self._tasks = Tasks()
         self._feeding: asyncio.Task[None] | None = None
         self._closing = asyncio.Lock()
 
     def join(self, connection: socket.socket) -> None:
         """Let a connection take part."""
+        parts = self._parts if self._connections else self._first_parts
         self._connections.add(connection)
         self.carrier.adopt(connection)
-        self._tasks.start(self._send(connection))
+        self._tasks.start(self._send(connection, parts))
 
     def begin(self, transfer: Transfer, *, with_plan: bool) -> None:
         """Send a transfer, after the one before."""
@@ -126,7 +133,7 @@ class Group:
 
     def refuse(self, error: AstraflowError) -> None:
         """Answer a request with an error."""
-        self._feeding = self._tasks.start(self._parts.put([failure_frame(error)]))
+        self._feeding = self._tasks.start(self._first_parts.put([failure_frame(error)]))
 
     async def close(self) -> None:
         """End what is under way; who reads from a connection finds it ended. Idempotent."""
@@ -145,11 +152,12 @@ class Group:
                 await asyncio.wait([before])
             if with_plan:
                 for part in plan_parts(transfer.plan, _FAR_SEGMENT_NBYTES):
-                    await self._parts.put(list(part))
+                    await self._put(transfer, list(part))
             await self._feed_chunks(transfer)
             await self._parts.join()
+            await self._first_parts.join()
         except AstraflowError as error:
-            await self._parts.put([failure_frame(error)])
+            await self._first_parts.put([failure_frame(error)])
         finally:
             transfer.close()
 
@@ -158,14 +166,19 @@ class Group:
         async with aclosing(transfer.chunks()) as chunks:
             async for sent in chunks:
                 for part in await self.carrier.parts(sent):
-                    await self._parts.put(part)
+                    await self._put(transfer, part)
 
-    async def _send(self, connection: socket.socket) -> None:
+    async def _put(self, transfer: Transfer, part: Part) -> None:
+        is_small = transfer.plan.payload_nbytes <= _SMALL_NBYTES
+        is_alone = len(self._connections) == 1
+        await (self._first_parts if is_small or is_alone else self._parts).put(part)
+
+    async def _send(self, connection: socket.socket, parts: "asyncio.Queue[Part]") -> None:
         try:
             while True:
-                part = await self._parts.get()
+                part = await parts.get()
                 async with asyncio.timeout(_SEND_TIMEOUT_S):
                     await send_all(connection, part)
-                self._parts.task_done()
+                parts.task_done()
         except (OSError, TimeoutError):
             end(connection)
