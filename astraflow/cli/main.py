@@ -9,6 +9,7 @@ from astraflow.cli import (
     dataflow,
     doctor,
     evaluate,
+    ledger,
     raas,
     rollouts,
     run,
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("status")(status.status)
+app.command("ledger")(ledger.ledger)
 app.command("eval")(evaluate.evaluate)
 app.command("rollouts")(rollouts.rollouts)
 app.command("doctor")(doctor.doctor)

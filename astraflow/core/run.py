@@ -23,7 +23,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.eval_schedule import EvalSchedule
 from astraflow.core.evals import EvalRun, EvalSuite
 from astraflow.core.evaluation import Evaluation
-from astraflow.core.ids import EvalRunId, MemberId, PolicyId
+from astraflow.core.ids import EvalRunId, MemberId, PolicyId, TaskId
 from astraflow.core.intake import Intake
 from astraflow.core.joining import Joining
 from astraflow.core.membership import Membership
@@ -154,6 +154,11 @@ class Run:
     def drawn_count(self) -> int:
         """Training prompts that were offered so far: where the data set stands."""
         return self._state.flow.drawn_count
+
+    @property
+    def open_task_ids(self) -> frozenset[TaskId]:
+        """Tasks whose end is still to come."""
+        return frozenset(self._state.assignments)
 
     def suites(self) -> tuple[EvalSuite, ...]:
         """Return the evaluations that can be asked for."""

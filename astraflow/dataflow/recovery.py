@@ -20,7 +20,7 @@ from astraflow.core.run import Run
 from astraflow.dataflow.memory import Memory
 from astraflow.dataflow.recipe_settings import run_settings
 from astraflow.dataflow.replica import Begin, Look, Replica
-from astraflow.storage.journal import InMemoryJournal, Journal
+from astraflow.storage.journal import InMemoryJournal, Journal, Records
 from astraflow.storage.sqlite import Durability, SqliteJournal
 from astraflow.wire.journal import record_bytes
 from astraflow.wire.journal_events import RunOpened
@@ -76,7 +76,7 @@ async def open_run(
 
 
 async def replay(
-    journal: Journal,
+    journal: Records,
     snapshot: Path,
     begin: Begin,
     *,

@@ -12,6 +12,19 @@ from typing import Protocol
 from astraflow.core.errors import AstraflowError, Reason
 
 
+class Records(Protocol):
+    """What can be read of a journal."""
+
+    @property
+    def end(self) -> int:
+        """Position of the next record."""
+        ...
+
+    async def read(self, start: int, *, limit: int) -> Sequence[bytes]:
+        """Return at most `limit` records from position `start` on; empty at the end."""
+        ...
+
+
 class Journal(Protocol):
     """An append-only list of records, trimmed at its old end.
 

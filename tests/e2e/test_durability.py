@@ -1,5 +1,6 @@
 """A hub that is killed goes on where it was, and the books add up."""
 
+import json
 import random
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from astraflow.config.run_dir import read_json_lines
 
-from .conftest import started
+from .conftest import astraflow, started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -47,5 +48,13 @@ def test_a_hub_killed_three_times_loses_nothing(tmp_path, cache):
     for account in run.books:
         assert account["balanced"]
         assert account["in_flight_count"] == account["waiting_count"] == 0
+    done = astraflow("ledger", str(run.run_dir.root), "--json", cache=cache)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ledger = json.loads(done.stdout)
+    assert ledger["holds"]
+    assert len(ledger["checks"]) == 3
+    assert [a["trained_count"] for a in ledger["accounts"]] == [
+        a["trained_count"] for a in run.books
+    ]
     steps = [row["step"] for row in read_json_lines(run.run_dir.metrics)]
     assert steps == list(range(1, 13))

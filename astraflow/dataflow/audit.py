@@ -1,0 +1,126 @@
+"""An audit: checks the books of a run against its journal, by other means than the run's own."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from astraflow.core.batches import BatchOutcome
+from astraflow.core.effects import CloseSession, SendBatch, SendTask
+from astraflow.core.events import BatchAcked, Event, RolloutArrived, TaskFinished, TaskNacked
+from astraflow.core.ids import BatchId, MemberId, PolicyId, RolloutId, TaskId
+from astraflow.core.rollouts import Disposition, ItemAck
+from astraflow.core.run import Decision, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One law that a run has to keep.
+
+    Attributes:
+        name: Which.
+        faults: What breaks it; empty: it holds.
+    """
+
+    name: str
+    faults: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing breaks it."""
+        return not self.faults
+
+
+class Audit:
+    """Follows what a journal says, from its first record or from a snapshot on.
+
+    Attributes:
+        counts: Of what happened, by name.
+    """
+
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+        self._tasks: dict[TaskId, MemberId] = {}
+        self._ended: set[TaskId] = set()
+        self._accepted: set[RolloutId] = set()
+        self._batches: dict[BatchId, set[RolloutId]] = defaultdict(set)
+        self._policies: dict[BatchId, PolicyId] = {}
+        self._settled: set[BatchId] = set()
+        self._consumed: dict[PolicyId, set[RolloutId]] = defaultdict(set)
+        self._task_faults: list[str] = []
+        self._rollout_faults: list[str] = []
+
+    def look(self, event: Event, decision: Decision) -> None:
+        """Take note of an event and what came of it."""
+        self.counts["events"] += 1
+        self._look_at_event(event, decision.answer)
+        for effect in decision.effects:
+            if isinstance(effect, SendTask):
+                if effect.task.task_id in self._ended:
+                    self._task_faults.append(f"{effect.task.task_id} is sent after its end")
+                self._tasks[effect.task.task_id] = effect.member_id
+            elif isinstance(effect, CloseSession):
+                lost = [t for t, owner in self._tasks.items() if owner == effect.member_id]
+                for task_id in lost:
+                    self._end(task_id, "tasks_lost")
+            elif isinstance(effect, SendBatch):
+                self._policies[effect.header.batch_id] = effect.header.policy_id
+                for part in effect.parts:
+                    self._batches[effect.header.batch_id].update(part.rollout_ids)
+
+    def checks(self, run: Run) -> tuple[Check, ...]:
+        """Return how the laws stand at the end of the journal."""
+        unbalanced = tuple(
+            f"{account.policy_id}: {account}"
+            for account in run.accounts()
+            if not account.is_balanced
+        )
+        left = self._tasks.keys() - run.open_task_ids
+        tasks = (*self._task_faults, *(f"{task_id} never ended" for task_id in sorted(left)))
+        return (
+            Check(name="books add up", faults=unbalanced),
+            Check(name="every task ends once", faults=tasks),
+            Check(name="no rollout is in two trained batches", faults=tuple(self._rollout_faults)),
+        )
+
+    def _look_at_event(self, event: Event, answer: object) -> None:
+        match event:
+            case RolloutArrived():
+                if isinstance(answer, ItemAck) and answer.disposition is Disposition.ACCEPTED:
+                    self._accept(event.rollout.rollout_id)
+            case TaskFinished():
+                if isinstance(answer, ItemAck) and answer.disposition is Disposition.ACCEPTED:
+                    self._end(event.result.task_id, "tasks_finished")
+            case TaskNacked():
+                if event.task_id in self._tasks:
+                    self._end(event.task_id, "tasks_given_back")
+            case BatchAcked():
+                if answer is True and event.batch_id not in self._settled:
+                    self._settle(event)
+            case _:
+                pass
+
+    def _accept(self, rollout_id: RolloutId) -> None:
+        self.counts["rollouts_accepted"] += 1
+        if rollout_id in self._accepted:
+            self._rollout_faults.append(f"{rollout_id} is accepted twice")
+        self._accepted.add(rollout_id)
+
+    def _end(self, task_id: TaskId, how: str) -> None:
+        if task_id in self._ended:
+            self._task_faults.append(f"{task_id} ends twice")
+        self._ended.add(task_id)
+        self._tasks.pop(task_id, None)
+        self.counts[how] += 1
+
+    def _settle(self, event: BatchAcked) -> None:
+        self._settled.add(event.batch_id)
+        rollouts = self._batches.pop(event.batch_id, None)
+        if event.outcome is not BatchOutcome.CONSUMED:
+            return
+        self.counts["batches_trained"] += 1
+        if rollouts is None:
+            # It was sent before the snapshot.
+            return
+        trained = self._consumed[self._policies[event.batch_id]]
+        again = rollouts & trained
+        self._rollout_faults += [f"{each} is trained on in two batches" for each in sorted(again)]
+        trained |= rollouts

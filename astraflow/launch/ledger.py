@@ -1,0 +1,142 @@
+"""`astraflow ledger`: the books of a run, checked against its journal."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from astraflow.client.control import ControlClient
+from astraflow.config.loader import load_recipe
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError
+from astraflow.core.status import LedgerAccount
+from astraflow.dataflow.audit import Audit, Check
+from astraflow.dataflow.recovery import beginning_of, replay
+from astraflow.storage.reader import JournalReader
+
+# A hub that compacts its journal meanwhile makes a reading begin anew.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What is known of the books.
+
+    Attributes:
+        source: journal, or hub for one that keeps none.
+        run_id: Of the run; empty: the hub did not say.
+        records: Events that the journal holds now, oldest position and end; None: no journal.
+        accounts: By policy.
+        checks: Of the laws.
+        counts: Of what the journal tells, since its snapshot.
+    """
+
+    source: str
+    run_id: str
+    records: tuple[int, int] | None
+    accounts: tuple[LedgerAccount, ...]
+    checks: tuple[Check, ...]
+    counts: dict[str, int]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every check does."""
+        return all(check.holds for check in self.checks)
+
+
+def show_ledger(run_dir: RunDir, console: Console, *, as_json: bool) -> bool:
+    """Print the books of a run; return whether they hold.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED when the journal is damaged; NOT_READY when there is
+            neither a journal nor a hub.
+    """
+    ledger = asyncio.run(read_ledger(run_dir))
+    if as_json:
+        console.print_json(json.dumps(_to_json(ledger), default=str))
+    else:
+        _show(ledger, console)
+    return ledger.holds
+
+
+async def read_ledger(run_dir: RunDir) -> Ledger:
+    """Return the books of a run, from its journal or, where it has none, from its hub.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED, NOT_READY.
+    """
+    if not run_dir.journal.exists():
+        return await _ask_hub(run_dir)
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return await _read_journal(run_dir)
+        except AstraflowError:
+            await asyncio.sleep(0.1)
+    return await _read_journal(run_dir)
+
+
+async def _read_journal(run_dir: RunDir) -> Ledger:
+    reader, audit = JournalReader(run_dir.journal), Audit()
+    try:
+        begin = beginning_of(load_recipe(run_dir.recipe, ()))
+        replica = await replay(reader, run_dir.snapshot, begin, look=audit.look)
+        records = (reader.first, reader.end)
+    finally:
+        reader.close()
+    if replica is None:
+        return _empty(records)
+    return Ledger(
+        source="journal",
+        run_id=replica.opened.run_id,
+        records=records,
+        accounts=replica.run.accounts(),
+        checks=audit.checks(replica.run),
+        counts=dict(audit.counts),
+    )
+
+
+def _empty(records: tuple[int, int]) -> Ledger:
+    return Ledger(source="journal", run_id="", records=records, accounts=(), checks=(), counts={})
+
+
+async def _ask_hub(run_dir: RunDir) -> Ledger:
+    endpoint = run_dir.read_endpoint()
+    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+        accounts = await control.ledger.accounts()
+        status = await control.get_run()
+    faults = tuple(f"{a.policy_id}: {a}" for a in accounts if not a.is_balanced)
+    return Ledger(
+        source="hub",
+        run_id=status.run_id,
+        records=None,
+        accounts=accounts,
+        checks=(Check(name="books add up", faults=faults),),
+        counts={},
+    )
+
+
+def _to_json(ledger: Ledger) -> Mapping[str, object]:
+    accounts = [asdict(each) | {"balanced": each.is_balanced} for each in ledger.accounts]
+    checks = [asdict(check) | {"holds": check.holds} for check in ledger.checks]
+    return asdict(ledger) | {"accounts": accounts, "checks": checks, "holds": ledger.holds}
+
+
+def _show(ledger: Ledger, console: Console) -> None:
+    names = ("issued", "in_flight", "waiting", "fresh", "leased", "trained")
+    table = Table("policy", *names, "dropped")
+    for account in ledger.accounts:
+        dropped = ", ".join(f"{drop.reason.lower()} {drop.count}" for drop in account.drops)
+        counts = [str(getattr(account, f"{name}_count")) for name in names]
+        table.add_row(account.policy_id, *counts, dropped or "0")
+    console.print(table)
+    if ledger.records is not None:
+        console.print(f"journal: records {ledger.records[0]} to {ledger.records[1]}")
+    for name, count in ledger.counts.items():
+        console.print(f"{name.replace('_', ' ')}: {count}")
+    for check in ledger.checks:
+        console.print(f"{'[green]holds[/]' if check.holds else '[red]BROKEN[/]'}  {check.name}")
+        for fault in check.faults[:20]:
+            console.print(f"        {fault}")
