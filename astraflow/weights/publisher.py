@@ -1,27 +1,34 @@
 """WeightPublisher: any mapping of names to arrays becomes the next version."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
 
-import numpy as np
+import structlog
 
-from astraflow.codec.chunks import CODEC_VERSION, Chunk
-from astraflow.codec.encode import encode_patch, encode_whole, flat_bits
+from astraflow.codec.encode import encode_patch
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
-from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
+from astraflow.core.versions import VersionInfo
+from astraflow.weights.exported import Exported
 from astraflow.weights.frame import Frame
-from astraflow.weights.state import HeldState
-from astraflow.weights.store import PatchStore, StoredPatch
-from astraflow.wire.patches import PatchIndex, digest_of, root_digest
+from astraflow.weights.history import History
+from astraflow.weights.maker import make_whole
+from astraflow.weights.parts import WHOLE, Part, Shard
+from astraflow.weights.store import SPARE_NBYTES, PatchStore
+from astraflow.weights.stored import PatchName, StoredPatch
+
+log = structlog.get_logger(__name__)
 
 
 class WeightPublisher:
-    """Encodes versions against a shadow copy of the one before, and keeps them to be pulled.
+    """Encodes versions against a copy of the one before, and keeps what readers can ask for.
 
-    In memory are the shadow, which is also what the newest whole patch is sent from, the next
-    version while it is encoded, and what `PatchStore` keeps beside.
+    In memory are this copy, the forward patches of the last versions, and nothing else that
+    grows with the model: arrays are read range by range. Readers never hold up a publication.
 
     Example:
         >>> layout = Layout.of([("w", Dtype.BF16, (2, 2))])
@@ -31,39 +38,65 @@ class WeightPublisher:
         (0, [None])
     """
 
-    def __init__(self, policy_id: PolicyId, layout: Layout, *, keep_patches: int = 16) -> None:
+    def __init__(
+        self,
+        policy_id: PolicyId,
+        layout: Layout,
+        *,
+        keep_patches: int = 16,
+        spare_nbytes: int = SPARE_NBYTES,
+        shard: Shard = WHOLE,
+    ) -> None:
         """Start without a version.
 
         Args:
             policy_id: Whose weights.
             layout: Of every version.
-            keep_patches: Forward patches kept for readers that are behind.
+            keep_patches: A reader so many versions behind needs no whole version.
+            spare_nbytes: What forward patches may take in any case; else one whole version.
+            shard: What of every tensor is published here, when each rank publishes its own part;
+                `combined` joins what they return.
         """
         self.policy_id = policy_id
-        self.store = PatchStore(Frame(layout), keep=keep_patches)
-        self._shadow: HeldState | None = None
+        self.history = History(Part(layout, shard))
+        self.store = PatchStore(
+            Frame(layout), self.history, keep=keep_patches, spare_nbytes=spare_nbytes
+        )
+        self._digest = StateDigest()
+        self._infos: dict[int, VersionInfo] = {}
 
     @property
     def version(self) -> int | None:
         """The newest version that was published here."""
-        return None if self._shadow is None else self._shadow.version
+        return self.history.newest
+
+    def info(self, version: int) -> VersionInfo:
+        """Return what was announced of a version, without its patches.
+
+        Raises:
+            AstraflowError: VERSION_EVICTED when it is no longer kept.
+        """
+        if version not in self._infos:
+            raise AstraflowError(Reason.VERSION_EVICTED, f"version {version} is no longer kept")
+        return self._infos[version]
 
     def publish(
         self,
         version: int,
-        tensors: Mapping[str, np.ndarray],
+        tensors: Mapping[str, Any],
         *,
         step: int = 0,
         restored_from: int | None = None,
     ) -> VersionInfo:
         """Encode a version and make it ready to be pulled; the hub is told by the caller.
 
-        One patch leads to it from nothing, another one from the version before where that is
-        smaller.
+        A patch leads to it from the version before. The first version, and one to which no reader
+        would find a way from nothing, comes whole as well.
 
         Args:
             version: One more than the one before; any number for the first.
-            tensors: Bits of every tensor of the layout, as unsigned integers of its element size.
+            tensors: Every tensor of the layout, by name: what `reader_of` takes. They are read
+                before this returns, and never after.
             step: Optimizer steps behind these weights.
             restored_from: Older version whose weights these are.
 
@@ -74,53 +107,92 @@ class WeightPublisher:
             AstraflowError: VERSION_NOT_NEXT; LAYOUT_MISMATCH naming the tensor.
         """
         self._require_next(version)
-        flat = self.store.frame.flatten(tensors)
-        patches = [
-            _stored(version, None, encode_whole(self.store.frame.runs, flat_bits(flat)).chunks)
-        ]
-        digest = self._digest_and_forward(version, flat, patches)
-        self._shadow = HeldState(frame=self.store.frame, version=version, flat=flat, digest=digest)
-        self.store.add(patches)
-        return VersionInfo(
+        started = perf_counter()
+        exported = Exported(self.history.part, tensors)
+        if self.history.newest is None:
+            self._digest = self.history.start(version, exported.bits)
+            patches: list[StoredPatch] = []
+        else:
+            patches = self._forward(version, exported)
+        encoded = perf_counter()
+        self.store.offer(patches)
+        if not self.store.is_reachable(version):
+            patches.append(make_whole(self.history, version))
+            self.store.offer(patches)
+        self._log(version, patches, exported.gather_s, encoded - started, perf_counter() - encoded)
+        return self._enter(version, patches, step, restored_from)
+
+    def _forward(self, version: int, exported: Exported) -> list[StoredPatch]:
+        """Return the patch from the version before; none when raw bytes are as good."""
+        part, base = self.history.part, self.history.newest
+        encoded = encode_patch(part, exported.bits, self.history.newest_bits, self._digest)
+        name = PatchName(version=version, base_version=base, shard=part.shard)
+        patch = StoredPatch.of(name, encoded.chunks, tables=encoded.shared_tables)
+        self.history.advance(version, encoded.chunks)
+        self._digest = encoded.digest
+        is_worth_it = patch.info.payload_nbytes < part.payload_nbytes or not part.payload_nbytes
+        return [patch] if is_worth_it else []
+
+    def _enter(
+        self, version: int, patches: list[StoredPatch], step: int, restored_from: int | None
+    ) -> VersionInfo:
+        info = VersionInfo(
             policy_id=self.policy_id,
             version=version,
             layout_digest=self.store.frame.digest,
-            content_digest=digest.to_bytes(),
+            content_digest=self._digest.to_bytes(),
             restored_from=restored_from,
             step=step,
-            patches=tuple(sorted((p.info for p in patches), key=lambda info: info.payload_nbytes)),
+            patches=(),
         )
+        oldest = self.history.oldest or 0
+        self._infos = {v: i for v, i in self._infos.items() if v >= oldest} | {version: info}
+        infos = sorted((patch.info for patch in patches), key=lambda each: each.payload_nbytes)
+        return replace(info, patches=tuple(infos))
 
     def _require_next(self, version: int) -> None:
-        if version < 0 or (self._shadow is not None and version != self._shadow.version + 1):
+        newest = self.history.newest
+        if version < 0 or (newest is not None and version != newest + 1):
             raise AstraflowError(
                 Reason.VERSION_NOT_NEXT,
-                f"version {version} does not follow {self.version}",
-                metadata={"next_version": str(0 if self.version is None else self.version + 1)},
+                f"version {version} does not follow {newest}",
+                metadata={"next_version": str(0 if newest is None else newest + 1)},
             )
 
-    def _digest_and_forward(
-        self, version: int, flat: np.ndarray, patches: list[StoredPatch]
-    ) -> StateDigest:
-        """Return the state digest; add the patch from the version before when it is worth it."""
-        frame, shadow = self.store.frame, self._shadow
-        if shadow is None:
-            return StateDigest.of(frame.layout, flat)
-        patch = encode_patch(frame.runs, flat_bits(flat), flat_bits(shadow.flat), shadow.digest)
-        if sum(len(chunk.payload) for chunk in patch.chunks) < patches[0].info.payload_nbytes:
-            patches.append(_stored(version, shadow.version, patch.chunks))
-        return patch.digest
+    def _log(
+        self, version: int, patches: list[StoredPatch], gather: float, encode: float, whole: float
+    ) -> None:
+        log.info(
+            "a version was encoded",
+            policy_id=self.policy_id,
+            version=version,
+            patch_nbytes=min((p.info.payload_nbytes for p in patches), default=0),
+            gather_s=round(gather, 4),
+            encode_s=round(encode - gather, 4),
+            whole_s=round(whole, 4),
+        )
 
 
-def _stored(version: int, base_version: int | None, chunks: tuple[Chunk, ...]) -> StoredPatch:
-    digests = tuple(map(digest_of, chunks))
-    info = PatchInfo(
-        base_version=base_version,
-        version=version,
-        profile=CodecProfile.FAST,
-        codec_version=CODEC_VERSION,
-        root_digest=root_digest(digests),
-        chunk_count=len(chunks),
-        payload_nbytes=sum(len(chunk.payload) for chunk in chunks),
-    )
-    return StoredPatch(index=PatchIndex(patch=info, chunk_digests=digests), chunks=chunks)
+def combined(infos: list[VersionInfo]) -> VersionInfo:
+    """Return what the run is told of a version that every rank published a part of.
+
+    Args:
+        infos: What `publish` returned on each rank of one version.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when they are not the parts of one version.
+    """
+    first = infos[0]
+    patches = tuple(patch for info in infos for patch in info.patches)
+    ranks = sorted({patch.shard_rank for patch in patches})
+    if ranks != [*range(len(infos))] or any(
+        (each.version, each.layout_digest) != (first.version, first.layout_digest) for each in infos
+    ):
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"these are not the parts of version {first.version}: {ranks}"
+        )
+    digest = StateDigest()
+    for info in infos:
+        digest = digest.plus(StateDigest.from_bytes(info.content_digest))
+    ordered = sorted(patches, key=lambda patch: patch.payload_nbytes)
+    return replace(first, content_digest=digest.to_bytes(), patches=tuple(ordered))

@@ -21,8 +21,9 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
+from astraflow.weights.links import Link
 from astraflow.weights.state import HeldState
-from astraflow.weights.store import touches
+from astraflow.weights.stored import touches
 from astraflow.wire.patches import ChunkSet, PatchIndex, TransferSpec, digest_of
 
 KEPT_NBYTES: Final = 64 << 20
@@ -177,14 +178,19 @@ class Relay:
             await self._changed.wait()
 
     def plan(
-        self, version: int, base_version: int | None, have: Mapping[bytes, ChunkSet] | None = None
+        self,
+        version: int,
+        base_version: int | None,
+        have: Mapping[bytes, ChunkSet] | None = None,
+        *,
+        link: Link | None = None,
     ) -> tuple[RelayPatch, ...]:
         """Return the patches that lead from the base to the version; see PatchStore.plan.
 
         Raises:
             AstraflowError: VERSION_EVICTED when they are not here.
         """
-        del have
+        del have, link
         way = self._way(version, base_version)
         if not way:
             raise _gone(version, base_version)

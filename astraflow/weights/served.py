@@ -8,6 +8,7 @@ from typing import Final, Protocol, runtime_checkable
 from astraflow.codec.chunks import Chunk
 from astraflow.core.versions import PatchInfo
 from astraflow.weights.frame import Frame
+from astraflow.weights.links import Link
 from astraflow.wire.patches import ChunkSet, PatchIndex, SentChunk, TransferPlan, TransferSpec
 
 # A source may have to encode a chunk again: that is done beside the event loop, some at a time.
@@ -57,9 +58,14 @@ class WeightSource(Protocol):
         ...
 
     def plan(
-        self, version: int, base_version: int | None, have: Mapping[bytes, ChunkSet] | None = None
+        self,
+        version: int,
+        base_version: int | None,
+        have: Mapping[bytes, ChunkSet] | None = None,
+        *,
+        link: Link | None = None,
     ) -> Sequence[PlannedPatch]:
-        """Return the patches that lead from the base to the version."""
+        """Return the patches that lead from the base to the version, best for a link."""
         ...
 
     def patch(self, root_digest: bytes) -> PlannedPatch:

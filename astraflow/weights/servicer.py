@@ -11,9 +11,9 @@ from typing import Any, Final
 from astraflow.core.clock import Clock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.versions import CodecProfile
 from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.transport.hosts import LaneHosts
+from astraflow.weights.links import Link
 from astraflow.weights.served import (
     Arriving,
     ChunkPlace,
@@ -131,7 +131,12 @@ class TransferServicer:
     def _plan(self, spec: TransferSpec) -> tuple[TransferPlan, list[ChunkPlace]]:
         self._require_ours(spec)
         have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
-        patches = self._store.plan(spec.version, spec.base_version, have)
+        link = Link(
+            profiles=spec.profiles,
+            goodput_bytes_per_s=spec.goodput_bytes_per_s,
+            core_count=spec.core_count,
+        )
+        patches = self._store.plan(spec.version, spec.base_version, have, link=link)
         places = wanted_chunks(patches, spec)
         nbytes = sum(
             patch.payload_nbytes([index for at, index in places if at == number])
@@ -158,7 +163,3 @@ class TransferServicer:
             )
         if spec.layout_digest and spec.layout_digest != self._store.frame.digest:
             raise AstraflowError(Reason.LAYOUT_MISMATCH, "the puller has another layout")
-        if spec.profiles and CodecProfile.FAST not in spec.profiles:
-            raise AstraflowError(
-                Reason.PATCH_UNKNOWN, f"patches are {CodecProfile.FAST} here, and nothing else"
-            )

@@ -1,124 +1,129 @@
-"""The store: what is kept of the last versions, and the cheapest way between two of them.
+"""The store: what can be had of the last versions, and the cheapest way between two of them.
 
-What it keeps is bounded. Forward patches: the last K, and never more bytes than one whole
-version (64 MiB for small ones), because a longer chain is of no use to anybody. Whole versions:
-the newest; older ones while they fit into 64 MiB, or while a reader is at it, one at most.
+Payloads are kept of the forward patches only, which undo versions as well. The chunks of all others
+(whole versions, patches over several versions, other profiles) are made again when they are
+asked for, from the versions that they lead between: the encoding is canonical.
 """
 
-from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from threading import Lock
 from typing import Final
 
-from astraflow.codec.chunks import Chunk, ChunkHeader
+from astraflow.codec.chunks import Chunk, Encoding
+from astraflow.codec.encode import encode_chunk
+from astraflow.codec.runs import ChunkRange
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo
 from astraflow.weights.frame import Frame
-from astraflow.wire.patches import ChunkSet, PatchIndex
+from astraflow.weights.history import History
+from astraflow.weights.links import Link
+from astraflow.weights.stored import PatchName, StoredPatch, Way, cheapest_way
+from astraflow.wire.patches import ChunkSet
 
 SPARE_NBYTES: Final = 64 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StoredPatch:
-    """A patch with its chunks."""
-
-    index: PatchIndex
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def info(self) -> PatchInfo:
-        """Names it."""
-        return self.index.patch
-
-    @property
-    def root(self) -> bytes:
-        """Its root digest."""
-        return self.index.patch.root_digest
-
-    def payload_nbytes(self, indexes: Sequence[int]) -> int:
-        """Return the payload of some chunks."""
-        return sum(len(self.chunks[index].payload) for index in indexes)
-
-    def touches(self, index: int, ranges: Sequence[range]) -> bool:
-        """Whether a chunk lies in one of some ranges, in bytes; none: it does."""
-        return touches(self.chunks[index].header, ranges)
-
-    def missing_nbytes(self, have: ChunkSet | None) -> int:
-        """Return the payload of the chunks that a reader does not have."""
-        if have is None:
-            return self.info.payload_nbytes
-        return sum(len(c.payload) for n, c in enumerate(self.chunks) if n not in have)
-
-
-Way = tuple[StoredPatch, ...]
-
-
 class PatchStore:
-    """Keeps the patches of the last versions of one policy; safe to use from any thread."""
+    """Offers the patches of the last versions of one policy; safe to use from any thread."""
 
-    def __init__(self, frame: Frame, *, keep: int, spare_nbytes: int = SPARE_NBYTES) -> None:
+    def __init__(
+        self, frame: Frame, history: History, *, keep: int = 16, spare_nbytes: int = SPARE_NBYTES
+    ) -> None:
         """Start empty.
 
         Args:
             frame: Of all versions.
-            keep: Forward patches kept: a reader so many versions behind still finds its way.
-            spare_nbytes: What may be kept beyond what is needed.
+            history: Which patches are made again from.
+            keep: A reader so many versions behind still finds its way.
+            spare_nbytes: What forward patches may take in any case; else one whole version.
         """
         self.frame = frame
-        self._keep = keep
-        self._spare_nbytes = spare_nbytes
+        self.history = history
+        self.keep = keep
+        self._room_nbytes = max(history.part.payload_nbytes, spare_nbytes)
         self._lock = Lock()
-        self._forward: dict[int, StoredPatch] = {}
-        self._whole: dict[int, StoredPatch] = {}
-        self._by_root: dict[bytes, StoredPatch] = {}
-        self._readers: Counter[bytes] = Counter()
-        self._newest = -1
+        self._patches: dict[PatchName, StoredPatch] = {}
+        self._asked: dict[int, None] = {}
 
     @property
     def nbytes(self) -> int:
-        """Payload that is kept."""
+        """Payload that is kept, and what else undoes old versions."""
         with self._lock:
-            return sum(patch.info.payload_nbytes for patch in self._by_root.values())
+            kept = [patch for patch in self._patches.values() if patch.chunks is not None]
+        return max(sum(patch.info.payload_nbytes for patch in kept), self.history.undo_nbytes)
 
-    def add(self, patches: Sequence[StoredPatch]) -> None:
-        """Take the patches of the next version; those that are too old or too many go."""
+    @property
+    def patches(self) -> tuple[StoredPatch, ...]:
+        """All that can be had."""
         with self._lock:
-            for patch in patches:
-                self._newest = max(self._newest, patch.info.version)
-                shelf = self._whole if patch.info.base_version is None else self._forward
-                shelf[patch.info.version] = patch
-            self._trim_forward()
-            self._trim_whole()
-            kept = (*self._forward.values(), *self._whole.values())
-            self._by_root = {patch.root: patch for patch in kept}
+            return (*self._patches.values(),)
+
+    @property
+    def asked_spans(self) -> tuple[int, ...]:
+        """How many versions readers were behind of late, the last one first."""
+        with self._lock:
+            return (*reversed(self._asked),)
+
+    def offer(self, patches: Sequence[StoredPatch]) -> None:
+        """Offer patches; what has become too old goes."""
+        with self._lock:
+            self._patches |= {PatchName.of(patch.info): patch for patch in patches}
+        self.history.forget(keep=self.keep, room_nbytes=self._room_nbytes)
+        oldest = self.history.oldest or 0
+        with self._lock:
+            self._patches = {
+                name: patch
+                for name, patch in self._patches.items()
+                if patch.oldest_version >= oldest
+            }
+
+    def is_reachable(self, version: int) -> bool:
+        """Whether a way to a version from nothing costs at most two whole versions."""
+        found = cheapest_way(self.patches, None, version, lambda each: each.info.payload_nbytes)
+        return found is not None and found[0] <= 2 * self.history.part.payload_nbytes
 
     def plan(
-        self, version: int, base_version: int | None, have: Mapping[bytes, ChunkSet] | None = None
+        self,
+        version: int,
+        base_version: int | None,
+        have: Mapping[bytes, ChunkSet] | None = None,
+        *,
+        link: Link | None = None,
     ) -> Way:
-        """Return the patches that lead from the base to the version.
+        """Return the patches that lead from the base to the version, the cheapest way for a link.
 
         Args:
             version: What is wanted.
-            base_version: What the reader holds; None: nothing, and then the way of the fewest
-                bytes that it does not have.
+            base_version: What the reader holds; None: nothing.
             have: Chunks that it has already, by root.
+            link: What it told of itself; None: bytes alone count.
 
         Raises:
             AstraflowError: VERSION_UNKNOWN when it was never published; VERSION_EVICTED when the
-                version, or the base, is no longer kept; PATCH_UNKNOWN when the base is newer.
+                version, or the base, is no longer kept; PATCH_UNKNOWN when the base is newer, or
+                nothing is coded in a profile that the reader takes.
         """
-        with self._lock:
-            self._require_possible(version, base_version)
-            wholes = [self._whole[v] for v in self._whole if v <= version]
-            starts = wholes if base_version is None else [None]
-            ways = [way for start in starts if (way := self._way(version, base_version, start))]
-        if not ways:
-            raise _evicted(version, base_version)
-        had = have or {}
-        return min(ways, key=lambda way: sum(p.missing_nbytes(had.get(p.root)) for p in way))
+        self._require_possible(version, base_version)
+        had, told = have or {}, link or Link()
+        model_nbytes = self.history.part.payload_nbytes
+
+        def cost(patch: StoredPatch) -> float:
+            return told.cost(patch.info, patch.missing_nbytes(had.get(patch.root)), model_nbytes)
+
+        patches = self.patches
+        for profiles in told.choices():
+            usable = [each for each in patches if each.info.profile in profiles]
+            found = cheapest_way(usable, base_version, version, cost)
+            if found is not None:
+                self._note(version, base_version)
+                return found[1]
+        if cheapest_way(patches, base_version, version, cost) is not None:
+            raise AstraflowError(
+                Reason.PATCH_UNKNOWN, f"no way is coded {' or '.join(told.profiles)} here"
+            )
+        raise _evicted(version, base_version)
 
     def patch(self, root_digest: bytes) -> StoredPatch:
         """Return a patch by its root.
@@ -126,87 +131,68 @@ class PatchStore:
         Raises:
             AstraflowError: PATCH_UNKNOWN.
         """
-        with self._lock:
-            patch = self._by_root.get(root_digest)
-        if patch is None:
-            raise AstraflowError(Reason.PATCH_UNKNOWN, "no patch with this root is kept here")
-        return patch
+        for patch in reversed(self.patches):
+            if patch.root == root_digest:
+                return patch
+        raise AstraflowError(Reason.PATCH_UNKNOWN, "no patch with this root is kept here")
 
     def chunk(self, info: PatchInfo, index: int) -> Chunk:
-        """Return one chunk; who sends holds no other reference to a patch for long.
+        """Return one chunk, made again where it was not kept.
 
         Raises:
             AstraflowError: VERSION_EVICTED when the patch went meanwhile.
         """
         with self._lock:
-            patch = self._by_root.get(info.root_digest)
+            patch = self._patches.get(PatchName.of(info))
         if patch is None:
             raise _evicted(info.version, info.base_version)
-        return patch.chunks[index]
+        return self._made_again(patch, index) if patch.chunks is None else patch.chunks[index]
 
     @contextmanager
     def reading(self, infos: Sequence[PatchInfo]) -> Generator[None]:
-        """Keep whole versions a little longer while they are read."""
-        roots = [info.root_digest for info in infos]
-        with self._lock:
-            self._readers.update(roots)
-        try:
+        """Keep versions while patches between them are read: a lease, which the caller ends.
+
+        What is kept for readers is bounded: at most as much again as without them.
+        """
+        oldest = [i.version if i.base_version is None else i.base_version for i in infos]
+        with self.history.reading(oldest):
             yield
-        finally:
-            with self._lock:
-                self._readers.subtract(roots)
-                self._readers += Counter[bytes]()
+
+    def _made_again(self, patch: StoredPatch, index: int) -> Chunk:
+        header, info = patch.headers[index], patch.info
+        if header.encoding is Encoding.UNCHANGED:
+            return Chunk(header=header)
+        where = ChunkRange(offset=header.offset, nbytes=header.nbytes, dtype=header.dtype)
+        base = None if info.base_version is None else self.history.bits_of(info.base_version)(where)
+        chunk = encode_chunk(
+            where,
+            self.history.bits_of(info.version)(where),
+            base,
+            profile=info.profile,
+            tables=patch.index.shared_tables,
+        )
+        return replace(chunk, header=header)
+
+    def _note(self, version: int, base_version: int | None) -> None:
+        """Note how far behind a reader is: others may be so, and it may be so again."""
+        if base_version is None or version - base_version < 2:
+            return
+        with self._lock:
+            self._asked.pop(version - base_version, None)
+            self._asked[version - base_version] = None
 
     def _require_possible(self, version: int, base_version: int | None) -> None:
-        if not 0 <= version <= self._newest:
+        newest = -1 if self.history.newest is None else self.history.newest
+        if not 0 <= version <= newest:
             raise AstraflowError(
                 Reason.VERSION_UNKNOWN,
-                f"version {version} was never published here; the newest is {self._newest}",
+                f"version {version} was never published here; the newest is {newest}",
                 metadata={"version": str(version)},
             )
         if base_version is not None and base_version >= version:
             raise AstraflowError(
                 Reason.PATCH_UNKNOWN, f"no patch leads back from {base_version} to {version}"
             )
-
-    def _way(self, version: int, base: int | None, start: StoredPatch | None) -> Way:
-        """Return the chain on top of a whole version, or of the base; empty: there is none."""
-        first = base if start is None else start.info.version
-        if first is None:
-            return ()
-        chain = [self._forward.get(each) for each in range(first + 1, version + 1)]
-        found = tuple(patch for patch in chain if patch is not None)
-        if len(found) < len(chain):
-            return ()
-        return found if start is None else (start, *found)
-
-    def _trim_forward(self) -> None:
-        room = max(self.frame.layout.nbytes, self._spare_nbytes)
-        for version in sorted(self._forward, reverse=True):
-            room -= self._forward[version].info.payload_nbytes
-            if version <= self._newest - self._keep or room < 0:
-                room = -1
-                del self._forward[version]
-
-    def _trim_whole(self) -> None:
-        room, is_read = self._spare_nbytes, False
-        for version in sorted(self._whole, reverse=True):
-            patch = self._whole[version]
-            if version == self._newest:
-                continue
-            if patch.info.payload_nbytes <= room and version > self._newest - self._keep:
-                room -= patch.info.payload_nbytes
-            elif self._readers[patch.root] and not is_read:
-                is_read = True
-            else:
-                del self._whole[version]
-
-
-def touches(header: ChunkHeader, ranges: Sequence[range]) -> bool:
-    """Whether a chunk lies in one of some ranges, in bytes; none: it does."""
-    return not ranges or any(
-        each.start < header.end and header.offset < each.stop for each in ranges
-    )
 
 
 def _evicted(version: int, base_version: int | None) -> AstraflowError:

@@ -42,10 +42,10 @@ class Training:
     token = TOKEN
     policy_id = POLICY
 
-    def __init__(self, layout=LAYOUT, *, seed=0, keep_patches=16):
+    def __init__(self, layout=LAYOUT, *, seed=0, **kept):
         self.rng = np.random.default_rng(seed)
         self.layout = layout
-        self.publisher = WeightPublisher(POLICY, layout, keep_patches=keep_patches)
+        self.publisher = WeightPublisher(POLICY, layout, **kept)
         self.tensors = {
             spec.name: self.rng.integers(0, 1 << 7, spec.shape).astype(spec.dtype.bits)
             for spec in layout.tensors
@@ -69,6 +69,18 @@ class Training:
         info = self.publisher.publish(version, self.tensors, step=version)
         self.infos[version] = replace(info, sources=sources(self.endpoints))
         return self.infos[version]
+
+    def add(self, patch):
+        """Offer one more patch, and tell of it."""
+        self.store.offer([patch])
+        info = self.infos[patch.info.version]
+        self.infos[info.version] = replace(info, patches=(*info.patches, patch.info))
+        return self.infos[info.version]
+
+    def chunks_of(self, patch):
+        """All chunks of a stored patch, made again where they are not kept."""
+        count = patch.info.chunk_count
+        return tuple(self.store.chunk(patch.info, index) for index in range(count))
 
     def is_live(self, tensors):
         return tensors.keys() == self.tensors.keys() and all(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.incoming import Incoming
+from astraflow.weights.maker import make_whole
 from astraflow.wire.patches import (
     SentChunk,
     TransferPlan,
@@ -23,16 +24,16 @@ def plan_of(way):
     return TransferPlan(
         transfer_id="t",
         patches=tuple(patch.index for patch in way),
-        chunk_count=sum(len(patch.chunks) for patch in way),
+        chunk_count=sum(patch.info.chunk_count for patch in way),
         payload_nbytes=sum(patch.info.payload_nbytes for patch in way),
     )
 
 
-def sent_of(way):
+def sent_of(training, way):
     return [
         SentChunk(patch_index=number, chunk=chunk)
         for number, patch in enumerate(way)
-        for chunk in patch.chunks
+        for chunk in training.chunks_of(patch)
     ]
 
 
@@ -51,19 +52,19 @@ def incoming(training, chain):
 
 
 def test_chunks_may_come_in_any_order_and_twice(training, chain, incoming):
-    for each in [*sent_of(chain)[::-1], *sent_of(chain)]:
+    for each in [*sent_of(training, chain)[::-1], *sent_of(training, chain)]:
         incoming.take(each, training.store.frame)
     incoming.require_complete()
 
     assert [info for info, _ in incoming.patches()] == [patch.info for patch in chain]
     assert incoming.nbytes == plan_of(chain).payload_nbytes
-    assert incoming.chunk_count == len(sent_of(chain))
+    assert incoming.chunk_count == len(sent_of(training, chain))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_flipped_bit_of_a_chunk_message_passes(training, chain, incoming, data):
-    sent = data.draw(st.sampled_from(sent_of(chain)))
+    sent = data.draw(st.sampled_from(sent_of(training, chain)))
     wire = bytearray(encode_sent_chunk(sent).SerializeToString())
     at = data.draw(st.integers(0, len(wire) - 1))
     wire[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -85,7 +86,7 @@ def test_no_flipped_bit_of_a_chunk_message_passes(training, chain, incoming, dat
 
 
 def test_what_is_missing_is_missed(training, chain, incoming):
-    for each in sent_of(chain)[:-1]:
+    for each in sent_of(training, chain)[:-1]:
         incoming.take(each, training.store.frame)
 
     with pytest.raises(AstraflowError, match="1 chunks before the end of version 2"):
@@ -98,7 +99,7 @@ def test_without_a_plan_nothing_is_complete(training, chain):
     with pytest.raises(AstraflowError, match="without a plan"):
         incoming.require_complete()
     with pytest.raises(AstraflowError, match="of no patch"):
-        incoming.take(sent_of(chain)[0], training.store.frame)
+        incoming.take(sent_of(training, chain)[0], training.store.frame)
 
 
 def test_a_second_plan_is_refused(training, chain, incoming):
@@ -131,8 +132,9 @@ def test_roots_are_trusted_from_the_run_alone(training, chain):
 
 
 def test_chunks_of_patches_that_left_the_plan_are_let_go(training, chain, incoming):
-    for each in sent_of(chain):
+    for each in sent_of(training, chain):
         incoming.take(each, training.store.frame)
+    training.add(make_whole(training.publisher.history, 2))
     later = Incoming(training.infos[2], training.infos, base_version=None, leftover=incoming.chunks)
 
     assert {each.root_digest for each in later.spec().have_chunks} == {p.root for p in chain}

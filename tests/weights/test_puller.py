@@ -70,7 +70,7 @@ class TestGoodCase:
             info = training.publish(share=0.2, is_noise=True)
         pulled = await pull(puller, training, info)
         assert pulled.update.base_version is None
-        assert pulled.nbytes == info.patches[-1].payload_nbytes
+        assert pulled.nbytes <= 2 * training.layout.nbytes
         assert training.is_live(tools.live(pulled.update))
 
     async def test_a_version_that_is_held_comes_whole_and_costs_nothing(

@@ -10,6 +10,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.core.versions import Source, SourceKind, SourceState
 from astraflow.weights.fetch import FetchSettings
+from astraflow.weights.maker import make_whole
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay import Relay
 from astraflow.wire.patches import TransferSpec
@@ -150,7 +151,9 @@ async def test_a_version_that_never_begins_is_had_elsewhere(training, relayed, t
 
 async def test_a_cold_receiver_gets_the_whole_from_what_a_relay_holds(training, relayed, tools):
     await relayed.pull(relayed.first, training.publish())
-    await relayed.pull(relayed.first, info := training.publish())
+    training.publish()
+    info = training.add(make_whole(training.publisher.history, 1))
+    await relayed.pull(relayed.first, info)
     asked = len(relayed.origin.requests)
     target = via(info, relayed.source.address, state=SourceState.LIVE)
     pulled = await relayed.pull(relayed.second, target)

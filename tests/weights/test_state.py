@@ -13,7 +13,7 @@ from astraflow.weights.state import Overlay, stage
 
 
 def way(training, version, base):
-    return [(patch.info, patch.chunks) for patch in training.store.plan(version, base)]
+    return [(patch.info, training.chunks_of(patch)) for patch in training.store.plan(version, base)]
 
 
 def digests(training):

@@ -1,18 +1,21 @@
-"""What is kept is bounded, and the way of the fewest bytes is found in it."""
+"""What is kept is bounded, the way of the fewest bytes is found, and chunks are made again."""
+
+from dataclasses import replace
 
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights.store import PatchStore
-from astraflow.wire.patches import ChunkSet
+from astraflow.core.versions import CodecProfile
+from astraflow.weights.links import Link
+from astraflow.weights.maker import make_patch, make_whole
+from astraflow.weights.stored import StoredPatch
+from astraflow.wire.patches import ChunkSet, digest_of
 
 
-def published(training, count, *, keep=16, spare_nbytes=64 << 20, **how):
-    store = PatchStore(training.store.frame, keep=keep, spare_nbytes=spare_nbytes)
-    training.publisher.store = store
+def published(training, count, **how):
     for _ in range(count):
         training.publish(**how)
-    return store
+    return training.store
 
 
 def route(way):
@@ -32,18 +35,29 @@ class TestPlan:
         assert route(store.plan(4, 1)) == [(1, 2), (2, 3), (3, 4)]
         assert route(store.plan(2, 1)) == [(1, 2)]
 
-    def test_from_nothing_it_is_the_whole_version(self, training):
+    def test_one_patch_over_several_versions_is_taken_where_it_is_smaller(self, training):
+        store = published(training, 6)
+        training.add(make_patch(training.publisher.history, 1, 5))
+
+        assert route(store.plan(5, 1)) == [(1, 5)]
+        assert route(store.plan(5, 0)) == [(0, 1), (1, 5)]
+        assert route(store.plan(5, 2)) == [(2, 3), (3, 4), (4, 5)]
+
+    def test_from_nothing_it_is_a_whole_version_and_what_leads_on(self, training):
         store = published(training, 3)
 
+        assert route(store.plan(2, None)) == [(None, 0), (0, 1), (1, 2)]
+        training.add(make_whole(training.publisher.history, 2))
         assert route(store.plan(2, None)) == [(None, 2)]
-        assert route(store.plan(1, None)) == [(None, 1)]
 
     def test_from_nothing_it_builds_on_what_the_reader_has_already(self, training):
         store = published(training, 3)
-        (whole,) = store.plan(1, None)
-        have = {whole.root: ChunkSet.of(whole.root, range(len(whole.chunks) - 1))}
+        (whole,) = store.plan(0, None)
+        have = {whole.root: ChunkSet.of(whole.root, range(whole.info.chunk_count - 1))}
+        training.add(make_whole(training.publisher.history, 2))
 
-        assert route(store.plan(2, None, have)) == [(None, 1), (1, 2)]
+        assert route(store.plan(2, None)) == [(None, 2)]
+        assert route(store.plan(2, None, have)) == [(None, 0), (0, 1), (1, 2)]
 
     def test_versions_that_never_were_are_unknown(self, training):
         store = published(training, 3)
@@ -64,59 +78,138 @@ class TestPlan:
 
         assert refusal(store, 4, 1) is Reason.VERSION_EVICTED
         assert route(store.plan(4, 3)) == [(3, 4)]
+        assert route(store.plan(4, None)) == [(None, 3), (3, 4)]
+
+    def test_versions_without_a_change_have_patches_with_the_same_root_and_both_lead_on(
+        self, training
+    ):
+        store = published(training, 1)
+        published(training, 2, share=0)
+
+        assert route(store.plan(2, 0)) == [(0, 1), (1, 2)]
+
+    def test_how_far_readers_are_behind_is_noted_the_last_one_first(self, training):
+        store = published(training, 6)
+        for base in (2, 1, 4, 2):
+            store.plan(5, base)
+
+        assert store.asked_spans == (3, 4)
+
+
+class TestLinks:
+    @pytest.fixture
+    def store(self, training):
+        store = published(training, 2)
+        (forward,) = store.plan(1, 0)
+        info = replace(
+            forward.info,
+            profile=CodecProfile.COMPACT,
+            payload_nbytes=forward.info.payload_nbytes // 2,
+            root_digest=bytes(32),
+        )
+        headers = tuple(
+            replace(each, payload_nbytes=each.payload_nbytes // 2) for each in forward.headers
+        )
+        index = replace(forward.index, patch=info)
+        store.offer([StoredPatch(index=index, headers=headers, chunks=None)])
+        return store
+
+    def profile(self, store, **told):
+        (patch,) = store.plan(1, 0, link=Link(**told))
+        return patch.info.profile
+
+    def test_a_slow_link_gets_the_smaller_one_and_a_fast_one_what_decodes_quickly(self, store):
+        assert self.profile(store, goodput_bytes_per_s=1e4) is CodecProfile.COMPACT
+        assert self.profile(store, goodput_bytes_per_s=1e10) is CodecProfile.FAST
+
+    def test_more_cores_make_the_smaller_one_worth_it(self, store):
+        nbytes = store.plan(1, 0, link=Link(profiles=(CodecProfile.FAST,)))[0].info.payload_nbytes
+        # Where both take the same time on one core.
+        even = nbytes / 2 / (store.history.part.payload_nbytes * (1 / 3.5e9 - 1 / 10e9))
+
+        assert self.profile(store, goodput_bytes_per_s=even * 1.5) is CodecProfile.FAST
+        told = {"goodput_bytes_per_s": even * 1.5, "core_count": 4}
+        assert self.profile(store, **told) is CodecProfile.COMPACT
+
+    def test_an_unknown_link_gets_the_fewest_bytes(self, store):
+        assert self.profile(store) is CodecProfile.COMPACT
+
+    def test_what_the_reader_prefers_decides(self, store):
+        for first, second in ((CodecProfile.FAST, CodecProfile.COMPACT),) * 2:
+            assert self.profile(store, profiles=(first, second)) is first
+            assert self.profile(store, profiles=(second,)) is second
+
+    def test_a_profile_that_was_never_coded_is_refused(self, training):
+        store = published(training, 2)
+        with pytest.raises(AstraflowError) as caught:
+            store.plan(1, 0, link=Link(profiles=(CodecProfile.COMPACT,)))
+        assert caught.value.reason is Reason.PATCH_UNKNOWN
 
 
 class TestBounds:
-    def test_the_last_forward_patches_are_kept(self, training):
-        store = published(training, 6, keep=2)
+    def test_the_last_versions_are_kept(self, tools):
+        training = tools.training(keep_patches=2)
+        store = published(training, 6)
 
         assert route(store.plan(5, 3)) == [(3, 4), (4, 5)]
         assert refusal(store, 5, 2) is Reason.VERSION_EVICTED
 
-    def test_of_large_models_one_whole_version_is_kept(self, training):
-        store = published(training, 6, spare_nbytes=0)
+    def test_a_reader_from_nothing_always_finds_a_way(self, tools):
+        training = tools.training(keep_patches=2)
+        for version in range(7):
+            training.publish()
+            assert route(training.store.plan(version, None))[0][0] is None
 
-        assert route(store.plan(5, None)) == [(None, 5)]
-        assert refusal(store, 4, None) is Reason.VERSION_EVICTED
+    def test_what_is_kept_never_takes_more_than_a_whole_version(self, tools):
+        training = tools.training(spare_nbytes=0)
+        store = published(training, 12, share=0.2, is_noise=True)
 
-    def test_forward_patches_never_take_more_than_a_whole_version(self, training):
-        store = published(training, 12, spare_nbytes=0, share=0.2, is_noise=True)
-
-        assert store.nbytes <= 2 * training.layout.nbytes
+        assert store.nbytes <= training.layout.nbytes
         assert route(store.plan(11, 10)) == [(10, 11)]
         assert refusal(store, 11, 0) is Reason.VERSION_EVICTED
 
-    def test_one_whole_version_stays_while_it_is_read(self, training):
-        store = published(training, 1, spare_nbytes=0)
+    def test_a_version_stays_while_it_is_read(self, tools):
+        training = tools.training(keep_patches=2)
+        store = published(training, 1)
         (whole,) = store.plan(0, None)
+        chunks = training.chunks_of(whole)
         with store.reading([whole.info]):
-            for _ in range(3):
-                training.publish()
-            assert store.chunk(whole.info, 0) is whole.chunks[0]
+            published(training, 5)
+            assert training.chunks_of(whole) == chunks
         training.publish()
 
         with pytest.raises(AstraflowError) as caught:
             store.chunk(whole.info, 0)
         assert caught.value.reason is Reason.VERSION_EVICTED
 
-    def test_readers_of_many_versions_hold_one_of_them(self, training):
-        store = published(training, 1, spare_nbytes=0)
-        for _ in range(5):
-            with store.reading([store.plan(training.publisher.version, None)[0].info]):
-                training.publish()
-            infos = [store.plan(training.publisher.version, None)[0].info]
-            reading = store.reading(infos)
-            reading.__enter__()
+    def test_what_is_kept_for_readers_is_bounded_too(self, tools):
+        training = tools.training(spare_nbytes=0)
+        store = published(training, 1)
+        (whole,) = store.plan(0, None)
+        with store.reading([whole.info]):
+            published(training, 12, share=0.2, is_noise=True)
+
+            assert store.nbytes <= 2 * training.layout.nbytes
+            with pytest.raises(AstraflowError):
+                store.chunk(whole.info, 0)
+
+
+class TestChunks:
+    def test_those_that_are_made_again_have_the_digests_that_were_registered(self, training):
+        store = published(training, 6)
+        history = training.publisher.history
+        for patch in (make_patch(history, 1, 4), make_whole(history, 3), make_patch(history, 0, 5)):
+            store.offer([patch])
             training.publish()
+            again = training.chunks_of(patch)
 
-        assert store.nbytes <= 3 * training.layout.nbytes
+            assert tuple(map(digest_of, again)) == patch.index.chunk_digests
 
+    def test_a_patch_is_found_by_its_root(self, training):
+        store = published(training, 2)
+        (forward,) = store.plan(1, 0)
 
-def test_a_patch_is_found_by_its_root(training):
-    store = published(training, 2)
-    (forward,) = store.plan(1, 0)
-
-    assert store.patch(forward.root) is forward
-    with pytest.raises(AstraflowError) as caught:
-        store.patch(bytes(32))
-    assert caught.value.reason is Reason.PATCH_UNKNOWN
+        assert store.patch(forward.root) is forward
+        with pytest.raises(AstraflowError) as caught:
+            store.patch(bytes(32))
+        assert caught.value.reason is Reason.PATCH_UNKNOWN

@@ -1,0 +1,183 @@
+"""The history of a part: its newest version, flat, and what leads back to the versions before.
+
+A sparse chunk leads back as well as forward, so the patches that are kept for readers are what
+undoes them. Only where a range came whole its old bits are kept too, as a compressed difference.
+"""
+
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import zstandard
+
+from astraflow.codec.chunks import Chunk, Encoding
+from astraflow.codec.decode import decode_back, decode_change, decode_whole
+from astraflow.codec.encode import RangeBits
+from astraflow.codec.runs import ChunkRange
+from astraflow.codec.state_digest import StateDigest
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.weights.parts import Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """How a range became what it is in a version: a sparse chunk, or what it differs by, packed."""
+
+    version: int
+    undo: Chunk | bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.undo.payload) if isinstance(self.undo, Chunk) else len(self.undo)
+
+
+class History:
+    """The last versions of a part, any range of any of them; one thread writes, many read.
+
+    A reader holds the lock for one range, the writer for the changes of one range. So neither
+    waits for long, and the writer never for a reader's network.
+
+    Attributes:
+        part: What of the layout it is.
+        newest: The version that was entered last; None: none.
+        oldest: The oldest version that can be read; None: none.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.newest: int | None = None
+        self.oldest: int | None = None
+        self._flat = np.zeros(part.nbytes, np.uint8)
+        self._steps: dict[int, list[_Step]] = {where.offset: [] for where in part.ranges()}
+        self._sizes: Counter[int] = Counter()
+        self._readers: Counter[int] = Counter()
+        self._lock = Lock()
+
+    @property
+    def undo_nbytes(self) -> int:
+        """What is kept to read old versions, forward patches included."""
+        return self._sizes.total()
+
+    def start(self, version: int, target: RangeBits) -> StateDigest:
+        """Copy the first version, and return what it contributes to the state digest."""
+        for where in self.part.ranges():
+            self._view(where)[:] = target(where)
+        self.newest = self.oldest = version
+        if self.part.shard.count == 1:
+            return StateDigest.of(self.part.layout, self._flat)
+        return StateDigest.of_pieces((each, self._view(each)) for each in self.part.ranges())
+
+    def advance(self, version: int, chunks: Sequence[Chunk]) -> None:
+        """Enter the next version: the chunks that lead to it from the newest, made here."""
+        for chunk in chunks:
+            if chunk.header.encoding is not Encoding.UNCHANGED:
+                self._change(version, chunk)
+        self.newest = version
+
+    def newest_bits(self, where: ChunkRange) -> np.ndarray:
+        """Return a range of the newest version, as a view: for the thread that writes."""
+        return self._view(where)
+
+    def bits_of(self, version: int) -> RangeBits:
+        """Return what reads a version; each range that it gives is a copy.
+
+        Raises:
+            AstraflowError: VERSION_EVICTED, also while it is read, when nothing leads back to it.
+        """
+        return lambda where: self._read(version, where)
+
+    @contextmanager
+    def reading(self, versions: Sequence[int]) -> Generator[None]:
+        """Keep versions readable."""
+        with self._lock:
+            self._readers.update(versions)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers.subtract(versions)
+                self._readers += Counter[int]()
+
+    def forget(self, *, keep: int, room_nbytes: int) -> None:
+        """Forget the versions that are too old, or whose undoing takes more than there is room for.
+
+        Args:
+            keep: Versions before the newest that stay readable.
+            room_nbytes: Of what undoes them. What readers are at may take as much again.
+        """
+        if self.newest is None or self.oldest is None:
+            return
+        with self._lock:
+            oldest = max(self.oldest, self._affordable(self.newest - keep, room_nbytes))
+            read = [each for each in self._readers if self.oldest <= each < oldest]
+            if read:
+                oldest = self._affordable(min(read), 2 * room_nbytes)
+            self.oldest = max(self.oldest, oldest)
+            self._drop_steps()
+
+    def _affordable(self, oldest: int, room_nbytes: int) -> int:
+        """Return the oldest version, not before the given one, for which there is room."""
+        for version in sorted(self._sizes, reverse=True):
+            room_nbytes -= self._sizes[version]
+            if room_nbytes < 0:
+                return max(oldest, version)
+        return oldest
+
+    def _drop_steps(self) -> None:
+        oldest = self.oldest or 0
+        for offset, steps in self._steps.items():
+            if steps and steps[0].version <= oldest:
+                self._steps[offset] = [step for step in steps if step.version > oldest]
+        for version in [each for each in self._sizes if each <= oldest]:
+            del self._sizes[version]
+
+    def _view(self, where: ChunkRange) -> np.ndarray:
+        return self._flat[self.part.place(where)].view(where.dtype.bits)
+
+    def _change(self, version: int, chunk: Chunk) -> None:
+        header = chunk.header
+        where = ChunkRange(offset=header.offset, nbytes=header.nbytes, dtype=header.dtype)
+        bits = self._view(where)
+        if header.encoding is Encoding.SPARSE_FAST:
+            change = decode_change(chunk, bits)
+            step = _Step(version=version, undo=chunk)
+            with self._lock:
+                if change is not None:
+                    bits[change.positions - where.offset // where.dtype.itemsize] = change.values
+                self._steps[where.offset].append(step)
+        else:
+            new = decode_whole(chunk)
+            step = _Step(version=version, undo=_packed(bits ^ new))
+            with self._lock:
+                bits[:] = new
+                self._steps[where.offset].append(step)
+        self._sizes[version] += step.nbytes
+
+    def _read(self, version: int, where: ChunkRange) -> np.ndarray:
+        with self._lock:
+            if self.oldest is None or not self.oldest <= version:
+                raise AstraflowError(
+                    Reason.VERSION_EVICTED,
+                    f"version {version} is no longer kept, the oldest is {self.oldest}",
+                    metadata={"version": str(version)},
+                )
+            bits = self._view(where).copy()
+            steps = [step for step in self._steps[where.offset] if step.version > version]
+        for step in reversed(steps):
+            _undo(step, bits)
+        return bits
+
+
+def _undo(step: _Step, bits: np.ndarray) -> None:
+    if isinstance(step.undo, Chunk):
+        indices, before = decode_back(step.undo, bits)
+        bits[indices] = before
+    else:
+        bits ^= np.frombuffer(zstandard.ZstdDecompressor().decompress(step.undo), bits.dtype)
+
+
+def _packed(difference: np.ndarray) -> bytes:
+    return zstandard.ZstdCompressor(level=1, write_content_size=True).compress(difference.data)
