@@ -72,15 +72,18 @@ class InlineCarrier:
 
     def __init__(self) -> None:
         self._segment_nbytes = _NEAR_SEGMENT_NBYTES
-        self._far: list[socket.socket] = []
+        self._is_first = True
+        self._paced: list[socket.socket] = []
         self._pacer = Pacer()
 
     def adopt(self, connection: socket.socket) -> None:
-        """Tune a connection to the way that it has."""
+        """Tune a connection to the way that it has; the first one sends alone, at its own rate."""
         if round_trip_s(connection) > LONG_WAY_S:
             tune_for_long_way(connection)
             self._segment_nbytes = _FAR_SEGMENT_NBYTES
-            self._far.append(connection)
+            if not self._is_first:
+                self._paced.append(connection)
+        self._is_first = False
 
     async def read_header(self, connection: socket.socket) -> bytes:
         """Receive the header of a frame."""
@@ -89,8 +92,8 @@ class InlineCarrier:
     async def begin(self, plan: TransferPlan) -> None:
         """Set the pace by what the transfer before met."""
         del plan
-        if self._far:
-            self._pacer.adjust(self._far)
+        if self._paced:
+            self._pacer.adjust(self._paced)
 
     async def parts(self, sent: SentChunk) -> Sequence[Part]:
         """Return a chunk as frames."""
