@@ -9,7 +9,6 @@ from pathlib import Path
 
 import structlog
 
-from astraflow.config.loader import dump_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError
@@ -50,9 +49,6 @@ def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> i
     before = _before(run)
     tokens = tokens_from(os.environ, before)
     listen = _same_port(listen or recipe.hub.listen, before)
-    if not run.recipe.exists():
-        run.root.mkdir(parents=True, exist_ok=True)
-        run.recipe.write_text(dump_recipe(recipe))
     status = asyncio.run(_serve(recipe, run, tokens, listen))
     _forget(run)
     if status.state is RunState.FAILED:

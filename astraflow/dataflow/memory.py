@@ -73,13 +73,13 @@ class Memory:
             case BatchAcked(), True:
                 self.roster.train(event)
             case HubRestarted(), _:
-                self._expect_all()
+                self.expect_all()
             case VersionPublished(), _:
                 self.last_version_time = now
             case _:
                 pass
 
-    def _expect_all(self) -> None:
+    def expect_all(self) -> None:
         """Have every RaaS resume its session: what was on its way to it is lost."""
         for member_id, role in self.roles.items():
             if role is Role.RAAS:

@@ -139,6 +139,8 @@ def settings_digest(recipe: Recipe) -> bytes:
     """Return 16 bytes over what the decisions of a run depend on."""
     parts = {"seed", "policies", "data", "workflows", "rollouts", "evals"}
     said = recipe.model_dump(mode="json", include=parts, exclude_defaults=True)
+    for policy in said["policies"].values():
+        policy.pop("model", None)
     said["session_ttl_s"] = recipe.hub.session_ttl_s
     text = json.dumps(said, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()

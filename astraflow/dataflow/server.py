@@ -1,11 +1,13 @@
 """The hub's process, without its command line: opens data, serves a run, writes the end."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import structlog
 
+from astraflow.config.loader import dump_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import Clock, SystemClock
@@ -13,6 +15,7 @@ from astraflow.core.events import HubRestarted
 from astraflow.core.status import RunStatus
 from astraflow.dataflow.access import Access
 from astraflow.dataflow.account import Account
+from astraflow.dataflow.compaction import compact_for_ever
 from astraflow.dataflow.data import open_data_sets
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.loop_probe import LoopProbe
@@ -23,6 +26,7 @@ from astraflow.dataflow.streams import either
 from astraflow.dataflow.tokens import HubTokens
 from astraflow.rpc.server import RunningServer, start_server
 from astraflow.rpc.tls import Tls
+from astraflow.storage.journal import Journal
 
 log = structlog.get_logger(__name__)
 
@@ -81,8 +85,16 @@ async def serve_hub(
             await asyncio.to_thread(source.skip, replica.run.drawn_count)
             recorder.make_up(replica.lines)
             hub.apply(HubRestarted())
+            # Before the first call, not with the first commit.
+            hub.memory.expect_all()
         return await _serve(
-            hub, recipe=recipe, tokens=tokens, listen=listen, recorder=recorder, on_ready=on_ready
+            hub,
+            recipe=recipe,
+            tokens=tokens,
+            listen=listen,
+            recorder=recorder,
+            on_ready=on_ready,
+            keep=_keep(hub, journal, recipe=recipe, run_dir=folder),
         )
     finally:
         await asyncio.to_thread(recorder.close)
@@ -98,6 +110,7 @@ async def _serve(
     listen: str | None,
     recorder: Recorder,
     on_ready: OnReady | None,
+    keep: Coroutine[Any, Any, None],
 ) -> RunStatus:
     access = Access(tokens, sessions=hub.memory.sessions, roles=hub.memory.roles)
     tls = recipe.hub.tls
@@ -114,10 +127,25 @@ async def _serve(
             if on_ready is not None:
                 on_ready(hub, server.address)
             try:
-                await either(hub.commits.run(), _see_through(hub, server))
+                await either(hub.commits.run(), keep, _see_through(hub, server))
             finally:
                 await asyncio.to_thread(recorder.status, account.to_json())
         return hub.status()
+
+
+async def _keep(hub: Hub, journal: Journal | None, *, recipe: Recipe, run_dir: RunDir) -> None:
+    """Keep the journal small, for ever."""
+    if journal is None:
+        await asyncio.Event().wait()
+        return
+    if not run_dir.recipe.exists():
+        run_dir.recipe.write_text(dump_recipe(recipe))
+    await compact_for_ever(
+        hub.commits,
+        journal,
+        run_dir=run_dir.root,
+        every_nbytes=recipe.hub.journal.compact_nbytes,
+    )
 
 
 async def _see_through(hub: Hub, server: RunningServer) -> None:

@@ -1,0 +1,46 @@
+"""`python -m astraflow.dataflow.compact RUN_DIR END`: writes the snapshot of a journal's beginning.
+
+A process of its own, so that a hub never stops for it; it only reads the journal.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from astraflow.config.loader import load_recipe
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError
+from astraflow.dataflow.recovery import beginning_of, replay
+from astraflow.storage.reader import JournalReader
+
+
+async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
+    """Write the state that the records before position `end` come to.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED.
+    """
+    reader = JournalReader(run_dir.journal)
+    try:
+        begin = beginning_of(load_recipe(run_dir.recipe, ()))
+        replica = await replay(reader, run_dir.snapshot, begin, end=end)
+    finally:
+        reader.close()
+    if replica is not None:
+        replica.save(run_dir.snapshot)
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit code: 0 once the snapshot is safe."""
+    os.nice(19)
+    try:
+        asyncio.run(write_snapshot_of(RunDir(Path(arguments[0])), int(arguments[1])))
+    except AstraflowError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,173 @@
+"""A hub that ends at any point goes on where its journal ends."""
+
+import asyncio
+import json
+import sqlite3
+from contextlib import suppress
+
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.members import SessionResume
+from astraflow.core.rollouts import Disposition
+from astraflow.core.status import RunState
+from astraflow.dataflow.compact import write_snapshot_of
+from astraflow.launch.ledger import read_ledger
+from astraflow.wire import dataflow as wire
+from astraflow.wire import rollout as wire_rollout
+from astraflow_proto.control.v1.ledger_service_pb2 import GetLedgerRequest
+from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
+
+
+async def work(hub, *, answered=True):
+    """Have one trainer and one node; return them with the node's first task."""
+    trainer, raas = hub.trainer(), hub.raas()
+    await trainer.register()
+    await trainer.publish()
+    await raas.join()
+    await raas.report_version("solver", 0)
+    raas.live["solver"] = 0
+    tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
+    task = wire_rollout.decode_rollout_task((await tasks.read()).task)
+    if answered:
+        await raas.answer(rollouts, task)
+    return trainer, raas, task
+
+
+async def books(hub):
+    response = await hub.ledger.GetLedger(GetLedgerRequest(), metadata=hub.operator)
+    (account,) = response.accounts
+    return account
+
+
+async def test_a_run_goes_on_in_another_hub(start_hub, recipe_of):
+    recipe = recipe_of()
+    async with start_hub(recipe) as hub:
+        trainer, raas, task = await work(hub)
+        before, run_id = await books(hub), hub.hub.status().run_id
+    async with start_hub(recipe) as hub:
+        assert hub.hub.status().run_id == run_id
+        assert await books(hub) == before
+        again = hub.raas(live={"solver": 0})
+        resume = SessionResume(resume_token=raas.token, incarnation=1, held_task_ids=())
+        membership = await again.join(resume)
+        assert membership.session.member_id == raas.member_id
+        sample = again.sample(task, task.sample_indexes[0])
+        ack = await again.send(await again.open_rollouts(), sample)
+        assert ack.disposition is Disposition.DUPLICATE
+        trained = hub.trainer()
+        trained.token, trained.next_version = trainer.token, 1
+        await asyncio.gather(again.work(), follow(trained))
+        status = await hub.serving
+    assert status.state is RunState.DONE
+    assert json.loads(hub.run_dir.status.read_text())["books"][0]["trained_count"] == 12
+    ledger = await read_ledger(hub.run_dir)
+    assert ledger.holds
+    assert ledger.counts["batches_trained"] == 3
+
+
+async def follow(trainer):
+    """Train as one that has published already."""
+    stream = trainer.batches()
+    async for message in stream:
+        if message.WhichOneof("event") == "header":
+            header = wire_rollout.decode_batch_header(message.header)
+            trainer.step += 1
+            await trainer.publish()
+            await trainer.ack(header.batch_id)
+    await trainer.leave()
+
+
+async def test_a_node_must_resume_before_it_speaks(start_hub, recipe_of, reason_of):
+    recipe = recipe_of()
+    async with start_hub(recipe) as hub:
+        _, raas, task = await work(hub, answered=False)
+    async with start_hub(recipe) as hub:
+        again = hub.raas()
+        again.token = raas.token
+        assert await reason_of(again.report_version("solver", 0)) is Reason.SESSION_ENDED
+        await again.join(SessionResume(resume_token=raas.token, incarnation=1))
+        tasks = await again.open_tasks()
+        sent = wire_rollout.decode_rollout_task((await tasks.read()).task)
+        assert sent == task
+
+
+async def test_a_snapshot_takes_the_place_of_records(start_hub, recipe_of):
+    recipe = recipe_of()
+    async with start_hub(recipe) as hub:
+        await work(hub)
+        before = await books(hub)
+        end = hub.hub.commits.ticket
+    await write_snapshot_of(hub.run_dir, end)
+    with sqlite3.connect(hub.run_dir.journal) as database:
+        database.execute("DELETE FROM records WHERE position < ?", (end,))
+        database.execute("UPDATE bounds SET first = ?", (end,))
+    database.close()
+    async with start_hub(recipe) as hub:
+        assert await books(hub) == before
+    assert (await read_ledger(hub.run_dir)).holds
+
+
+async def test_the_hub_compacts_as_records_come(start_hub, recipe_of):
+    recipe = recipe_of(
+        hub__journal={"compact_nbytes": 1 << 16},
+        policies__solver__trainer__step_count=400,
+        rows=4000,
+    )
+    async with start_hub(recipe) as hub:
+        trainer, raas = hub.trainer(), hub.raas()
+        await trainer.register()
+        await raas.join()
+        working = asyncio.gather(trainer.work(), raas.work())
+        while not hub.run_dir.snapshot.exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.05)
+        working.cancel()
+        with suppress(asyncio.CancelledError):
+            await working
+    before = hub.hub.run.accounts()
+    async with start_hub(recipe) as hub:
+        assert hub.hub.run.accounts() == before
+
+
+async def test_another_recipe_is_refused(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as hub:
+        await work(hub)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with start_hub(recipe_of(seed=5)):
+            pass
+    error = caught.value.exceptions[0]
+    assert isinstance(error, AstraflowError)
+    assert error.reason is Reason.JOURNAL_FAILED
+    assert "was set up otherwise" in error.message
+
+
+async def test_a_run_without_a_journal_begins_anew(start_hub, recipe_of):
+    recipe = recipe_of(hub__journal={"kind": "none"})
+    async with start_hub(recipe) as hub:
+        await work(hub)
+        assert (await books(hub)).issued_count
+    async with start_hub(recipe) as hub:
+        assert not (await books(hub)).issued_count
+    assert not hub.run_dir.journal.exists()
+
+
+async def test_a_journal_that_fails_stops_the_hub_and_no_ack_leaves(start_hub, recipe_of):
+    recipe = recipe_of()
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - it ends while it serves
+        async with start_hub(recipe) as hub:
+            _, raas, task = await work(hub, answered=False)
+            with sqlite3.connect(hub.run_dir.journal) as database:
+                database.execute("DROP TABLE records")
+            database.close()
+            stub = RaasServiceStub(hub.channel)
+            call = stub.StreamRollouts(metadata=raas.metadata)
+            item = wire_rollout.encode_rollout(raas.sample(task, task.sample_indexes[0]))
+            request = wire.raas_service_pb2.StreamRolloutsRequest()
+            request.items.add().rollout.CopyFrom(item)
+            await call.write(request)
+            await asyncio.wait([hub.serving])
+            assert hub.run_dir.status.exists()
+    error = caught.value.exceptions[0]
+    assert isinstance(error, AstraflowError)
+    assert error.reason is Reason.JOURNAL_FAILED
+    assert "nothing that was acknowledged is lost" in error.message
