@@ -1,9 +1,8 @@
 """The hub's process, without its command line: opens data, serves a run, writes the end."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -94,7 +93,8 @@ async def serve_hub(
             listen=listen,
             recorder=recorder,
             on_ready=on_ready,
-            keep=_keep(hub, journal, recipe=recipe, run_dir=folder),
+            journal=journal,
+            run_dir=folder,
         )
     finally:
         await asyncio.to_thread(recorder.close)
@@ -110,7 +110,8 @@ async def _serve(
     listen: str | None,
     recorder: Recorder,
     on_ready: OnReady | None,
-    keep: Coroutine[Any, Any, None],
+    journal: Journal | None,
+    run_dir: RunDir,
 ) -> RunStatus:
     access = Access(tokens, sessions=hub.memory.sessions, roles=hub.memory.roles)
     tls = recipe.hub.tls
@@ -127,7 +128,11 @@ async def _serve(
             if on_ready is not None:
                 on_ready(hub, server.address)
             try:
-                await either(hub.commits.run(), keep, _see_through(hub, server))
+                await either(
+                    hub.commits.run(),
+                    _keep(hub, journal, recipe=recipe, run_dir=run_dir),
+                    _see_through(hub, server),
+                )
             finally:
                 await asyncio.to_thread(recorder.status, account.to_json())
         return hub.status()
