@@ -21,6 +21,7 @@ from astraflow.core.versions import WeightEndpoint
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
 from astraflow.trainers.departure import Departure
+from astraflow.weights.gains import Gains
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.server import WeightServer
 
@@ -137,7 +138,11 @@ def run_trainer(
     learner = GrpoLearner(model, settings)
     publisher = WeightPublisher(policy_id, layout_of(model.module, dtype))
     departure = Departure()
-    with departure.listening(), _joined(policy_id, settings, place, publisher, loop) as client:
+    with (
+        departure.listening(),
+        _joined(policy_id, settings, place, publisher, loop) as client,
+        Gains(publisher, client.publish_version) as gains,
+    ):
         train(
             departure.watch(
                 client.batches(max_tokens=settings.max_tokens_per_pass, prefetch=settings.prefetch)
@@ -151,6 +156,7 @@ def run_trainer(
                 publisher=publisher,
                 herald=client,
                 first_version=client.registration.next_version,
+                followers=gains,
             ),
             checkpoints=Checkpoints(
                 model.module,

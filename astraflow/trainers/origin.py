@@ -13,6 +13,14 @@ from astraflow.core.versions import VersionInfo
 from astraflow.trainers.export import export_bits
 
 
+class Followers(Protocol):
+    """What goes on beside training once a version was announced."""
+
+    def wake(self) -> None:
+        """Say that there is a newer version; return at once."""
+        ...
+
+
 class Publisher(Protocol):
     """Encodes versions and holds them to be pulled."""
 
@@ -67,12 +75,14 @@ class WeightOrigin:
         publisher: Publisher,
         herald: Herald,
         first_version: int,
+        followers: Followers | None = None,
     ) -> None:
         self._module = module
         self._dtype = dtype
         self._publisher = publisher
         self._herald = herald
         self._next_version = first_version
+        self._followers = followers
 
     def publish(self, *, step: int) -> Publication:
         """Make the present weights the next version.
@@ -84,4 +94,6 @@ class WeightOrigin:
         bits = export_bits(self._module, self._dtype)
         info = self._publisher.publish(self._next_version, bits, step=step)
         self._next_version = self._herald.publish_version(info)
+        if self._followers is not None:
+            self._followers.wake()
         return Publication(info=info, bits=bits, publish_s=perf_counter() - started)

@@ -47,6 +47,10 @@ class PatchStore:
         self._patches: dict[PatchName, StoredPatch] = {}
         self._asked: dict[int, None] = {}
 
+    def __contains__(self, name: PatchName) -> bool:
+        with self._lock:
+            return name in self._patches
+
     @property
     def nbytes(self) -> int:
         """Payload that is kept, and what else undoes old versions."""

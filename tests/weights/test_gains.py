@@ -1,0 +1,155 @@
+"""Versions gain the patches that readers far behind would take, and only after they are known."""
+
+import threading
+
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.weights.gains import FIRST_SPANS, Gains, gained
+from astraflow.wire.patches import digest_of
+
+
+def made(training, version, spans):
+    patches = [make() for make in gained(training.publisher, version, spans)]
+    return [patch for patch in patches if patch is not None]
+
+
+def route(patches):
+    return [(patch.info.base_version, patch.info.version) for patch in patches]
+
+
+class Run:
+    """What a hub would know: it counts announcements, and may be gone."""
+
+    def __init__(self, store):
+        self.store, self.infos, self.is_gone = store, [], False
+        self.heard = threading.Event()
+        self.was_offered_early = False
+
+    def announce(self, info):
+        offered = {patch.root for patch in self.store.patches}
+        self.was_offered_early |= any(each.root_digest in offered for each in info.patches)
+        self.infos.append(info)
+        self.heard.set()
+        if self.is_gone:
+            raise AstraflowError(Reason.NOT_READY, "gone")
+
+
+def test_one_patch_spans_versions_and_leads_to_the_same_bits(training):
+    for _ in range(9):
+        training.publish()
+    history = training.publisher.history
+    for patch in made(training, 8, (8, 3)):
+        assert patch.info.payload_nbytes < sum(
+            way.info.payload_nbytes for way in training.store.plan(8, patch.info.base_version)
+        )
+        training.add(patch)
+        again = training.chunks_of(patch)
+        assert tuple(map(digest_of, again)) == patch.index.chunk_digests
+    for where in history.part.ranges():
+        assert (history.bits_of(8)(where) == history.newest_bits(where)).all()
+
+
+def test_what_is_not_smaller_than_the_patches_between_is_not_worth_it(training):
+    for _ in range(3):
+        training.publish(share=0)
+
+    assert route(made(training, 2, (2,))) == []
+
+
+def test_a_patch_that_is_there_is_not_made_twice(training):
+    for _ in range(4):
+        training.publish()
+    (patch,) = made(training, 3, (2,))
+    training.add(patch)
+
+    assert made(training, 3, (2, 1)) == []
+
+
+def test_spans_beyond_what_is_kept_are_left_out(tools):
+    training = tools.training(keep_patches=3)
+    for _ in range(8):
+        training.publish()
+
+    assert {base for base, _ in route(made(training, 7, FIRST_SPANS))} <= {5, None}
+
+
+def test_a_version_that_went_back_gains_the_patch_from_where_it_went_to(training):
+    for _ in range(3):
+        training.publish()
+    was = {name: bits.copy() for name, bits in training.tensors.items()}
+    for _ in range(2):
+        training.publish()
+    training.publisher.publish(5, was, restored_from=2)
+
+    (patch,) = made(training, 5, ())
+    assert (patch.info.base_version, patch.info.payload_nbytes) == (2, 0)
+
+
+def test_whole_versions_are_renewed_before_they_are_out_of_reach(tools):
+    training = tools.training(keep_patches=4)
+    wholes = []
+    for version in range(12):
+        training.publish()
+        for patch in made(training, version, ()):
+            training.add(patch)
+            wholes.append(patch.info.version)
+
+    assert wholes == [2, 4, 6, 8, 10]
+    assert all(training.infos[version].patches[0].base_version is not None for version in (1, 3))
+
+
+def test_large_changes_renew_the_whole_version_sooner(training):
+    training.publish()
+    for _ in range(3):
+        training.publish(share=0.2, is_noise=True)
+
+    assert (None, 3) in route(made(training, 3, ()))
+
+
+class TestThread:
+    @pytest.fixture
+    def run(self, training):
+        return Run(training.store)
+
+    def test_the_run_hears_of_patches_before_readers_get_them(self, training, run):
+        for _ in range(5):
+            training.publish()
+        with Gains(training.publisher, run.announce) as gains:
+            gains.wake()
+            assert run.heard.wait(30)
+
+        assert not run.was_offered_early
+        (info, *_) = run.infos
+        assert info.content_digest == training.infos[4].content_digest
+        assert {patch.base_version for patch in info.patches} >= {0, 2}
+        assert route(training.store.plan(4, 0)) == [(0, 4)]
+
+    def test_a_run_that_is_gone_ends_nothing(self, training, run):
+        run.is_gone = True
+        for _ in range(3):
+            training.publish()
+        with Gains(training.publisher, run.announce) as gains:
+            gains.wake()
+            assert run.heard.wait(30)
+            run.heard.clear()
+            run.is_gone = False
+            training.publish()
+            gains.wake()
+            assert run.heard.wait(30)
+
+        assert route(training.store.plan(2, 0)) == [(0, 1), (1, 2)]
+        assert route(training.store.plan(3, 1)) == [(1, 3)]
+
+    def test_publishing_goes_on_while_patches_are_made_and_read(self, training, run):
+        training.publish()
+        known = {}
+        with Gains(training.publisher, run.announce, time_share=1) as gains:
+            for version in range(1, 40):
+                known[version] = training.publish().content_digest
+                gains.wake()
+                for patch in training.store.plan(version, None):
+                    chunks = training.chunks_of(patch)
+                    assert tuple(map(digest_of, chunks)) == patch.index.chunk_digests
+
+        assert all(info.content_digest == known[info.version] for info in run.infos)
