@@ -114,7 +114,9 @@ class TrainerMember:
             version=encode_version_info(info), checkpoint_id=checkpoint_id
         )
         answer = await self.keeper.call(self._stub.PublishVersion, request)
-        self._request = replace(self._request, version=info.version)
+        # One that gained patches may be older than the last one.
+        newest = max(info.version, -1 if self._request.version is None else self._request.version)
+        self._request = replace(self._request, version=newest)
         return answer.next_version
 
     async def _register(self, resume: SessionResume | None) -> Session:

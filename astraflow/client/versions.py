@@ -50,7 +50,8 @@ class VersionClient:
                 yield decode_version_info(answer.version)
 
         async for info in self._keeper.follow(answers):
-            last = info.version
+            # One that gained patches may be older than the last one.
+            last = info.version if last is None else max(last, info.version)
             yield info
 
     async def sources(self, policy_id: PolicyId, version: int) -> tuple[Source, ...]:
