@@ -1,0 +1,1 @@
+"""What `faults.py` injects, and how it judges what came of it."""
