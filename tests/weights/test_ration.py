@@ -32,8 +32,7 @@ def test_every_chunk_may_come_twice_and_no_more(plan, chunk):
 def test_plans_without_end_are_refused(plan):
     ration = Ration()
     with pytest.raises(AstraflowError):
-        for _ in range(1000):
-            ration.take(plan)
+        [ration.take(plan) for _ in range(1000)]
 
 
 def test_chunks_without_a_plan_are_refused(chunk):
