@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +76,7 @@ class Load:
     Attributes:
         channel: To the hub.
         token_count: Per rollout.
+        rate: Rollouts and results that are sent per second; 0: as fast as the hub takes them.
         acks: Seconds from the write of a message to its ack, with the time of the ack.
         accepted: Rollouts that were acknowledged.
         trained: Rollouts in batches that were acknowledged.
@@ -82,6 +84,7 @@ class Load:
 
     channel: aio.Channel
     token_count: int
+    rate: float
     acks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     accepted: int = 0
     trained: int = 0
@@ -189,10 +192,15 @@ class Load:
 
         async with asyncio.TaskGroup() as group:
             group.create_task(read())
+            due = time.perf_counter()
             while True:
                 request = raas_pb.StreamRolloutsRequest(items=[await self.items.get()])
+                # What was late is not made up for: a burst would measure itself.
+                due = max(due, time.perf_counter() - 0.05)
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
                 while len(request.items) < _ITEM_COUNT and not self.items.empty():
                     request.items.append(self.items.get_nowait())
+                due += len(request.items) / self.rate if self.rate else 0.0
                 sent.append(time.perf_counter())
                 await stream.write(request)
 
@@ -283,24 +291,29 @@ def start_hub(folder: Path, mode: str) -> tuple[subprocess.Popen[bytes], RunDir]
     return hub, run_dir
 
 
-def measure(mode: str, *, seconds: float, token_count: int, folder: Path) -> Row:
+def measure(mode: str, *, seconds: float, load: Callable[[aio.Channel], Load]) -> Row:
     """Return what a hub does under load with one kind of journal."""
-    hub, run_dir = start_hub(folder, mode)
-    try:
-        return asyncio.run(_measure(hub, run_dir, seconds=seconds, token_count=token_count))
-    finally:
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
-            hub.send_signal(number)
-            with suppress(subprocess.TimeoutExpired):
-                hub.wait(3)
+    with tempfile.TemporaryDirectory() as folder:
+        hub, run_dir = start_hub(Path(folder), mode)
+        try:
+            return asyncio.run(_measure(hub, run_dir, seconds=seconds, make=load))
+        finally:
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+                hub.send_signal(number)
+                with suppress(subprocess.TimeoutExpired):
+                    hub.wait(3)
 
 
 async def _measure(
-    hub: subprocess.Popen[bytes], run_dir: RunDir, *, seconds: float, token_count: int
+    hub: subprocess.Popen[bytes],
+    run_dir: RunDir,
+    *,
+    seconds: float,
+    make: Callable[[aio.Channel], Load],
 ) -> Row:
     process = psutil.Process(hub.pid)
     async with dial(run_dir.read_endpoint().address) as channel:
-        load = Load(channel, token_count)
+        load = make(channel)
         driving = asyncio.create_task(load.run())
         await asyncio.wait([driving], timeout=_WARM_UP_S)
         before = _look(process, load)
@@ -341,19 +354,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--tokens", type=int, default=1000)
+    parser.add_argument("--rate", type=float, default=0.0, help="rollouts per second; 0: no limit")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     psutil.Process().cpu_affinity([1 % (os.cpu_count() or 1)])
     rows: dict[str, Row] = {}
     for mode in options.modes:
-        with tempfile.TemporaryDirectory() as folder:
-            rows[mode] = measure(
-                mode, seconds=options.seconds, token_count=options.tokens, folder=Path(folder)
-            )
+        rows[mode] = measure(
+            mode,
+            seconds=options.seconds,
+            load=lambda channel: Load(channel, options.tokens, options.rate * 9 / GROUP_SIZE),
+        )
         print(mode, {name: round(value, 1) for name, value in rows[mode].items()}, flush=True)
     if options.json:
-        report = {"bars": BARS, "load_average": os.getloadavg(), "modes": rows}
+        report = {
+            "bars": BARS,
+            "load_average": os.getloadavg(),
+            "rate": options.rate,
+            "modes": rows,
+        }
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
