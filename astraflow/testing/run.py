@@ -222,7 +222,7 @@ class LiveRun:
         for member in self.hub.status().members:
             if member.name not in silent:
                 with suppress(AstraflowError):
-                    self.hub.keep_alive(MemberKeptAlive(member_id=member.member_id))
+                    self.hub.apply(MemberKeptAlive(member_id=member.member_id))
 
     def _waits(self) -> str:
         now = self.hub.now()
