@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from astraflow.codec import kernels
 from astraflow.core.dtype import Dtype
 
 
@@ -27,4 +28,8 @@ class Change:
         """Write the new bits into a state: u8[nbytes]. Doing so twice is harmless."""
         itemsize = self.dtype.itemsize
         whole = len(flat) // itemsize * itemsize
-        flat[:whole].view(self.dtype.bits)[self.positions] = self.values
+        bits = flat[:whole].view(self.dtype.bits)
+        if kernels.level() < 0:
+            bits[self.positions] = self.values
+        else:
+            kernels.loops.scatter(bits, self.positions, self.values, itemsize)

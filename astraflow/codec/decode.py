@@ -3,9 +3,10 @@
 import numpy as np
 import zstandard
 
-from astraflow.codec import sparse_fast
+from astraflow.codec import dense_planes, sparse_compact, sparse_fast
 from astraflow.codec.changes import Change
 from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
+from astraflow.codec.shared_tables import read_shared_tables
 from astraflow.core.errors import AstraflowError, Reason
 
 
@@ -20,26 +21,29 @@ def decode_change(chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change 
     Raises:
         AstraflowError: CHUNK_INVALID when the payload contradicts itself or its header.
     """
-    del tables
     header = chunk.header
     match header.encoding:
         case Encoding.UNCHANGED:
             _unpacked(chunk, 0)
             return None
-        case Encoding.DENSE:
-            new = _dense(chunk)
+        case Encoding.DENSE | Encoding.DENSE_PLANES:
+            new = decode_whole(chunk)
             indices = np.flatnonzero(new != old)
-            values = new[indices]
+            before, values = old[indices], new[indices]
         case Encoding.SPARSE_FAST:
-            limit = sparse_fast.largest_nbytes(len(old), header.dtype.itemsize)
-            payload = _unpacked(chunk, limit)
-            indices, values = sparse_fast.decode(payload, old, changed_count=header.changed_count)
-        case _:
-            raise _invalid(header, f"is {header.encoding}, which is not known here")
+            payload, count = _plain(chunk), header.changed_count
+            indices, before, values = sparse_fast.decode(payload, old, changed_count=count)
+        case Encoding.SPARSE_COMPACT:
+            payload, section = _plain(chunk), read_shared_tables(tables).get(header.dtype)
+            if section is None:
+                raise _invalid(header, f"needs tables for {header.dtype}, of which there are none")
+            indices, before, values = sparse_compact.decode(
+                payload, old, section, changed_count=header.changed_count
+            )
     if not len(indices):
         return None
-    first = header.offset // header.dtype.itemsize
-    return Change(dtype=header.dtype, positions=indices + first, before=old[indices], values=values)
+    indices += header.offset // header.dtype.itemsize
+    return Change(dtype=header.dtype, positions=indices, before=before, values=values)
 
 
 def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -58,8 +62,7 @@ def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     header = chunk.header
     if header.encoding is not Encoding.SPARSE_FAST:
         raise _invalid(header, f"is {header.encoding}, which does not lead back")
-    payload = _unpacked(chunk, sparse_fast.largest_nbytes(len(new), header.dtype.itemsize))
-    return sparse_fast.decode_back(payload, new, changed_count=header.changed_count)
+    return sparse_fast.decode_back(_plain(chunk), new, changed_count=header.changed_count)
 
 
 def decode_whole(chunk: Chunk, tables: bytes = b"") -> np.ndarray:
@@ -73,9 +76,12 @@ def decode_whole(chunk: Chunk, tables: bytes = b"") -> np.ndarray:
         AstraflowError: CHUNK_INVALID when it needs a base, or as `decode_change`.
     """
     del tables
-    if chunk.header.encoding is not Encoding.DENSE:
-        raise _invalid(chunk.header, f"is {chunk.header.encoding}, which needs a base")
-    return _dense(chunk)
+    header = chunk.header
+    if header.encoding is Encoding.DENSE:
+        return _dense(chunk)
+    if header.encoding is not Encoding.DENSE_PLANES:
+        raise _invalid(header, f"is {header.encoding}, which needs a base")
+    return dense_planes.decode(header.dtype, _plain(chunk), header.element_count)
 
 
 def _dense(chunk: Chunk) -> np.ndarray:
@@ -84,6 +90,13 @@ def _dense(chunk: Chunk) -> np.ndarray:
     if len(payload) != header.nbytes:
         raise _invalid(header, f"covers {header.nbytes} bytes with {len(payload)}")
     return np.frombuffer(payload, header.dtype.bits)
+
+
+def _plain(chunk: Chunk) -> bytes | memoryview:
+    """Return a payload that packs its own streams, if it packs them."""
+    if chunk.header.compression is not Compression.NONE:
+        raise _invalid(chunk.header, "is packed twice")
+    return _unpacked(chunk, 0)
 
 
 def _unpacked(chunk: Chunk, limit: int) -> bytes | memoryview:

@@ -1,19 +1,18 @@
 """Encoding: two versions become chunks. Canonical: the same two give the same bytes."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import zstandard
 
-from astraflow.codec import sparse_fast
-from astraflow.codec.changes import Change
-from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding, Profile
+from astraflow.codec.chunk_list import merge_unchanged, numbered
+from astraflow.codec.chunks import Chunk, Profile
+from astraflow.codec.compact_patch import encode_compact_range, encode_compact_ranges
+from astraflow.codec.encode_range import EncodedRange, encode_dense, encode_fast
 from astraflow.codec.runs import ChunkRange
+from astraflow.codec.shared_tables import read_shared_tables
 from astraflow.codec.state_digest import StateDigest
-
-_ZSTD_LEVEL = 1
 
 RangeBits = Callable[[ChunkRange], np.ndarray]
 """Gives the bits of a range, uN[element_count]: a view, or valid until the next call."""
@@ -75,20 +74,21 @@ def encode_patch(
 
     Args:
         runs: Of the layout of both, or of a part of it.
-        target: The new state.
+        target: The new state. The profile COMPACT reads a part of each range twice.
         base: The old one.
         digest: Of the old one.
         profile: How it is coded.
     """
-    del profile
-    chunks: list[Chunk] = []
-    for where in runs.ranges():
-        new = target(where)
-        change = compare(where, new, base(where))
-        if change is not None:
-            digest = digest.after(change)
-        chunks.append(_encode_range(where, new, change))
-    return EncodedPatch(chunks=_numbered(_merge_unchanged(chunks)), digest=digest)
+    tables = b""
+    if profile is Profile.COMPACT:
+        encoded, tables = encode_compact_ranges(list(runs.ranges()), target, base)
+    else:
+        encoded = [encode_fast(each, target(each), base(each)) for each in runs.ranges()]
+    return EncodedPatch(
+        chunks=numbered(merge_unchanged(each.chunk for each in encoded)),
+        shared_tables=tables,
+        digest=_digest_after(digest, encoded),
+    )
 
 
 def encode_whole(runs: Ranges, target: RangeBits, *, profile: Profile = Profile.FAST) -> Encoded:
@@ -96,11 +96,12 @@ def encode_whole(runs: Ranges, target: RangeBits, *, profile: Profile = Profile.
 
     Args:
         runs: Of its layout, or of a part of it.
-        target: The state; payloads of the profile FAST look into what it returns.
+        target: The state; raw payloads look into what it returns.
         profile: How it is coded.
     """
-    chunks = (encode_chunk(each, target(each), None, profile=profile) for each in runs.ranges())
-    return Encoded(chunks=_numbered(chunks))
+    return Encoded(
+        chunks=numbered(encode_dense(each, target(each), profile) for each in runs.ranges())
+    )
 
 
 def encode_chunk(
@@ -122,96 +123,14 @@ def encode_chunk(
         profile: Of the patch.
         tables: Its `shared_tables`.
     """
-    del profile, tables
     if old is None:
-        return _chunk(where, Encoding.DENSE, new.view(np.uint8).data)
-    return _encode_range(where, new, compare(where, new, old))
+        return encode_dense(where, new, profile)
+    section = read_shared_tables(tables).get(where.dtype)
+    if profile is Profile.FAST or section is None:
+        return encode_fast(where, new, old).chunk
+    return encode_compact_range(where, new, old, section)
 
 
-def compare(where: ChunkRange, new: np.ndarray, old: np.ndarray) -> Change | None:
-    """Return what differs between the bits of a range, uN[n] each; None: nothing."""
-    indices = np.flatnonzero(new != old)
-    if not len(indices):
-        return None
-    return Change(
-        dtype=where.dtype,
-        positions=indices + where.first,
-        before=old[indices],
-        values=new[indices],
-    )
-
-
-def _encode_range(where: ChunkRange, new: np.ndarray, change: Change | None) -> Chunk:
-    if change is None:
-        return _chunk(where, Encoding.UNCHANGED, b"")
-    # A copy: a patch outlives the state that it was cut from.
-    return _encode_sparse(where, change) or _chunk(where, Encoding.DENSE, new.tobytes())
-
-
-def _encode_sparse(where: ChunkRange, change: Change) -> Chunk | None:
-    """Return None where raw bytes are cheaper, or surely not worth the try."""
-    limit = where.nbytes * 5 // 4
-    # Every change costs a byte of gap and one of distance.
-    if 2 * len(change.positions) > limit:
-        return None
-    indices = change.positions - where.first
-    raw = sparse_fast.encode(indices, change.before, change.values, limit_nbytes=limit)
-    if raw is None:
-        return None
-    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True).compress(raw)
-    is_packed = len(packed) < len(raw)
-    payload = packed if is_packed else raw
-    if len(payload) >= where.nbytes:
-        return None
-    compression = Compression.ZSTD if is_packed else Compression.NONE
-    return _chunk(where, Encoding.SPARSE_FAST, payload, compression, len(indices))
-
-
-def _chunk(
-    where: ChunkRange,
-    encoding: Encoding,
-    payload: bytes | memoryview,
-    compression: Compression = Compression.NONE,
-    changed_count: int = 0,
-) -> Chunk:
-    header = ChunkHeader(
-        index=0,
-        offset=where.offset,
-        nbytes=where.nbytes,
-        dtype=where.dtype,
-        encoding=encoding,
-        compression=compression,
-        payload_nbytes=len(payload),
-        changed_count=changed_count,
-    )
-    return Chunk(header=header, payload=payload)
-
-
-def _merge_unchanged(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    held: Chunk | None = None
-    for chunk in chunks:
-        if held is not None and _continues(held.header, chunk.header):
-            nbytes = held.header.nbytes + chunk.header.nbytes
-            held = Chunk(header=replace(held.header, nbytes=nbytes))
-            continue
-        if held is not None:
-            yield held
-        held = chunk
-    if held is not None:
-        yield held
-
-
-def _continues(held: ChunkHeader, header: ChunkHeader) -> bool:
-    return (
-        held.encoding is Encoding.UNCHANGED
-        and header.encoding is Encoding.UNCHANGED
-        and header.dtype is held.dtype
-        and header.offset == held.end
-    )
-
-
-def _numbered(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
-    return tuple(
-        Chunk(header=replace(chunk.header, index=index), payload=chunk.payload)
-        for index, chunk in enumerate(chunks)
-    )
+def _digest_after(digest: StateDigest, encoded: list[EncodedRange]) -> StateDigest:
+    low, high = sum(each.low for each in encoded), sum(each.high for each in encoded)
+    return digest.plus_sums(low, high)

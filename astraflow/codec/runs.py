@@ -31,6 +31,11 @@ class ChunkRange:
         return self.offset + self.nbytes
 
     @property
+    def element_count(self) -> int:
+        """Elements in it."""
+        return self.nbytes // self.dtype.itemsize
+
+    @property
     def first(self) -> int:
         """Position of its first element: byte offset divided by the element size."""
         return self.offset // self.dtype.itemsize

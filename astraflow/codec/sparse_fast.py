@@ -1,76 +1,133 @@
 """SPARSE_FAST: gaps between changed elements and signed distances in units of the last place.
 
-Payload, before compression:
+Payload:
 
-    u32  gap_nbytes       length of the first stream
-    u32  escape_count     elements of the third
-    u8   gaps[gap_nbytes]
-    u8   distances[changed_count]
-    uN   escapes[escape_count]   N: bits of an element
+    u32  gap_nbytes        length of the gaps before compression
+    u32  packed_gaps       length as sent; less: one Zstandard frame
+    u32  packed_distances  the same of the distances, of which there is one byte per change
+    u32  escape_count
+    gaps, distances, uN escapes[escape_count]   N: bits of an element
 
 A gap is the number of unchanged elements before a changed one; it is written as so many bytes 255
-as fit, then the rest. A distance is zig-zag coded (0, -1, 1, -2 ... become 0, 1, 2, 3 ...); 255
-and above are written as 255, and whole in `escapes`, in order. All integers are little-endian.
-
-Distances count in an order of the bit patterns in which neighbours are one unit of the last
-place apart: the sign bit is flipped for positive numbers, all bits for negative ones. It is a
-bijection, so NaNs and signed zeros survive bit by bit.
+as fit, then the rest. A distance is folded (see `ordering`); 255 and above are written as 255,
+and whole in `escapes`, in order. All integers are little-endian. The two streams are packed each
+on its own because their bytes are spread differently.
 """
 
 import struct
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final
 
 import numpy as np
+import zstandard
 
+from astraflow.codec import kernels
+from astraflow.codec.ordering import folded_distances, moved, moved_back
 from astraflow.core.errors import AstraflowError, Reason
 
-_HEAD = struct.Struct("<II")
-_ESCAPE = 255
+_HEAD: Final = struct.Struct("<4I")
+_ESCAPE: Final = 255
+_ZSTD_LEVEL: Final = 1
 
 
-def encode(
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Streams:
+    """What changed in a range, before compression.
+
+    Attributes:
+        gaps: u8[n].
+        distances: u8[changed_count].
+        escapes: uN[n], as bytes.
+    """
+
+    gaps: bytes
+    distances: bytes
+    escapes: bytes
+
+    def payload(self) -> bytes:
+        """Return the payload."""
+        gaps, distances = _packed(self.gaps), _packed(self.distances)
+        # Each escape is as long as an element, of which there are as many as bytes 255.
+        count = self.distances.count(_ESCAPE)
+        head = _HEAD.pack(len(self.gaps), len(gaps), len(distances), count)
+        return b"".join((head, gaps, distances, self.escapes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scanned:
+    """What a range changes.
+
+    Attributes:
+        changed_count: Elements that differ.
+        low, high: What that adds to the sums of the state digest, modulo 2^64.
+        streams: None: longer than was wanted.
+    """
+
+    changed_count: int
+    low: int
+    high: int
+    streams: Streams | None
+
+
+def scan(old: np.ndarray, new: np.ndarray, *, first: int, limit_nbytes: int) -> Scanned:
+    """Compare a range with the base, with compiled loops.
+
+    Args:
+        old: uN[n], its bits in the base.
+        new: uN[n], its bits.
+        first: Position of the first element.
+        limit_nbytes: Longer streams are not wanted.
+    """
+    count, low, high, gaps, distances, escapes = kernels.loops.encode_fast(
+        kernels.level(), old, new, old.itemsize, first, limit_nbytes
+    )
+    if gaps is None or distances is None or escapes is None:
+        return Scanned(changed_count=count, low=low, high=high, streams=None)
+    streams = Streams(gaps=gaps, distances=distances, escapes=escapes)
+    return Scanned(changed_count=count, low=low, high=high, streams=streams)
+
+
+def streams_of(
     indices: np.ndarray, old: np.ndarray, new: np.ndarray, *, limit_nbytes: int
-) -> bytes | None:
-    """Code the changed elements of a range.
+) -> Streams | None:
+    """Code the changed elements of a range with numpy; None: the streams would be longer.
 
     Args:
         indices: i64[n], rising: which elements of the range changed.
         old: uN[n], the bits that they had.
         new: uN[n], the bits that they have.
-        limit_nbytes: A longer payload is not wanted.
-
-    Returns:
-        None when it would be longer.
+        limit_nbytes: Longer streams are not wanted.
     """
-    zigzag = _zigzag(_ordered(new) - _ordered(old))
-    escapes = zigzag[zigzag >= _ESCAPE]
+    folded = folded_distances(old, new)
+    escapes = folded[folded >= _ESCAPE].tobytes()
     # Every gap takes a byte at least.
-    if _HEAD.size + 2 * len(indices) + escapes.nbytes > limit_nbytes:
+    if 2 * len(indices) + len(escapes) > limit_nbytes:
         return None
     gaps = _encode_gaps(indices)
-    distances = np.minimum(zigzag, _ESCAPE).astype(np.uint8)
-    parts = (_HEAD.pack(len(gaps), len(escapes)), gaps, distances.tobytes(), escapes.tobytes())
-    payload = b"".join(parts)
-    return payload if len(payload) <= limit_nbytes else None
+    if len(gaps) + len(indices) + len(escapes) > limit_nbytes:
+        return None
+    distances = np.minimum(folded, _ESCAPE).astype(np.uint8).tobytes()
+    return Streams(gaps=gaps, distances=distances, escapes=escapes)
 
 
 def decode(
     payload: bytes | memoryview, old: np.ndarray, *, changed_count: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return what changed in a range.
 
     Args:
-        payload: As `encode` made it.
+        payload: As `Streams.payload` made it.
         old: Bits (uN[element_count]) of the whole range in the base.
         changed_count: From the chunk's header.
 
     Returns:
-        i64[n] rising indices, and the new bits uN[n].
+        i64[n] rising indices, the old bits uN[n] and the new bits uN[n].
 
     Raises:
         AstraflowError: CHUNK_INVALID when the payload contradicts itself or the range.
     """
-    indices, distances = _decode_streams(payload, old, changed_count)
-    return indices, _unordered(_ordered(old[indices]) + distances)
+    return _decode(payload, old, changed_count, is_back=False)
 
 
 def decode_back(
@@ -79,7 +136,7 @@ def decode_back(
     """Return what a range was before it changed: gaps and distances lead both ways.
 
     Args:
-        payload: As `encode` made it.
+        payload: As `Streams.payload` made it.
         new: Bits (uN[element_count]) of the whole range in the target.
         changed_count: From the chunk's header.
 
@@ -89,109 +146,90 @@ def decode_back(
     Raises:
         AstraflowError: CHUNK_INVALID when the payload contradicts itself or the range.
     """
-    indices, distances = _decode_streams(payload, new, changed_count)
-    return indices, _unordered(_ordered(new[indices]) - distances)
+    indices, _, old = _decode(payload, new, changed_count, is_back=True)
+    return indices, old
+
+
+def _decode(
+    payload: bytes | memoryview, start: np.ndarray, changed_count: int, *, is_back: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    try:
+        streams = _read(memoryview(payload), start, changed_count)
+        level = kernels.level()
+        if level < 0:
+            return _decode_streams(streams, start, is_back=is_back)
+        indices = np.empty(changed_count, np.int64)
+        found = np.empty((2, changed_count), start.dtype)
+        kernels.loops.decode_fast(
+            level, start, start.itemsize, is_back, 0, *streams, indices, found[0], found[1]
+        )
+    except ValueError as error:
+        raise AstraflowError(Reason.CHUNK_INVALID, f"a sparse payload {error}") from None
+    return indices, found[0], found[1]
+
+
+def _read(payload: memoryview, start: np.ndarray, changed_count: int) -> tuple[bytes, bytes, bytes]:
+    if len(payload) < _HEAD.size:
+        raise ValueError("is cut off")
+    gap_nbytes, packed_gaps, packed_distances, escape_count = _HEAD.unpack_from(payload)
+    sizes = (_HEAD.size, packed_gaps, packed_distances, escape_count * start.itemsize)
+    ends = list(accumulate(sizes))
+    if len(payload) != ends[-1] or gap_nbytes > changed_count + len(start) // _ESCAPE:
+        raise ValueError("has another size than its streams")
+    gaps, distances, escapes = (payload[a:b] for a, b in pairwise(ends))
+    return _unpacked(gaps, gap_nbytes), _unpacked(distances, changed_count), bytes(escapes)
+
+
+def _packed(stream: bytes) -> bytes:
+    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
+    packed = compressor.compress(stream)
+    return packed if len(packed) < len(stream) else stream
+
+
+def _unpacked(stream: memoryview, nbytes: int) -> bytes:
+    """Undo the compression; a frame that says it is of another size is refused unread."""
+    if len(stream) == nbytes:
+        return bytes(stream)
+    try:
+        if len(stream) > nbytes or zstandard.frame_content_size(stream) != nbytes:
+            raise ValueError(f"has a stream that does not unpack to {nbytes} bytes")
+        return zstandard.ZstdDecompressor().decompress(stream, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"has a stream that is no zstd frame: {error}") from None
 
 
 def _decode_streams(
-    payload: bytes | memoryview, like: np.ndarray, changed_count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return i64[n] rising indices, uN[n] distances modulo 2^N; `like`: any bits of the range."""
-    if len(payload) < _HEAD.size:
-        raise _invalid("is cut off")
-    gap_nbytes, escape_count = _HEAD.unpack_from(payload)
-    if len(payload) != _HEAD.size + gap_nbytes + changed_count + escape_count * like.itemsize:
-        raise _invalid("has another size than its streams")
-    gaps = np.frombuffer(payload, np.uint8, gap_nbytes, _HEAD.size)
-    distances = np.frombuffer(payload, np.uint8, changed_count, _HEAD.size + gap_nbytes)
-    escapes = np.frombuffer(
-        payload, like.dtype, escape_count, _HEAD.size + gap_nbytes + changed_count
-    )
-    indices = _decode_gaps(gaps, changed_count, len(like))
-    zigzag = distances.astype(like.dtype)
+    streams: tuple[bytes, bytes, bytes], start: np.ndarray, *, is_back: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    gaps, distances = (np.frombuffer(each, np.uint8) for each in streams[:2])
+    escapes = np.frombuffer(streams[2], start.dtype)
+    indices = _decode_gaps(gaps, len(distances), len(start))
     escaped = np.flatnonzero(distances == _ESCAPE)
-    if len(escaped) != escape_count:
-        raise _invalid("has another number of escapes than it says")
-    if not distances.all() or (escape_count and escapes.min() < _ESCAPE):
-        raise _invalid("is not canonical")
-    zigzag[escaped] = escapes
-    return indices, _unzigzag(zigzag)
-
-
-def largest_nbytes(element_count: int, itemsize: int) -> int:
-    """Return the most that a payload of a range can have, whatever changed."""
-    return _HEAD.size + element_count * (2 + itemsize) + element_count // _ESCAPE + 1
+    if len(escaped) != len(escapes):
+        raise ValueError("has another number of escapes than it says")
+    if not distances.all() or (len(escapes) and escapes.min() < _ESCAPE):
+        raise ValueError("is not canonical")
+    folded = distances.astype(start.dtype)
+    folded[escaped] = escapes
+    move = moved_back if is_back else moved
+    return indices, start[indices], move(start[indices], folded)
 
 
 def _encode_gaps(indices: np.ndarray) -> bytes:
-    gaps = np.empty_like(indices)
-    gaps[:1] = indices[:1]
-    np.subtract(indices[1:], indices[:-1], out=gaps[1:])
-    gaps[1:] -= 1
-    wide = np.flatnonzero(gaps >= _ESCAPE)
-    if not len(wide):
-        return gaps.astype(np.uint8).tobytes()
-    full, rest = np.divmod(gaps[wide], _ESCAPE)
-    gaps[wide] = rest
-    ends = np.arange(len(gaps))
-    ends += _spread(full, wide, len(gaps))
-    stream = np.full(int(ends[-1]) + 1, _ESCAPE, np.uint8)
-    stream[ends] = gaps
+    gaps = np.diff(indices, prepend=-1) - 1
+    full, rest = np.divmod(gaps, _ESCAPE)
+    ends = np.arange(len(gaps)) + np.cumsum(full)
+    stream = np.full(int(ends[-1]) + 1 if len(ends) else 0, _ESCAPE, np.uint8)
+    stream[ends] = rest
     return stream.tobytes()
-
-
-def _spread(full: np.ndarray, wide: np.ndarray, count: int) -> np.ndarray:
-    """Return how many bytes 255 come before the end of each gap: i64[count]."""
-    before = np.zeros(count, np.int64)
-    before[wide] = full
-    return np.cumsum(before)
 
 
 def _decode_gaps(stream: np.ndarray, count: int, element_count: int) -> np.ndarray:
     ends = np.flatnonzero(stream != _ESCAPE)
     if len(ends) != count or (count and ends[-1] != len(stream) - 1) or (not count and len(stream)):
-        raise _invalid("has another number of gaps than of changes")
+        raise ValueError("has another number of gaps than of changes")
     # One more per gap: the changed element itself.
-    indices = np.cumsum(stream, dtype=np.int64)
-    if len(stream) > count:
-        indices = indices[ends]
-    indices += np.arange(count)
+    indices = np.cumsum(stream, dtype=np.int64)[ends] + np.arange(count)
     if count and indices[-1] >= element_count:
-        raise _invalid("changes an element beyond its range")
+        raise ValueError("changes an element beyond its range")
     return indices
-
-
-def _ordered(bits: np.ndarray) -> np.ndarray:
-    """Flip the sign bit of positive numbers, all bits of negative ones."""
-    top, sign = _top(bits.dtype)
-    flips = np.negative(bits >> top)
-    flips |= sign
-    return bits ^ flips
-
-
-def _unordered(ordered: np.ndarray) -> np.ndarray:
-    top, sign = _top(ordered.dtype)
-    flips = (ordered >> top) - ordered.dtype.type(1)
-    flips |= sign
-    return ordered ^ flips
-
-
-def _top(dtype: np.dtype[np.unsignedinteger]) -> tuple[np.unsignedinteger, np.unsignedinteger]:
-    """Return the place of the sign bit, and the bit."""
-    place = 8 * dtype.itemsize - 1
-    return dtype.type(place), dtype.type(1 << place)
-
-
-def _zigzag(distance: np.ndarray) -> np.ndarray:
-    """Fold signed distances, given modulo 2^N, into unsigned ones."""
-    top, _ = _top(distance.dtype)
-    return (distance << distance.dtype.type(1)) ^ np.negative(distance >> top)
-
-
-def _unzigzag(folded: np.ndarray) -> np.ndarray:
-    one = folded.dtype.type(1)
-    return (folded >> one) ^ np.negative(folded & one)
-
-
-def _invalid(why: str) -> AstraflowError:
-    return AstraflowError(Reason.CHUNK_INVALID, f"a sparse payload {why}")

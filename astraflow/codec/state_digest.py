@@ -17,9 +17,10 @@ from typing import Final, Self
 
 import numpy as np
 
+from astraflow.codec import kernels
 from astraflow.codec.changes import Change
 from astraflow.codec.runs import ChunkRange
-from astraflow.core.layout import Layout, TensorSpec
+from astraflow.core.layout import Layout
 
 _KEY: Final = np.uint64(0x6173747261666C77)
 _A: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -43,11 +44,7 @@ class StateDigest:
     @classmethod
     def of(cls, layout: Layout, flat: np.ndarray) -> Self:
         """Return the digest of a whole state: u8[nbytes]."""
-        low = high = 0
-        for positions, bits, itemsize in _elements(layout, flat):
-            sums = _sums(positions, bits, itemsize)
-            low, high = low + sums[0], high + sums[1]
-        return cls(low & _MASK, high & _MASK)
+        return cls.of_pieces(_tensors(layout, flat))
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[tuple[ChunkRange, np.ndarray]]) -> Self:
@@ -57,30 +54,21 @@ class StateDigest:
         """
         low = high = 0
         for where, bits in pieces:
-            start = where.offset // bits.itemsize
-            for first in range(0, len(bits), _BLOCK):
-                block = bits[first : first + _BLOCK]
-                count = start + first + len(block)
-                positions = np.arange(start + first, count, dtype=np.uint64)
-                sums = _sums(positions, block, bits.itemsize)
-                low, high = low + sums[0], high + sums[1]
+            sums = _array_sums(where.first, bits)
+            low, high = low + sums[0], high + sums[1]
         return cls(low & _MASK, high & _MASK)
 
     def plus(self, other: "StateDigest") -> "StateDigest":
         """Return the digest of two shares of a state that do not overlap."""
         return StateDigest((self.low + other.low) & _MASK, (self.high + other.high) & _MASK)
 
+    def plus_sums(self, low: int, high: int) -> "StateDigest":
+        """Return the digest with something added to both sums."""
+        return StateDigest((self.low + low) & _MASK, (self.high + high) & _MASK)
+
     def after(self, change: Change) -> "StateDigest":
         """Return the digest of the state that a change leaves."""
-        low, high = self.low, self.high
-        for first in range(0, len(change.positions), _BLOCK):
-            part = slice(first, first + _BLOCK)
-            positions = change.positions[part].astype(np.uint64)
-            added = _sums(positions, change.values[part], change.dtype.itemsize)
-            taken = _sums(positions, change.before[part], change.dtype.itemsize)
-            low += added[0] - taken[0]
-            high += added[1] - taken[1]
-        return StateDigest(low & _MASK, high & _MASK)
+        return self.plus_sums(*changed_sums(change.positions, change.before, change.values))
 
     @classmethod
     def from_bytes(cls, digest: bytes) -> Self:
@@ -92,18 +80,47 @@ class StateDigest:
         return struct.pack("<2Q", self.low, self.high)
 
 
-def _elements(layout: Layout, flat: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yield blocks of neighbouring elements: u64[n] positions, uN[n] bits, size of one."""
+def changed_sums(positions: np.ndarray, before: np.ndarray, values: np.ndarray) -> tuple[int, int]:
+    """Return what changes add to both sums, modulo 2^64.
+
+    Args:
+        positions: i64[n], byte offsets divided by the element size.
+        before: uN[n], the bits there.
+        values: uN[n], the bits that they become.
+    """
+    level = kernels.level()
+    if level >= 0:
+        return kernels.loops.digest_changes(level, positions, before, values, values.itemsize)
+    low = high = 0
+    for first in range(0, len(positions), _BLOCK):
+        part = slice(first, first + _BLOCK)
+        places = positions[part].astype(np.uint64)
+        added = _sums(places, values[part], values.itemsize)
+        taken = _sums(places, before[part], values.itemsize)
+        low += added[0] - taken[0]
+        high += added[1] - taken[1]
+    return low & _MASK, high & _MASK
+
+
+def _tensors(layout: Layout, flat: np.ndarray) -> Iterator[tuple[ChunkRange, np.ndarray]]:
     for spec in layout.tensors:
-        bits = flat[spec.offset : spec.offset + spec.nbytes].view(spec.dtype.bits)
-        for first in range(0, len(bits), _BLOCK):
-            block = bits[first : first + _BLOCK]
-            yield _positions(spec, first, len(block)), block, spec.dtype.itemsize
+        where = ChunkRange(offset=spec.offset, nbytes=spec.nbytes, dtype=spec.dtype)
+        yield where, flat[where.bytes].view(spec.dtype.bits)
 
 
-def _positions(spec: TensorSpec, first: int, count: int) -> np.ndarray:
-    start = spec.offset // spec.dtype.itemsize + first
-    return np.arange(start, start + count, dtype=np.uint64)
+def _array_sums(position: int, bits: np.ndarray) -> tuple[int, int]:
+    """Sum the contributions of neighbouring elements, uN[n], from a position on."""
+    level = kernels.level()
+    if level >= 0:
+        return kernels.loops.digest_array(level, bits, bits.itemsize, position)
+    low = high = 0
+    for first in range(0, len(bits), _BLOCK):
+        block = bits[first : first + _BLOCK]
+        start = position + first
+        positions = np.arange(start, start + len(block), dtype=np.uint64)
+        sums = _sums(positions, block, bits.itemsize)
+        low, high = low + sums[0], high + sums[1]
+    return low, high
 
 
 def _sums(positions: np.ndarray, bits: np.ndarray, itemsize: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from astraflow.codec import kernels
 from astraflow.codec.runs import Runs
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout
@@ -52,6 +53,13 @@ def special_bits(dtype):
     top = 1 << (width - 1)
     quiet = {2: 0x7FC1, 4: 0x7FC00001, 8: 0x7FF8000000000001}.get(dtype.itemsize, 0x7F)
     return np.array([0, top, 2 * top - 1, top - 1, quiet, quiet | top], dtype.bits)
+
+
+@pytest.fixture(params=kernels.levels(), ids=lambda each: each.name.lower(), scope="module")
+def level(request):
+    """Do the work at every level that this machine has."""
+    with kernels.forced(request.param):
+        yield request.param
 
 
 @pytest.fixture(scope="session")

@@ -95,7 +95,7 @@ def test_the_byte_format_is_what_the_documentation_says():
     assert chunk.header.encoding is Encoding.SPARSE_FAST
     assert chunk.header.compression is Compression.NONE
     assert bytes(chunk.payload).hex() == (
-        "05000000"  # bytes of gaps
+        "05000000 05000000 04000000"  # bytes of gaps, as sent, distances as sent
         "01000000"  # escapes
         "02 00 ff29 d2"  # 2, 0, 255 + 41, 210 unchanged elements before each
         "02 01 ff 04"  # +1, -1, escaped, +2 units in the last place

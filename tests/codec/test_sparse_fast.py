@@ -5,20 +5,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.codec import sparse_fast
+from astraflow.codec import kernels, sparse_fast
 
 WIDTHS = st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64])
 
 
-def round_trip(indices, old, new, count):
-    payload = sparse_fast.encode(indices, old[indices], new, limit_nbytes=1 << 30)
-    assert len(payload) <= sparse_fast.largest_nbytes(count, old.itemsize)
-    return sparse_fast.decode(payload, old, changed_count=len(indices))
+def encode(indices, old, new, limit_nbytes=1 << 30):
+    if kernels.level() < 0:
+        return sparse_fast.streams_of(indices, old[indices], new, limit_nbytes=limit_nbytes)
+    whole = old.copy()
+    whole[indices] = new
+    return sparse_fast.scan(old, whole, first=0, limit_nbytes=limit_nbytes).streams
+
+
+def round_trip(indices, old, new):
+    payload = encode(indices, old, new).payload()
+    found, before, values = sparse_fast.decode(payload, old, changed_count=len(indices))
+    assert (before == old[indices]).all()
+    return found, values
 
 
 @settings(max_examples=100, deadline=None)
 @given(width=WIDTHS, seed=st.integers(0, 2**32), count=st.integers(1, 3000), data=st.data())
-def test_any_change_of_any_bits_comes_back(width, seed, count, data):
+def test_any_change_of_any_bits_comes_back_and_leads_back(width, seed, count, data, level):
     rng = np.random.default_rng(seed)
     top = np.iinfo(width).max
     old = rng.integers(0, top, count, width, endpoint=True)
@@ -27,19 +36,25 @@ def test_any_change_of_any_bits_comes_back(width, seed, count, data):
     step = rng.integers(1, top, changed, width, endpoint=True)
     new = old[indices] ^ step
 
-    found, values = round_trip(indices, old, new, count)
+    found, values = round_trip(indices, old, new)
 
     assert (found == indices).all()
     assert (values == new).all()
     assert values.dtype == old.dtype
+    whole = old.copy()
+    whole[indices] = new
+    payload = encode(indices, old, new).payload()
+    back, before = sparse_fast.decode_back(payload, whole, changed_count=changed)
+    assert (back == indices).all()
+    assert (before == old[indices]).all()
 
 
 @pytest.mark.parametrize("gap", [0, 1, 253, 254, 255, 256, 509, 510, 511, 765, 70_000])
-def test_gaps_of_every_size_come_back(gap):
+def test_gaps_of_every_size_come_back(gap, level):
     old = np.zeros(3 * gap + 3, np.uint16)
     indices = np.array([gap, 2 * gap + 1, 3 * gap + 2])
 
-    found, _ = round_trip(indices, old, np.ones(3, np.uint16), len(old))
+    found, _ = round_trip(indices, old, np.ones(3, np.uint16))
 
     assert (found == indices).all()
 
@@ -55,18 +70,29 @@ def test_gaps_of_every_size_come_back(gap):
         (0x7F80, 0x7F81, 2),  # infinity and the first NaN
     ],
 )
-def test_neighbours_are_one_unit_apart_across_signs_infinity_and_nan(old, new, distance):
-    payload = sparse_fast.encode(
-        np.array([0]), np.array([old], "u2"), np.array([new], "u2"), limit_nbytes=100
-    )
+def test_neighbours_are_one_unit_apart_across_signs_infinity_and_nan(old, new, distance, level):
+    streams = encode(np.array([0]), np.array([old], "u2"), np.array([new], "u2"))
 
-    assert payload[-1] == distance
+    assert streams.distances == bytes([distance])
 
 
-def test_a_payload_beyond_the_limit_is_not_made():
+def test_streams_beyond_the_limit_are_not_made(level):
     indices = np.arange(100)
     old, new = np.zeros(100, np.uint32), np.full(100, 1 << 20, np.uint32)
-    size = len(sparse_fast.encode(indices, old, new, limit_nbytes=1000))
+    streams = encode(indices, old, new)
+    size = len(streams.gaps) + len(streams.distances) + len(streams.escapes)
 
-    assert sparse_fast.encode(indices, old, new, limit_nbytes=size) is not None
-    assert sparse_fast.encode(indices, old, new, limit_nbytes=size - 1) is None
+    assert encode(indices, old, new, size) is not None
+    assert encode(indices, old, new, size - 1) is None
+
+
+def test_streams_are_packed_each_on_its_own():
+    rng = np.random.default_rng(0)
+    old = np.zeros(200_000, np.uint16)
+    indices = np.sort(rng.choice(len(old), 4000, replace=False))
+    streams = encode(indices, old, np.ones(4000, np.uint16))
+
+    payload = streams.payload()
+
+    assert int.from_bytes(payload[8:12], "little") < 40  # 4,000 equal distances
+    assert len(payload) < 4000

@@ -1,5 +1,6 @@
 """The way of the fewest registered bytes."""
 
+from astraflow.codec.chunks import CODEC_VERSION
 from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
 from astraflow.weights.routes import payload_nbytes
 
@@ -19,7 +20,7 @@ def versions(patches):
 
 
 def patch(base, version, nbytes, **fields):
-    fields = {"profile": CodecProfile.FAST, "codec_version": 1, **fields}
+    fields = {"profile": CodecProfile.FAST, "codec_version": CODEC_VERSION, **fields}
     return PatchInfo(
         base_version=base,
         version=version,
@@ -67,7 +68,7 @@ def test_what_this_release_cannot_read_is_no_way():
     (known,) = versions({1: {0: 5}}).values()
     for fields in (
         {"profile": CodecProfile.COMPACT},
-        {"codec_version": 2},
+        {"codec_version": CODEC_VERSION + 1},
         {"shard_count": 2},
     ):
         object.__setattr__(known, "patches", (patch(0, 1, 5, **fields),))

@@ -1,0 +1,588 @@
+/* Kernels of the weight codec; docs/weights.md has the bytes, kernels.py the interface.
+ *
+ * Every function takes the level of the processor as its first argument (0 portable, 1 AVX2,
+ * 2 AVX-512), so that tests can run each level that the machine has. All levels give the same
+ * bytes as the numpy code. The interpreter's lock is released while a loop runs. */
+
+#define Py_LIMITED_API 0x030b0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the kernels are written for little-endian machines; numpy does their work elsewhere"
+#endif
+
+#if defined(__GNUC__)
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#else
+#define ALWAYS_INLINE inline
+#define restrict
+#endif
+#if defined(__GNUC__) && defined(__x86_64__)
+#define HAS_X86 1
+#include <immintrin.h>
+#else
+#define HAS_X86 0
+#endif
+#if defined(_MSC_VER) && !defined(__clang__)
+#include <intrin.h>
+static ALWAYS_INLINE unsigned first_bit(uint64_t mask) { unsigned long at; _BitScanForward64(&at, mask); return at; }
+static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { unsigned long at; _BitScanReverse64(&at, mask); return at; }
+#define __builtin_popcountll(mask) __popcnt64(mask)
+#else
+static ALWAYS_INLINE unsigned first_bit(uint64_t mask) { return (unsigned)__builtin_ctzll(mask); }
+static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)__builtin_clzll(mask); }
+#endif
+
+#define SEGMENT 4096 /* elements that are scanned before their changes are worked on */
+#define CLASSES 16
+#define MAX_LANES 256
+#define NONE (~(uint64_t)0)
+
+#define DIGEST_KEY 0x6173747261666c77u
+#define DIGEST_A 0x9e3779b97f4a7c15u
+#define DIGEST_B 0xd6e8feb86659fd93u
+
+#define BY_SIZE(size, call) \
+    do { \
+        switch (size) { \
+        case 1: { enum { S = 1 }; call; break; } \
+        case 2: { enum { S = 2 }; call; break; } \
+        case 4: { enum { S = 4 }; call; break; } \
+        default: { enum { S = 8 }; call; break; } \
+        } \
+    } while (0)
+
+typedef struct { uint64_t low, high; } sums_t;
+typedef struct { uint64_t *positions; uint8_t *before, *values; } changes_t;
+typedef struct {
+    uint8_t *gaps, *distances, *escapes;
+    size_t limit, count, gap_nbytes, escape_count;
+    int too_long;
+    sums_t sums;
+} fast_out_t;
+typedef struct { int shift; uint32_t field, low, top; } rule_t;
+typedef struct {
+    uint8_t *classes;
+    uint32_t *gaps;
+    uint64_t *distances;
+    size_t count, room;
+    sums_t sums;
+} scan_t;
+typedef struct {
+    uint64_t next[CLASSES];
+    size_t from[CLASSES], end[CLASSES];
+    const uint32_t *gaps;
+    const uint64_t *distances;
+} class_state_t;
+typedef struct {
+    const uint8_t *states, *words;
+    size_t word_count, lanes, run_count;
+    const uint32_t *counts, *tables, *slots;
+} rans_in_t;
+
+static ALWAYS_INLINE uint64_t load(const uint8_t *bits, size_t i, int size) {
+    if (size == 1) return bits[i];
+    if (size == 2) { uint16_t v; memcpy(&v, bits + 2 * i, 2); return v; }
+    if (size == 4) { uint32_t v; memcpy(&v, bits + 4 * i, 4); return v; }
+    uint64_t v;
+    memcpy(&v, bits + 8 * i, 8);
+    return v;
+}
+
+static ALWAYS_INLINE void store(uint8_t *bits, size_t i, uint64_t v, int size) {
+    if (size == 1) bits[i] = (uint8_t)v;
+    else if (size == 2) { uint16_t w = (uint16_t)v; memcpy(bits + 2 * i, &w, 2); }
+    else if (size == 4) { uint32_t w = (uint32_t)v; memcpy(bits + 4 * i, &w, 4); }
+    else memcpy(bits + 8 * i, &v, 8);
+}
+
+static ALWAYS_INLINE uint64_t ones(int size) { return ~(uint64_t)0 >> (64 - 8 * size); }
+
+/* The order in which neighbours are a unit of the last place apart: sign bit flipped, or all. */
+static ALWAYS_INLINE uint64_t ordered(uint64_t v, int size) {
+    uint64_t sign = (uint64_t)1 << (8 * size - 1);
+    return v & sign ? ~v & ones(size) : v | sign;
+}
+
+static ALWAYS_INLINE uint64_t unordered(uint64_t v, int size) {
+    uint64_t sign = (uint64_t)1 << (8 * size - 1);
+    return v & sign ? v ^ sign : ~v & ones(size);
+}
+
+static ALWAYS_INLINE uint64_t fold(uint64_t before, uint64_t value, int size) {
+    uint64_t d = (ordered(value, size) - ordered(before, size)) & ones(size);
+    return ((d << 1) ^ (0 - (d >> (8 * size - 1)))) & ones(size);
+}
+
+static ALWAYS_INLINE uint64_t unfold(uint64_t from, uint64_t folded, int back, int size) {
+    uint64_t d = (folded >> 1) ^ (0 - (folded & 1));
+    return unordered((ordered(from, size) + (back ? 0 - d : d)) & ones(size), size);
+}
+
+static ALWAYS_INLINE uint64_t mix_low(uint64_t x) {
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static ALWAYS_INLINE uint64_t mix_high(uint64_t x) {
+    x = (x ^ x >> 33) * 0xff51afd7ed558ccdu;
+    return x ^ x >> 29;
+}
+
+static ALWAYS_INLINE int is_too_long(ptrdiff_t gaps, ptrdiff_t distances, ptrdiff_t escapes, fast_out_t *out) {
+    if ((size_t)(gaps + distances + escapes) > out->limit) out->too_long = 1;
+    return out->too_long;
+}
+
+static ALWAYS_INLINE uint8_t class_at(uint64_t bits, const rule_t *rule) {
+    uint64_t e = bits >> rule->shift & rule->field;
+    e = e > rule->low ? e - rule->low : 0;
+    return (uint8_t)(e < rule->top ? e : rule->top);
+}
+
+static int reserve(scan_t *out, size_t more) {
+    if (out->count + more <= out->room) return 1;
+    size_t room = 2 * out->room + 16 * more;
+    void *classes = realloc(out->classes, room);
+    if (classes) out->classes = classes;
+    void *gaps = realloc(out->gaps, 4 * room);
+    if (gaps) out->gaps = gaps;
+    void *distances = realloc(out->distances, 8 * room);
+    if (distances) out->distances = distances;
+    if (!classes || !gaps || !distances) return 0;
+    out->room = room;
+    return 1;
+}
+
+#define LEVEL 0
+#define FN(name) name##_0
+#include "_kernels_body.h"
+#undef LEVEL
+#undef FN
+#if HAS_X86
+#pragma GCC push_options
+#pragma GCC target("avx2,bmi,bmi2,popcnt,lzcnt")
+#define LEVEL 1
+#define FN(name) name##_1
+#include "_kernels_body.h"
+#undef LEVEL
+#undef FN
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx2,bmi,bmi2,popcnt,lzcnt")
+#define LEVEL 2
+#define FN(name) name##_2
+#include "_kernels_body.h"
+#undef LEVEL
+#undef FN
+#pragma GCC pop_options
+#define AT(level, name) ((level) == 2 ? name##_2 : (level) == 1 ? name##_1 : name##_0)
+#else
+#define AT(level, name) ((void)(level), name##_0)
+#endif
+
+/* Numbers as tokens: 0 to 7 as they are; above, the place of the top bit and the two below it. */
+static ALWAYS_INLINE unsigned token_of(uint64_t v, unsigned *width) {
+    if (v < 8) { *width = 0; return (unsigned)v; }
+    unsigned top = last_bit(v);
+    *width = top - 2;
+    return 8 + (top - 3) * 4 + (unsigned)(v >> (top - 2) & 3);
+}
+
+static ALWAYS_INLINE uint64_t base_of(unsigned token, unsigned *width) {
+    if (token < 8) { *width = 0; return token; }
+    *width = (token - 8) / 4 + 1;
+    return (uint64_t)(4 + (token & 3)) << *width;
+}
+
+typedef struct { uint8_t *at; uint64_t held; unsigned count; } bit_writer_t;
+
+static ALWAYS_INLINE void put(bit_writer_t *w, uint64_t v, unsigned width) {
+    w->held |= v << w->count;
+    if (w->count + width >= 64) {
+        memcpy(w->at, &w->held, 8);
+        w->at += 8;
+        w->held = w->count ? v >> (64 - w->count) : 0;
+        w->count += width - 64;
+    } else
+        w->count += width;
+}
+
+static ALWAYS_INLINE uint64_t get(const uint8_t *bits, uint64_t at, unsigned width) {
+    uint64_t v, shift = at & 7;
+    memcpy(&v, bits + (at >> 3), 8);
+    v >>= shift;
+    if (shift + width > 64) v |= (uint64_t)bits[(at >> 3) + 8] << (64 - shift);
+    return v & (((uint64_t)1 << width) - 1);
+}
+
+static int fail(const char *why) {
+    PyErr_SetString(PyExc_ValueError, why);
+    return 0;
+}
+
+static int fits(const Py_buffer *buffer, size_t count, int size, const char *name) {
+    if ((size == 1 || size == 2 || size == 4 || size == 8) && (size_t)buffer->len / (size_t)size >= count) return 1;
+    PyErr_Format(PyExc_BufferError, "%s is too small", name);
+    return 0;
+}
+
+static PyObject *highest_level(PyObject *self, PyObject *none) {
+    (void)self, (void)none;
+    long level = 0;
+#if HAS_X86
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) level = 1;
+    if (level && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq")) level = 2;
+#endif
+    return PyLong_FromLong(level);
+}
+
+static PyObject *encode_fast(PyObject *self, PyObject *args) {
+    (void)self;
+    int level, size;
+    Py_buffer old, new_;
+    unsigned long long first;
+    Py_ssize_t limit;
+    if (!PyArg_ParseTuple(args, "iy*y*iKn", &level, &old, &new_, &size, &first, &limit)) return NULL;
+    PyObject *result = NULL;
+    size_t n = size ? (size_t)old.len / (size_t)size : 0;
+    fast_out_t out = {0};
+    uint8_t *room = NULL;
+    if (!fits(&new_, n, size, "new")) goto done;
+    size_t each = (size_t)limit + n / 255 + 16 * SEGMENT;
+    room = malloc(3 * each);
+    if (!room) { PyErr_NoMemory(); goto done; }
+    out.gaps = room, out.distances = room + each, out.escapes = room + 2 * each, out.limit = (size_t)limit;
+    Py_BEGIN_ALLOW_THREADS
+    AT(level, encode_fast)(old.buf, new_.buf, n, first, size, &out);
+    Py_END_ALLOW_THREADS
+    size_t escapes = out.escape_count * (size_t)size;
+    if (out.too_long || out.gap_nbytes + out.count + escapes > out.limit)
+        result = Py_BuildValue("nKKOOO", (Py_ssize_t)out.count, (unsigned long long)out.sums.low, (unsigned long long)out.sums.high, Py_None, Py_None, Py_None);
+    else
+        result = Py_BuildValue("nKKy#y#y#", (Py_ssize_t)out.count, (unsigned long long)out.sums.low, (unsigned long long)out.sums.high, out.gaps, (Py_ssize_t)out.gap_nbytes, out.distances, (Py_ssize_t)out.count, out.escapes, (Py_ssize_t)escapes);
+done:
+    free(room);
+    PyBuffer_Release(&old);
+    PyBuffer_Release(&new_);
+    return result;
+}
+
+static PyObject *decode_fast(PyObject *self, PyObject *args) {
+    (void)self;
+    int level, size, back;
+    Py_buffer old, gaps, distances, escapes, positions, before, values;
+    unsigned long long first;
+    if (!PyArg_ParseTuple(args, "iy*iiKy*y*y*w*w*w*", &level, &old, &size, &back, &first, &gaps, &distances, &escapes, &positions, &before, &values)) return NULL;
+    size_t count = (size_t)distances.len;
+    int ok = fits(&positions, count, 8, "positions") && fits(&before, count, size, "before") && fits(&values, count, size, "values");
+    if (ok) {
+        changes_t out = {positions.buf, before.buf, values.buf};
+        const char *why;
+        Py_BEGIN_ALLOW_THREADS
+        why = AT(level, decode_fast)(old.buf, (size_t)(old.len / size), size, back, gaps.buf, (size_t)gaps.len, distances.buf, count, escapes.buf, (size_t)(escapes.len / size), first, &out);
+        Py_END_ALLOW_THREADS
+        if (why) ok = fail(why);
+    }
+    PyBuffer_Release(&old), PyBuffer_Release(&gaps), PyBuffer_Release(&distances), PyBuffer_Release(&escapes);
+    PyBuffer_Release(&positions), PyBuffer_Release(&before), PyBuffer_Release(&values);
+    if (!ok) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *digest_array(PyObject *self, PyObject *args) {
+    (void)self;
+    int level, size;
+    Py_buffer bits;
+    unsigned long long first;
+    if (!PyArg_ParseTuple(args, "iy*iK", &level, &bits, &size, &first)) return NULL;
+    sums_t sums = {0, 0};
+    int ok = fits(&bits, 0, size, "bits");
+    if (ok) {
+        Py_BEGIN_ALLOW_THREADS
+        sums = AT(level, digest_array)(bits.buf, (size_t)(bits.len / size), first, size);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&bits);
+    return ok ? Py_BuildValue("KK", (unsigned long long)sums.low, (unsigned long long)sums.high) : NULL;
+}
+
+static PyObject *digest_changes(PyObject *self, PyObject *args) {
+    (void)self;
+    int level, size;
+    Py_buffer positions, before, values;
+    if (!PyArg_ParseTuple(args, "iy*y*y*i", &level, &positions, &before, &values, &size)) return NULL;
+    sums_t sums = {0, 0};
+    size_t count = (size_t)positions.len / 8;
+    int ok = fits(&before, count, size, "before") && fits(&values, count, size, "values");
+    if (ok) {
+        Py_BEGIN_ALLOW_THREADS
+        sums = AT(level, digest_changes)(positions.buf, before.buf, values.buf, count, size);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&positions), PyBuffer_Release(&before), PyBuffer_Release(&values);
+    return ok ? Py_BuildValue("KK", (unsigned long long)sums.low, (unsigned long long)sums.high) : NULL;
+}
+
+static PyObject *scatter(PyObject *self, PyObject *args) {
+    (void)self;
+    int size;
+    Py_buffer bits, positions, values;
+    if (!PyArg_ParseTuple(args, "w*y*y*i", &bits, &positions, &values, &size)) return NULL;
+    size_t count = (size_t)positions.len / 8;
+    int ok = fits(&values, count, size, "values");
+    if (ok) {
+        const uint64_t *at = positions.buf;
+        uint64_t worst = 0, n = (uint64_t)(bits.len / size);
+        Py_BEGIN_ALLOW_THREADS
+        for (size_t j = 0; j < count; j++) worst = at[j] > worst ? at[j] : worst;
+        if (!count || worst < n) BY_SIZE(size, for (size_t j = 0; j < count; j++) store(bits.buf, at[j], load(values.buf, j, S), S));
+        Py_END_ALLOW_THREADS
+        if (count && worst >= n) {
+            PyErr_SetString(PyExc_IndexError, "a position lies beyond the state");
+            ok = 0;
+        }
+    }
+    PyBuffer_Release(&bits), PyBuffer_Release(&positions), PyBuffer_Release(&values);
+    if (!ok) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *exponents(PyObject *self, PyObject *args) {
+    (void)self;
+    int level, size, shift;
+    unsigned field;
+    Py_buffer old, new_, histogram;
+    if (!PyArg_ParseTuple(args, "iy*y*iiIw*", &level, &old, &new_, &size, &shift, &field, &histogram)) return NULL;
+    size_t n = size ? (size_t)old.len / (size_t)size : 0;
+    int ok = fits(&new_, n, size, "new") && fits(&histogram, (size_t)field + 1, 4, "histogram");
+    if (ok) {
+        Py_BEGIN_ALLOW_THREADS
+        AT(level, exponents)(old.buf, new_.buf, n, size, shift, field, histogram.buf);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&old), PyBuffer_Release(&new_), PyBuffer_Release(&histogram);
+    if (!ok) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* Sort by class, in order within each: tokens (gaps, then distances), their low bits, counts. */
+static size_t tokenise(const scan_t *scan, uint32_t *counts, uint32_t *histogram, uint8_t *tokens, uint64_t *sorted, uint8_t *low_bits) {
+    size_t n = scan->count, at[CLASSES], gap_at[CLASSES], sum = 0;
+    for (size_t k = 0; k < n; k++) counts[scan->classes[k]]++;
+    for (int c = 0; c < CLASSES; c++) gap_at[c] = sum, sum += counts[c];
+    bit_writer_t w = {low_bits, 0, 0};
+    for (int part = 0; part < 2; part++, tokens += n, histogram += CLASSES * 256) {
+        memcpy(at, gap_at, sizeof at);
+        for (size_t k = 0; k < n; k++) sorted[at[scan->classes[k]]++] = part ? scan->distances[k] : scan->gaps[k];
+        size_t k = 0;
+        for (int c = 0; c < CLASSES; c++)
+            for (size_t stop = k + counts[c]; k < stop; k++) {
+                unsigned width, token = token_of(sorted[k], &width);
+                tokens[k] = (uint8_t)token;
+                histogram[c * 256 + (int)token]++;
+                put(&w, sorted[k] & (((uint64_t)1 << width) - 1), width);
+            }
+    }
+    memcpy(w.at, &w.held, 8);
+    return (size_t)(w.at - low_bits) + (w.count + 7) / 8;
+}
+
+static PyObject *scan_classes(PyObject *self, PyObject *args) {
+    (void)self;
+    int level, size;
+    rule_t rule;
+    Py_buffer old, new_, histogram;
+    unsigned long long first;
+    if (!PyArg_ParseTuple(args, "iy*y*iKiIIIw*", &level, &old, &new_, &size, &first, &rule.shift, &rule.field, &rule.low, &rule.top, &histogram)) return NULL;
+    scan_t scan = {0};
+    uint32_t counts[CLASSES] = {0};
+    uint8_t *tokens = NULL, *low_bits = NULL;
+    uint64_t *sorted = NULL;
+    size_t n = size ? (size_t)old.len / (size_t)size : 0, low_nbytes = 0;
+    PyObject *result = NULL;
+    int done = 0;
+    if (!fits(&new_, n, size, "new") || !fits(&histogram, 2 * CLASSES * 256, 4, "histogram") || rule.top >= CLASSES) goto end;
+    Py_BEGIN_ALLOW_THREADS
+    done = AT(level, scan_classes)(old.buf, new_.buf, n, first, size, &rule, &scan);
+    if (done) {
+        tokens = malloc(2 * scan.count + 1);
+        sorted = malloc(8 * scan.count + 8);
+        low_bits = malloc(16 * scan.count + 16);
+        done = tokens && sorted && low_bits;
+        if (done) low_nbytes = tokenise(&scan, counts, histogram.buf, tokens, sorted, low_bits);
+    }
+    Py_END_ALLOW_THREADS
+    if (done)
+        result = Py_BuildValue("KKy#y#y#", (unsigned long long)scan.sums.low, (unsigned long long)scan.sums.high, counts, (Py_ssize_t)sizeof counts, tokens, (Py_ssize_t)(2 * scan.count), low_bits, (Py_ssize_t)low_nbytes);
+    else
+        PyErr_NoMemory();
+end:
+    free(scan.classes), free(scan.gaps), free(scan.distances), free(tokens), free(sorted), free(low_bits);
+    PyBuffer_Release(&old), PyBuffer_Release(&new_), PyBuffer_Release(&histogram);
+    return result;
+}
+
+/* Tokens and their low bits become numbers. */
+static const char *untokenise(const uint8_t *tokens, size_t n, const uint8_t *low_bits, size_t low_nbytes, int size, uint32_t *gaps, uint64_t *distances) {
+    uint64_t at = 0, end = 8 * (uint64_t)low_nbytes;
+    for (size_t k = 0; k < 2 * n; k++) {
+        unsigned width;
+        uint64_t v = base_of(tokens[k], &width);
+        if (tokens[k] > 251 || width > end - at) return "has another number of bits than its tokens need";
+        v += width ? get(low_bits, at, width) : 0;
+        at += width;
+        if (k < n && v > UINT32_MAX) return "changes an element beyond its range";
+        if (k >= n && v >= ones(size)) return "has a distance that its elements cannot have";
+        if (k < n) gaps[k] = (uint32_t)v;
+        else distances[k - n] = v;
+    }
+    if ((at + 7) / 8 != low_nbytes || (at & 7 && low_bits[at >> 3] >> (at & 7))) return "has another number of bits than its tokens need";
+    return NULL;
+}
+
+static PyObject *apply_classes(PyObject *self, PyObject *args) {
+    (void)self;
+    int level, size;
+    rule_t rule;
+    Py_buffer old, counts, tokens, low_bits, positions, before, values;
+    unsigned long long first;
+    if (!PyArg_ParseTuple(args, "iy*iKiIIIy*y*y*w*w*w*", &level, &old, &size, &first, &rule.shift, &rule.field, &rule.low, &rule.top, &counts, &tokens, &low_bits, &positions, &before, &values)) return NULL;
+    size_t n = (size_t)tokens.len / 2, sum = 0;
+    const char *why = "needs more memory than there is";
+    int ok = fits(&counts, CLASSES, 4, "counts") && fits(&positions, n, 8, "positions") && fits(&before, n, size, "before") && fits(&values, n, size, "values") && rule.top < CLASSES;
+    if (ok) {
+        class_state_t state = {0};
+        for (int c = 0; c < CLASSES; c++) {
+            state.from[c] = sum;
+            state.end[c] = sum += ((const uint32_t *)counts.buf)[c];
+        }
+        ok = sum == n ? 1 : fail("has another number of changes than it says");
+        if (ok) {
+            changes_t out = {positions.buf, before.buf, values.buf};
+            Py_BEGIN_ALLOW_THREADS
+            uint32_t *gaps = malloc(4 * n + 4);
+            uint64_t *distances = malloc(8 * n + 8);
+            uint8_t *padded = malloc((size_t)low_bits.len + 16);
+            if (gaps && distances && padded) {
+                memset(padded + low_bits.len, 0, 16);
+                memcpy(padded, low_bits.buf, (size_t)low_bits.len);
+                why = untokenise(tokens.buf, n, padded, (size_t)low_bits.len, size, gaps, distances);
+                state.gaps = gaps, state.distances = distances;
+                if (!why) why = AT(level, apply_classes)(old.buf, (size_t)(old.len / size), first, size, &rule, &state, n, &out);
+            }
+            free(gaps), free(distances), free(padded);
+            Py_END_ALLOW_THREADS
+            if (why) ok = fail(why);
+        }
+    }
+    PyBuffer_Release(&old), PyBuffer_Release(&counts), PyBuffer_Release(&tokens), PyBuffer_Release(&low_bits);
+    PyBuffer_Release(&positions), PyBuffer_Release(&before), PyBuffer_Release(&values);
+    if (!ok && !PyErr_Occurred()) fail("rule or buffers do not fit");
+    if (!ok) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* Symbols backwards into `words`, from its end; returns the first word. NULL: no code for one. */
+static uint8_t *rans_encode_loop(const uint8_t *symbols, size_t n, const uint32_t *counts, const uint32_t *tables, size_t run_count, const uint16_t *frequencies, const uint16_t *starts, size_t lanes, uint32_t *x, uint8_t *end) {
+    size_t i = n;
+    uint8_t *word = end;
+    for (size_t l = 0; l < lanes; l++) x[l] = 1 << 16;
+    for (size_t run = run_count; run-- > 0;) {
+        const uint16_t *frequency = frequencies + 256 * (size_t)tables[run], *start = starts + 256 * (size_t)tables[run];
+        for (size_t stop = i - counts[run]; i > stop;) {
+            i--;
+            uint32_t f = frequency[symbols[i]], *state = x + (i & (lanes - 1)), v = *state;
+            if (!f) return NULL;
+            /* Without a branch: whether a word is due is a coin toss. */
+            size_t due = v >= (uint64_t)f << 20;
+            memcpy(word - 2, &v, 2);
+            word -= 2 * due;
+            v >>= 16 * due;
+            uint32_t q = v / f;
+            *state = (q << 12) + (v - q * f) + start[symbols[i]];
+        }
+    }
+    return word;
+}
+
+static int check_runs(const Py_buffer *counts, const Py_buffer *tables, size_t n, size_t table_count, size_t lanes) {
+    size_t runs = (size_t)counts->len / 4, sum = 0;
+    int ok = runs == (size_t)tables->len / 4 && lanes && lanes <= MAX_LANES && !(lanes & (lanes - 1)) && lanes >= 16;
+    for (size_t run = 0; ok && run < runs; run++) {
+        sum += ((const uint32_t *)counts->buf)[run];
+        ok = ((const uint32_t *)tables->buf)[run] < table_count;
+    }
+    return ok && sum == n ? 1 : fail("runs do not fit");
+}
+
+static PyObject *rans_encode(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer symbols, counts, tables, frequencies, starts;
+    Py_ssize_t lanes;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*n", &symbols, &counts, &tables, &frequencies, &starts, &lanes)) return NULL;
+    size_t n = (size_t)symbols.len;
+    PyObject *result = NULL;
+    uint8_t *room = NULL, *word = NULL;
+    uint32_t x[MAX_LANES];
+    if (fits(&starts, (size_t)frequencies.len / 2, 2, "starts") && check_runs(&counts, &tables, n, (size_t)frequencies.len / 512, (size_t)lanes)) {
+        room = malloc(2 * n + 2);
+        if (room) {
+            uint8_t *end = room + 2 * n + 2;
+            Py_BEGIN_ALLOW_THREADS
+            word = rans_encode_loop(symbols.buf, n, counts.buf, tables.buf, (size_t)counts.len / 4, frequencies.buf, starts.buf, (size_t)lanes, x, end);
+            Py_END_ALLOW_THREADS
+            if (word) result = Py_BuildValue("y#y#", x, 4 * lanes, word, (Py_ssize_t)(end - word));
+            else result = Py_BuildValue("OO", Py_None, Py_None);
+        } else
+            PyErr_NoMemory();
+    }
+    free(room);
+    PyBuffer_Release(&symbols), PyBuffer_Release(&counts), PyBuffer_Release(&tables), PyBuffer_Release(&frequencies), PyBuffer_Release(&starts);
+    return result;
+}
+
+static PyObject *rans_decode(PyObject *self, PyObject *args) {
+    (void)self;
+    int level;
+    Py_buffer states, words, counts, tables, slots, out;
+    if (!PyArg_ParseTuple(args, "iy*y*y*y*y*w*", &level, &states, &words, &counts, &tables, &slots, &out)) return NULL;
+    size_t lanes = (size_t)states.len / 4;
+    int ok = check_runs(&counts, &tables, (size_t)out.len, (size_t)slots.len / 16384, lanes);
+    if (ok) {
+        rans_in_t in = {states.buf, words.buf, (size_t)words.len / 2, lanes, (size_t)counts.len / 4, counts.buf, tables.buf, slots.buf};
+        const char *why;
+        Py_BEGIN_ALLOW_THREADS
+        why = AT(level, rans_decode)(&in, out.buf);
+        Py_END_ALLOW_THREADS
+        if (why) ok = fail(why);
+    }
+    PyBuffer_Release(&states), PyBuffer_Release(&words), PyBuffer_Release(&counts), PyBuffer_Release(&tables), PyBuffer_Release(&slots), PyBuffer_Release(&out);
+    if (!ok) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"highest_level", highest_level, METH_NOARGS, NULL},
+    {"encode_fast", encode_fast, METH_VARARGS, NULL},
+    {"decode_fast", decode_fast, METH_VARARGS, NULL},
+    {"digest_array", digest_array, METH_VARARGS, NULL},
+    {"digest_changes", digest_changes, METH_VARARGS, NULL},
+    {"scatter", scatter, METH_VARARGS, NULL},
+    {"exponents", exponents, METH_VARARGS, NULL},
+    {"scan_classes", scan_classes, METH_VARARGS, NULL},
+    {"apply_classes", apply_classes, METH_VARARGS, NULL},
+    {"rans_encode", rans_encode, METH_VARARGS, NULL},
+    {"rans_decode", rans_decode, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernels", "Loops of the weight codec; see kernels.py.", -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__kernels(void) { return PyModule_Create(&module); }

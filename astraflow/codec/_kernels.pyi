@@ -1,0 +1,81 @@
+"""The compiled loops; `kernels.py` says when they are there. All raise ValueError: why not."""
+
+import numpy as np
+
+Buffer = np.ndarray | bytes | memoryview
+
+def highest_level() -> int: ...
+def encode_fast(
+    level: int, old: Buffer, new: Buffer, size: int, first: int, limit: int, /
+) -> tuple[int, int, int, bytes | None, bytes | None, bytes | None]: ...
+def decode_fast(
+    level: int,
+    old: Buffer,
+    size: int,
+    back: int,
+    first: int,
+    gaps: Buffer,
+    distances: Buffer,
+    escapes: Buffer,
+    positions: Buffer,
+    before: Buffer,
+    values: Buffer,
+    /,
+) -> None: ...
+def digest_array(level: int, bits: Buffer, size: int, first: int, /) -> tuple[int, int]: ...
+def digest_changes(
+    level: int, positions: Buffer, before: Buffer, values: Buffer, size: int, /
+) -> tuple[int, int]: ...
+def scatter(bits: Buffer, positions: Buffer, values: Buffer, size: int, /) -> None: ...
+def exponents(
+    level: int, old: Buffer, new: Buffer, size: int, shift: int, field: int, histogram: Buffer, /
+) -> None: ...
+def scan_classes(
+    level: int,
+    old: Buffer,
+    new: Buffer,
+    size: int,
+    first: int,
+    shift: int,
+    field: int,
+    low: int,
+    top: int,
+    histogram: Buffer,
+    /,
+) -> tuple[int, int, bytes, bytes, bytes]: ...
+def apply_classes(
+    level: int,
+    old: Buffer,
+    size: int,
+    first: int,
+    shift: int,
+    field: int,
+    low: int,
+    top: int,
+    counts: Buffer,
+    tokens: Buffer,
+    low_bits: Buffer,
+    positions: Buffer,
+    before: Buffer,
+    values: Buffer,
+    /,
+) -> None: ...
+def rans_encode(
+    symbols: Buffer,
+    counts: Buffer,
+    tables: Buffer,
+    frequencies: Buffer,
+    starts: Buffer,
+    lanes: int,
+    /,
+) -> tuple[bytes, bytes] | tuple[None, None]: ...
+def rans_decode(
+    level: int,
+    states: Buffer,
+    words: Buffer,
+    counts: Buffer,
+    tables: Buffer,
+    slots: Buffer,
+    out: Buffer,
+    /,
+) -> None: ...

@@ -1,0 +1,81 @@
+"""Kernels: the compiled loops of the codec at the level of this machine, or numpy.
+
+All levels give the same bytes. `ASTRAFLOW_KERNELS` chooses one: `numpy`, `portable`, `avx2` or
+`avx512`; without it the highest that the machine has is taken. Where the extension could not be
+built numpy does its work, about thirty times slower, and a warning says so.
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from enum import IntEnum
+from functools import cache
+from typing import TYPE_CHECKING
+
+import structlog
+
+from astraflow.core.errors import AstraflowError, Reason
+
+if TYPE_CHECKING:
+    from astraflow.codec import _kernels as loops
+else:
+    try:
+        from astraflow.codec import _kernels as loops
+    except ImportError:
+        loops = None
+
+__all__ = ["Level", "forced", "level", "levels", "loops"]
+
+
+class Level(IntEnum):
+    """Who does the work; those from PORTABLE on are compiled."""
+
+    NUMPY = -1
+    PORTABLE = 0
+    AVX2 = 1
+    AVX512 = 2
+
+
+_forced: list[Level] = []
+
+
+def level() -> Level:
+    """Return who does the work.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when `ASTRAFLOW_KERNELS` names no level of this machine.
+    """
+    return _forced[-1] if _forced else _chosen()
+
+
+def levels() -> tuple[Level, ...]:
+    """Return all that this machine has."""
+    highest = Level.NUMPY if loops is None else loops.highest_level()
+    return tuple(each for each in Level if each <= highest)
+
+
+@contextmanager
+def forced(chosen: Level) -> Generator[None]:
+    """Have the work done at one level of `levels()`, in all threads, for tests."""
+    _forced.append(chosen)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+@cache
+def _chosen() -> Level:
+    name = os.environ.get("ASTRAFLOW_KERNELS", "").upper()
+    if name:
+        if name not in [each.name for each in levels()]:
+            names = ", ".join(each.name.lower() for each in levels())
+            raise AstraflowError(
+                Reason.INVALID_FIELD, f"ASTRAFLOW_KERNELS must be one of {names}, or unset"
+            )
+        return Level[name]
+    if loops is None:
+        structlog.get_logger().warning(
+            "weights are coded by numpy, slowly: install a C compiler and astraflow again"
+        )
+    return levels()[-1]

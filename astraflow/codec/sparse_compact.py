@@ -1,0 +1,245 @@
+"""SPARSE_COMPACT: gaps counted within the class of the base's exponent, entropy coded.
+
+Payload:
+
+    LEB128  counts[class_count]   changes in each class
+    u32     word_count
+    u32     states[lanes]         lanes: see `rans.lane_count`, for two symbols per change
+    u16     words[word_count]
+    u8      low_bits[rest]
+
+Symbols, sorted by class and in order within each: first the tokens of all gaps, then those of
+all distances. A gap is the number of unchanged elements of the same class before a changed one.
+A distance is folded (see `ordering`) and one less, because 0 does not occur. Low bits follow
+the order of the symbols (see `tokens`). Each class has a table for its gaps and one for its
+distances (see `shared_tables`).
+"""
+
+import struct
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from astraflow.codec import kernels, rans
+from astraflow.codec.exponents import MAX_CLASS_COUNT, ClassRule
+from astraflow.codec.ordering import folded_distances, moved
+from astraflow.codec.shared_tables import ClassTables
+from astraflow.codec.state_digest import changed_sums
+from astraflow.codec.tokens import numbers_of, pack_low_bits, tokens_of
+from astraflow.core.errors import AstraflowError, Reason
+
+_COUNT: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scanned:
+    """What a range changes, before entropy coding.
+
+    Attributes:
+        counts: u32[16], changes by class.
+        tokens: u8[2 n], of gaps, then of distances.
+        low_bits: Of both.
+        histogram: u32[2, 16, 256], how often each token occurs.
+        low, high: What the changes add to the sums of the state digest, modulo 2^64.
+    """
+
+    counts: np.ndarray
+    tokens: np.ndarray
+    low_bits: bytes
+    histogram: np.ndarray
+    low: int
+    high: int
+
+    @property
+    def changed_count(self) -> int:
+        """Elements that differ."""
+        return int(self.counts.sum(dtype=np.int64))
+
+    def without_tokens(self) -> "Scanned":
+        """Leave what is needed of a range that is coded whole."""
+        return replace(
+            self, tokens=self.tokens[:0], low_bits=b"", histogram=np.zeros_like(self.histogram)
+        )
+
+
+def scan(rule: ClassRule, old: np.ndarray, new: np.ndarray, *, first: int) -> Scanned:
+    """Compare a range with the base.
+
+    Args:
+        rule: How elements are sorted.
+        old: uN[n], its bits in the base.
+        new: uN[n], its bits.
+        first: Position of the first element.
+    """
+    level = kernels.level()
+    if level < 0:
+        return _scan(rule, old, new, first)
+    histogram = np.zeros((2, MAX_CLASS_COUNT, 256), np.uint32)
+    low, high, counts, tokens, low_bits = kernels.loops.scan_classes(
+        level, old, new, old.itemsize, first, *rule.arguments, histogram
+    )
+    return Scanned(
+        counts=np.frombuffer(counts, np.uint32),
+        tokens=np.frombuffer(tokens, np.uint8),
+        low_bits=low_bits,
+        histogram=histogram,
+        low=low,
+        high=high,
+    )
+
+
+def encode(scanned: Scanned, tables: ClassTables) -> bytes | None:
+    """Return the payload; None: the tables have no code for something."""
+    coded = rans.encode(scanned.tokens, _runs(scanned.counts), tables.tables)
+    if coded is None:
+        return None
+    states, words = coded
+    counts = b"".join(_leb128(int(n)) for n in scanned.counts[: tables.rule.class_count])
+    return b"".join((counts, _COUNT.pack(len(words) // 2), states, words, scanned.low_bits))
+
+
+def decode(
+    payload: bytes | memoryview, old: np.ndarray, tables: ClassTables, *, changed_count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what changed in a range.
+
+    Args:
+        payload: As `encode` made it.
+        old: Bits (uN[element_count]) of the whole range in the base.
+        tables: Of the patch and the dtype.
+        changed_count: From the chunk's header.
+
+    Returns:
+        i64[n] rising indices, the old bits uN[n] and the new bits uN[n].
+
+    Raises:
+        AstraflowError: CHUNK_INVALID when the payload contradicts itself or the range.
+    """
+    try:
+        counts, tokens, low_bits = _read(memoryview(payload), tables, changed_count)
+        level = kernels.level()
+        if level < 0:
+            return _apply(tables.rule, old, counts, tokens, low_bits)
+        indices = np.empty(changed_count, np.int64)
+        found = np.empty((2, changed_count), old.dtype)
+        arguments = (level, old, old.itemsize, 0, *tables.rule.arguments)
+        kernels.loops.apply_classes(
+            *arguments, counts, tokens, low_bits, indices, found[0], found[1]
+        )
+    except ValueError as error:
+        raise AstraflowError(Reason.CHUNK_INVALID, f"a compact payload {error}") from None
+    return indices, found[0], found[1]
+
+
+def _read(
+    payload: memoryview, tables: ClassTables, changed_count: int
+) -> tuple[np.ndarray, np.ndarray, bytes]:
+    counts = np.zeros(MAX_CLASS_COUNT, np.uint32)
+    at = 0
+    for place in range(tables.rule.class_count):
+        counts[place], at = _read_leb128(payload, at, changed_count)
+    if int(counts.sum(dtype=np.int64)) != changed_count:
+        raise ValueError("has another number of changes than it says")
+    states = at + _COUNT.size
+    words = states + 4 * rans.lane_count(2 * changed_count)
+    if words > len(payload):
+        raise ValueError("is cut off")
+    low_bits = words + 2 * _COUNT.unpack_from(payload, at)[0]
+    if low_bits > len(payload):
+        raise ValueError("is cut off")
+    runs = _runs(counts)
+    tokens = rans.decode(payload[states:words], payload[words:low_bits], runs, tables.tables)
+    return counts, tokens, bytes(payload[low_bits:])
+
+
+def _runs(counts: np.ndarray) -> rans.SymbolRuns:
+    return rans.SymbolRuns.of(np.tile(counts, 2), np.arange(2 * MAX_CLASS_COUNT))
+
+
+def _scan(rule: ClassRule, old: np.ndarray, new: np.ndarray, first: int) -> Scanned:
+    indices = np.flatnonzero(old != new)
+    classes = rule.classes(old)
+    changed = classes[indices]
+    order = np.argsort(changed, kind="stable")
+    counts = np.bincount(changed, minlength=MAX_CLASS_COUNT).astype(np.uint32)
+    gaps = np.empty(len(indices), np.uint64)
+    for number, part in _parts(counts):
+        ranks = np.searchsorted(np.flatnonzero(classes == number), indices[order[part]])
+        gaps[part] = np.diff(ranks, prepend=-1) - 1
+    before, values = old[indices], new[indices]
+    folded = folded_distances(before, values)[order].astype(np.uint64) - np.uint64(1)
+    numbers = np.concatenate([gaps, folded])
+    tokens, widths = tokens_of(numbers)
+    low, high = changed_sums(indices + first, before, values)
+    return Scanned(
+        counts=counts,
+        tokens=tokens,
+        low_bits=pack_low_bits(numbers, widths),
+        histogram=_histogram(changed[order], tokens),
+        low=low,
+        high=high,
+    )
+
+
+def _histogram(classes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    table = np.concatenate([classes.astype(np.int64), classes.astype(np.int64) + MAX_CLASS_COUNT])
+    counts = np.bincount(256 * table + tokens, minlength=2 * MAX_CLASS_COUNT * 256)
+    return counts.reshape(2, MAX_CLASS_COUNT, 256).astype(np.uint32)
+
+
+def _apply(
+    rule: ClassRule, old: np.ndarray, counts: np.ndarray, tokens: np.ndarray, low_bits: bytes
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    numbers = numbers_of(tokens, low_bits)
+    gaps, distances = numbers[: len(tokens) // 2], numbers[len(tokens) // 2 :]
+    largest = np.iinfo(old.dtype).max
+    if len(distances) and distances.max() >= largest:
+        raise ValueError("has a distance that its elements cannot have")
+    classes, indices = rule.classes(old), np.empty(len(gaps), np.int64)
+    for number, part in _parts(counts):
+        members = np.flatnonzero(classes == number)
+        if (gaps[part] >= len(old)).any():
+            raise ValueError("changes an element beyond its range")
+        ranks = np.cumsum(gaps[part].astype(np.int64) + 1) - 1
+        if ranks[-1] >= len(members):
+            raise ValueError("changes an element beyond its range")
+        indices[part] = members[ranks]
+    order = np.argsort(indices)
+    indices = indices[order]
+    folded = (distances[order] + np.uint64(1)).astype(old.dtype)
+    return indices, old[indices], moved(old[indices], folded)
+
+
+def _parts(counts: np.ndarray) -> list[tuple[int, slice]]:
+    """Return each class that has changes, and its part of what is sorted by class."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    return [
+        (number, slice(int(end - counts[number]), int(end)))
+        for number, end in enumerate(ends)
+        if counts[number]
+    ]
+
+
+def _leb128(value: int) -> bytes:
+    parts = bytearray()
+    while value >= 128:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def _read_leb128(data: memoryview, at: int, largest: int) -> tuple[int, int]:
+    value = 0
+    for place in range(5):
+        if at + place >= len(data):
+            raise ValueError("is cut off")
+        byte = data[at + place]
+        value |= (byte & 127) << 7 * place
+        if byte < 128:
+            # One number has one form: its last byte is 0 for 0 alone.
+            if value > largest or (place and not byte):
+                break
+            return value, at + place + 1
+    raise ValueError("has another number of changes than it says")

@@ -1,0 +1,24 @@
+"""The one thing that pyproject.toml cannot say: a C extension that may be missing.
+
+Without a C compiler the install goes on, and the codec does its work in numpy, with a warning.
+"""
+
+import sys
+
+from setuptools import Extension, setup
+
+flags = ["/O2"] if sys.platform == "win32" else ["-O3", "-std=c11"]
+
+setup(
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    ext_modules=[
+        Extension(
+            "astraflow.codec._kernels",
+            ["astraflow/codec/_kernels.c"],
+            depends=["astraflow/codec/_kernels_body.h"],
+            extra_compile_args=flags,
+            py_limited_api=True,
+            optional=True,
+        )
+    ]
+)
