@@ -124,9 +124,19 @@ async def test_the_hub_compacts_as_records_come(start_hub, recipe_of):
         working.cancel()
         with suppress(asyncio.CancelledError):
             await working
+        await quiet(hub.hub)
     before = hub.hub.run.accounts()
     async with start_hub(recipe) as hub:
         assert hub.hub.run.accounts() == before
+
+
+async def quiet(hub):
+    """Wait until nothing more is decided and everything is safe: only that outlives the hub."""
+    seen = -1
+    while seen != hub.commits.ticket:
+        seen = hub.commits.ticket
+        await hub.safe()
+        await asyncio.sleep(0.1)
 
 
 async def test_another_recipe_is_refused(start_hub, recipe_of):
