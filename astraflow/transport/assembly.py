@@ -98,9 +98,11 @@ class Assembly:
         self._activity += 1
 
     def filled(self, frame: Frame) -> None:
-        """Note that a body arrived in its place."""
+        """Note that a body arrived in its place; late ones of a failed transfer mean nothing."""
         key = _key(frame)
-        staged = self._staged[key]
+        staged = self._staged.get(key)
+        if staged is None:
+            return
         staged.missing -= frame.body_nbytes
         if staged.missing == 0:
             del self._staged[key]

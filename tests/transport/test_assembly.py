@@ -91,6 +91,16 @@ async def test_a_failure_of_the_source_comes_out_as_it_was_raised(inbox):
     assert caught.value.to_failure() == raised.to_failure()
 
 
+async def test_a_body_that_comes_after_a_failure_means_nothing(inbox, chunks):
+    frame, body = frames_of(chunks)[1]
+    target = inbox.place(frame)
+    target[:] = body
+    inbox.fail(AstraflowError(Reason.VERSION_EVICTED, "gone"))
+    inbox.filled(frame, target)
+    with pytest.raises(AstraflowError, match="gone"):
+        await anext(inbox.items())
+
+
 async def test_lies_are_refused_before_memory_is_given(inbox, plan, chunks):
     inbox.take_plan(plan)
     (frame, body), *_ = frames_of(chunks[2:])
