@@ -1,0 +1,59 @@
+"""What a publisher takes beside the trainer's own tensors, measured in a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SCRIPT = """
+import json, sys
+import numpy as np
+from pathlib import Path
+from astraflow.core.dtype import Dtype
+from astraflow.core.layout import Layout
+from astraflow.weights.gains import gained
+from astraflow.weights.publisher import WeightPublisher
+
+def peak():
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
+layout = Layout.of([(f"w{n}", Dtype.BF16, (2 << 20,)) for n in range(16)])
+rng = np.random.default_rng(0)
+tensors = {s.name: rng.integers(0, 1 << 15, s.shape, np.uint16) for s in layout.tensors}
+moved = rng.permutation(2 << 20)[: 1 << 20]
+warm = WeightPublisher("warm", Layout.of([("w", Dtype.BF16, (1 << 20,))]))
+for version in range(3):
+    warm.publish(version, {"w": tensors["w0"][: 1 << 20] + np.uint16(version)})
+del warm
+Path("/proc/self/clear_refs").write_text("5")
+before = peak()
+publisher = WeightPublisher("p", layout)
+for version in range(20):
+    for bits in tensors.values():
+        bits[rng.choice(moved, 20_000, replace=False)] += np.uint16(1)
+    publisher.publish(version, tensors)
+published = peak() - before
+for version in [publisher.version]:
+    for make in gained(publisher, version, (16, 4)):
+        patch = make()
+        if patch is not None:
+            publisher.store.offer([patch])
+print(json.dumps({"peak": published, "beside": peak() - before, "kept": publisher.store.nbytes,
+    "model": layout.nbytes}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_a_publisher_takes_little_more_than_one_copy_and_its_patches():
+    result = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True, timeout=100
+    )
+    found = json.loads(result.stdout.splitlines()[-1])
+
+    assert found["kept"] > 0
+    assert found["peak"] <= 1.15 * found["model"] + found["kept"], found
+    # Three ranges of 4 MiB are at work while patches are made again, and what they become.
+    assert found["beside"] - found["peak"] <= (12 << 20) + found["kept"], found
