@@ -27,6 +27,7 @@ from astraflow.weights.stored import touches
 from astraflow.wire.patches import ChunkSet, PatchIndex, TransferSpec, digest_of
 
 KEPT_NBYTES: Final = 64 << 20
+_KEPT_COUNT: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -241,8 +242,10 @@ class Relay:
         if self._held is None:
             return
         room = self._kept_nbytes
-        for patch in sorted(self._patches.values(), key=lambda each: -each.info.version):
-            room -= patch.nbytes
+        newest_first = sorted(self._patches.values(), key=lambda each: -each.info.version)
+        for number, patch in enumerate(newest_first):
+            # Many small ones cost time with every chunk that comes.
+            room = room - patch.nbytes if number < _KEPT_COUNT else -1
             is_whole = patch.info.base_version is None
             is_old = patch.info.version < self._held.version
             is_done = patch.info.version <= self._held.version and not self._readers[patch.root]

@@ -184,6 +184,12 @@ async def test_a_chain_of_passed_patches_is_served_and_bounded(training, relayed
         relayed.relay.plan(4, 0)
 
 
+async def test_no_more_patches_are_kept_than_are_quickly_gone_through(training, relayed):
+    for _ in range(70):
+        await relayed.pull(relayed.first, training.publish())
+    assert len(relayed.relay._patches) == 64
+
+
 async def test_a_cold_join_draws_from_several_sources_and_ends_when_the_first_stalls(
     tools, make_puller, serve
 ):
