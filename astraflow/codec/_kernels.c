@@ -17,8 +17,10 @@
 
 #if defined(__GNUC__)
 #define ALWAYS_INLINE inline __attribute__((always_inline))
+#define PREFETCH(at) __builtin_prefetch(at)
 #else
 #define ALWAYS_INLINE inline
+#define PREFETCH(at) ((void)(at))
 #define restrict
 #endif
 #if defined(__GNUC__) && defined(__x86_64__)
@@ -38,6 +40,7 @@ static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)_
 #endif
 
 #define SEGMENT 4096 /* elements that are scanned before their changes are worked on */
+#define AHEAD 128
 #define CLASSES 16
 #define MAX_LANES 256
 #define NONE (~(uint64_t)0)

@@ -49,7 +49,10 @@ static ALWAYS_INLINE uint64_t FN(changed)(const uint8_t *old, const uint8_t *new
 #else
     uint64_t mask = 0;
     if (!memcmp(a, b, 64 * (size_t)size)) return 0;
-    for (int t = 0; t < 64; t++) mask |= (uint64_t)(load(a, (size_t)t, size) != load(b, (size_t)t, size)) << t;
+    for (int word = 0; word < 8 * size; word++) {
+        if (load(a, (size_t)word, 8) == load(b, (size_t)word, 8)) continue;
+        for (int t = word * 8 / size; t < (word + 1) * 8 / size; t++) mask |= (uint64_t)(load(a, (size_t)t, size) != load(b, (size_t)t, size)) << t;
+    }
     return mask;
 #endif
 }
@@ -159,23 +162,29 @@ static void FN(encode_fast)(const uint8_t *old, const uint8_t *new_, size_t n, u
 static ALWAYS_INLINE const char *FN(decode_fast_of)(const uint8_t *old, size_t n, int size, int back, const uint8_t *gaps, size_t gap_nbytes, const uint8_t *distances, size_t count, const uint8_t *escapes, size_t escape_count, uint64_t first, changes_t *out) {
     const uint8_t *gap = gaps, *gap_end = gaps + gap_nbytes;
     size_t next = 0, escaped = 0;
-    for (size_t j = 0; j < count; j++) {
-        while (gap < gap_end && *gap == 255) next += 255, gap++;
-        if (gap == gap_end) return "has another number of gaps than of changes";
-        next += *gap++;
-        if (next >= n) return "changes an element beyond its range";
-        uint64_t folded = distances[j];
-        if (folded == 255) {
-            if (escaped == escape_count) return "has another number of escapes than it says";
-            folded = load(escapes, escaped++, size);
-            if (folded < 255) return "is not canonical";
-        } else if (!folded)
-            return "is not canonical";
-        uint64_t before = load(old, next, size);
-        out->positions[j] = first + next;
-        store(out->before, j, before, size);
-        store(out->values, j, unfold(before, folded, back, size), size);
-        next++;
+    /* Where, some changes ahead of what: the old bits are on their way meanwhile. */
+    for (size_t start = 0; start < count; start += AHEAD) {
+        size_t stop = count - start < AHEAD ? count : start + AHEAD;
+        for (size_t j = start; j < stop; j++) {
+            while (gap < gap_end && *gap == 255) next += 255, gap++;
+            if (gap == gap_end) return "has another number of gaps than of changes";
+            next += *gap++;
+            if (next >= n) return "changes an element beyond its range";
+            PREFETCH(old + next * (size_t)size);
+            out->positions[j] = next++;
+        }
+        for (size_t j = start; j < stop; j++) {
+            uint64_t folded = distances[j], before = load(old, out->positions[j], size);
+            if (folded == 255) {
+                if (escaped == escape_count) return "has another number of escapes than it says";
+                folded = load(escapes, escaped++, size);
+                if (folded < 255) return "is not canonical";
+            } else if (!folded)
+                return "is not canonical";
+            out->positions[j] += first;
+            store(out->before, j, before, size);
+            store(out->values, j, unfold(before, folded, back, size), size);
+        }
     }
     if (gap != gap_end) return "has another number of gaps than of changes";
     return escaped == escape_count ? NULL : "has another number of escapes than it says";
@@ -199,8 +208,24 @@ static void FN(exponents)(const uint8_t *old, const uint8_t *new_, size_t n, int
     BY_SIZE(size, FN(exponents_of)(old, new_, n, S, shift, field, histogram));
 }
 
-/* The class of 64 elements, and for each class the mask of its elements. */
-static ALWAYS_INLINE void FN(classify)(const uint8_t *old, int size, const rule_t *rule, uint8_t *class_of, uint64_t *masks) {
+/* A number of 64 bits per class: the mask of its elements among 64, or how many there were. */
+typedef struct {
+#if LEVEL == 2
+    __m512i half[CLASSES / 8];
+#else
+    uint64_t each[CLASSES];
+#endif
+} FN(by_class_t);
+
+static ALWAYS_INLINE void FN(spill)(const FN(by_class_t) *from, uint64_t *to) {
+#if LEVEL == 2
+    for (int h = 0; h < CLASSES / 8; h++) _mm512_storeu_si512(to + 8 * h, from->half[h]);
+#else
+    memcpy(to, from->each, sizeof from->each);
+#endif
+}
+
+static ALWAYS_INLINE void FN(classify)(const uint8_t *old, int size, const rule_t *rule, uint64_t valid, uint8_t *class_of, FN(by_class_t) *masks) {
 #if LEVEL == 2
     __m512i classes;
     if (size == 2) {
@@ -216,37 +241,47 @@ static ALWAYS_INLINE void FN(classify)(const uint8_t *old, int size, const rule_
         for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), rule);
         classes = _mm512_loadu_si512(class_of);
     }
-    for (int c = 0; c < CLASSES; c++) masks[c] = (uint64_t)_mm512_cmpeq_epi8_mask(classes, _mm512_set1_epi8((char)c));
+    /* Four masks, one per bit of the class; a class is where all four are as its number has them. */
+    const __m512i lanes = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+    for (int h = 0; h < CLASSES / 8; h++) masks->half[h] = _mm512_set1_epi64((long long)valid);
+    for (int bit = 0; bit < 4; bit++) {
+        __m512i has = _mm512_set1_epi64((long long)_mm512_test_epi8_mask(classes, _mm512_set1_epi8((char)(1 << bit))));
+        for (int h = 0; h < CLASSES / 8; h++) {
+            __m512i number = _mm512_add_epi64(lanes, _mm512_set1_epi64(8 * h));
+            __m512i wants = _mm512_movm_epi64(_mm512_test_epi64_mask(number, _mm512_set1_epi64(1 << bit)));
+            masks->half[h] = _mm512_ternarylogic_epi64(masks->half[h], has, wants, 0x90);
+        }
+    }
 #else
     for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), rule);
 #if LEVEL == 1
     __m256i a = _mm256_loadu_si256((const __m256i *)class_of), b = _mm256_loadu_si256((const __m256i *)(class_of + 32));
     for (int c = 0; c < CLASSES; c++) {
         __m256i each = _mm256_set1_epi8((char)c);
-        masks[c] = (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, each)) | (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(b, each)) << 32;
+        masks->each[c] = valid & ((uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, each)) | (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(b, each)) << 32);
     }
 #else
-    memset(masks, 0, CLASSES * sizeof *masks);
-    for (int t = 0; t < 64; t++) masks[class_of[t]] |= (uint64_t)1 << t;
+    memset(masks->each, 0, sizeof masks->each);
+    for (int t = 0; t < 64; t++) masks->each[class_of[t]] |= (uint64_t)1 << t;
+    for (int c = 0; c < CLASSES; c++) masks->each[c] &= valid;
 #endif
 #endif
 }
 
-static ALWAYS_INLINE void FN(advance)(uint64_t *counts, const uint64_t *masks) {
+static ALWAYS_INLINE void FN(advance)(FN(by_class_t) *seen, const FN(by_class_t) *masks) {
 #if LEVEL == 2
-    for (int half = 0; half < CLASSES; half += 8) {
-        __m512i more = _mm512_popcnt_epi64(_mm512_loadu_si512(masks + half));
-        _mm512_storeu_si512(counts + half, _mm512_add_epi64(_mm512_loadu_si512(counts + half), more));
-    }
+    for (int h = 0; h < CLASSES / 8; h++) seen->half[h] = _mm512_add_epi64(seen->half[h], _mm512_popcnt_epi64(masks->half[h]));
 #else
-    for (int c = 0; c < CLASSES; c++) counts[c] += (uint64_t)__builtin_popcountll(masks[c]);
+    for (int c = 0; c < CLASSES; c++) seen->each[c] += (uint64_t)__builtin_popcountll(masks->each[c]);
 #endif
 }
 
 static ALWAYS_INLINE int FN(scan_classes_of)(const uint8_t *old, const uint8_t *new_, size_t n, uint64_t first, int size, const rule_t *rule, scan_t *out) {
-    uint64_t seen[CLASSES] = {0}, next[CLASSES] = {0}, masks[CLASSES];
+    FN(by_class_t) seen, masks;
+    uint64_t seen_of[CLASSES], mask_of[CLASSES], next[CLASSES] = {0};
     uint8_t class_of[64], tail_old[64 * 8] = {0}, tail_new[64 * 8] = {0};
     uint32_t found[SEGMENT];
+    memset(&seen, 0, sizeof seen);
     for (size_t from = 0; from < n; from += SEGMENT) {
         size_t to = n - from < SEGMENT ? n : from + SEGMENT, count = 0;
         if (!reserve(out, SEGMENT)) return 0;
@@ -260,11 +295,15 @@ static ALWAYS_INLINE int FN(scan_classes_of)(const uint8_t *old, const uint8_t *
                 a = tail_old, b = tail_new, valid = ((uint64_t)1 << rest) - 1;
             }
             uint64_t mask = FN(changed)(a, b, 0, size) & valid;
-            FN(classify)(a, size, rule, class_of, masks);
+            FN(classify)(a, size, rule, valid, class_of, &masks);
+            if (mask) {
+                FN(spill)(&seen, seen_of);
+                FN(spill)(&masks, mask_of);
+            }
             for (; mask; mask &= mask - 1) {
                 uint64_t t = first_bit(mask);
                 unsigned c = class_of[t];
-                uint64_t rank = seen[c] + (uint64_t)__builtin_popcountll(masks[c] & (((uint64_t)1 << t) - 1));
+                uint64_t rank = seen_of[c] + (uint64_t)__builtin_popcountll(mask_of[c] & (((uint64_t)1 << t) - 1));
                 size_t k = out->count++;
                 out->classes[k] = (uint8_t)c;
                 out->gaps[k] = (uint32_t)(rank - next[c]);
@@ -272,7 +311,7 @@ static ALWAYS_INLINE int FN(scan_classes_of)(const uint8_t *old, const uint8_t *
                 next[c] = rank + 1;
                 found[count++] = (uint32_t)(i + t);
             }
-            FN(advance)(seen, masks);
+            FN(advance)(&seen, &masks);
         }
         FN(account)(old, new_, found, count, first, size, &out->sums);
     }
@@ -289,10 +328,23 @@ static ALWAYS_INLINE void FN(take)(class_state_t *state, unsigned c) {
     state->next[c] = k == state->end[c] ? NONE : state->next[c] + state->gaps[k];
 }
 
+/* Which classes have a change among the next elements: bit c. */
+static ALWAYS_INLINE unsigned FN(due)(const FN(by_class_t) *seen, const uint64_t *next) {
+    unsigned due = 0;
+#if LEVEL == 2
+    for (int h = 0; h < CLASSES / 8; h++) due |= (unsigned)_mm512_cmpgt_epu64_mask(seen->half[h], _mm512_loadu_si512(next + 8 * h)) << 8 * h;
+#else
+    for (int c = 0; c < CLASSES; c++) due |= (unsigned)(seen->each[c] > next[c]) << c;
+#endif
+    return due;
+}
+
 static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t n, uint64_t first, int size, const rule_t *rule, class_state_t *state, size_t count, changes_t *out) {
-    uint64_t seen[CLASSES] = {0}, masks[CLASSES], folded[64];
+    FN(by_class_t) seen, masks;
+    uint64_t seen_of[CLASSES], mask_of[CLASSES], folded[64];
     uint8_t class_of[64], tail[64 * 8] = {0};
     size_t done = 0;
+    memset(&seen, 0, sizeof seen);
     for (unsigned c = 0; c < CLASSES; c++) FN(take)(state, c);
     for (size_t i = 0; i < n && done < count; i += 64) {
         const uint8_t *a = old + i * (size_t)size;
@@ -301,31 +353,23 @@ static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t
             memcpy(tail, a, (n - i) * (size_t)size);
             a = tail, valid = ((uint64_t)1 << (n - i)) - 1;
         }
-        FN(classify)(a, size, rule, class_of, masks);
-        if (valid != ~(uint64_t)0)
-            for (int c = 0; c < CLASSES; c++) masks[c] &= valid;
-        unsigned due = 0;
-#if LEVEL == 2
-        for (int half = 0; half < CLASSES; half += 8) {
-            __m512i after = _mm512_add_epi64(_mm512_loadu_si512(seen + half), _mm512_popcnt_epi64(_mm512_loadu_si512(masks + half)));
-            due |= (unsigned)_mm512_cmpgt_epu64_mask(after, _mm512_loadu_si512(state->next + half)) << half;
-        }
-#else
-        for (int c = 0; c < CLASSES; c++)
-            due |= (unsigned)(seen[c] + (uint64_t)__builtin_popcountll(masks[c]) > state->next[c]) << c;
-#endif
+        FN(classify)(a, size, rule, valid, class_of, &masks);
+        FN(advance)(&seen, &masks);
+        unsigned due = FN(due)(&seen, state->next);
+        if (!due) continue;
+        FN(spill)(&seen, seen_of);
+        FN(spill)(&masks, mask_of);
         for (; due; due &= due - 1) {
             unsigned c = (unsigned)first_bit(due);
-            uint64_t after = seen[c] + (uint64_t)__builtin_popcountll(masks[c]);
-            while (state->next[c] < after) {
-                uint64_t t = FN(select_bit)(masks[c], state->next[c] - seen[c]);
+            uint64_t before = seen_of[c] - (uint64_t)__builtin_popcountll(mask_of[c]);
+            do {
+                uint64_t t = FN(select_bit)(mask_of[c], state->next[c] - before);
                 hits |= (uint64_t)1 << t;
                 folded[t] = state->distances[state->from[c]++] + 1;
                 state->next[c]++;
                 FN(take)(state, c);
-            }
+            } while (state->next[c] < seen_of[c]);
         }
-        FN(advance)(seen, masks);
         for (; hits; hits &= hits - 1) {
             uint64_t t = first_bit(hits), before = load(a, t, size);
             out->positions[done] = first + i + t;
