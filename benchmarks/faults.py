@@ -1,9 +1,10 @@
 """Inject faults into the weight plane, and compare what is live with the true bytes after each.
 
 Bit flips, truncations, reorderings, duplicates, wrong bases and damaged headers are done to what
-passes between a publisher and pullers, wire bytes included. Relays that lie and processes that are
-killed are real ones, on real sockets. A corruption is silent when what is live, or held, is not one
-version whole: judged by its bytes, never by a digest.
+passes between a publisher and pullers, wire bytes included. Streams of a TCP lane are spoiled on
+their way; relays that lie and processes that are killed are real ones, on real sockets. A
+corruption is silent when what is live, or held, is not one version whole: judged by its bytes,
+never by a digest.
 
     python benchmarks/faults.py --json faults.json
     python benchmarks/faults.py --share 0.1
@@ -16,14 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fault_ends.damage import CLASSES
 from fault_ends.disks import fill_disks
-from fault_ends.plan import Quotas, run_all
+from fault_ends.plan import WITHOUT_COPY, Quotas, run_all
 from fault_ends.trial import NUMBERS, Counts
-
-# Where 99.9 % must come without a full copy; elsewhere the base itself is lost, or a lie of the
-# run is refused.
-_WITHOUT_COPY = (*CLASSES, "lying_relay", "killed_source", "cancelled")
 
 
 def main() -> None:
@@ -32,6 +28,7 @@ def main() -> None:
     quotas = Quotas(
         messages=round(full.messages * arguments.share),
         states=round(full.states * arguments.share),
+        streams=round(full.streams * arguments.share),
         relays=round(full.relays * arguments.share),
         kills=round(full.kills * arguments.share),
     )
@@ -71,7 +68,7 @@ def _report(
 
 
 def _is_good(name: str, counts: Counts) -> bool:
-    return counts.is_good if name in _WITHOUT_COPY else counts.is_safe
+    return counts.is_good if name in WITHOUT_COPY else counts.is_safe
 
 
 def _print(counts: dict[str, Counts], report: dict[str, Any]) -> None:

@@ -394,7 +394,10 @@ def spoil_patch_index(transfer: Transfer) -> Wires:
     """Say that a chunk is of another patch."""
     at = transfer.any_chunk()
     message = transfer.read(at)
-    message.chunk.patch_index += transfer.rng.choice([1, -1, 7, (1 << 31) - 8])
+    patch_index = message.chunk.patch_index
+    message.chunk.patch_index = transfer.rng.choice(
+        [patch_index + 1, patch_index - 1, patch_index + 7, (1 << 31) - 1]
+    )
     return transfer.having(at, message)
 
 

@@ -5,18 +5,27 @@ import multiprocessing
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from typing import Final
 
+from fault_ends.damage import CLASSES
 from fault_ends.inline import run_inline
 from fault_ends.kills import kill_ends
 from fault_ends.messages import MessageFaults
 from fault_ends.processes import quiet
 from fault_ends.relays import lie_to_receivers
 from fault_ends.states import StateFaults
+from fault_ends.streams import damage_streams
 from fault_ends.trial import Counts
 
 # Scales of the layout: a state of 4, 15 and 110 KB; most injections meet the small ones.
 _SCALES = (1, 4, 1, 32)
 _PART = 500
+
+WITHOUT_COPY: Final = (*CLASSES, "spoiled_stream", "lying_relay", "killed_source", "cancelled")
+"""Classes of which 99.9 % must be recovered from without a full copy.
+
+In the others the base itself is lost, or what the run says of a version is a lie and refused.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +35,14 @@ class Quotas:
     Attributes:
         messages: Per class.
         states: Per class.
+        streams: Over a TCP lane.
         relays: Relays that lie.
         kills: Sources, and as many pullers.
     """
 
     messages: int = 20_000
     states: int = 2_000
+    streams: int = 2_000
     relays: int = 200
     kills: int = 50
 
@@ -41,7 +52,7 @@ class Part:
     """A part of one process.
 
     Attributes:
-        kind: messages, states, relays or kills.
+        kind: messages, states, streams, relays or kills.
         quota: Of this part.
         seed: Decides everything.
         scale: Of the layout.
@@ -58,6 +69,7 @@ def parts(quotas: Quotas, seed: int) -> Iterator[Part]:
     sizes = {
         "relays": (quotas.relays, 20),
         "kills": (quotas.kills, 10),
+        "streams": (quotas.streams, 200),
         "messages": (quotas.messages, _PART),
         "states": (quotas.states, _PART),
     }
@@ -89,6 +101,8 @@ def run_part(part: Part) -> dict[str, Counts]:
     match part.kind:
         case "kills":
             return kill_ends(quota=part.quota, seed=part.seed)
+        case "streams":
+            return asyncio.run(damage_streams(quota=part.quota, seed=part.seed))
         case "relays":
             return asyncio.run(lie_to_receivers(quota=part.quota, seed=part.seed))
         case _:

@@ -10,7 +10,7 @@ from fault_ends.lane import HONEST, FaultyLane
 from fault_ends.trial import Receiver
 from fault_ends.world import World
 
-QUOTAS = plan.Quotas(messages=2000, states=100, relays=20, kills=5)
+QUOTAS = plan.Quotas(messages=2000, states=100, streams=40, relays=20, kills=5)
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +22,7 @@ def counts():
 def test_every_class_has_its_quota(counts):
     assert all(counts[name].injected >= QUOTAS.messages for name in CLASSES)
     assert counts["lying_relay"].injected >= QUOTAS.relays
+    assert counts["spoiled_stream"].injected == QUOTAS.streams
     assert counts["killed_source"].injected == counts["killed_puller"].injected == QUOTAS.kills
 
 
@@ -29,7 +30,7 @@ def test_nothing_is_corrupted_in_silence_and_every_failure_is_typed(counts):
     assert {name: each.faults for name, each in counts.items() if not each.is_safe} == {}
 
 
-@pytest.mark.parametrize("name", [*CLASSES, "lying_relay", "killed_source", "cancelled"])
+@pytest.mark.parametrize("name", plan.WITHOUT_COPY)
 def test_all_but_one_in_a_thousand_come_without_a_full_copy(counts, name):
     assert counts[name].is_good, counts[name].faults
 
