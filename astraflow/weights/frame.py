@@ -1,11 +1,12 @@
 """Frames: a layout with all that is derived from it, and the flat states that fit into it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from astraflow.codec.changes import Change
+from astraflow.codec.chunks import ChunkHeader
 from astraflow.codec.runs import Runs
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
@@ -82,6 +83,29 @@ class Frame:
         for number, (start, stop) in enumerate(zip(starts, ends, strict=True), first):
             if start < stop:
                 yield column.specs[number], slice(start, stop)
+
+    def check_pieces(self, headers: Sequence[ChunkHeader]) -> None:
+        """Refuse checked headers, by offset, that overlap or leave out a part of a tensor.
+
+        Raises:
+            AstraflowError: CHUNK_INVALID.
+        """
+        tensors = [spec for spec in self.layout.tensors if spec.nbytes]
+        end, at = 0, 0
+        for header in headers:
+            if header.offset < end:
+                raise AstraflowError(Reason.CHUNK_INVALID, "chunks of shards overlap")
+            while at < len(tensors) and tensors[at].offset + tensors[at].nbytes <= end:
+                at += 1
+            needed = max(end, tensors[at].offset) if at < len(tensors) else header.offset
+            if header.offset > needed:
+                break
+            end = header.end
+        last = tensors[-1].offset + tensors[-1].nbytes if tensors else 0
+        if end < last:
+            raise AstraflowError(
+                Reason.CHUNK_INVALID, f"the patches of the shards say nothing about byte {end}"
+            )
 
     def check_padding(self, flat: np.ndarray) -> None:
         """Refuse a flat state (u8[nbytes]) with anything but zeros between tensors.

@@ -144,32 +144,34 @@ def gained(
     if restored is not None:
         bases.insert(0, restored)
     oldest = history.oldest or 0
+    profile, shard = CodecProfile.COMPACT, history.part.shard
     for base in dict.fromkeys(each for each in bases if oldest <= each < version):
-        for profile in PROFILES:
-            if PatchName(version=version, base_version=base, profile=profile) not in store:
-                yield lambda b=base, p=profile: _composite(publisher, b, version, p)
+        name = PatchName(version=version, base_version=base, profile=profile, shard=shard)
+        if name not in store:
+            yield lambda b=base: _composite(publisher, b, version)
     for profile in PROFILES:
         if _is_due(publisher, version, profile):
             yield lambda p=profile: make_whole(history, version, profile=p)
 
 
-def _composite(
-    publisher: WeightPublisher, base: int, version: int, profile: CodecProfile
-) -> StoredPatch | None:
+def _composite(publisher: WeightPublisher, base: int, version: int) -> StoredPatch | None:
     """Return one patch over several versions, if it is smaller than those between."""
-    patch = make_patch(publisher.history, base, version, profile=profile)
-    same = [each for each in publisher.store.patches if each.info.profile is profile]
-    known = cheapest_way(same, base, version, _nbytes)
+    patch = make_patch(publisher.history, base, version, profile=CodecProfile.COMPACT)
+    known = cheapest_way(publisher.store.patches, base, version, _nbytes)
     return patch if known is None or patch.info.payload_nbytes < known[0] else None
 
 
 def _is_due(publisher: WeightPublisher, version: int, profile: CodecProfile) -> bool:
     """Whether readers that hold nothing would gain by a newer whole version."""
     store = publisher.store
-    same = [each for each in store.patches if each.info.profile is profile]
-    wholes = [each for each in same if each.info.base_version is None]
-    newest = max((each.info.version for each in wholes), default=-1)
-    found = cheapest_way(same, None, version, _nbytes)
+    usable = [
+        each
+        for each in store.patches
+        if each.info.base_version is not None or each.info.profile is profile
+    ]
+    wholes = [each.info.version for each in usable if each.info.base_version is None]
+    newest = max(wholes, default=-1)
+    found = cheapest_way(usable, None, version, _nbytes)
     if found is None or version - newest >= max(store.keep // 2, 1):
         return True
     return found[0] >= 1.5 * found[1][0].info.payload_nbytes

@@ -156,7 +156,7 @@ class Incoming:
         """Yield the patches in the order in which they are applied, chunks by index."""
         for index in self._indexes:
             chunks = self._chunks[index.patch.root_digest]
-            yield index.patch, tuple(chunks[number] for number in range(index.patch.chunk_count))
+            yield index, tuple(chunks[number] for number in range(index.patch.chunk_count))
 
     def _take_plan(self, plan: TransferPlan) -> None:
         if self._indexes:

@@ -17,9 +17,14 @@ _UNUSED: Final = StateDigest()
 
 
 def make_patch(
-    history: History, base: int, version: int, *, profile: CodecProfile = CodecProfile.FAST
+    history: History,
+    base: int,
+    version: int,
+    *,
+    profile: CodecProfile = CodecProfile.FAST,
+    is_kept: bool = False,
 ) -> StoredPatch:
-    """Return ONE patch over several versions; its payloads are not kept.
+    """Return ONE patch over several versions.
 
     An element that changed twice is in it once, and one that changed back is not.
 
@@ -28,6 +33,7 @@ def make_patch(
         base: The older one.
         version: The newer one.
         profile: How it is coded.
+        is_kept: Whether its payloads are kept; else they are made again when they are asked for.
 
     Raises:
         AstraflowError: VERSION_EVICTED when the history no longer reaches the base.
@@ -40,7 +46,7 @@ def make_patch(
         profile=profile,
     )
     name = _name(history.part.shard, version, base, profile)
-    return StoredPatch.of(name, encoded.chunks, tables=encoded.shared_tables, is_kept=False)
+    return StoredPatch.of(name, encoded.chunks, tables=encoded.shared_tables, is_kept=is_kept)
 
 
 def make_whole(

@@ -12,11 +12,11 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
-from astraflow.core.versions import VersionInfo
+from astraflow.core.versions import CodecProfile, VersionInfo
 from astraflow.weights.exported import Exported
 from astraflow.weights.frame import Frame
 from astraflow.weights.history import History
-from astraflow.weights.maker import make_whole
+from astraflow.weights.maker import make_patch, make_whole
 from astraflow.weights.parts import WHOLE, Part, Shard
 from astraflow.weights.store import SPARE_NBYTES, PatchStore
 from astraflow.weights.stored import PatchName, StoredPatch
@@ -90,8 +90,9 @@ class WeightPublisher:
     ) -> VersionInfo:
         """Encode a version and make it ready to be pulled; the hub is told by the caller.
 
-        A patch leads to it from the version before. The first version, and one to which no reader
-        would find a way from nothing, comes whole as well.
+        A patch leads to it from the version before, a compact one too where a reader's link is
+        slow. The first version, and one to which no reader would find a way from nothing, comes
+        whole as well.
 
         Args:
             version: One more than the one before; any number for the first.
@@ -131,7 +132,13 @@ class WeightPublisher:
         self.history.advance(version, encoded.chunks)
         self._digest = encoded.digest
         is_worth_it = patch.info.payload_nbytes < part.payload_nbytes or not part.payload_nbytes
-        return [patch] if is_worth_it else []
+        if base is None or not is_worth_it:
+            return []
+        nbytes, whole_nbytes = patch.info.payload_nbytes, part.payload_nbytes
+        if not any(link.is_slow_for(nbytes, whole_nbytes) for link in self.store.links):
+            return [patch]
+        compact = CodecProfile.COMPACT
+        return [patch, make_patch(self.history, base, version, profile=compact, is_kept=True)]
 
     def _enter(
         self, version: int, patches: list[StoredPatch], step: int, restored_from: int | None

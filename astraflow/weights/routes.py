@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from astraflow.codec.chunks import CODEC_VERSION
-from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
+from astraflow.core.versions import PatchInfo, VersionInfo
+from astraflow.weights.links import PROFILES
 
 
 def payload_nbytes(known: Mapping[int, VersionInfo], base: int | None, target: int) -> int | None:
@@ -36,6 +37,6 @@ def is_readable(patch: PatchInfo) -> bool:
     """Whether this release can decode a patch: the whole layout, profile and byte format."""
     return (
         patch.shard_count == 1
-        and patch.profile is CodecProfile.FAST
+        and patch.profile in PROFILES
         and patch.codec_version == CODEC_VERSION
     )

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -12,12 +13,15 @@ from astraflow.codec.decode import decode_change, decode_whole
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.updates import TensorUpdate
-from astraflow.core.versions import PatchInfo
 from astraflow.weights.frame import Frame
 from astraflow.weights.tensor_updates import changed_indices, dense_updates, sparse_updates
+from astraflow.wire.patches import PatchIndex
 
-CompletePatch = tuple[PatchInfo, tuple[Chunk, ...]]
+CompletePatch = tuple[PatchIndex, tuple[Chunk, ...]]
 """A patch whose chunks, by index, were verified."""
+
+_Step = Sequence[CompletePatch]
+"""What leads from one version to another: one patch, or the patches of all shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,26 +81,25 @@ def stage(
     Args:
         frame: Of the target's layout.
         held: The base; None: the first patch is from nothing.
-        patches: In order.
+        patches: In order; those of the shards of a version one behind the other.
         content_digests: By version, as the run registered them.
 
     Raises:
         AstraflowError: CHUNK_INVALID; DIGEST_MISMATCH when a state is not the registered one.
     """
-    todo = list(patches)
+    steps = [[*step] for _, step in groupby(patches, key=lambda each: each[0].patch.version)]
     base = held
     if base is None:
-        info, chunks = todo.pop(0)
-        base = _whole(frame, info.version, chunks)
-        _require(base.digest, info.version, content_digests)
+        base = _whole(frame, steps.pop(0))
+        _require(base.digest, base.version, content_digests)
     overlay, digest, version = Overlay(base.flat), base.digest, base.version
-    for info, chunks in todo:
-        layer = _decode(frame, chunks, overlay)
+    for step in steps:
+        layer = _decode(frame, step, overlay)
         for change in layer:
             digest = digest.after(change)
-        _require(digest, info.version, content_digests)
+        version = step[0][0].patch.version
+        _require(digest, version, content_digests)
         overlay.add(layer)
-        version = info.version
     changes = overlay.changes
     indices = changed_indices(frame, changes)
     return StagedState(
@@ -145,21 +148,35 @@ class Overlay:
                 at += 1
 
 
-def _decode(frame: Frame, chunks: tuple[Chunk, ...], overlay: Overlay) -> list[Change]:
-    frame.runs.check_cover([chunk.header for chunk in chunks])
-    found = (decode_change(chunk, overlay.bits(chunk.header)) for chunk in chunks)
+def _decode(frame: Frame, step: _Step, overlay: Overlay) -> list[Change]:
+    found = (
+        decode_change(chunk, overlay.bits(chunk.header), tables)
+        for chunk, tables in _covering(frame, step)
+    )
     return [change for change in found if change is not None]
 
 
-def _whole(frame: Frame, version: int, chunks: tuple[Chunk, ...]) -> HeldState:
-    frame.runs.check_cover([chunk.header for chunk in chunks])
+def _whole(frame: Frame, step: _Step) -> HeldState:
+    version = step[0][0].patch.version
     flat = np.zeros(frame.layout.nbytes, np.uint8)
-    for chunk in chunks:
+    for chunk, tables in _covering(frame, step):
         part = flat[chunk.header.offset : chunk.header.end]
-        part.view(chunk.header.dtype.bits)[:] = decode_whole(chunk)
+        part.view(chunk.header.dtype.bits)[:] = decode_whole(chunk, tables)
     frame.check_padding(flat)
     digest = StateDigest.of(frame.layout, flat)
     return HeldState(frame=frame, version=version, flat=flat, digest=digest)
+
+
+def _covering(frame: Frame, step: _Step) -> list[tuple[Chunk, bytes]]:
+    """Return the chunks of a step by offset, with their tables: together they cover the layout."""
+    found = [(chunk, index.shared_tables) for index, chunks in step for chunk in chunks]
+    if len(step) > 1:
+        # Shards lie between each other; the padding between tensors belongs to none of them.
+        found.sort(key=lambda each: each[0].header.offset)
+        frame.check_pieces([chunk.header for chunk, _ in found])
+    else:
+        frame.runs.check_cover([chunk.header for chunk, _ in found])
+    return found
 
 
 def _require(digest: StateDigest, version: int, registered: Mapping[int, bytes]) -> None:

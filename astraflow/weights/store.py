@@ -5,6 +5,7 @@ Payloads are kept of the forward patches only, which undo versions as well. The 
 asked for, from the versions that they lead between: the encoding is canonical.
 """
 
+from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,8 @@ from astraflow.weights.stored import PatchName, StoredPatch, Way, cheapest_way
 from astraflow.wire.patches import ChunkSet
 
 SPARE_NBYTES: Final = 64 << 20
+
+_LINK_COUNT: Final = 16
 
 
 class PatchStore:
@@ -46,6 +49,7 @@ class PatchStore:
         self._lock = Lock()
         self._patches: dict[PatchName, StoredPatch] = {}
         self._asked: dict[int, None] = {}
+        self._links: deque[Link] = deque(maxlen=_LINK_COUNT)
 
     def __contains__(self, name: PatchName) -> bool:
         with self._lock:
@@ -69,6 +73,12 @@ class PatchStore:
         """How many versions readers were behind of late, the last one first."""
         with self._lock:
             return (*reversed(self._asked),)
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """What the last readers told of themselves."""
+        with self._lock:
+            return (*self._links,)
 
     def offer(self, patches: Sequence[StoredPatch]) -> None:
         """Offer patches; what has become too old goes."""
@@ -121,7 +131,7 @@ class PatchStore:
             usable = [each for each in patches if each.info.profile in profiles]
             found = cheapest_way(usable, base_version, version, cost)
             if found is not None:
-                self._note(version, base_version)
+                self._note(version, base_version, told)
                 return found[1]
         if cheapest_way(patches, base_version, version, cost) is not None:
             raise AstraflowError(
@@ -177,11 +187,13 @@ class PatchStore:
         )
         return replace(chunk, header=header)
 
-    def _note(self, version: int, base_version: int | None) -> None:
-        """Note how far behind a reader is: others may be so, and it may be so again."""
-        if base_version is None or version - base_version < 2:
-            return
+    def _note(self, version: int, base_version: int | None, link: Link) -> None:
+        """Note how far behind a reader is, and its link: others may be so, and it again."""
         with self._lock:
+            if link.goodput_bytes_per_s > 0:
+                self._links.append(link)
+            if base_version is None or version - base_version < 2:
+                return
             self._asked.pop(version - base_version, None)
             self._asked[version - base_version] = None
 

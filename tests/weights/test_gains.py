@@ -5,13 +5,20 @@ import threading
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import CodecProfile
 from astraflow.weights.gains import FIRST_SPANS, Gains, gained
+from astraflow.weights.puller import WeightPuller
 from astraflow.wire.patches import digest_of
 
 
-def made(training, version, spans):
+def gains_of(training, version, spans):
     patches = [make() for make in gained(training.publisher, version, spans)]
     return [patch for patch in patches if patch is not None]
+
+
+def made(training, version, spans):
+    gains = gains_of(training, version, spans)
+    return [patch for patch in gains if patch.info.base_version is not None]
 
 
 def route(patches):
@@ -71,7 +78,7 @@ def test_spans_beyond_what_is_kept_are_left_out(tools):
     for _ in range(8):
         training.publish()
 
-    assert {base for base, _ in route(made(training, 7, FIRST_SPANS))} <= {5, None}
+    assert route(made(training, 7, FIRST_SPANS)) == [(5, 7)]
 
 
 def test_a_version_that_went_back_gains_the_patch_from_where_it_went_to(training):
@@ -91,11 +98,12 @@ def test_whole_versions_are_renewed_before_they_are_out_of_reach(tools):
     wholes = []
     for version in range(12):
         training.publish()
-        for patch in made(training, version, ()):
+        for patch in gains_of(training, version, ()):
             training.add(patch)
-            wholes.append(patch.info.version)
+            wholes.append((patch.info.version, patch.info.profile))
 
-    assert wholes == [2, 4, 6, 8, 10]
+    assert [v for v, profile in wholes if profile is CodecProfile.COMPACT] == [0, 2, 4, 6, 8, 10]
+    assert [v for v, profile in wholes if profile is CodecProfile.FAST] == [2, 4, 6, 8, 10]
     assert all(training.infos[version].patches[0].base_version is not None for version in (1, 3))
 
 
@@ -104,7 +112,7 @@ def test_large_changes_renew_the_whole_version_sooner(training):
     for _ in range(3):
         training.publish(share=0.2, is_noise=True)
 
-    assert (None, 3) in route(made(training, 3, ()))
+    assert (None, 3) in route(gains_of(training, 3, ()))
 
 
 class TestThread:
@@ -153,3 +161,24 @@ class TestThread:
                     assert tuple(map(digest_of, chunks)) == patch.index.chunk_digests
 
         assert all(info.content_digest == known[info.version] for info in run.infos)
+
+
+async def test_who_is_far_behind_pulls_one_patch_and_who_is_new_a_coded_whole(
+    training, serve, puller, tools
+):
+    await serve()
+    first = await puller.pull(training.publish(), training.infos, training.token)
+    for _ in range(12):
+        training.publish()
+    for patch in gains_of(training, 12, (12,)):
+        training.add(patch)
+    pulled = await puller.pull(training.infos[12], training.infos, training.token)
+    newcomer = WeightPuller(training.policy_id)
+    late = await newcomer.pull(training.infos[12], training.infos, training.token)
+    await newcomer.close()
+
+    assert (first.update.base_version, pulled.update.base_version) == (None, 0)
+    (one,) = (p for p in training.infos[12].patches if p.base_version == 0)
+    assert pulled.nbytes == one.payload_nbytes
+    assert training.is_live(tools.live(pulled.update, tools.live(first.update)))
+    assert training.is_live(tools.live(late.update))

@@ -56,7 +56,7 @@ def test_chunks_may_come_in_any_order_and_twice(training, chain, incoming):
         incoming.take(each, training.store.frame)
     incoming.require_complete()
 
-    assert [info for info, _ in incoming.patches()] == [patch.info for patch in chain]
+    assert [index.patch for index, _ in incoming.patches()] == [patch.info for patch in chain]
     assert incoming.nbytes == plan_of(chain).payload_nbytes
     assert incoming.chunk_count == len(sent_of(training, chain))
 

@@ -37,7 +37,7 @@ for version in range(20):
     publisher.publish(version, tensors)
 published = peak() - before
 for version in [publisher.version]:
-    for make in gained(publisher, version, (16, 4)):
+    for make in gained(publisher, version, (4, 2)):
         patch = make()
         if patch is not None:
             publisher.store.offer([patch])
@@ -55,5 +55,5 @@ def test_a_publisher_takes_little_more_than_one_copy_and_its_patches():
 
     assert found["kept"] > 0
     assert found["peak"] <= 1.15 * found["model"] + found["kept"], found
-    # Three ranges of 4 MiB are at work while patches are made again, and what they become.
-    assert found["beside"] - found["peak"] <= (12 << 20) + found["kept"], found
+    # Some ranges of 4 MiB are at work while patches are made, however large the model is.
+    assert found["beside"] - found["peak"] <= 48 << 20, found

@@ -67,7 +67,6 @@ def test_a_hole_in_the_chain_is_no_way():
 def test_what_this_release_cannot_read_is_no_way():
     (known,) = versions({1: {0: 5}}).values()
     for fields in (
-        {"profile": CodecProfile.COMPACT},
         {"codec_version": CODEC_VERSION + 1},
         {"shard_count": 2},
     ):

@@ -9,11 +9,15 @@ from astraflow.codec.changes import Change
 from astraflow.codec.chunks import ChunkHeader, Encoding
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.weights.parts import Shard
+from astraflow.weights.publisher import WeightPublisher, combined
 from astraflow.weights.state import Overlay, stage
 
 
 def way(training, version, base):
-    return [(patch.info, training.chunks_of(patch)) for patch in training.store.plan(version, base)]
+    return [
+        (patch.index, training.chunks_of(patch)) for patch in training.store.plan(version, base)
+    ]
 
 
 def digests(training):
@@ -138,3 +142,42 @@ def test_an_overlay_shows_the_newest_bits_of_any_range():
             )
             wanted = expected[offset : offset + nbytes].view(np.uint16)
             assert (overlay.bits(header) == wanted).all()
+
+
+class TestShards:
+    """What every rank of a trainer published for itself becomes one version."""
+
+    @pytest.fixture
+    def ranks(self, training):
+        return [
+            WeightPublisher("p", training.layout, shard=Shard(rank=rank, count=3))
+            for rank in range(3)
+        ]
+
+    def step(self, ranks, training, version):
+        training.publish()
+        infos = [rank.publish(version, training.tensors) for rank in ranks]
+        patches = [rank.store.plan(version, version - 1 if version else None)[0] for rank in ranks]
+        chunks = [
+            tuple(rank.store.chunk(patch.info, n) for n in range(patch.info.chunk_count))
+            for rank, patch in zip(ranks, patches, strict=True)
+        ]
+        indexes = [patch.index for patch in patches]
+        return [*zip(indexes, chunks, strict=True)], combined(infos).content_digest
+
+    def test_they_are_staged_together(self, ranks, training):
+        frame, held = training.store.frame, None
+        for version in range(3):
+            step, digest = self.step(ranks, training, version)
+            held = stage(frame, held, step, {version: digest}).commit()
+
+            expected = frame.flatten(training.tensors)
+            assert (held.flat == expected).all()
+
+    def test_a_shard_that_is_missing_or_comes_twice_is_found(self, ranks, training):
+        frame = training.store.frame
+        step, digest = self.step(ranks, training, 0)
+        for wrong in (step[:2], step[1:], [step[0], step[2]], [*step, step[1]]):
+            with pytest.raises(AstraflowError) as caught:
+                stage(frame, None, wrong, {0: digest})
+            assert caught.value.reason is Reason.CHUNK_INVALID
