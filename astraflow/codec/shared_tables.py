@@ -79,8 +79,8 @@ def _read(data: memoryview) -> Mapping[Dtype, ClassTables]:
     for _ in range(data[0]):
         section, at = _read_section(data, at)
         sections[section.rule.dtype] = section
-    if at != len(data) or len(sections) != data[0]:
-        raise ValueError("has bytes behind its end, or a dtype twice")
+    if at != len(data) or not 0 < len(sections) == data[0]:
+        raise ValueError("has bytes behind its end, no dtype, or one twice")
     return sections
 
 

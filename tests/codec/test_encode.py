@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.codec.chunks import CHUNK_NBYTES, Compression, Encoding
+from astraflow.codec.chunks import CHUNK_NBYTES, Compression, Encoding, Profile
 from astraflow.codec.decode import decode_change, decode_whole
 from astraflow.codec.encode import encode_chunk, encode_patch, encode_whole, flat_bits
 from astraflow.codec.runs import Runs
@@ -16,16 +16,16 @@ from astraflow.core.layout import Layout
 SHARES = st.sampled_from([0, 0.01, 0.1, 0.5, 1])
 
 
-def applied(runs, chunks, base):
+def applied(runs, patch, base):
     flat = base.copy()
-    for chunk in chunks:
+    for chunk in patch.chunks:
         runs.check(chunk.header)
         old = base[chunk.header.offset : chunk.header.end].view(chunk.header.dtype.bits)
-        change = decode_change(chunk, old)
+        change = decode_change(chunk, old, patch.shared_tables)
         if change is not None:
             assert (change.before != change.values).all()
             change.apply(flat)
-    runs.check_cover([chunk.header for chunk in chunks])
+    runs.check_cover([chunk.header for chunk in patch.chunks])
     return flat
 
 
@@ -35,30 +35,30 @@ def content(chunks):
 
 def patch(layout, target, base):
     target, base = target.view(np.uint8), base.view(np.uint8)
-    return encode_patch(Runs(layout), flat_bits(target), flat_bits(base), StateDigest()).chunks
+    return encode_patch(Runs(layout), flat_bits(target), flat_bits(base), StateDigest())
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), share=SHARES)
-def test_a_patch_gives_the_target_bit_by_bit_for_every_dtype(states, seed, share):
+@given(seed=st.integers(0, 2**32), share=SHARES, profile=st.sampled_from(Profile))
+def test_a_patch_gives_the_target_bit_by_bit_for_every_dtype(states, seed, share, profile, level):
     rng = np.random.default_rng(seed)
     base = states.random(rng)
     target = states.touched(base, rng, share)
     start = StateDigest.of(states.layout, base)
 
-    patch = encode_patch(states.runs, flat_bits(target), flat_bits(base), start)
+    patch = encode_patch(states.runs, flat_bits(target), flat_bits(base), start, profile=profile)
 
-    assert (applied(states.runs, patch.chunks, base) == target).all()
+    assert (applied(states.runs, patch, base) == target).all()
     assert patch.digest == StateDigest.of(states.layout, target)
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_a_whole_version_comes_back_bit_by_bit(states, seed):
+@given(seed=st.integers(0, 2**32), profile=st.sampled_from(Profile))
+def test_a_whole_version_comes_back_bit_by_bit(states, seed, profile, level):
     target = states.random(np.random.default_rng(seed))
     flat = np.zeros_like(target)
 
-    chunks = encode_whole(states.runs, flat_bits(target)).chunks
+    chunks = encode_whole(states.runs, flat_bits(target), profile=profile).chunks
 
     for chunk in chunks:
         states.runs.check(chunk.header)
@@ -90,7 +90,7 @@ def test_the_byte_format_is_what_the_documentation_says():
     target = base.copy()
     target[[2, 3, 300, 511]] = 0x3F81, 0x3F7F, 0xBF80, 0x3F82
 
-    (chunk,) = patch(layout, target, base)
+    (chunk,) = patch(layout, target, base).chunks
 
     assert chunk.header.encoding is Encoding.SPARSE_FAST
     assert chunk.header.compression is Compression.NONE
@@ -107,7 +107,7 @@ def test_what_does_not_change_costs_one_header():
     layout = Layout.of([(f"expert{n}", Dtype.BF16, (CHUNK_NBYTES // 4,)) for n in range(8)])
     flat = np.zeros(layout.nbytes, np.uint8)
 
-    (chunk,) = patch(layout, flat, flat)
+    (chunk,) = patch(layout, flat, flat).chunks
 
     assert (chunk.header.encoding, chunk.header.nbytes) == (Encoding.UNCHANGED, layout.nbytes)
     assert not chunk.payload
@@ -119,7 +119,8 @@ def test_a_change_in_one_range_leaves_its_neighbours_without_payload():
     target = base.copy()
     target[2 * CHUNK_NBYTES + 8] = 1
 
-    chunks = patch(layout, target, base)
+    encoded = patch(layout, target, base)
+    chunks = encoded.chunks
 
     assert [chunk.header.encoding for chunk in chunks] == [
         Encoding.UNCHANGED,
@@ -127,7 +128,7 @@ def test_a_change_in_one_range_leaves_its_neighbours_without_payload():
         Encoding.UNCHANGED,
     ]
     assert [chunk.header.index for chunk in chunks] == [0, 1, 2]
-    assert (applied(Runs(layout), chunks, base) == target).all()
+    assert (applied(Runs(layout), encoded, base) == target).all()
 
 
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.F32, Dtype.U8, Dtype.F64])
@@ -136,7 +137,7 @@ def test_noise_is_sent_raw(dtype):
     rng = np.random.default_rng(0)
     base, target = rng.integers(0, 256, (2, layout.nbytes)).astype(np.uint8)
 
-    (chunk,) = patch(layout, target, base)
+    (chunk,) = patch(layout, target, base).chunks
 
     assert chunk.header.encoding is Encoding.DENSE
     assert bytes(chunk.payload) == target.tobytes()
@@ -149,7 +150,7 @@ def test_small_steps_of_one_percent_cost_about_a_byte_and_a_half_each():
     target = base.copy()
     target[rng.random(len(base)) < 0.01] += 1
 
-    (chunk,) = patch(layout, target, base)
+    (chunk,) = patch(layout, target, base).chunks
 
     assert len(chunk.payload) / chunk.header.changed_count < 1.5
 
