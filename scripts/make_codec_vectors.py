@@ -52,8 +52,8 @@ def noise(count: int, stream: int) -> np.ndarray:
 def versions(name: str, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """Return base and target, u8[nbytes] each.
 
-    An element is the lowest bits of the AND of two streams, 10 bits of i64; one in `SHARES` of them is raised by
-    1, and one in 16 of those replaced by a fifth stream.
+    An element is the lowest bits of the AND of two streams, one in `SHARES` of them is raised by
+    1, and one in 16 of those replaced by a fifth stream. Of i64, streams have 10 bits only.
     """
     base = np.zeros(layout.nbytes, np.uint8)
     target = base.copy()
@@ -66,7 +66,7 @@ def versions(name: str, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
         changed = streams[2] % np.uint64(SHARES[name]) == 0
         far = changed & (streams[3] % np.uint64(16) == 0)
         new[changed] += bits.type(1)
-        new[far] = streams[4].astype(bits)[far]
+        new[far] = (streams[4] & keep).astype(bits)[far]
         layout.view(base, spec.name)[...] = old.reshape(spec.shape)
         layout.view(target, spec.name)[...] = new.reshape(spec.shape)
     return base, target
