@@ -61,9 +61,10 @@ static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)_
 
 typedef struct { uint64_t low, high; } sums_t;
 typedef struct { uint64_t *positions; uint8_t *before, *values; } changes_t;
+typedef struct { uint8_t *at; size_t used, room; } stream_t;
 typedef struct {
-    uint8_t *gaps, *distances, *escapes;
-    size_t limit, count, gap_nbytes, escape_count;
+    stream_t gaps, distances, escapes;
+    size_t limit, count;
     int too_long;
     sums_t sums;
 } fast_out_t;
@@ -77,9 +78,8 @@ typedef struct {
 } scan_t;
 typedef struct {
     uint64_t next[CLASSES];
-    size_t from[CLASSES], end[CLASSES];
-    const uint32_t *gaps;
-    const uint64_t *distances;
+    size_t at[CLASSES];
+    const uint64_t *ranks, *distances;
 } class_state_t;
 typedef struct {
     const uint8_t *states, *words;
@@ -137,9 +137,13 @@ static ALWAYS_INLINE uint64_t mix_high(uint64_t x) {
     return x ^ x >> 29;
 }
 
-static ALWAYS_INLINE int is_too_long(ptrdiff_t gaps, ptrdiff_t distances, ptrdiff_t escapes, fast_out_t *out) {
-    if ((size_t)(gaps + distances + escapes) > out->limit) out->too_long = 1;
-    return out->too_long;
+static int grow(stream_t *stream, size_t more) {
+    if (stream->used + more <= stream->room) return 1;
+    size_t room = 2 * stream->room + more + 4096;
+    void *at = realloc(stream->at, room);
+    if (!at) return 0;
+    stream->at = at, stream->room = room;
+    return 1;
 }
 
 static ALWAYS_INLINE uint8_t class_at(uint64_t bits, const rule_t *rule) {
@@ -161,6 +165,15 @@ static int reserve(scan_t *out, size_t more) {
     out->room = room;
     return 1;
 }
+
+#if HAS_X86
+/* All ones where bit number `row` of the class is set. */
+#define ROW(b) B(b, 0), B(b, 1), B(b, 2), B(b, 3), B(b, 4), B(b, 5), B(b, 6), B(b, 7), B(b, 8), B(b, 9), B(b, 10), B(b, 11), B(b, 12), B(b, 13), B(b, 14), B(b, 15)
+#define B(b, c) (0 - (uint64_t)((c) >> (b) & 1))
+static const uint64_t class_bits[4][CLASSES] __attribute__((aligned(64))) = {{ROW(0)}, {ROW(1)}, {ROW(2)}, {ROW(3)}};
+#undef B
+#undef ROW
+#endif
 
 #define LEVEL 0
 #define FN(name) name##_0
@@ -256,22 +269,22 @@ static PyObject *encode_fast(PyObject *self, PyObject *args) {
     PyObject *result = NULL;
     size_t n = size ? (size_t)old.len / (size_t)size : 0;
     fast_out_t out = {0};
-    uint8_t *room = NULL;
-    if (!fits(&new_, n, size, "new")) goto done;
-    size_t each = (size_t)limit + n / 255 + 16 * SEGMENT;
-    room = malloc(3 * each);
-    if (!room) { PyErr_NoMemory(); goto done; }
-    out.gaps = room, out.distances = room + each, out.escapes = room + 2 * each, out.limit = (size_t)limit;
-    Py_BEGIN_ALLOW_THREADS
-    AT(level, encode_fast)(old.buf, new_.buf, n, first, size, &out);
-    Py_END_ALLOW_THREADS
-    size_t escapes = out.escape_count * (size_t)size;
-    if (out.too_long || out.gap_nbytes + out.count + escapes > out.limit)
-        result = Py_BuildValue("nKKOOO", (Py_ssize_t)out.count, (unsigned long long)out.sums.low, (unsigned long long)out.sums.high, Py_None, Py_None, Py_None);
-    else
-        result = Py_BuildValue("nKKy#y#y#", (Py_ssize_t)out.count, (unsigned long long)out.sums.low, (unsigned long long)out.sums.high, out.gaps, (Py_ssize_t)out.gap_nbytes, out.distances, (Py_ssize_t)out.count, out.escapes, (Py_ssize_t)escapes);
-done:
-    free(room);
+    int done = 0;
+    if (fits(&new_, n, size, "new")) {
+        out.limit = (size_t)limit;
+        Py_BEGIN_ALLOW_THREADS
+        done = AT(level, encode_fast)(old.buf, new_.buf, n, first, size, &out);
+        Py_END_ALLOW_THREADS
+        if (!done) PyErr_NoMemory();
+    }
+    Py_ssize_t gaps = (Py_ssize_t)out.gaps.used, distances = (Py_ssize_t)out.distances.used, escapes = (Py_ssize_t)out.escapes.used;
+    unsigned long long low = out.sums.low, high = out.sums.high;
+    if (done && (out.too_long || gaps + distances + escapes > limit))
+        result = Py_BuildValue("nKKOOO", (Py_ssize_t)out.count, low, high, Py_None, Py_None, Py_None);
+    else if (done)
+        /* An empty stream has no address, which would become None. */
+        result = Py_BuildValue("nKKy#y#y#", (Py_ssize_t)out.count, low, high, gaps ? (char *)out.gaps.at : "", gaps, distances ? (char *)out.distances.at : "", distances, escapes ? (char *)out.escapes.at : "", escapes);
+    free(out.gaps.at), free(out.distances.at), free(out.escapes.at);
     PyBuffer_Release(&old);
     PyBuffer_Release(&new_);
     return result;
@@ -432,19 +445,30 @@ end:
     return result;
 }
 
-/* Tokens and their low bits become numbers. */
-static const char *untokenise(const uint8_t *tokens, size_t n, const uint8_t *low_bits, size_t low_nbytes, int size, uint32_t *gaps, uint64_t *distances) {
-    uint64_t at = 0, end = 8 * (uint64_t)low_nbytes;
-    for (size_t k = 0; k < 2 * n; k++) {
-        unsigned width;
-        uint64_t v = base_of(tokens[k], &width);
-        if (tokens[k] > 251 || width > end - at) return "has another number of bits than its tokens need";
-        v += width ? get(low_bits, at, width) : 0;
-        at += width;
-        if (k < n && v > UINT32_MAX) return "changes an element beyond its range";
-        if (k >= n && v >= ones(size)) return "has a distance that its elements cannot have";
-        if (k < n) gaps[k] = (uint32_t)v;
-        else distances[k - n] = v;
+/* Tokens and their low bits become, class by class, ranks and distances; after each class NONE. */
+static const char *untokenise(const uint8_t *tokens, size_t n, const uint32_t *counts, const uint8_t *low_bits, size_t low_nbytes, int size, uint64_t *ranks, uint64_t *distances) {
+    uint64_t at = 0, end = 8 * (uint64_t)low_nbytes, largest = ones(size);
+    for (int part = 0; part < 2; part++, tokens += n) {
+        size_t k = 0;
+        for (size_t c = 0; c < CLASSES; c++) {
+            uint64_t rank = 0;
+            for (size_t stop = k + counts[c]; k < stop; k++) {
+                unsigned width;
+                uint64_t v = base_of(tokens[k], &width);
+                if (tokens[k] > 251 || width > end - at) return "has another number of bits than its tokens need";
+                v += width ? get(low_bits, at, width) : 0;
+                at += width;
+                if (part) {
+                    if (v >= largest) return "has a distance that its elements cannot have";
+                    distances[k + c] = v;
+                } else {
+                    if (v > UINT32_MAX) return "changes an element beyond its range";
+                    ranks[k + c] = rank + v;
+                    rank += v + 1;
+                }
+            }
+            if (!part) ranks[k + c] = NONE;
+        }
     }
     if ((at + 7) / 8 != low_nbytes || (at & 7 && low_bits[at >> 3] >> (at & 7))) return "has another number of bits than its tokens need";
     return NULL;
@@ -462,25 +486,24 @@ static PyObject *apply_classes(PyObject *self, PyObject *args) {
     int ok = fits(&counts, CLASSES, 4, "counts") && fits(&positions, n, 8, "positions") && fits(&before, n, size, "before") && fits(&values, n, size, "values") && rule.top < CLASSES;
     if (ok) {
         class_state_t state = {0};
-        for (int c = 0; c < CLASSES; c++) {
-            state.from[c] = sum;
-            state.end[c] = sum += ((const uint32_t *)counts.buf)[c];
+        for (size_t c = 0; c < CLASSES; c++) {
+            state.at[c] = sum + c;
+            sum += ((const uint32_t *)counts.buf)[c];
         }
         ok = sum == n ? 1 : fail("has another number of changes than it says");
         if (ok) {
             changes_t out = {positions.buf, before.buf, values.buf};
             Py_BEGIN_ALLOW_THREADS
-            uint32_t *gaps = malloc(4 * n + 4);
-            uint64_t *distances = malloc(8 * n + 8);
+            uint64_t *ranks = malloc(8 * (n + CLASSES)), *distances = malloc(8 * (n + CLASSES));
             uint8_t *padded = malloc((size_t)low_bits.len + 16);
-            if (gaps && distances && padded) {
+            if (ranks && distances && padded) {
                 memset(padded + low_bits.len, 0, 16);
                 memcpy(padded, low_bits.buf, (size_t)low_bits.len);
-                why = untokenise(tokens.buf, n, padded, (size_t)low_bits.len, size, gaps, distances);
-                state.gaps = gaps, state.distances = distances;
+                why = untokenise(tokens.buf, n, counts.buf, padded, (size_t)low_bits.len, size, ranks, distances);
+                state.ranks = ranks, state.distances = distances;
                 if (!why) why = AT(level, apply_classes)(old.buf, (size_t)(old.len / size), first, size, &rule, &state, n, &out);
             }
-            free(gaps), free(distances), free(padded);
+            free(ranks), free(distances), free(padded);
             Py_END_ALLOW_THREADS
             if (why) ok = fail(why);
         }

@@ -128,16 +128,18 @@ static ALWAYS_INLINE void FN(account)(const uint8_t *old, const uint8_t *new_, c
     sums->high -= out.high;
 }
 
-static ALWAYS_INLINE void FN(encode_fast_of)(const uint8_t *old, const uint8_t *new_, size_t n, uint64_t first, int size, fast_out_t *out) {
+static ALWAYS_INLINE int FN(encode_fast_of)(const uint8_t *old, const uint8_t *new_, size_t n, uint64_t first, int size, fast_out_t *out) {
     uint32_t found[SEGMENT];
-    uint8_t *gaps = out->gaps, *distances = out->distances, *escapes = out->escapes;
     size_t next = 0;
     for (size_t from = 0; from < n; from += SEGMENT) {
         size_t to = n - from < SEGMENT ? n : from + SEGMENT;
         size_t count = FN(find)(old, new_, from, to, size, found);
         FN(account)(old, new_, found, count, first, size, &out->sums);
         out->count += count;
-        if (is_too_long(gaps - out->gaps, distances - out->distances, escapes - out->escapes, out)) continue;
+        if (out->gaps.used + out->distances.used + out->escapes.used > out->limit) out->too_long = 1;
+        if (out->too_long || !count) continue;
+        if (!grow(&out->gaps, count + (to - next) / 255 + 1) || !grow(&out->distances, count) || !grow(&out->escapes, count * (size_t)size)) return 0;
+        uint8_t *gaps = out->gaps.at + out->gaps.used, *distances = out->distances.at + out->distances.used, *escapes = out->escapes.at + out->escapes.used;
         for (size_t j = 0; j < count; j++) {
             size_t at = found[j], gap = at - next;
             uint64_t folded = fold(load(old, at, size), load(new_, at, size), size);
@@ -150,13 +152,15 @@ static ALWAYS_INLINE void FN(encode_fast_of)(const uint8_t *old, const uint8_t *
                 escapes += size;
             }
         }
+        out->gaps.used = (size_t)(gaps - out->gaps.at);
+        out->distances.used = (size_t)(distances - out->distances.at);
+        out->escapes.used = (size_t)(escapes - out->escapes.at);
     }
-    out->gap_nbytes = (size_t)(gaps - out->gaps);
-    out->escape_count = (size_t)(escapes - out->escapes) / (size_t)size;
+    return 1;
 }
 
-static void FN(encode_fast)(const uint8_t *old, const uint8_t *new_, size_t n, uint64_t first, int size, fast_out_t *out) {
-    BY_SIZE(size, FN(encode_fast_of)(old, new_, n, first, S, out));
+static int FN(encode_fast)(const uint8_t *old, const uint8_t *new_, size_t n, uint64_t first, int size, fast_out_t *out) {
+    BY_SIZE(size, return FN(encode_fast_of)(old, new_, n, first, S, out));
 }
 
 static ALWAYS_INLINE const char *FN(decode_fast_of)(const uint8_t *old, size_t n, int size, int back, const uint8_t *gaps, size_t gap_nbytes, const uint8_t *distances, size_t count, const uint8_t *escapes, size_t escape_count, uint64_t first, changes_t *out) {
@@ -242,13 +246,11 @@ static ALWAYS_INLINE void FN(classify)(const uint8_t *old, int size, const rule_
         classes = _mm512_loadu_si512(class_of);
     }
     /* Four masks, one per bit of the class; a class is where all four are as its number has them. */
-    const __m512i lanes = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
     for (int h = 0; h < CLASSES / 8; h++) masks->half[h] = _mm512_set1_epi64((long long)valid);
     for (int bit = 0; bit < 4; bit++) {
         __m512i has = _mm512_set1_epi64((long long)_mm512_test_epi8_mask(classes, _mm512_set1_epi8((char)(1 << bit))));
         for (int h = 0; h < CLASSES / 8; h++) {
-            __m512i number = _mm512_add_epi64(lanes, _mm512_set1_epi64(8 * h));
-            __m512i wants = _mm512_movm_epi64(_mm512_test_epi64_mask(number, _mm512_set1_epi64(1 << bit)));
+            __m512i wants = _mm512_load_si512(class_bits[bit] + 8 * h);
             masks->half[h] = _mm512_ternarylogic_epi64(masks->half[h], has, wants, 0x90);
         }
     }
@@ -322,12 +324,6 @@ static int FN(scan_classes)(const uint8_t *old, const uint8_t *new_, size_t n, u
     BY_SIZE(size, return FN(scan_classes_of)(old, new_, n, first, S, rule, out));
 }
 
-/* Where each class has its next change; its gaps and distances are read from `from` on. */
-static ALWAYS_INLINE void FN(take)(class_state_t *state, unsigned c) {
-    size_t k = state->from[c];
-    state->next[c] = k == state->end[c] ? NONE : state->next[c] + state->gaps[k];
-}
-
 /* Which classes have a change among the next elements: bit c. */
 static ALWAYS_INLINE unsigned FN(due)(const FN(by_class_t) *seen, const uint64_t *next) {
     unsigned due = 0;
@@ -345,7 +341,7 @@ static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t
     uint8_t class_of[64], tail[64 * 8] = {0};
     size_t done = 0;
     memset(&seen, 0, sizeof seen);
-    for (unsigned c = 0; c < CLASSES; c++) FN(take)(state, c);
+    for (unsigned c = 0; c < CLASSES; c++) state->next[c] = state->ranks[state->at[c]];
     for (size_t i = 0; i < n && done < count; i += 64) {
         const uint8_t *a = old + i * (size_t)size;
         uint64_t valid = ~(uint64_t)0, hits = 0;
@@ -365,9 +361,9 @@ static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t
             do {
                 uint64_t t = FN(select_bit)(mask_of[c], state->next[c] - before);
                 hits |= (uint64_t)1 << t;
-                folded[t] = state->distances[state->from[c]++] + 1;
-                state->next[c]++;
-                FN(take)(state, c);
+                size_t k = state->at[c]++;
+                folded[t] = state->distances[k] + 1;
+                state->next[c] = state->ranks[k + 1];
             } while (state->next[c] < seen_of[c]);
         }
         for (; hits; hits &= hits - 1) {

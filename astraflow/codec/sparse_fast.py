@@ -15,6 +15,7 @@ on its own because their bytes are spread differently.
 """
 
 import struct
+import threading
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
@@ -29,6 +30,7 @@ from astraflow.core.errors import AstraflowError, Reason
 _HEAD: Final = struct.Struct("<4I")
 _ESCAPE: Final = 255
 _ZSTD_LEVEL: Final = 1
+_threads = threading.local()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -180,9 +182,21 @@ def _read(payload: memoryview, start: np.ndarray, changed_count: int) -> tuple[b
     return _unpacked(gaps, gap_nbytes), _unpacked(distances, changed_count), bytes(escapes)
 
 
+def _compressor() -> zstandard.ZstdCompressor:
+    """Return this thread's; a new one for each stream takes as long as packing it."""
+    if not hasattr(_threads, "compressor"):
+        _threads.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
+    return _threads.compressor
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    if not hasattr(_threads, "decompressor"):
+        _threads.decompressor = zstandard.ZstdDecompressor()
+    return _threads.decompressor
+
+
 def _packed(stream: bytes) -> bytes:
-    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
-    packed = compressor.compress(stream)
+    packed = _compressor().compress(stream)
     return packed if len(packed) < len(stream) else stream
 
 
@@ -193,7 +207,7 @@ def _unpacked(stream: memoryview, nbytes: int) -> bytes:
     try:
         if len(stream) > nbytes or zstandard.frame_content_size(stream) != nbytes:
             raise ValueError(f"has a stream that does not unpack to {nbytes} bytes")
-        return zstandard.ZstdDecompressor().decompress(stream, allow_extra_data=False)
+        return _decompressor().decompress(stream, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ValueError(f"has a stream that is no zstd frame: {error}") from None
 
