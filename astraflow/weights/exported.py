@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from astraflow.codec.chunks import CHUNK_NBYTES
 from astraflow.codec.runs import ChunkRange
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.arrays import ReadBits, reader_of
@@ -37,6 +38,7 @@ class Exported:
                 Reason.LAYOUT_MISMATCH, f"tensors and layout differ in {', '.join(names[:5])}"
             )
         self.gather_s = 0.0
+        self._scratch = np.empty(CHUNK_NBYTES, np.uint8)
         self._reads = {
             name: reader_of(tensors[name], by_name[name], part.shard) for name in by_name
         }
@@ -44,14 +46,19 @@ class Exported:
         self._starts = [piece.offset for piece in part.pieces]
 
     def bits(self, where: ChunkRange) -> np.ndarray:
-        """Return the bits of a range: uN[element_count], a view where it lies in one tensor."""
+        """Return the bits of a range, uN[element_count]: valid until the next call.
+
+        They are a view where the range lies in one tensor.
+        """
         started = perf_counter()
         count = where.nbytes // where.dtype.itemsize
         parts = [*self._parts(where)]
         if len(parts) == 1 and len(parts[0][1]) == count:
             bits = parts[0][1]
         else:
-            bits = np.zeros(count, where.dtype.bits)
+            bits = self._scratch[: where.nbytes].view(where.dtype.bits)
+            if sum(len(found) for _, found in parts) < count:
+                bits[:] = 0
             for at, found in parts:
                 bits[at : at + len(found)] = found
         self.gather_s += perf_counter() - started

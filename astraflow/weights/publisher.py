@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import structlog
@@ -18,6 +17,7 @@ from astraflow.weights.frame import Frame
 from astraflow.weights.history import History
 from astraflow.weights.maker import make_patch, make_whole
 from astraflow.weights.parts import WHOLE, Part, Shard
+from astraflow.weights.stages import Stages
 from astraflow.weights.store import SPARE_NBYTES, PatchStore
 from astraflow.weights.stored import PatchName, StoredPatch
 
@@ -108,37 +108,48 @@ class WeightPublisher:
             AstraflowError: VERSION_NOT_NEXT; LAYOUT_MISMATCH naming the tensor.
         """
         self._require_next(version)
-        started = perf_counter()
-        exported = Exported(self.history.part, tensors)
+        exported, stages = Exported(self.history.part, tensors), Stages()
         if self.history.newest is None:
             self._digest = self.history.start(version, exported.bits)
+            stages.end("copy")
             patches: list[StoredPatch] = []
         else:
-            patches = self._forward(version, exported)
-        encoded = perf_counter()
+            patches = self._forward(version, exported, stages)
         self.store.offer(patches)
         if not self.store.is_reachable(version):
             patches.append(make_whole(self.history, version))
             self.store.offer(patches)
-        self._log(version, patches, exported.gather_s, encoded - started, perf_counter() - encoded)
+            stages.end("whole")
+        log.info(
+            "a version was encoded",
+            policy_id=self.policy_id,
+            version=version,
+            patch_nbytes=min((p.info.payload_nbytes for p in patches), default=0),
+            gather_s=round(exported.gather_s, 4),
+            **stages.seconds,
+        )
         return self._enter(version, patches, step, restored_from)
 
-    def _forward(self, version: int, exported: Exported) -> list[StoredPatch]:
+    def _forward(self, version: int, exported: Exported, stages: Stages) -> list[StoredPatch]:
         """Return the patch from the version before; none when raw bytes are as good."""
         part, base = self.history.part, self.history.newest
         encoded = encode_patch(part, exported.bits, self.history.newest_bits, self._digest)
+        stages.end("encode")
         name = PatchName(version=version, base_version=base, shard=part.shard)
         patch = StoredPatch.of(name, encoded.chunks, tables=encoded.shared_tables)
+        stages.end("digest")
         self.history.advance(version, encoded.chunks)
         self._digest = encoded.digest
-        is_worth_it = patch.info.payload_nbytes < part.payload_nbytes or not part.payload_nbytes
-        if base is None or not is_worth_it:
-            return []
+        stages.end("advance")
         nbytes, whole_nbytes = patch.info.payload_nbytes, part.payload_nbytes
+        if base is None or (nbytes >= whole_nbytes and whole_nbytes):
+            return []
         if not any(link.is_slow_for(nbytes, whole_nbytes) for link in self.store.links):
             return [patch]
-        compact = CodecProfile.COMPACT
-        return [patch, make_patch(self.history, base, version, profile=compact, is_kept=True)]
+        profile = CodecProfile.COMPACT
+        compact = make_patch(self.history, base, version, profile=profile, is_kept=True)
+        stages.end("compact")
+        return [patch, compact]
 
     def _enter(
         self, version: int, patches: list[StoredPatch], step: int, restored_from: int | None
@@ -165,19 +176,6 @@ class WeightPublisher:
                 f"version {version} does not follow {newest}",
                 metadata={"next_version": str(0 if newest is None else newest + 1)},
             )
-
-    def _log(
-        self, version: int, patches: list[StoredPatch], gather: float, encode: float, whole: float
-    ) -> None:
-        log.info(
-            "a version was encoded",
-            policy_id=self.policy_id,
-            version=version,
-            patch_nbytes=min((p.info.payload_nbytes for p in patches), default=0),
-            gather_s=round(gather, 4),
-            encode_s=round(encode - gather, 4),
-            whole_s=round(whole, 4),
-        )
 
 
 def combined(infos: list[VersionInfo]) -> VersionInfo:

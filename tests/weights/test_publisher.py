@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
+from astraflow.core.versions import CodecProfile
+from astraflow.weights.links import Link
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.wire.weights import layout_digest
 
@@ -100,3 +103,29 @@ def test_a_model_without_bytes_has_versions_too():
         info = publisher.publish(version, {"none": np.zeros(0, np.uint32)})
 
     assert info.patches[0].chunk_count == 0
+
+
+def test_a_version_for_readers_on_slow_links_comes_compact_at_once():
+    layout = Layout.of([("w", Dtype.BF16, (1 << 20,))])
+    publisher = WeightPublisher("p", layout)
+    rng, bits = np.random.default_rng(0), np.full(1 << 20, 0x3C00, np.uint16)
+    for version in range(3):
+        bits[rng.integers(0, 1 << 20, 30_000)] += np.uint16(1)
+        info = publisher.publish(version, {"w": bits})
+        if version:
+            base = version - 1
+            publisher.store.plan(version, base, link=Link(goodput_bytes_per_s=1e5, core_count=2))
+
+    profiles = [patch.profile for patch in info.patches]
+    assert profiles == [CodecProfile.COMPACT, CodecProfile.FAST]
+    assert info.patches[0].payload_nbytes < info.patches[1].payload_nbytes
+
+
+def test_where_the_time_went_is_logged(training):
+    with capture_logs() as logs:
+        training.publish()
+        training.publish()
+
+    first, second = (entry for entry in logs if entry["event"] == "a version was encoded")
+    assert first.keys() >= {"copy_s", "whole_s", "gather_s"}
+    assert second.keys() >= {"encode_s", "digest_s", "advance_s", "gather_s", "patch_nbytes"}
