@@ -1,5 +1,6 @@
 """One range becomes one chunk: the cheapest encoding by the rules of docs/weights.md."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +24,9 @@ class EncodedRange:
 
 def encode_fast(where: ChunkRange, new: np.ndarray, old: np.ndarray) -> EncodedRange:
     """Encode what changed, uN[n] each, for the profile FAST."""
-    limit = where.nbytes * 5 // 4
     scan = _scan_with_numpy if kernels.level() < 0 else sparse_fast.scan
-    found = scan(old, new, first=where.first, limit_nbytes=limit)
-    return EncodedRange(chunk=_fast_chunk(where, new, found), low=found.low, high=found.high)
+    found = scan(old, new, first=where.first, limit_nbytes=fast_limit(where))
+    return fast_range(where, found, new.tobytes)
 
 
 def is_sparse(where: ChunkRange, changed_count: int) -> bool:
@@ -57,7 +57,25 @@ def encode_dense(where: ChunkRange, new: np.ndarray, profile: Profile) -> Chunk:
     return make_chunk(where, Encoding.DENSE, new.view(np.uint8).data)
 
 
-def _fast_chunk(where: ChunkRange, new: np.ndarray, found: sparse_fast.Scanned) -> Chunk:
+def fast_range(
+    where: ChunkRange, found: sparse_fast.Scanned, whole: Callable[[], bytes]
+) -> EncodedRange:
+    """Choose between what changed and the whole range, for the profile FAST.
+
+    Args:
+        where: The range.
+        found: What changed.
+        whole: Gives a copy of the range: a patch outlives the state that it was cut from.
+    """
+    return EncodedRange(chunk=_fast_chunk(where, found, whole), low=found.low, high=found.high)
+
+
+def fast_limit(where: ChunkRange) -> int:
+    """Return the most that the streams of a range may have, in bytes."""
+    return where.nbytes * 5 // 4
+
+
+def _fast_chunk(where: ChunkRange, found: sparse_fast.Scanned, whole: Callable[[], bytes]) -> Chunk:
     if not found.changed_count:
         return make_chunk(where, Encoding.UNCHANGED)
     if found.streams is not None:
@@ -65,8 +83,7 @@ def _fast_chunk(where: ChunkRange, new: np.ndarray, found: sparse_fast.Scanned) 
         if len(payload) < where.nbytes:
             count = found.changed_count
             return make_chunk(where, Encoding.SPARSE_FAST, payload, changed_count=count)
-    # A copy: a patch outlives the state that it was cut from.
-    return make_chunk(where, Encoding.DENSE, new.tobytes())
+    return make_chunk(where, Encoding.DENSE, whole())
 
 
 def _scan_with_numpy(

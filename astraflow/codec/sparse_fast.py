@@ -152,11 +152,38 @@ def decode_back(
     return indices, old
 
 
+def read_streams(
+    payload: bytes | memoryview, element_count: int, *, itemsize: int, changed_count: int
+) -> tuple[bytes, bytes, bytes]:
+    """Return gaps (u8[n]), distances (u8[changed_count]) and escapes (uN[n]), unpacked.
+
+    Args:
+        payload: As `Streams.payload` made it.
+        element_count: Of the range.
+        itemsize: Of an element.
+        changed_count: From the chunk's header.
+
+    Raises:
+        ValueError: They are of other sizes than they say, or larger than a range can need.
+    """
+    if len(payload) < _HEAD.size:
+        raise ValueError("is cut off")
+    gap_nbytes, packed_gaps, packed_distances, escape_count = _HEAD.unpack_from(payload)
+    sizes = (_HEAD.size, packed_gaps, packed_distances, escape_count * itemsize)
+    ends = list(accumulate(sizes))
+    if len(payload) != ends[-1] or gap_nbytes > changed_count + element_count // _ESCAPE:
+        raise ValueError("has another size than its streams")
+    parts = [memoryview(payload)[a:b] for a, b in pairwise(ends)]
+    return _unpacked(parts[0], gap_nbytes), _unpacked(parts[1], changed_count), bytes(parts[2])
+
+
 def _decode(
     payload: bytes | memoryview, start: np.ndarray, changed_count: int, *, is_back: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     try:
-        streams = _read(memoryview(payload), start, changed_count)
+        streams = read_streams(
+            payload, len(start), itemsize=start.itemsize, changed_count=changed_count
+        )
         level = kernels.level()
         if level < 0:
             return _decode_streams(streams, start, is_back=is_back)
@@ -168,18 +195,6 @@ def _decode(
     except ValueError as error:
         raise AstraflowError(Reason.CHUNK_INVALID, f"a sparse payload {error}") from None
     return indices, found[0], found[1]
-
-
-def _read(payload: memoryview, start: np.ndarray, changed_count: int) -> tuple[bytes, bytes, bytes]:
-    if len(payload) < _HEAD.size:
-        raise ValueError("is cut off")
-    gap_nbytes, packed_gaps, packed_distances, escape_count = _HEAD.unpack_from(payload)
-    sizes = (_HEAD.size, packed_gaps, packed_distances, escape_count * start.itemsize)
-    ends = list(accumulate(sizes))
-    if len(payload) != ends[-1] or gap_nbytes > changed_count + len(start) // _ESCAPE:
-        raise ValueError("has another size than its streams")
-    gaps, distances, escapes = (payload[a:b] for a, b in pairwise(ends))
-    return _unpacked(gaps, gap_nbytes), _unpacked(distances, changed_count), bytes(escapes)
 
 
 def _compressor() -> zstandard.ZstdCompressor:
