@@ -24,8 +24,8 @@ demo: $(VENV)/.demo
 	$(BIN)/astraflow run $(RECIPE) $(RUN_ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not e2e" --numprocesses 2 --dist loadfile
-	$(BIN)/python -m pytest -m e2e
+	$(BIN)/python -m pytest -m "not e2e and not slow" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "e2e or slow"
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

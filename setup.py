@@ -20,5 +20,5 @@ setup(
             py_limited_api=True,
             optional=True,
         )
-    ]
+    ],
 )

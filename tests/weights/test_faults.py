@@ -10,6 +10,8 @@ from fault_ends.lane import HONEST, FaultyLane
 from fault_ends.trial import Receiver
 from fault_ends.world import World
 
+pytestmark = pytest.mark.slow
+
 QUOTAS = plan.Quotas(messages=2000, states=100, streams=40, relays=20, kills=5)
 
 
