@@ -1,13 +1,17 @@
 """Versions gain the patches that readers far behind would take, and only after they are known."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
+from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.layout import Layout
 from astraflow.core.versions import CodecProfile
 from astraflow.weights.gains import FIRST_SPANS, Gains, gained
 from astraflow.weights.puller import WeightPuller
+from astraflow.weights.state import stage
 from astraflow.wire.patches import digest_of
 
 
@@ -182,3 +186,27 @@ async def test_who_is_far_behind_pulls_one_patch_and_who_is_new_a_coded_whole(
     assert pulled.nbytes == one.payload_nbytes
     assert training.is_live(tools.live(pulled.update, tools.live(first.update)))
     assert training.is_live(tools.live(late.update))
+
+
+def test_readers_up_to_sixteen_behind_need_at_most_four_patches_and_never_a_whole_version(tools):
+    training = tools.training(Layout.of([("w", Dtype.BF16, (4096,))]))
+    held, digests, hops = {}, {}, {}
+    for version in range(60):
+        digests[version] = training.publish().content_digest
+        for patch in gains_of(training, version, FIRST_SPANS):
+            training.add(patch)
+        base = version - int(training.rng.integers(1, 17))
+        state, way = held.get(base), training.store.plan(version, base if base in held else None)
+        if state is not None:
+            hops.setdefault(version - base, len(way))
+            assert way[0].info.base_version == base
+        patches = [(patch.index, training.chunks_of(patch)) for patch in way]
+        held[version] = stage(training.store.frame, copied(state), patches, digests).commit()
+
+    assert max(hops.values()) <= 4
+    assert all(count == 1 for span, count in hops.items() if span in (1, *FIRST_SPANS))
+
+
+def copied(state):
+    """What another reader holds that was there at the same time."""
+    return None if state is None else replace(state, flat=state.flat.copy())
