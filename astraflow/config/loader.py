@@ -77,7 +77,7 @@ def _is_above_another(place: _Place, problems: Sequence[tuple[_Place, Any]]) -> 
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML that refuses a key given twice and reads 5e-4 as a number."""
+    """YAML that refuses a key given twice, reads 5e-4 as a number, and off as a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -96,6 +96,15 @@ _Yaml.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType] - untyp
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
+)
+
+# In YAML 1.1 on, off, yes and no are truth values; in YAML 1.2, and in recipes, words.
+_Yaml.yaml_implicit_resolvers = {
+    first: [(tag, words) for tag, words in known if tag != "tag:yaml.org,2002:bool"]
+    for first, known in _Yaml.yaml_implicit_resolvers.items()
+}
+_Yaml.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType] - untyped in its stubs
+    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
 
 

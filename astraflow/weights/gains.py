@@ -28,6 +28,9 @@ log = structlog.get_logger(__name__)
 FIRST_SPANS: Final = (16, 8, 4, 2)
 """Made for every version: any other span is at most four of these."""
 
+WORTH_NBYTES: Final = 4 << 20
+"""A way of fewer bytes is no shorter for being one patch: its reader waits for round trips."""
+
 _NICENESS: Final = 10
 
 
@@ -46,6 +49,7 @@ class Gains:
         announce: Callable[[VersionInfo], object],
         *,
         time_share: float = 0.25,
+        worth_nbytes: int = WORTH_NBYTES,
     ) -> None:
         """Prepare; `with` starts the thread.
 
@@ -53,10 +57,12 @@ class Gains:
             publisher: Whose versions gain.
             announce: Tells the run of a version again, with the patches that it gained.
             time_share: Of the time between two versions, what rarely used patches may take.
+            worth_nbytes: A way of fewer bytes is left as it is.
         """
         self._publisher = publisher
         self._announce = announce
         self._time_share = time_share
+        self._worth_nbytes = worth_nbytes
         self._wake = threading.Event()
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="astraflow-gains", daemon=True)
@@ -111,7 +117,7 @@ class Gains:
         self, version: int, spans: Sequence[int], deadline: float | None
     ) -> Iterator[StoredPatch]:
         """Yield what is worth it, until there is a newer version, or no time."""
-        for make in gained(self._publisher, version, spans):
+        for make in gained(self._publisher, version, spans, worth_nbytes=self._worth_nbytes):
             is_late = deadline is not None and monotonic() > deadline
             if self._is_over or self._wake.is_set() or is_late:
                 return
@@ -129,7 +135,7 @@ class Gains:
 
 
 def gained(
-    publisher: WeightPublisher, version: int, spans: Sequence[int]
+    publisher: WeightPublisher, version: int, spans: Sequence[int], *, worth_nbytes: int = 0
 ) -> Iterator[Callable[[], StoredPatch | None]]:
     """Yield what may be made for a version, most useful first; a call returns None: not worth it.
 
@@ -137,6 +143,7 @@ def gained(
         publisher: Whose version it is.
         version: Its newest.
         spans: Over how many versions.
+        worth_nbytes: Of the way that there is, for one patch to be made in its place.
     """
     history, store = publisher.history, publisher.store
     bases = [version - span for span in spans]
@@ -148,16 +155,20 @@ def gained(
     for base in dict.fromkeys(each for each in bases if oldest <= each < version):
         name = PatchName(version=version, base_version=base, profile=profile, shard=shard)
         if name not in store:
-            yield lambda b=base: _composite(publisher, b, version)
+            yield lambda b=base: _composite(publisher, b, version, worth_nbytes)
     for profile in PROFILES:
         if _is_due(publisher, version, profile):
             yield lambda p=profile: make_whole(history, version, profile=p)
 
 
-def _composite(publisher: WeightPublisher, base: int, version: int) -> StoredPatch | None:
+def _composite(
+    publisher: WeightPublisher, base: int, version: int, worth_nbytes: int
+) -> StoredPatch | None:
     """Return one patch over several versions, if it is smaller than those between."""
-    patch = make_patch(publisher.history, base, version, profile=CodecProfile.COMPACT)
     known = cheapest_way(publisher.store.patches, base, version, _nbytes)
+    if known is not None and known[0] < worth_nbytes:
+        return None
+    patch = make_patch(publisher.history, base, version, profile=CodecProfile.COMPACT)
     return patch if known is None or patch.info.payload_nbytes < known[0] else None
 
 

@@ -11,6 +11,8 @@ PROFILES: Final = (CodecProfile.FAST, CodecProfile.COMPACT)
 # Bytes of a compact patch for one of the fast one, at 1 % changed: 0.87 to 1.36.
 _COMPACT_SHARE: Final = 0.65
 _COMPACT_ENCODED_PER_S: Final = 2.5e9
+# What coding a second patch costs however small it is, and what measured goodputs are off by.
+_WORTH_S: Final = 0.01
 
 # Bytes of the model per second of one core: decoding, verifying and applying a patch.
 _APPLIED_PER_S: Final = {CodecProfile.FAST: 10e9, CodecProfile.COMPACT: 3.5e9}
@@ -51,7 +53,7 @@ class Link:
         saved = nbytes * (1 - _COMPACT_SHARE) / self.goodput_bytes_per_s
         slower = 1 / _APPLIED_PER_S[CodecProfile.COMPACT] - 1 / _APPLIED_PER_S[CodecProfile.FAST]
         decoding = model_nbytes * slower / max(self.core_count, 1)
-        return saved > decoding + model_nbytes / _COMPACT_ENCODED_PER_S
+        return saved > decoding + model_nbytes / _COMPACT_ENCODED_PER_S + _WORTH_S
 
     def cost(self, info: PatchInfo, nbytes: int, model_nbytes: int) -> float:
         """Return what a patch costs: seconds, or bytes where the goodput is unknown.

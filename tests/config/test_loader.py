@@ -68,6 +68,14 @@ def test_numbers_may_be_written_without_a_dot(small):
     assert recipe.workflows["sort"].options == {"x": 1e-3}
 
 
+def test_off_is_a_word_and_true_a_truth_value(small):
+    recipe = load_recipe(
+        small, ["raas.relay.mode=off", "policies.solver.trainer.advantages.scale_by_std=true"]
+    )
+    assert recipe.raas.relay.mode == "off"
+    assert recipe.policies["solver"].trainer.advantages.scale_by_std is True
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

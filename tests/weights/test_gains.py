@@ -68,6 +68,20 @@ def test_what_is_not_smaller_than_the_patches_between_is_not_worth_it(training):
     assert route(made(training, 2, (2,))) == []
 
 
+def test_a_way_of_few_bytes_is_not_worth_another_patch(training):
+    for _ in range(9):
+        training.publish()
+    way = training.store.plan(8, 0)
+    nbytes = sum(patch.info.payload_nbytes for patch in way)
+
+    def composites(worth_nbytes):
+        made = [make() for make in gained(training.publisher, 8, (8,), worth_nbytes=worth_nbytes)]
+        return [patch for patch in made if patch is not None and patch.info.base_version == 0]
+
+    assert len(composites(nbytes)) == 1
+    assert composites(nbytes + 1) == []
+
+
 def test_a_patch_that_is_there_is_not_made_twice(training):
     for _ in range(4):
         training.publish()
@@ -127,7 +141,7 @@ class TestThread:
     def test_the_run_hears_of_patches_before_readers_get_them(self, training, run):
         for _ in range(5):
             training.publish()
-        with Gains(training.publisher, run.announce) as gains:
+        with Gains(training.publisher, run.announce, worth_nbytes=0) as gains:
             gains.wake()
             assert run.heard.wait(30)
 
@@ -141,7 +155,7 @@ class TestThread:
         run.is_gone = True
         for _ in range(3):
             training.publish()
-        with Gains(training.publisher, run.announce) as gains:
+        with Gains(training.publisher, run.announce, worth_nbytes=0) as gains:
             gains.wake()
             assert run.heard.wait(30)
             run.heard.clear()
@@ -156,7 +170,7 @@ class TestThread:
     def test_publishing_goes_on_while_patches_are_made_and_read(self, training, run):
         training.publish()
         known = {}
-        with Gains(training.publisher, run.announce, time_share=1) as gains:
+        with Gains(training.publisher, run.announce, time_share=1, worth_nbytes=0) as gains:
             for version in range(1, 40):
                 known[version] = training.publish().content_digest
                 gains.wake()
