@@ -4,8 +4,7 @@ Real processes: hub and trainer at one end, a node with an embedded engine at th
 trainer's master weights are f32; a share of the elements moves by one unit of bf16 per step. What
 is told per version, in seconds from the end of the step:
 
-- export: master weights rounded to bf16;
-- encode: compared with the version before, coded, digests made;
+- encode: master weights rounded to bf16, compared with the version before, coded, digests made;
 - announce: the hub has registered it; the node hears of it half a round trip later;
 - transfer: asked for, and every chunk is there and verified;
 - decode: the new state is made and verified;
@@ -35,8 +34,7 @@ from link.needs import exit_without_link
 from live_ends.run import SHAPES, write_model
 
 STAGES: Final = (
-    ("export", "stepped", "exported"),
-    ("encode", "exported", "encoded"),
+    ("encode", "stepped", "encoded"),
     ("announce", "encoded", "heard"),
     ("transfer", "heard", "arrived"),
     ("decode", "arrived", "decoded"),

@@ -40,7 +40,7 @@ def train(
     checkpoints.save(step=0, version=published.info.version)
     for batch in batches:
         started = perf_counter()
-        probe.keep(published.info.version, published.bits)
+        probe.keep(published.info.version)
         rows = TrainRows.from_parts(batch.parts)
         seen = probe.look(rows)
         learned = learner.step(rows, loss_token_count=batch.header.loss_token_count)

@@ -41,10 +41,11 @@ class MismatchProbe:
         self._version: int | None = None
         self._bits: Mapping[str, np.ndarray] = {}
 
-    def keep(self, version: int, bits: Mapping[str, np.ndarray]) -> None:
-        """Offer a version that is published; it is kept when it is due."""
+    def keep(self, version: int) -> None:
+        """Note that the model's weights are those of a version; they are kept when it is due."""
         if version % self._every == 0:
-            self._version, self._bits = version, bits
+            self._version = version
+            self._bits = export_bits(self._model.module, self._dtype)
 
     def look(self, rows: TrainRows) -> Mapping[str, float]:
         """Return the mismatch over rows of the kept version, which is then let go.

@@ -1,16 +1,14 @@
-"""The origin of a policy's weights: every version is exported, encoded, served and announced."""
+"""The origin of a policy's weights: every version is encoded, served and announced."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from astraflow.core.dtype import Dtype
 from astraflow.core.versions import VersionInfo
-from astraflow.trainers.export import export_bits
 
 
 class Followers(Protocol):
@@ -24,7 +22,7 @@ class Followers(Protocol):
 class Publisher(Protocol):
     """Encodes versions and holds them to be pulled."""
 
-    def publish(self, version: int, tensors: Mapping[str, np.ndarray], *, step: int) -> VersionInfo:
+    def publish(self, version: int, tensors: Mapping[str, Tensor], *, step: int) -> VersionInfo:
         """Make a version ready to be pulled."""
         ...
 
@@ -43,29 +41,32 @@ class Publication:
 
     Attributes:
         info: What the run was told.
-        bits: Of every tensor.
-        publish_s: Seconds to export, encode and announce it.
+        whole_nbytes: Of the exported weights.
+        publish_s: Seconds to encode and announce it.
     """
 
     info: VersionInfo
-    bits: Mapping[str, np.ndarray]
+    whole_nbytes: int
     publish_s: float
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """Numbers for the log: what a reader of the version before pulls, of what all takes."""
         sizes = [patch.payload_nbytes for patch in self.info.patches]
-        whole = sum(bits.nbytes for bits in self.bits.values())
         return {
             "weights/version": float(self.info.version),
             "weights/bytes": float(min(sizes, default=0)),
-            "weights/density": min(sizes, default=0) / max(1, whole),
+            "weights/density": min(sizes, default=0) / max(1, self.whole_nbytes),
             "time/publish_s": self.publish_s,
         }
 
 
 class WeightOrigin:
-    """Publishes the weights of a model, one version after the other."""
+    """Publishes the weights of a model, one version after the other.
+
+    The publisher rounds the f32 master weights range by range while it compares them with the
+    version before: there is no exported copy of the model.
+    """
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class WeightOrigin:
         first_version: int,
         followers: Followers | None = None,
     ) -> None:
-        self._module = module
-        self._dtype = dtype
+        self._tensors = dict(module.named_parameters())
+        self._whole_nbytes = dtype.itemsize * sum(each.numel() for each in self._tensors.values())
         self._publisher = publisher
         self._herald = herald
         self._next_version = first_version
@@ -91,9 +92,10 @@ class WeightOrigin:
             AstraflowError: What the publisher and the run answer, such as VERSION_NOT_NEXT.
         """
         started = perf_counter()
-        bits = export_bits(self._module, self._dtype)
-        info = self._publisher.publish(self._next_version, bits, step=step)
+        info = self._publisher.publish(self._next_version, self._tensors, step=step)
         self._next_version = self._herald.publish_version(info)
         if self._followers is not None:
             self._followers.wake()
-        return Publication(info=info, bits=bits, publish_s=perf_counter() - started)
+        return Publication(
+            info=info, whole_nbytes=self._whole_nbytes, publish_s=perf_counter() - started
+        )

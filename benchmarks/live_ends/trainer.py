@@ -20,7 +20,7 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.telemetry.logging import configure_logging
-from astraflow.trainers.export import export_bits, layout_of
+from astraflow.trainers.export import layout_of
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.server import WeightServer
 from live_ends.run import POLICY, TOKEN, say
@@ -68,13 +68,10 @@ class Publishing:
 
     def publish(self, version: int) -> dict[str, float]:
         """Publish; return when each stage was over."""
-        bits = export_bits(self._module, Dtype.BF16)
-        exported = time.monotonic()
-        info = self._publisher.publish(version, bits, step=version)
+        info = self._publisher.publish(version, dict(self._module.named_parameters()), step=version)
         encoded = time.monotonic()
         self._client.publish_version(info)
         return {
-            "exported": exported,
             "encoded": encoded,
             "announced": time.monotonic(),
             "patch_nbytes": _smallest(info),

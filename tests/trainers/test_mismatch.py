@@ -26,13 +26,13 @@ def batch(make_rows, to_part):
     return make
 
 
-def sampled_with(model, bits, dtype):
-    """Return a function that gives the log-probabilities under exported weights."""
+def sampled_with(model, dtype):
+    """Return a function that gives the log-probabilities under weights as exported."""
 
     def logprobs(rows):
         learner = GrpoLearner(model, Trainer())
         probe = MismatchProbe(model, learner, dtype=dtype)
-        probe.keep(0, bits)
+        probe.keep(0)
         with probe._kept_weights():
             return learner.likelihoods(rows, np.ones(rows.row_count, np.bool_)).logprobs
 
@@ -42,11 +42,10 @@ def sampled_with(model, bits, dtype):
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.F32])
 def test_rows_of_the_kept_version_match_its_exported_values(dtype, make_model, batch):
     model = make_model()
-    bits = export_bits(model.module, dtype)
-    rows = batch([10, 10, 11], sampled_with(model, bits, dtype))
+    rows = batch([10, 10, 11], sampled_with(model, dtype))
     learner = GrpoLearner(model, Trainer())
     probe = MismatchProbe(model, learner, dtype=dtype)
-    probe.keep(10, bits)
+    probe.keep(10)
     learner.step(rows, loss_token_count=len(rows.loss))
     before = export_bits(model.module, Dtype.F32)
     seen = probe.look(rows)
@@ -58,22 +57,20 @@ def test_rows_of_the_kept_version_match_its_exported_values(dtype, make_model, b
 
 def test_mismatch_of_other_weights_is_seen(make_model, batch):
     model = make_model()
-    bits = export_bits(model.module, Dtype.F32)
-    rows = batch([0, 0], sampled_with(model, bits, Dtype.F32))
+    rows = batch([0, 0], sampled_with(model, Dtype.F32))
     with torch.no_grad():
         model.module.model.norm.weight.mul_(1.01)
     probe = MismatchProbe(model, GrpoLearner(model, Trainer()), dtype=Dtype.F32)
-    probe.keep(0, export_bits(model.module, Dtype.F32))
+    probe.keep(0)
     assert probe.look(rows)["mismatch/same_weights_abs_max"] > 1e-3
 
 
 def test_versions_wait_for_their_rows_and_are_looked_at_once(make_model, batch):
     model = make_model()
     probe = MismatchProbe(model, GrpoLearner(model, Trainer()), dtype=Dtype.BF16, every=2)
-    bits = export_bits(model.module, Dtype.BF16)
-    probe.keep(1, bits)
+    probe.keep(1)
     assert not probe.look(batch([1, 1]))
-    probe.keep(2, bits)
+    probe.keep(2)
     assert not probe.look(batch([1, 3]))
     assert probe.look(batch([1, 2]))
     assert not probe.look(batch([2, 2]))
