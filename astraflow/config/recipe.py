@@ -191,6 +191,22 @@ class Rollouts(Strict):
         return self
 
 
+class Relation(Strict):
+    """How the versions of several policies go together."""
+
+    kind: Literal["independent", "bounded_skew", "lockstep"] = "independent"
+    """independent: each trains at its own pace. bounded_skew: none is more than max_skew versions
+    ahead of another. lockstep: one version at a time, and the pool sees new versions of all
+    policies together."""
+    max_skew: int = Field(default=1, ge=1)
+    """Versions that one policy may be ahead of another; of bounded_skew."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """For how long the others wait for a policy whose trainer is gone, from its last sign of life;
+    a slow trainer is waited for."""
+    on_timeout: Literal["go_on", "stop"] = "go_on"
+    """go_on: the others train without it until it is back. stop: the run fails and says why."""
+
+
 class EvalSet(Strict):
     """One data set of a suite."""
 
@@ -296,6 +312,7 @@ class Recipe(Strict):
     data: dict[Name, DataSet] = Field(min_length=1)
     workflows: dict[Name, Workflow] = Field(min_length=1)
     rollouts: Rollouts
+    relation: Relation = Relation()
     evals: dict[Name, EvalSuite] = {}
     raas: Raas = Raas()
     hub: Hub = Hub()
@@ -313,6 +330,16 @@ class Recipe(Strict):
         for name, workflow in self.workflows.items():
             for policy in workflow.policies:
                 _must_name(f"workflows.{name}", "policies", policy, self.policies)
+        return self
+
+    @model_validator(mode="after")
+    def _dead_trainer_is_noticed_in_time(self) -> Self:
+        relation, ttl_s = self.relation, self.hub.session_ttl_s
+        if relation.kind != "independent" and relation.timeout_s < ttl_s:
+            raise ValueError(
+                f"relation.timeout_s is {relation.timeout_s:g} s, but who is gone is known after "
+                f"hub.session_ttl_s, {ttl_s:g} s; lower that, or wait longer"
+            )
         return self
 
     def policies_of(self, workflow: str) -> tuple[str, ...]:

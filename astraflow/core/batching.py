@@ -9,6 +9,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import BatchAcked, BatchStreamOpened
 from astraflow.core.ids import BatchId
 from astraflow.core.leases import Lease, RankStream
+from astraflow.core.pacing import blocker_of
 from astraflow.core.policies import Policy
 from astraflow.core.sessions import TrainerMember
 from astraflow.core.state import State
@@ -76,6 +77,8 @@ class Batching:
             return
         for policy in self._state.policies.values():
             while policy.desk.has_room and policy.end is None:
+                if blocker_of(self._state, policy) is not None:
+                    break
                 count = self._ready_count(policy)
                 if not count:
                     break

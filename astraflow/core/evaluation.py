@@ -264,7 +264,7 @@ class Evaluation:
         pinned: dict[PolicyId, int] = {}
         for policy_id in policy_ids:
             ledger = self._state.policy(policy_id).versions
-            pinned[policy_id] = versions.get(policy_id, max(0, ledger.newest_version))
+            pinned[policy_id] = versions.get(policy_id, max(0, ledger.shown_version))
             ledger.get(pinned[policy_id])
         foreign = set(versions) - set(policy_ids)
         if foreign:

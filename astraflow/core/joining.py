@@ -64,6 +64,7 @@ class Joining:
         else:
             member = self._new_trainer(event, now)
             self._batching.regain(policy, held)
+        policy.gone_time = None
         member.weight_endpoints = request.weight_endpoints
         member.keep_alive_time = now
         policy.identity = merge_identity(policy.identity, request.identity)
@@ -243,7 +244,7 @@ class Joining:
 
     def _announce_newest(self, member: TrainerMember) -> None:
         """Tell who pulls that the newest version has another source."""
-        newest = self._state.policies[member.policy_id].versions.newest
-        if newest is not None and member.weight_endpoints:
-            info = version_with_sources(self._state.sessions, newest)
+        listed = self._state.policies[member.policy_id].versions.listed
+        if listed and member.weight_endpoints:
+            info = version_with_sources(self._state.sessions, listed[-1])
             self._state.do(AnnounceVersion(info=info))

@@ -37,6 +37,7 @@ class Policy:
         end: Why its data ended; None: it goes on.
         end_time: When.
         ended_ranks: Ranks that were told so.
+        gone_time: When its last trainer was last heard of; None: it has one, or never had.
         metrics: Of the last batch that was trained on.
     """
 
@@ -56,6 +57,7 @@ class Policy:
         self.end: EndCause | None = None
         self.end_time: datetime | None = None
         self.ended_ranks: set[int] = set()
+        self.gone_time: datetime | None = None
         self._buffer = FreshBuffer(max_staleness=settings.max_staleness)
         self._min_group_size = min_group_size
         self._arrivals = 0
@@ -64,15 +66,12 @@ class Policy:
     @property
     def train_version(self) -> int:
         """Version that the next batch trains on; before the first publication 0."""
-        newest = self.versions.newest
-        if newest is None:
-            return 0
-        return admission.train_version(
-            newest=newest.version,
-            newest_step=newest.step,
-            step=self.step,
-            leased_batch_count=len(self.desk.leases),
-        )
+        return max(0, self._version_after(len(self.desk.leases)))
+
+    @property
+    def made_version(self) -> int:
+        """Version that the acknowledged steps make; -1: not even the first one."""
+        return self._version_after(0)
 
     @property
     def fresh_groups(self) -> int:
@@ -87,6 +86,17 @@ class Policy:
             max_staleness=self.settings.max_staleness,
             steps_left=self.steps_left,
         )
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether another group may be opened."""
+        return self.open_groups < self.open_limit
+
+    @property
+    def is_starving(self) -> bool:
+        """Whether what is open makes no batch beside those in the trainer's hands."""
+        ahead = self.open_groups - self.desk.leased_groups
+        return ahead < self.settings.groups_per_batch
 
     @property
     def steps_left(self) -> int | None:
@@ -250,6 +260,17 @@ class Policy:
         self._drop([s for g in groups for s in g.samples], RolloutPlace.FRESH, Reason.RUN_ENDED)
         self.open_groups -= len(groups)
         self.end, self.end_time = cause, now
+
+    def _version_after(self, leased_batch_count: int) -> int:
+        newest = self.versions.newest
+        if newest is None:
+            return -1
+        return admission.train_version(
+            newest=newest.version,
+            newest_step=newest.step,
+            step=self.step,
+            leased_batch_count=leased_batch_count,
+        )
 
     def _time_metrics(self, tokens: int, wait_s: float, train_s: float) -> dict[str, float]:
         seconds = wait_s + train_s

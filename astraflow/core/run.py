@@ -6,7 +6,7 @@ that it is made of share one `State`; this module only puts them together:
 - `joining` and `membership` hold sessions;
 - `training` and `evaluation` decide what is asked of the pool, `outbound` sends it, `intake`
   takes what comes of it;
-- `batching` is what trainers get;
+- `batching` is what trainers get, `pacing` keeps policies within their distance;
 - `ending` sees a run to its end.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from astraflow.core import events as ev
 from astraflow.core.batching import Batching
-from astraflow.core.effects import AnnounceVersion, Effect
+from astraflow.core.effects import Effect
 from astraflow.core.ending import Ending
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.eval_schedule import EvalSchedule
@@ -28,6 +28,7 @@ from astraflow.core.intake import Intake
 from astraflow.core.joining import Joining
 from astraflow.core.membership import Membership
 from astraflow.core.outbound import Outbound
+from astraflow.core.pacing import Pacing
 from astraflow.core.settings import RunSettings
 from astraflow.core.sources import sources_of, version_with_sources
 from astraflow.core.state import State
@@ -60,6 +61,7 @@ class Run:
         self._training = Training(self._state, outbound)
         self._evaluation = Evaluation(self._state, outbound)
         self._schedule = EvalSchedule(self._state, self._evaluation)
+        self._pacing = Pacing(self._state, self._schedule)
         self._batching = Batching(self._state, self._training)
         self._intake = Intake(
             self._state, outbound, training=self._training, evaluation=self._evaluation
@@ -85,6 +87,7 @@ class Run:
         except AstraflowError:
             self._state.take_effects()
             raise
+        self._pacing.advance(now)
         self._evaluation.advance(now)
         self._batching.advance(now)
         if not self._evaluation.is_reading:
@@ -100,6 +103,7 @@ class Run:
             self._intake.next_deadline,
             self._evaluation.next_deadline,
             self._ending.next_deadline,
+            self._pacing.next_deadline,
         )
         return min((time for time in due if time is not None), default=None)
 
@@ -243,7 +247,7 @@ class Run:
         self._intake.expire(now)
 
     def _publish(self, event: ev.VersionPublished, now: datetime) -> int:
-        """Enter a version and tell everybody."""
+        """Enter a version; those who pull it are told when they may see it."""
         member = self._state.sessions.trainer(event.member_id)
         info = event.info
         policy = self._state.policy(info.policy_id)
@@ -252,10 +256,6 @@ class Run:
                 Reason.ROLE_NOT_ALLOWED,
                 f"{event.member_id} trains {member.policy_id}, not {info.policy_id}",
             )
-        is_new = info.version == policy.versions.next_version
         if policy.versions.publish(info, now):
-            known = policy.versions.get(info.version)
-            self._state.do(AnnounceVersion(info=version_with_sources(self._state.sessions, known)))
-        if is_new and not self._state.flow.is_final:
-            self._schedule.note_version(info.policy_id, info.version, now)
+            self._pacing.announce_again(policy.versions.get(info.version))
         return policy.versions.next_version

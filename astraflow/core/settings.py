@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from astraflow.core.barrier import VersionRelation
 from astraflow.core.evals import EvalSuite
 from astraflow.core.ids import PolicyId, RunId, WorkflowId
 from astraflow.core.tasks import SamplingParams, WorkflowSpec
@@ -81,6 +82,7 @@ class RunSettings:
         workflows: All that tasks may name.
         rollouts: What is asked for in training.
         suites: Evaluations by name.
+        relation: How the versions of the policies go together.
         session_ttl: A member that says nothing for so long is gone.
         max_message_nbytes: Largest message that the hub reads.
         leave_grace: How long members may take to leave once the run is over.
@@ -97,6 +99,7 @@ class RunSettings:
     workflows: tuple[WorkflowSpec, ...]
     rollouts: RolloutSettings
     suites: tuple[SuiteSettings, ...] = ()
+    relation: VersionRelation = field(default_factory=VersionRelation)
     session_ttl: timedelta = timedelta(seconds=10)
     max_message_nbytes: int = 64 << 20
     leave_grace: timedelta = timedelta(seconds=10)

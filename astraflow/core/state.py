@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from astraflow.core.barrier import Barrier
 from astraflow.core.effects import Effect
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.groups import Assignment, Group
@@ -55,6 +56,7 @@ class State:
     """The shared state of one run.
 
     Attributes:
+        barrier: Between its policies.
         effects: Of the event in progress.
         groups: That have an unanswered sample.
         assignments: Tasks at a RaaS.
@@ -77,6 +79,7 @@ class State:
             )
             for policy in settings.policies
         }
+        self.barrier = Barrier(settings.relation)
         self.records = Records(
             max_count=settings.kept_rollout_count, max_nbytes=settings.kept_rollout_nbytes
         )
@@ -119,6 +122,6 @@ class State:
         return effects
 
     def newest_versions(self, policy_ids: tuple[PolicyId, ...]) -> dict[PolicyId, int] | None:
-        """Return the newest version of each policy; None: one has none."""
-        newest = {p: self.policies[p].versions.newest_version for p in policy_ids}
+        """Return the newest version of each policy that the pool may see; None: one has none."""
+        newest = {p: self.policies[p].versions.shown_version for p in policy_ids}
         return None if min(newest.values()) < 0 else newest

@@ -1,6 +1,7 @@
 """Training: prompts become groups, groups become whole, whole groups go to the buffers."""
 
 from collections import deque
+from collections.abc import Iterable
 from datetime import datetime
 
 from astraflow.core.effects import DrawPrompts
@@ -8,6 +9,7 @@ from astraflow.core.errors import Failure, Reason
 from astraflow.core.groups import Slot, TrainGroup
 from astraflow.core.ids import GroupId, PolicyId
 from astraflow.core.outbound import Outbound
+from astraflow.core.pacing import blocker_of
 from astraflow.core.placement import Room, choose, keeps_up, training_room
 from astraflow.core.policies import Policy
 from astraflow.core.records import Entry
@@ -111,13 +113,34 @@ class Training:
     def explain_slot(self) -> Policy | None:
         """Return the policy whose open groups keep new ones back; None: none does."""
         for policy in self.live_policies:
-            if policy.open_groups >= policy.open_limit:
+            if not policy.has_slot:
                 return policy
         return None
 
     def _has_slot(self) -> bool:
-        policies = self.live_policies
-        return bool(policies) and all(p.open_groups < p.open_limit for p in policies)
+        return bool(self._takers())
+
+    def _takers(self) -> list[Policy]:
+        """Return the policies that the next group is for; none: it has to wait.
+
+        Groups are for all policies as long as they go on at about one pace. One that is full holds
+        the others back until they starve, and not for longer when it is far behind.
+        """
+        live = self.live_policies
+        roomy = [policy for policy in live if policy.has_slot]
+        full = [policy for policy in live if not policy.has_slot]
+        starving = [policy for policy in roomy if policy.is_starving]
+        if full and not all(self._may_miss(late, early) for late in full for early in starving):
+            return []
+        return roomy if not full else starving
+
+    def _may_miss(self, full: Policy, starving: Policy) -> bool:
+        """Whether a policy that is full may miss groups that another one needs."""
+        is_left = self._state.sessions.trainer_of(full.policy_id) is None
+        if is_left or blocker_of(self._state, full) is not None:
+            return True
+        staleness = full.settings.max_staleness
+        return 0 < staleness < starving.consumed_count - full.consumed_count
 
     def _draw(self) -> None:
         wants_more = len(self._prompts) < self._draw_count and not self._state.flow.is_drawn
@@ -132,7 +155,8 @@ class Training:
 
     def _issue_new(self, now: datetime) -> bool:
         size = self._state.settings.rollouts.group_size
-        versions = self._versions(is_open=False)
+        takers = self._takers()
+        versions = self._versions(takers, is_open=False)
         room = self._room(size, versions, now)
         if room is None:
             return False
@@ -145,12 +169,12 @@ class Training:
             purpose=TaskPurpose.TRAIN,
             slots=[Slot() for _ in range(size)],
             number=self._group_count,
-            policies=[policy.policy_id for policy in self.live_policies],
+            policies=[policy.policy_id for policy in takers],
         )
         self._state.groups[group.group_id] = group
         epochs = self._state.flow.epochs
         epochs[prompt.data_set] = max(epochs.get(prompt.data_set, 0), prompt.epoch)
-        for policy in self.live_policies:
+        for policy in takers:
             policy.admit(group)
         self._send(group, room, versions, now)
         if group.unissued:
@@ -160,7 +184,8 @@ class Training:
     def _issue_again(self, group: TrainGroup, now: datetime) -> bool:
         """Issue what is unissued; False when some of it has to wait."""
         while group.unissued:
-            versions = self._versions(is_open=True)
+            takers = [self._state.policies[policy_id] for policy_id in group.policies]
+            versions = self._versions(takers, is_open=True)
             room = self._room(len(group.unissued), versions, now)
             if room is None:
                 return False
@@ -178,9 +203,9 @@ class Training:
         for policy_id in group.policies:
             self._state.policies[policy_id].books.reissued += repeats
 
-    def _versions(self, *, is_open: bool) -> dict[PolicyId, VersionRange]:
+    def _versions(self, takers: Iterable[Policy], *, is_open: bool) -> dict[PolicyId, VersionRange]:
         ranges = dict.fromkeys(self._workflow.policy_ids, VersionRange())
-        for policy in self.live_policies:
+        for policy in takers:
             ranges[policy.policy_id] = VersionRange(min=policy.min_version(is_open=is_open))
         return ranges
 

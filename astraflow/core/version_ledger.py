@@ -17,6 +17,7 @@ class VersionLedger:
         self._kept_count = kept_count
         self._infos: dict[int, VersionInfo] = {}
         self._next = 0
+        self._shown = -1
 
     @property
     def next_version(self) -> int:
@@ -34,9 +35,20 @@ class VersionLedger:
         return self._next - 1
 
     @property
+    def shown_version(self) -> int:
+        """Newest version that the pool may see; -1: none."""
+        return self._shown
+
+    @property
     def listed(self) -> tuple[VersionInfo, ...]:
         """What can be pulled, oldest first."""
-        return tuple(self._infos.values())
+        return tuple(info for info in self._infos.values() if info.version <= self._shown)
+
+    def show(self, version: int) -> tuple[VersionInfo, ...]:
+        """Let the pool see versions up to one; return those that it did not see before."""
+        fresh = range(self._shown + 1, min(version, self.newest_version) + 1)
+        self._shown = max(self._shown, version)
+        return tuple(self._infos[number] for number in fresh if number in self._infos)
 
     def get(self, version: int) -> VersionInfo:
         """Return one version.

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from datetime import datetime
 
+from astraflow.core.barrier import Standing
 from astraflow.core.groups import TrainGroup
+from astraflow.core.pacing import blocker_of
 from astraflow.core.policies import Policy
 from astraflow.core.sessions import RaasMember
 from astraflow.core.state import State
@@ -30,7 +32,23 @@ def explain(
         batch_id = next(iter(policy.desk.leases), "")
         message = f"the trainer holds the {len(policy.desk.leases)} batches that it asked for"
         return (_link(WaitCause.BATCH_HELD, waiter, message, subject_id=batch_id),)
+    blocker = blocker_of(state, policy)
+    if blocker is not None:
+        return (_barrier(state, policy, blocker),)
     return tuple(_too_few(state, training, policy, now))
+
+
+def _barrier(state: State, policy: Policy, blocker: Standing) -> WaitReason:
+    gone = "" if blocker.has_trainer else ", which has no trainer"
+    return WaitReason(
+        cause=WaitCause.VERSION_BARRIER,
+        waiter_id=policy.policy_id,
+        subject_id=blocker.policy_id,
+        message=f"{policy.policy_id} is at version {policy.made_version} and waits for "
+        f"{blocker.policy_id} at {blocker.made_version}{gone}",
+        since_time=blocker.gone_time,
+        resolve_time=state.barrier.deadline_of(blocker.policy_id),
+    )
 
 
 def _too_few(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from astraflow.config import recipe as config
+from astraflow.core.barrier import OnTimeout, RelationKind, VersionRelation
 from astraflow.core.evals import EvalDataSet, EvalSuite
 from astraflow.core.ids import PolicyId, RunId, WorkflowId
 from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
@@ -30,8 +31,18 @@ def run_settings(
         policies=tuple(_policy(name, policy) for name, policy in recipe.policies.items()),
         workflows=workflow_specs(recipe),
         rollouts=_rollouts(recipe.rollouts),
+        relation=_relation(recipe.relation),
         suites=tuple(_suite(recipe, name, size_of) for name in recipe.evals),
         session_ttl=timedelta(seconds=recipe.hub.session_ttl_s),
+    )
+
+
+def _relation(relation: config.Relation) -> VersionRelation:
+    return VersionRelation(
+        kind=RelationKind(relation.kind),
+        max_skew=relation.max_skew,
+        timeout=timedelta(seconds=relation.timeout_s),
+        on_timeout=OnTimeout(relation.on_timeout),
     )
 
 

@@ -137,7 +137,7 @@ def must_fit(recipe: Recipe, opened: RunOpened) -> None:
 
 def settings_digest(recipe: Recipe) -> bytes:
     """Return 16 bytes over what the decisions of a run depend on."""
-    parts = {"seed", "policies", "data", "workflows", "rollouts", "evals"}
+    parts = {"seed", "policies", "data", "workflows", "rollouts", "evals", "relation"}
     said = recipe.model_dump(mode="json", include=parts, exclude_defaults=True)
     for policy in said["policies"].values():
         policy.pop("model", None)

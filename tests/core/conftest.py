@@ -10,6 +10,7 @@ import pytest
 
 from astraflow.core import effects as ef
 from astraflow.core import events as ev
+from astraflow.core.barrier import VersionRelation
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.clock import ManualClock
 from astraflow.core.errors import Failure, Reason
@@ -49,6 +50,7 @@ def make_settings(
     group_size=2,
     min_group_size=1,
     suites=(),
+    relation=None,
     **rollouts,
 ):
     return RunSettings(
@@ -67,6 +69,7 @@ def make_settings(
             workflow_id="toy", group_size=group_size, min_group_size=min_group_size, **rollouts
         ),
         suites=suites,
+        relation=relation or VersionRelation(),
     )
 
 

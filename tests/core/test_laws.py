@@ -1,6 +1,7 @@
 """The laws of the house, under whatever members do in whatever order."""
 
 from collections import Counter
+from datetime import timedelta
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +17,7 @@ from hypothesis.stateful import (
 
 from astraflow.core import effects as ef
 from astraflow.core import events as ev
+from astraflow.core.barrier import RelationKind, VersionRelation
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.members import MemberState
@@ -48,6 +50,7 @@ def laws(make_world, suite, rollout_of, picture_of):
             step_count=st.integers(2, 8),
             has_eval=st.booleans(),
             is_hasty=st.booleans(),
+            relation=st.sampled_from(RelationKind),
         )
         def start(
             self,
@@ -58,8 +61,10 @@ def laws(make_world, suite, rollout_of, picture_of):
             step_count,
             has_eval,
             is_hasty,
+            relation,
         ):
             self.is_hasty = is_hasty
+            self.was_given_up = False
             suites = (suite(policies=policies, every=2),) if has_eval else ()
             self.world = make_world(
                 policies=policies,
@@ -69,6 +74,7 @@ def laws(make_world, suite, rollout_of, picture_of):
                 prompt_count=prompt_count,
                 suites=suites,
                 max_failed_groups=1000,
+                relation=VersionRelation(kind=relation, timeout=timedelta(seconds=20)),
             )
             self.max_staleness = max_staleness
             self.events = []
@@ -351,7 +357,7 @@ def laws(make_world, suite, rollout_of, picture_of):
                 return
             header, parts = self.held[policy].pop(0)
             trainer = self.trainers[policy]
-            newest = len(self.world.run.versions(policy)) - 1
+            newest = self.world.policy(policy).version
             for part in parts:
                 assert (part.values("min_versions") >= newest - self.max_staleness).all()
             self.count_consumed(policy, parts)
@@ -462,6 +468,19 @@ def laws(make_world, suite, rollout_of, picture_of):
                 for policy in self.world.run.status(self.world.clock.now()).policies:
                     bound = (self.max_staleness + 1) * 2
                     assert 0 <= policy.open_group_count <= bound
+
+        @invariant()
+        def policies_keep_their_distance(self):
+            """Somebody who was given up may be left behind."""
+            if self.world:
+                state = self.world.run._state
+                most = state.settings.relation.most_ahead
+                if most is None or state.barrier.given_up or self.was_given_up:
+                    self.was_given_up = True
+                    return
+                live = [policy for policy in state.policies.values() if policy.end is None]
+                versions = [policy.made_version for policy in live]
+                assert max(versions, default=0) - min(versions, default=0) <= most
 
         @invariant()
         def leased_is_never_too_old(self):

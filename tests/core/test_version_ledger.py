@@ -67,6 +67,7 @@ def test_repeat_adds_patches_smallest_first(ledger):
 def test_old_versions_are_no_longer_listed(ledger):
     for version in range(5):
         ledger.publish(info(version), NOW)
+        ledger.show(version)
     assert [listed.version for listed in ledger.listed] == [2, 3, 4]
     assert reason_of(ledger.get, 1) is Reason.VERSION_EVICTED
     assert reason_of(ledger.get, 5) is Reason.VERSION_UNKNOWN

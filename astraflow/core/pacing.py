@@ -1,0 +1,97 @@
+"""Pacing: the barrier between the policies of a run, and when their versions are shown."""
+
+from datetime import datetime, timedelta
+
+from astraflow.core.barrier import OnTimeout, Standing
+from astraflow.core.effects import AnnounceVersion
+from astraflow.core.errors import Failure, Reason
+from astraflow.core.eval_schedule import EvalSchedule
+from astraflow.core.ids import PolicyId
+from astraflow.core.policies import Policy
+from astraflow.core.sources import version_with_sources
+from astraflow.core.state import State
+from astraflow.core.versions import VersionInfo
+
+
+class Pacing:
+    """Keeps policies within the distance that the recipe allows."""
+
+    def __init__(self, state: State, schedule: EvalSchedule) -> None:
+        self._state = state
+        self._schedule = schedule
+        self._relation = state.settings.relation
+
+    @property
+    def next_deadline(self) -> datetime | None:
+        """When the next policy without a trainer is given up."""
+        return None if self._state.flow.is_final else self._state.barrier.next_deadline
+
+    def advance(self, now: datetime) -> None:
+        """Give up who was waited for long enough; show the versions that may be seen."""
+        if self._relation.most_ahead is not None and not self._state.flow.is_final:
+            late = self._state.barrier.advance(standings(self._state), now)
+            if late and self._relation.on_timeout is OnTimeout.STOP:
+                self._fail(late)
+        self._show(now)
+
+    def announce_again(self, info: VersionInfo) -> None:
+        """Announce a version that gained patches, if it was shown."""
+        if info.version <= self._state.policies[info.policy_id].versions.shown_version:
+            self._announce(info)
+
+    def _show(self, now: datetime) -> None:
+        shown: list[VersionInfo] = []
+        for policy in self._state.policies.values():
+            if policy.versions.shown_version < policy.versions.newest_version:
+                shown += policy.versions.show(self._limit(policy))
+        for info in shown:
+            self._announce(info)
+        for info in () if self._state.flow.is_final else shown:
+            self._schedule.note_version(info.policy_id, info.version, now)
+
+    def _limit(self, policy: Policy) -> int:
+        """Return the newest version that the pool may see; all of a policy whose data ended."""
+        if policy.end is not None:
+            return policy.versions.newest_version
+        standing = _standing(self._state, policy)
+        return self._state.barrier.shown_version(standing, standings(self._state))
+
+    def _announce(self, info: VersionInfo) -> None:
+        self._state.do(AnnounceVersion(info=version_with_sources(self._state.sessions, info)))
+
+    def _fail(self, late: tuple[PolicyId, ...]) -> None:
+        flow, timeout = self._state.flow, self._relation.timeout
+        flow.failure = flow.failure or Failure(
+            reason=Reason.NOT_READY,
+            message=f"{', '.join(late)} had no trainer for {_seconds(timeout)} and the relation of "
+            f"the policies is {self._relation.kind} with on_timeout stop; start its trainer again, "
+            "or choose on_timeout: go_on",
+        )
+
+
+def blocker_of(state: State, policy: Policy) -> Standing | None:
+    """Return whom a policy has to wait for before its next batch; None: nobody."""
+    if state.settings.relation.most_ahead is None:
+        return None
+    return state.barrier.blocker(_standing(state, policy), standings(state))
+
+
+def standings(state: State) -> tuple[Standing, ...]:
+    """Return where the policies stand that still train."""
+    policies = state.policies.values()
+    return tuple(_standing(state, policy) for policy in policies if policy.end is None)
+
+
+def _standing(state: State, policy: Policy) -> Standing:
+    return Standing(
+        policy_id=policy.policy_id,
+        made_version=policy.made_version,
+        next_version=policy.train_version + 1,
+        published_version=policy.versions.newest_version,
+        has_trainer=state.sessions.trainer_of(policy.policy_id) is not None,
+        gone_time=policy.gone_time,
+    )
+
+
+def _seconds(span: timedelta) -> str:
+    return f"{span.total_seconds():g} s"
