@@ -181,6 +181,9 @@ class Rollouts(Strict):
     """For one rollout, from its start."""
     max_attempts: int = Field(default=3, ge=1)
     """Of one sample, when engines or environments fail."""
+    keep_together: bool = True
+    """One node samples a whole group, so that it reads the prompt once. Off: a group is spread over
+    the pool, and is whole sooner when few groups are open."""
     max_failed_groups: int = Field(default=32, ge=1)
     """The run fails after so many groups in a row of which every rollout failed."""
 

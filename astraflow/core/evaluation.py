@@ -1,6 +1,6 @@
 """Evaluation: pinned versions are measured on a share of the pool, beside training."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from astraflow.core.effects import DrawEvalPrompts, EvalChanged
@@ -11,7 +11,7 @@ from astraflow.core.events import EvalCreated
 from astraflow.core.groups import EvalGroup
 from astraflow.core.ids import EvalRunId, PolicyId
 from astraflow.core.outbound import Outbound
-from astraflow.core.placement import Room, choose, eval_room, may_serve_pinned
+from astraflow.core.placement import Room, Want, choose, eval_room, may_serve_pinned
 from astraflow.core.rollouts import Rollout
 from astraflow.core.settings import SuiteSettings
 from astraflow.core.state import State
@@ -228,14 +228,17 @@ class Evaluation:
     def _room(self, work: EvalWork, count: int, now: datetime) -> Room | None:
         sessions = self._state.sessions
         share = 1.0 if self.has_pool else work.share
-        rooms = (
-            eval_room(member, share)
-            for member in sessions.pool
-            if not member.is_draining
-            and not sessions.is_silent(member, now)
-            and may_serve_pinned(member, work.versions)
-        )
-        return choose(rooms, count)
+
+        def rooms(count: int) -> Iterator[Room]:
+            return (
+                eval_room(member, share)
+                for member in sessions.with_room(count)
+                if not member.is_draining
+                and not sessions.is_silent(member, now)
+                and may_serve_pinned(member, work.versions)
+            )
+
+        return choose(rooms, Want(count=count))
 
     def _is_stuck(self, work: EvalWork, now: datetime) -> bool:
         """Whether nobody has been able to serve the versions for too long."""

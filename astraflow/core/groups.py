@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.ids import EvalRunId, GroupId, MemberId, PolicyId, TaskId, WorkflowId
@@ -136,6 +137,7 @@ class Assignment:
         member_id: Who has it.
         group: Of its samples.
         open_indexes: Those without an answer; they count against the credit.
+        issue_time: When it was sent.
         is_withdrawn: Whether it was cancelled; its result is still due.
     """
 
@@ -143,6 +145,7 @@ class Assignment:
     member_id: MemberId
     group: Group
     open_indexes: set[int]
+    issue_time: datetime
     is_withdrawn: bool = False
 
     @property

@@ -50,6 +50,7 @@ class Intake:
             is_counted = rollout.outcome is not Outcome.RETURNED
             self._fail(group, index, failure, now, is_counted=is_counted, by=assignment.task_id)
             return _accept(rollout.rollout_id)
+        self._measure(member, rollout, (now - assignment.issue_time).total_seconds())
         self._keep(member, group, rollout, now)
         return _accept(rollout.rollout_id)
 
@@ -130,6 +131,15 @@ class Intake:
         while deadlines and deadlines[0][1] not in self._state.assignments:
             deadlines.popleft()
         return deadlines[0][0] if deadlines else None
+
+    def _measure(self, member: RaasMember, rollout: Rollout, seconds: float) -> None:
+        count = sum(trajectory.sampled_count for trajectory in rollout.trajectories)
+        if count:
+            member.speed.note(
+                seconds=seconds, token_count=count, outstanding=member.outstanding + 1
+            )
+            speeds = (other.speed for other in self._state.sessions.pool)
+            self._state.measured.note(count, speeds)
 
     def _keep(self, member: RaasMember, group: Group, rollout: Rollout, now: datetime) -> None:
         member.accepted_count += 1

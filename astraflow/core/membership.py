@@ -53,8 +53,7 @@ class Membership:
         member = self._state.sessions.raas(event.member_id)
         if event.max_outstanding < 0 or (event.max_eval_outstanding or 0) < 0:
             raise AstraflowError(Reason.INVALID_FIELD, "credit is at least 0")
-        member.max_outstanding = event.max_outstanding
-        member.max_eval_outstanding = event.max_eval_outstanding
+        member.give_credit(event.max_outstanding, event.max_eval_outstanding)
 
     def leave(self, member_id: MemberId, message: str, now: datetime) -> None:
         """End a session in good order; an ended one stays so."""
@@ -71,19 +70,17 @@ class Membership:
         member = self._state.sessions.find(member_id)
         if member is None:
             raise AstraflowError(Reason.MEMBER_UNKNOWN, f"there is no member '{member_id}'")
-        member.is_draining = True
-        member.drain_time = None if grace is None else now + grace
+        self._state.sessions.drain(member, None if grace is None else now + grace)
         directive = Directive(kind=DirectiveKind.DRAIN, grace=grace, message="asked by an operator")
         self._state.do(SendDirective(member_id=member_id, directive=directive))
 
     def expire(self, now: datetime) -> None:
         """End the sessions of those who went silent or overstayed."""
         sessions = self._state.sessions
-        for member in list(sessions):
-            if sessions.end_of(member) <= now:
-                overstayed = member.drain_time is not None and member.drain_time <= now
-                message = "its grace to drain is over" if overstayed else "it went silent"
-                self.close(member, now, is_lost=not overstayed, message=message)
+        while (member := sessions.ended(now)) is not None:
+            overstayed = member.drain_time is not None and member.drain_time <= now
+            message = "its grace to drain is over" if overstayed else "it went silent"
+            self.close(member, now, is_lost=not overstayed, message=message)
 
     def renew_all(self, now: datetime) -> None:
         """Give every session its whole time again: nobody could say anything meanwhile."""

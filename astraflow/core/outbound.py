@@ -66,7 +66,11 @@ class Outbound:
             eval_run_id=group.eval_run_id if isinstance(group, EvalGroup) else None,
         )
         assignment = Assignment(
-            task=task, member_id=member.member_id, group=group, open_indexes=set(indexes)
+            task=task,
+            member_id=member.member_id,
+            group=group,
+            open_indexes=set(indexes),
+            issue_time=now,
         )
         member.hold(assignment)
         state.assignments[task_id] = assignment

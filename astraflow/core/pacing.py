@@ -1,5 +1,6 @@
 """Pacing: the barrier between the policies of a run, and when their versions are shown."""
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from astraflow.core.barrier import OnTimeout, Standing
@@ -8,6 +9,7 @@ from astraflow.core.errors import Failure, Reason
 from astraflow.core.eval_schedule import EvalSchedule
 from astraflow.core.ids import PolicyId
 from astraflow.core.policies import Policy
+from astraflow.core.sessions import RaasMember
 from astraflow.core.sources import version_with_sources
 from astraflow.core.state import State
 from astraflow.core.versions import VersionInfo
@@ -74,6 +76,31 @@ def blocker_of(state: State, policy: Policy) -> Standing | None:
     if state.settings.relation.most_ahead is None:
         return None
     return state.barrier.blocker(_standing(state, policy), standings(state))
+
+
+def slack_s(
+    takers: Iterable[Policy], member: RaasMember, minimum: Mapping[PolicyId, int]
+) -> float | None:
+    """Return in how many seconds work issued to a RaaS now is too old; None: never.
+
+    It is sampled from what is live there, or from the version that it has to wait for, and is
+    trained on at most `max_staleness` versions later, at the pace of the last batches.
+
+    Example:
+        The next batch trains on version 8, a batch takes 10 s, max_staleness is 2. Sampled from
+        version 7, the last batch for it trains on version 9, in 20 s: that is the slack.
+    """
+    spans = [_slack_s(policy, member, minimum) for policy in takers]
+    return min((span for span in spans if span is not None), default=None)
+
+
+def _slack_s(policy: Policy, member: RaasMember, minimum: Mapping[PolicyId, int]) -> float | None:
+    staleness, cadence_s = policy.settings.max_staleness, policy.window.cadence_s
+    if not staleness or cadence_s is None:
+        # Without staleness the trainer waits for all that is open: nothing grows old.
+        return None
+    sampled = max(member.live.get(policy.policy_id, 0), minimum[policy.policy_id])
+    return max(0, sampled + staleness + 1 - policy.train_version) * cadence_s
 
 
 def standings(state: State) -> tuple[Standing, ...]:

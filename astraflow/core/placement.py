@@ -1,6 +1,11 @@
-"""Placement: which RaaS gets a task, and how many samples of it."""
+"""Placement: which RaaS gets a task, and how many samples of it.
 
-from collections.abc import Iterable, Mapping
+Whoever would be done first by what was measured of it, as long as that is in time: work that would
+be too old when it is done waits for a faster member. Samples of a group stay together, so that the
+engine reads their prompt once.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 
@@ -23,23 +28,96 @@ class Room:
     most: int
 
 
-def choose(rooms: Iterable[Room], wanted: int) -> Room | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What is to be placed.
+
+    Attributes:
+        count: Samples.
+        token_count: Expected of each; 0: unknown.
+        fastest_token_s: Seconds per token of the fastest member; 0: unknown. Who was not measured
+            yet is taken to be as fast.
+        slack_s: After how many seconds the samples are too old, by member; None: never.
+    """
+
+    count: int
+    token_count: float = 0.0
+    fastest_token_s: float = 0.0
+    slack_s: Callable[[RaasMember], float | None] = lambda _: None
+
+    def finish_s(self, member: RaasMember) -> float:
+        """Return in how many seconds a member would be done with them."""
+        return self._finish_s(member, member.outstanding)
+
+    def is_in_time(self, member: RaasMember, *, outstanding: int | None = None) -> bool:
+        """Whether a member is done before they are too old."""
+        out = member.outstanding if outstanding is None else outstanding
+        slack_s = self.slack_s(member)
+        return slack_s is None or self._finish_s(member, out) <= slack_s
+
+    def _finish_s(self, member: RaasMember, outstanding: int) -> float:
+        if not member.speed.is_known:
+            return self.fastest_token_s * self.token_count
+        return member.speed.finish_s(
+            token_count=self.token_count, outstanding=outstanding, count=self.count
+        )
+
+
+Rooms = Callable[[int], Iterable[Room]]
+"""The rooms of those who have credit for so many samples; 0: of everybody."""
+
+
+def choose(rooms: Rooms, want: Want) -> Room | None:
     """Return where to place samples; it may be fewer than wanted, see `Room.free`.
 
-    Most free credit first, then the least loaded, then who joined first. Samples stay together
-    when some RaaS could ever take all of them; None: wait for it.
+    Of those who are done in time the first one to be done; then most free credit, the least
+    loaded, and who joined first. Samples stay together when some RaaS could ever take all of them;
+    None: wait for it.
+
+    Args:
+        rooms: Of the pool.
+        want: What is to be placed.
 
     Example:
         8 samples, two RaaS of credit 16 with 5 and 7 free: None. Of credit 4 with 3 and 4
-        free: the second, for 4 samples.
+        free: the second, for 4 samples. Two with room, one done in 2 s, one in 9 s, and what is
+        asked for is too old in 5 s: the first; when that has no room, None.
     """
-    rooms = list(rooms)
-    best = max(rooms, key=lambda room: (room.free, -room.member.outstanding), default=None)
-    if best is None or best.free == 0:
-        return None
-    if best.free < wanted <= max(room.most for room in rooms):
-        return None
-    return best
+    candidates = [room for room in rooms(want.count) if room.free >= want.count]
+    if not candidates:
+        if any(room.most >= want.count for room in rooms(0)):
+            return None
+        candidates = [room for room in rooms(1) if room.free > 0]
+    in_time = [room for room in candidates if want.is_in_time(room.member)]
+    if candidates and not in_time:
+        least = min(want.count, max(room.free for room in candidates))
+        if any(
+            room.most >= least and want.is_in_time(room.member, outstanding=0) for room in rooms(0)
+        ):
+            return None
+    return min(in_time or candidates, key=lambda room: _rank(room, want), default=None)
+
+
+def pick(sizes: Sequence[int], *, mean: float, is_slow: bool) -> int:
+    """Return which of the next prompts a member gets: a slow one a short one.
+
+    Example:
+        Prompts of 900, 400 and 500 letters, 500 on average: a slow member gets the second, any
+        other the first.
+    """
+    if not is_slow or sizes[0] <= mean:
+        return 0
+    return min(range(len(sizes)), key=lambda index: (sizes[index], index))
+
+
+def is_slow(member: RaasMember, fastest_token_s: float) -> bool:
+    """Whether a member takes half as long again per token as the fastest one."""
+    return member.speed.is_known and member.speed.token_s > 1.5 * fastest_token_s > 0
+
+
+def _rank(room: Room, want: Want) -> tuple[float, int, int, int]:
+    member = room.member
+    return (want.finish_s(member), -room.free, member.outstanding, member.number)
 
 
 def training_room(member: RaasMember) -> Room:

@@ -1,8 +1,9 @@
 """Sessions: who takes part, until when, and what each member holds."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from heapq import heappop, heappush, heapreplace
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.groups import Assignment
@@ -16,7 +17,9 @@ from astraflow.core.members import (
     ServedPolicy,
     TrainerLoad,
 )
+from astraflow.core.rooms import Rooms
 from astraflow.core.source_record import SourceRecord
+from astraflow.core.speed import Speed
 from astraflow.core.versions import WeightEndpoint
 
 # A member that missed two of its three KeepAlives per ttl gets nothing new.
@@ -62,6 +65,9 @@ class RaasMember(Member):
         max_outstanding: Credit, in samples.
         max_eval_outstanding: Of these, for evaluations; None: all.
         assignments: Tasks that it holds.
+        speed: As measured.
+        number: Rises by one per session that is opened.
+        rooms: Where its credit is entered; None: nowhere.
     """
 
     policies: dict[PolicyId, ServedPolicy]
@@ -78,6 +84,9 @@ class RaasMember(Member):
     outstanding: int = 0
     eval_outstanding: int = 0
     assignments: dict[TaskId, Assignment] = field(default_factory=dict[TaskId, Assignment])
+    speed: Speed = field(default_factory=Speed)
+    number: int = 0
+    rooms: Rooms | None = None
 
     @property
     def free_count(self) -> int:
@@ -91,6 +100,12 @@ class RaasMember(Member):
     def is_ready(self, policy_ids: tuple[PolicyId, ...]) -> bool:
         """Whether each of these engines holds a version of the run."""
         return all(policy_id in self.live for policy_id in policy_ids)
+
+    def give_credit(self, max_outstanding: int, max_eval_outstanding: int | None) -> None:
+        """Bound its work from now on."""
+        self.max_outstanding = max_outstanding
+        self.max_eval_outstanding = max_eval_outstanding
+        self._enter()
 
     def hold(self, assignment: Assignment) -> None:
         """Count a task against the credit."""
@@ -112,6 +127,11 @@ class RaasMember(Member):
         self.outstanding += count
         if assignment.is_eval:
             self.eval_outstanding += count
+        self._enter()
+
+    def _enter(self) -> None:
+        if self.rooms is not None:
+            self.rooms.note(self)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -136,12 +156,20 @@ class Sessions:
     Attributes:
         ttl: A session that says nothing for so long ends.
         source_record: What receivers said of sources of weights.
+        rooms: The pool by free credit.
     """
 
     def __init__(self, *, ttl: timedelta) -> None:
         self.ttl = ttl
         self.source_record = SourceRecord()
+        self.rooms = Rooms()
         self._members: dict[MemberId, RaasMember | TrainerMember] = {}
+        self._pool: dict[MemberId, RaasMember] = {}
+        self._trainers: dict[PolicyId, TrainerMember] = {}
+        self._number = 0
+        # When to look at whom for the end of the session; never later than that is.
+        self._ends: list[tuple[datetime, MemberId]] = []
+        self._listed: set[MemberId] = set()
         self._departed: dict[MemberId, Departed] = {}
 
     def __len__(self) -> int:
@@ -151,16 +179,17 @@ class Sessions:
         return iter(self._members.values())
 
     @property
-    def pool(self) -> list[RaasMember]:
-        """The RaaS."""
-        return [member for member in self if isinstance(member, RaasMember)]
+    def pool(self) -> Collection[RaasMember]:
+        """The RaaS, in the order in which they joined."""
+        return self._pool.values()
+
+    def with_room(self, count: int) -> Iterable[RaasMember]:
+        """Return the RaaS that have credit for so many samples; 0: all of them."""
+        return self.rooms.with_room(count) if count else self.pool
 
     def trainer_of(self, policy_id: PolicyId) -> TrainerMember | None:
         """Return who trains a policy."""
-        for member in self:
-            if isinstance(member, TrainerMember) and member.policy_id == policy_id:
-                return member
-        return None
+        return self._trainers.get(policy_id)
 
     def find(self, member_id: MemberId) -> RaasMember | TrainerMember | None:
         """Return a live session."""
@@ -209,13 +238,34 @@ class Sessions:
         """Enter a session."""
         self._members[member.member_id] = member
         self._departed.pop(member.member_id, None)
+        if isinstance(member, TrainerMember):
+            self._trainers[member.policy_id] = member
+        else:
+            self._number += 1
+            member.number, member.rooms = self._number, self.rooms
+            self._pool[member.member_id] = member
+        if member.member_id not in self._listed:
+            self._listed.add(member.member_id)
+            heappush(self._ends, (self.end_of(member), member.member_id))
 
     def close(self, member_id: MemberId) -> None:
         """Take a session out."""
         member = self._members.pop(member_id)
+        if isinstance(member, TrainerMember):
+            self._trainers.pop(member.policy_id, None)
+        else:
+            del self._pool[member_id]
+            self.rooms.forget(member_id)
+            member.rooms = None
         self._departed[member_id] = Departed(role=member.role, incarnation=member.incarnation)
         while len(self._departed) > _DEPARTED_COUNT:
             del self._departed[next(iter(self._departed))]
+
+    def drain(self, member: RaasMember | TrainerMember, until: datetime | None) -> None:
+        """Give a member nothing new; its session ends at a time, None: when it leaves."""
+        member.is_draining = True
+        member.drain_time = until
+        heappush(self._ends, (self.end_of(member), member.member_id))
 
     def end_of(self, member: Member) -> datetime:
         """Return when a session ends unless its member says something."""
@@ -229,7 +279,22 @@ class Sessions:
     @property
     def next_end(self) -> datetime | None:
         """When the first session ends unless its member says something."""
-        return min(map(self.end_of, self), default=None)
+        while self._ends:
+            time, member_id = self._ends[0]
+            member = self._members.get(member_id)
+            if member is None:
+                heappop(self._ends)
+                self._listed.discard(member_id)
+            elif (end := self.end_of(member)) > time:
+                heapreplace(self._ends, (end, member_id))
+            else:
+                return time
+        return None
+
+    def ended(self, now: datetime) -> RaasMember | TrainerMember | None:
+        """Return a member whose session is over, the first one to end; None: nobody's is."""
+        end = self.next_end
+        return None if end is None or end > now else self._members[self._ends[0][1]]
 
     def status(self, member: RaasMember | TrainerMember, now: datetime) -> MemberStatus:
         """Return a session as its operator sees it."""

@@ -42,6 +42,7 @@ class RolloutSettings:
         max_attempts: Of one sample, when engines or environments fail.
         max_failed_groups: The run fails after so many groups in a row of which every
             rollout failed.
+        keeps_together: One RaaS samples a whole group, if any can.
     """
 
     workflow_id: WorkflowId
@@ -50,6 +51,7 @@ class RolloutSettings:
     timeout: timedelta = timedelta(seconds=120)
     max_attempts: int = 3
     max_failed_groups: int = 32
+    keeps_together: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

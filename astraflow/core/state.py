@@ -14,6 +14,7 @@ from astraflow.core.policies import Policy
 from astraflow.core.records import Records
 from astraflow.core.sessions import Sessions
 from astraflow.core.settings import RunSettings
+from astraflow.core.speed import Measured
 from astraflow.core.status import DeadLetter, RunState, StopMode
 
 _KEPT_DEAD_LETTERS = 1000
@@ -57,6 +58,7 @@ class State:
 
     Attributes:
         barrier: Between its policies.
+        measured: How fast the pool is, and how long rollouts are.
         effects: Of the event in progress.
         groups: That have an unanswered sample.
         assignments: Tasks at a RaaS.
@@ -80,6 +82,7 @@ class State:
             for policy in settings.policies
         }
         self.barrier = Barrier(settings.relation)
+        self.measured = Measured()
         self.records = Records(
             max_count=settings.kept_rollout_count, max_nbytes=settings.kept_rollout_nbytes
         )

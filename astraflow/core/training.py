@@ -1,21 +1,28 @@
 """Training: prompts become groups, groups become whole, whole groups go to the buffers."""
 
+from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
+from typing import Final
 
 from astraflow.core.effects import DrawPrompts
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.groups import Slot, TrainGroup
 from astraflow.core.ids import GroupId, PolicyId
 from astraflow.core.outbound import Outbound
-from astraflow.core.pacing import blocker_of
-from astraflow.core.placement import Room, choose, keeps_up, training_room
+from astraflow.core.pacing import blocker_of, slack_s
+from astraflow.core.placement import Room, Want, choose, is_slow, keeps_up, pick, training_room
 from astraflow.core.policies import Policy
 from astraflow.core.records import Entry
+from astraflow.core.speed import size_of
 from astraflow.core.state import State
 from astraflow.core.status import DeadLetter
 from astraflow.core.tasks import CancelReason, Prompt, TaskPurpose, VersionRange
+
+# Prompts that a slow RaaS may choose from, and how often the first one is passed over.
+_LOOK_AHEAD: Final = 8
 
 
 class Training:
@@ -26,7 +33,9 @@ class Training:
         self._outbound = outbound
         self._workflow = state.settings.workflow
         self._prompts = deque[Prompt]()
-        self._again = deque[TrainGroup]()
+        self._again: list[TrainGroup] = []
+        self._passed_count = 0
+        self._keeps_together = state.settings.rollouts.keeps_together
         self._is_drawing = False
         self._group_count = 0
         self._failed_in_a_row = 0
@@ -67,7 +76,7 @@ class Training:
         if self._state.flow.is_paused or self._state.flow.is_final:
             return
         while self._again and self._issue_again(self._again[0], now):
-            self._again.popleft()
+            del self._again[0]
         if self._again or self._state.flow.stop is not None:
             return
         while self._prompts and self._has_slot() and self._issue_new(now):
@@ -91,7 +100,8 @@ class Training:
         """Have what is unissued of a group issued again."""
         if not group.is_queued:
             group.is_queued = True
-            self._again.append(group)
+            # Oldest first: what the trainer needs next.
+            insort(self._again, group, key=lambda other: other.number)
 
     def give_up(self, group: TrainGroup, index: int, reason: Reason, now: datetime) -> None:
         """Drop a sample that failed too often."""
@@ -108,7 +118,7 @@ class Training:
             group.policies.remove(policy.policy_id)
             if not group.policies:
                 self._outbound.withdraw_group(group, CancelReason.STOP)
-        self._again = deque(group for group in self._again if group.policies)
+        self._again = [group for group in self._again if group.policies]
 
     def explain_slot(self) -> Policy | None:
         """Return the policy whose open groups keep new ones back; None: none does."""
@@ -157,10 +167,10 @@ class Training:
         size = self._state.settings.rollouts.group_size
         takers = self._takers()
         versions = self._versions(takers, is_open=False)
-        room = self._room(size, versions, now)
+        room = self._room(self._prompts[0], size, takers, versions, now)
         if room is None:
             return False
-        prompt = self._prompts.popleft()
+        prompt = self._take_prompt(room)
         self._group_count += 1
         group = TrainGroup(
             group_id=GroupId(self._state.mint.next("group")),
@@ -177,16 +187,29 @@ class Training:
         for policy in takers:
             policy.admit(group)
         self._send(group, room, versions, now)
-        if group.unissued:
+        if group.unissued and not self._issue_again(group, now):
             self.queue(group)
         return True
+
+    def _take_prompt(self, room: Room) -> Prompt:
+        """Take the next prompt; a slow RaaS gets a short one of the next few."""
+        measured = self._state.measured
+        sizes = [size_of(prompt) for prompt in islice(self._prompts, _LOOK_AHEAD)]
+        may_pass = self._passed_count < _LOOK_AHEAD
+        slow = may_pass and is_slow(room.member, measured.fastest_token_s)
+        index = pick(sizes, mean=measured.mean_size, is_slow=slow)
+        self._passed_count = self._passed_count + 1 if index else 0
+        measured.note_prompt(sizes[index])
+        prompt = self._prompts[index]
+        del self._prompts[index]
+        return prompt
 
     def _issue_again(self, group: TrainGroup, now: datetime) -> bool:
         """Issue what is unissued; False when some of it has to wait."""
         while group.unissued:
             takers = [self._state.policies[policy_id] for policy_id in group.policies]
             versions = self._versions(takers, is_open=True)
-            room = self._room(len(group.unissued), versions, now)
+            room = self._room(group.prompt, len(group.unissued), takers, versions, now)
             if room is None:
                 return False
             self._send(group, room, versions, now)
@@ -196,7 +219,7 @@ class Training:
     def _send(
         self, group: TrainGroup, room: Room, versions: dict[PolicyId, VersionRange], now: datetime
     ) -> None:
-        indexes = tuple(group.unissued[: room.free])
+        indexes = tuple(group.unissued[: room.free if self._keeps_together else 1])
         repeats = self._outbound.send(
             group, room.member, indexes=indexes, versions=versions, now=now
         )
@@ -210,21 +233,35 @@ class Training:
         return ranges
 
     def _room(
-        self, count: int, versions: dict[PolicyId, VersionRange], now: datetime
+        self,
+        prompt: Prompt,
+        count: int,
+        takers: Sequence[Policy],
+        versions: dict[PolicyId, VersionRange],
+        now: datetime,
     ) -> Room | None:
-        state = self._state
+        state, sessions = self._state, self._state.sessions
         newest = state.newest_versions(self._workflow.policy_ids)
         if newest is None:
             return None
         minimum = {p: bounds.min or 0 for p, bounds in versions.items()}
-        rooms = (
-            training_room(member)
-            for member in state.sessions.pool
-            if not member.is_draining
-            and not state.sessions.is_silent(member, now)
-            and keeps_up(member, minimum, newest)
+        want = Want(
+            count=count if self._keeps_together else 1,
+            token_count=state.measured.expected_tokens(size_of(prompt)),
+            fastest_token_s=state.measured.fastest_token_s,
+            slack_s=lambda member: slack_s(takers, member, minimum),
         )
-        return choose(rooms, count)
+
+        def rooms(count: int) -> Iterator[Room]:
+            return (
+                training_room(member)
+                for member in sessions.with_room(count)
+                if not member.is_draining
+                and not sessions.is_silent(member, now)
+                and keeps_up(member, minimum, newest)
+            )
+
+        return choose(rooms, want)
 
     def _finish(self, group: TrainGroup, index: int, now: datetime) -> None:
         group.finish(index)

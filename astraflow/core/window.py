@@ -55,6 +55,13 @@ class Window:
         return waited / (waited + trained) if waited + trained > 0 else 0.0
 
     @property
+    def cadence_s(self) -> float | None:
+        """Seconds per batch, waiting included; None: no batch was trained on yet."""
+        if not self._batches:
+            return None
+        return sum(batch.wait_s + batch.train_s for batch in self._batches) / len(self._batches)
+
+    @property
     def staleness_counts(self) -> dict[int, int]:
         """Rollouts trained on, by staleness in versions."""
         total = Counter[int]()

@@ -77,6 +77,7 @@ def _rollouts(rollouts: config.Rollouts) -> RolloutSettings:
         timeout=timedelta(seconds=rollouts.timeout_s),
         max_attempts=rollouts.max_attempts,
         max_failed_groups=rollouts.max_failed_groups,
+        keeps_together=rollouts.keep_together,
     )
 
 

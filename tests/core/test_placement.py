@@ -3,15 +3,25 @@ from datetime import UTC, datetime
 import pytest
 
 from astraflow.core.members import Resources, Role
-from astraflow.core.placement import choose, eval_room, keeps_up, may_serve_pinned, training_room
+from astraflow.core.placement import (
+    Want,
+    choose,
+    eval_room,
+    is_slow,
+    keeps_up,
+    may_serve_pinned,
+    pick,
+    training_room,
+)
 from astraflow.core.sessions import RaasMember
+from astraflow.core.speed import Speed
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
 def node():
-    def build(name="n", *, credit=8, out=0, live=None, **more):
+    def build(name="n", *, credit=8, out=0, live=None, token_s=0.0, load=8.0, **more):
         return RaasMember(
             member_id=name,
             name=name,
@@ -25,14 +35,18 @@ def node():
             live={"solver": live} if live is not None else {},
             max_outstanding=credit,
             outstanding=out,
+            speed=Speed(token_s=token_s, load=load),
             **more,
         )
 
     return build
 
 
-def placed(nodes, wanted):
-    room = choose(map(training_room, nodes), wanted)
+def placed(nodes, wanted, **more):
+    def rooms(count):
+        return (training_room(node) for node in nodes if node.free_count >= count)
+
+    room = choose(rooms, Want(count=wanted, **more))
     return room and (room.member.name, min(room.free, wanted))
 
 
@@ -53,6 +67,48 @@ def test_group_is_split_when_no_node_is_ever_large_enough(node):
 def test_nobody_has_room(node):
     assert placed([node("a", out=8)], 1) is None
     assert placed([], 1) is None
+
+
+def test_who_is_done_first_gets_the_work(node):
+    pool = [node("slow", token_s=0.03), node("fast", token_s=0.01)]
+    assert placed(pool, 4, token_count=100) == ("fast", 4)
+    # 100 tokens take 1 s on the fast one at its load of 8, and 2 s with 16 out.
+    busy = node("fast", token_s=0.01, credit=32, out=12)
+    assert placed([node("slow", token_s=0.03), busy], 4, token_count=100) == ("fast", 4)
+    swamped = node("fast", token_s=0.01, credit=64, out=24)
+    assert placed([node("slow", token_s=0.03), swamped], 4, token_count=100) == ("slow", 4)
+
+
+def test_who_was_never_measured_is_taken_to_be_fast(node):
+    pool = [node("fast", token_s=0.01, credit=64, out=16), node("new")]
+    assert placed(pool, 4, token_count=100, fastest_token_s=0.01) == ("new", 4)
+
+
+def test_slow_node_gets_what_it_can_finish_in_time(node):
+    pool = [node("slow", token_s=0.09), node("fast", token_s=0.01, out=8)]
+    assert placed(pool, 4, token_count=100, slack_s=lambda _: 10) == ("slow", 4)
+    assert placed(pool, 4, token_count=100, slack_s=lambda _: 5) is None
+
+
+def test_work_that_nobody_can_finish_in_time_goes_to_who_is_done_first(node):
+    pool = [node("slow", token_s=0.09), node("fast", token_s=0.01)]
+    assert placed(pool, 4, token_count=100, slack_s=lambda _: 0.5) == ("fast", 4)
+
+
+def test_nobody_waits_for_a_node_that_takes_nothing(node):
+    paused = node("fast", token_s=0.01, credit=0)
+    small = node("small", token_s=0.01, credit=2)
+    pool = [node("slow", token_s=0.09), paused, small]
+    assert placed(pool, 4, token_count=100, slack_s=lambda _: 5) == ("slow", 4)
+
+
+def test_short_prompts_go_to_slow_nodes(node):
+    assert pick([900, 400, 500], mean=500, is_slow=True) == 1
+    assert pick([900, 400, 500], mean=500, is_slow=False) == 0
+    assert pick([450, 400], mean=500, is_slow=True) == 0
+    assert is_slow(node(token_s=0.02), 0.01)
+    assert not is_slow(node(token_s=0.014), 0.01)
+    assert not is_slow(node(), 0.01)
 
 
 def test_evaluation_gets_its_share_of_the_credit(node):

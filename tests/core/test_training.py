@@ -187,3 +187,48 @@ def test_passes_over_the_data_are_counted(make_world):
     world = make_world(prompt_count=2)
     _trainer, _node = world.started()
     assert world.run.status(world.clock.now()).epochs == {"train": 1}
+
+
+def two_nodes(world, *, credit=16):
+    _, first = world.started(credit=credit)
+    second = world.join("second", credit=credit)
+    world.report(second, 0)
+    return first, second
+
+
+def test_group_is_spread_when_it_need_not_stay_together(make_world):
+    world = make_world(group_size=4, keeps_together=False, max_staleness=0)
+    trainer = world.register()
+    world.publish(trainer)
+    world.open_stream(trainer)
+    nodes = [world.join(name, credit=8) for name in "ab"]
+    for node in nodes:
+        world.apply(ev.CreditGiven(member_id=node, max_outstanding=0))
+        world.report(node, 0)
+    world.apply(ev.RunPaused())
+    for node in nodes:
+        world.credit(node, 8)
+    world.apply(ev.RunResumed())
+    for node in nodes:
+        assert sum(len(task.sample_indexes) for task in world.tasks[node]) == 4
+        assert len({task.group_id for task in world.tasks[node]}) == 2
+
+
+def test_fast_node_gets_more_than_a_slow_one(make_world):
+    """Two seconds a rollout against half a second: by what was accepted, not by what was said."""
+    world = make_world(group_size=2, groups_per_batch=4, max_staleness=1)
+    slow, fast = two_nodes(world, credit=32)
+    trainer = world.run.status(world.clock.now()).members[0].member_id
+    done = {slow: 0, fast: 0}
+    for turn in range(120):
+        world.clock.advance(0.5)
+        done[fast] += world.work(fast)
+        if turn % 4 == 3:
+            done[slow] += world.work(slow, 4)
+        if world.batches.get((trainer, 0)):
+            world.train(trainer)
+            for node in (slow, fast):
+                world.report(node, world.policy().version)
+        for member in (slow, fast, trainer):
+            world.keep_alive(member)
+    assert done[fast] > 2 * done[slow]

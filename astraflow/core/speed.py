@@ -1,0 +1,131 @@
+"""Speed: what members were measured to do, from the rollouts that were accepted of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+from astraflow.core.tasks import Prompt
+
+# Weight of the newest rollout in a mean: the last 16 or so count.
+_WEIGHT: Final = 1 / 16
+_LOOK_EVERY: Final = 64
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Speed:
+    """How fast one RaaS is.
+
+    Means fall off by 1/16 per rollout. By Little's law the whole member makes
+    `load / token_s` tokens per second.
+
+    Attributes:
+        token_s: Seconds per sampled token of one rollout, from its issue to its acceptance: the
+            way, the queue and the wait for a version are in it. 0: not measured yet.
+        load: Samples that were out at the member meanwhile.
+    """
+
+    token_s: float = 0.0
+    load: float = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured."""
+        return self.token_s > 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Sampled tokens of the whole member; 0: not measured."""
+        return self.load / self.token_s if self.is_known else 0.0
+
+    def note(self, *, seconds: float, token_count: int, outstanding: int) -> None:
+        """Count one accepted rollout.
+
+        Args:
+            seconds: From its issue to its acceptance.
+            token_count: Sampled tokens in it.
+            outstanding: Samples out at the member, this one included.
+        """
+        token_s = max(seconds, 1e-6) / max(1, token_count)
+        load = float(max(1, outstanding))
+        if not self.is_known:
+            self.token_s, self.load = token_s, load
+            return
+        self.token_s += _WEIGHT * (token_s - self.token_s)
+        self.load += _WEIGHT * (load - self.load)
+
+    def finish_s(self, *, token_count: float, outstanding: int, count: int) -> float:
+        """Return in how many seconds new samples would be done; 0: not measured.
+
+        As many as were out when it was measured take as long as these took; more of them share the
+        same engine.
+
+        Args:
+            token_count: Expected per sample.
+            outstanding: Samples out at the member now.
+            count: New ones.
+
+        Example:
+            0.01 s per token at a load of 16, 100 tokens: 1 s with 8 out and 8 new ones, 1.5 s with
+            16 out and 8 new ones.
+        """
+        crowding = max(1.0, (outstanding + count) / self.load) if self.is_known else 1.0
+        return self.token_s * token_count * crowding
+
+
+class Measured:
+    """What is expected of the pool and of prompts.
+
+    Rollouts are as long as they were lately; a long prompt costs more than a short one.
+
+    Attributes:
+        fastest_token_s: Of the fastest member; 0: nobody was measured. Looked up anew every so many
+            rollouts.
+        mean_size: Letters per prompt.
+    """
+
+    def __init__(self) -> None:
+        self.fastest_token_s = 0.0
+        self.mean_size = 0.0
+        self._tokens = 0.0
+        self._count = 0
+
+    def note(self, token_count: int, speeds: Iterable[Speed]) -> None:
+        """Count one accepted rollout.
+
+        Args:
+            token_count: Sampled tokens in it.
+            speeds: Of the pool.
+        """
+        weight = _WEIGHT if self._tokens else 1.0
+        self._tokens += weight * (token_count - self._tokens)
+        if self._count % _LOOK_EVERY == 0:
+            self.fastest_token_s = min((s.token_s for s in speeds if s.is_known), default=0.0)
+        self._count += 1
+
+    def note_prompt(self, size: int) -> None:
+        """Count one prompt that was issued."""
+        weight = _WEIGHT if self.mean_size else 1.0
+        self.mean_size += weight * (size - self.mean_size)
+
+    def expected_tokens(self, size: int) -> float:
+        """Return how many tokens a rollout of a prompt will sample; 0: nothing is known.
+
+        A prompt of twice the mean length is expected to cost twice as much, within 1/2 and 4.
+        """
+        ratio = size / self.mean_size if self.mean_size else 1.0
+        return self._tokens * min(4.0, max(0.5, ratio))
+
+
+def size_of(prompt: Prompt) -> int:
+    """Return how many letters a prompt has, in all its fields."""
+    return sum(map(_letters, prompt.fields.values()))
+
+
+def _letters(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_letters, cast("Mapping[str, object]", value).values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_letters, cast("Sequence[object]", value)))
+    return 1

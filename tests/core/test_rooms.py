@@ -1,0 +1,70 @@
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from astraflow.core.members import Resources, Role
+from astraflow.core.sessions import RaasMember, Sessions
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def member(name):
+    return RaasMember(
+        member_id=name,
+        name=name,
+        role=Role.RAAS,
+        incarnation=1,
+        region="",
+        resources=Resources(),
+        join_time=NOW,
+        keep_alive_time=NOW,
+        policies={},
+    )
+
+
+names = st.sampled_from("abcde")
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("open"), names, st.just(0)),
+            st.tuples(st.just("close"), names, st.just(0)),
+            st.tuples(st.just("credit"), names, st.integers(0, 9)),
+            st.tuples(st.just("live"), names, st.integers(0, 30)),
+            st.tuples(st.just("drain"), names, st.integers(0, 30)),
+        )
+    )
+)
+def test_indexes_say_what_a_look_at_everybody_would(steps):
+    sessions = Sessions(ttl=timedelta(seconds=10))
+    for what, name, number in steps:
+        known = sessions.find(name)
+        if what == "open" and known is None:
+            sessions.open(member(name))
+        elif known is not None:
+            match what:
+                case "close":
+                    sessions.close(name)
+                case "credit":
+                    known.give_credit(number, None)
+                case "live":
+                    later = NOW + timedelta(seconds=number)
+                    known.keep_alive_time = max(known.keep_alive_time, later)
+                case "drain":
+                    sessions.drain(known, NOW + timedelta(seconds=number))
+        for count in (1, 4):
+            roomy = {each.member_id for each in sessions.with_room(count)}
+            assert roomy == {m.member_id for m in sessions.pool if m.free_count >= count}
+        assert sessions.next_end == min(map(sessions.end_of, sessions), default=None)
+
+
+def test_credit_that_is_in_use_is_no_room():
+    sessions = Sessions(ttl=timedelta(seconds=10))
+    node = member("a")
+    sessions.open(node)
+    assert not list(sessions.with_room(1))
+    node.give_credit(3, None)
+    assert list(sessions.with_room(3)) == [node]
+    assert not list(sessions.with_room(4))
