@@ -166,10 +166,34 @@ class Workflow(Strict):
     """Policies that it samples from; empty: all of the recipe."""
 
 
+class Algorithm(Strict):
+    """A data algorithm; its name alone will do where it needs no options. See algorithms.md."""
+
+    name: str
+    """Built in, an entry point of an installed package, or module:Class."""
+    options: Options = {}
+    """Checked by the algorithm when the hub starts."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_only(cls, said: Any) -> Any:
+        return {"name": said} if isinstance(said, str) else said
+
+
+class MixPhase(Strict):
+    """How data sets are mixed from a version on."""
+
+    weights: dict[Name, Annotated[float, Field(ge=0)]] = Field(min_length=1)
+    """Shares by data set; they need not add up to 1."""
+    from_version: int = Field(default=0, ge=0)
+    """First version of the workflow's first policy that it is for."""
+
+
 class Rollouts(Strict):
     """What is asked for in training."""
 
-    data_set: Name
+    data_set: Name | dict[Name, Annotated[float, Field(ge=0)]] | tuple[MixPhase, ...]
+    """One data set, several by weight, or a schedule of weights by version."""
     workflow: Name
     group_size: int = Field(default=8, ge=1)
     """Rollouts per prompt."""
@@ -186,12 +210,47 @@ class Rollouts(Strict):
     the pool, and is whole sooner when few groups are open."""
     max_failed_groups: int = Field(default=32, ge=1)
     """The run fails after so many groups in a row of which every rollout failed."""
+    selectors: tuple[Algorithm, ...] = ()
+    """Decide which prompts are asked for: uniform, filter_solved, curriculum, greso, or your own.
+    All of them have to admit a prompt; none: every prompt is asked for."""
+    max_skips: int = Field(default=256, ge=1)
+    """After so many prompts in a row that were not admitted the next one is asked for."""
+    filters: tuple[Algorithm, ...] = ()
+    """Decide, in this order, what of a whole group is trained on: zero_advantage (dynamic
+    sampling), reward_range, length, truncated, route, or your own."""
 
     @model_validator(mode="after")
     def _group_can_be_whole(self) -> Self:
         if self.min_group_size > self.group_size:
             raise ValueError("min_group_size is larger than group_size")
         return self
+
+    @model_validator(mode="after")
+    def _mix_has_weights(self) -> Self:
+        if not self.mix or self.mix[0].from_version:
+            raise ValueError("data_set: the first phase has to begin with from_version 0")
+        versions = [phase.from_version for phase in self.mix]
+        if sorted(set(versions)) != versions:
+            raise ValueError("data_set: from_version has to rise from phase to phase")
+        if not all(any(phase.weights.values()) for phase in self.mix):
+            raise ValueError("data_set: every phase needs a weight above 0")
+        return self
+
+    @property
+    def mix(self) -> tuple[MixPhase, ...]:
+        """How data sets are mixed, phase by phase."""
+        match self.data_set:
+            case str(name):
+                return (MixPhase(weights={name: 1.0}),)
+            case dict(weights):
+                return (MixPhase(weights=weights),)
+            case phases:
+                return phases
+
+    @property
+    def data_sets(self) -> tuple[str, ...]:
+        """All data sets that prompts come from."""
+        return tuple(dict.fromkeys(name for phase in self.mix for name in phase.weights))
 
 
 class Relation(Strict):
@@ -322,7 +381,7 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        sets = [("rollouts", self.rollouts.data_set, self.rollouts.workflow)]
+        sets = [("rollouts", name, self.rollouts.workflow) for name in self.rollouts.data_sets]
         for suite, settings in self.evals.items():
             sets += [
                 (f"evals.{suite}", part.data_set, part.workflow) for part in settings.data_sets

@@ -110,11 +110,12 @@ class AnnounceVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawPrompts:
-    """Read the next training prompts; answer with PromptsOffered.
+    """Read the next training prompts of a data set; answer with PromptsOffered.
 
-    Asked once at a time: the next request follows the answer.
+    Asked once at a time for each data set: the next request follows the answer.
     """
 
+    data_set: str
     count: int
 
 

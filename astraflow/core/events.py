@@ -229,10 +229,12 @@ class PromptsOffered:
 
     Attributes:
         prompts: The next rows.
+        data_set: Of which data set; empty: the run has one.
         is_last: No prompt follows: the data set is through.
     """
 
     prompts: tuple[Prompt, ...]
+    data_set: str = ""
     is_last: bool = False
 
 

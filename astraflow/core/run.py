@@ -10,7 +10,7 @@ that it is made of share one `State`; this module only puts them together:
 - `ending` sees a run to its end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -91,7 +91,7 @@ class Run:
         self._evaluation.advance(now)
         self._batching.advance(now)
         if not self._evaluation.is_reading:
-            self._training.advance(now)
+            self._issue(now)
         self._ending.advance(now)
         return Decision(answer=answer, effects=self._state.take_effects())
 
@@ -155,9 +155,9 @@ class Run:
         return sources_of(self._state.sessions, info, caller)
 
     @property
-    def drawn_count(self) -> int:
-        """Training prompts that were offered so far: where the data set stands."""
-        return self._state.flow.drawn_count
+    def drawn_counts(self) -> Mapping[str, int]:
+        """Training prompts that were offered so far: where each data set stands."""
+        return self._training.prompts.drawn_counts
 
     @property
     def open_task_ids(self) -> frozenset[TaskId]:
@@ -208,8 +208,8 @@ class Run:
                 return self._publish(event, now)
             case ev.VersionReported(member_id=member_id, report=report):
                 return self._membership.report(member_id, report)
-            case ev.PromptsOffered(prompts=prompts, is_last=is_last):
-                return self._training.offer(prompts, is_last=is_last)
+            case ev.PromptsOffered(prompts=prompts, data_set=data_set, is_last=is_last):
+                return self._training.prompts.offer(prompts, data_set=data_set, is_last=is_last)
             case ev.EvalPromptsOffered(eval_run_id=eval_run_id, prompts=prompts):
                 return self._evaluation.offer(eval_run_id, prompts)
             case ev.EvalCreated():
@@ -236,9 +236,16 @@ class Run:
                 flow.failure = flow.failure or (None if flow.is_final else failure)
         return None
 
+    def _issue(self, now: datetime) -> None:
+        was_through = self._training.is_through
+        self._training.advance(now)
+        if self._training.is_through and not was_through:
+            # The last prompts were passed over: what is whole may be the last batch.
+            self._batching.advance(now)
+
     def _restart(self, now: datetime) -> None:
         self._membership.renew_all(now)
-        self._training.draw_again()
+        self._training.prompts.draw_again()
         self._evaluation.draw_again()
         self._ending.begin_again(now)
 
@@ -256,6 +263,9 @@ class Run:
                 Reason.ROLE_NOT_ALLOWED,
                 f"{event.member_id} trains {member.policy_id}, not {info.policy_id}",
             )
+        is_new = info.version == policy.versions.next_version
         if policy.versions.publish(info, now):
             self._pacing.announce_again(policy.versions.get(info.version))
+        if is_new and info.policy_id == self._state.settings.workflow.policy_ids[0]:
+            self._training.prompts.begin_version(info.version)
         return policy.versions.next_version

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from astraflow.core.algorithms.plug_in import PlugInSpec
 from astraflow.core.barrier import VersionRelation
 from astraflow.core.evals import EvalSuite
 from astraflow.core.ids import PolicyId, RunId, WorkflowId
+from astraflow.core.mixing import MixPhase
 from astraflow.core.tasks import SamplingParams, WorkflowSpec
 
 
@@ -43,6 +45,11 @@ class RolloutSettings:
         max_failed_groups: The run fails after so many groups in a row of which every
             rollout failed.
         keeps_together: One RaaS samples a whole group, if any can.
+        mix: How data sets are mixed, at least one phase; the first from version 0.
+        row_count: Of all its data sets together.
+        selectors: Decide which prompts are asked for; all of them have to admit one.
+        max_skips: After so many prompts in a row that were not admitted the next one is.
+        filters: Decide what of a whole group is trained on, in this order.
     """
 
     workflow_id: WorkflowId
@@ -52,6 +59,11 @@ class RolloutSettings:
     max_attempts: int = 3
     max_failed_groups: int = 32
     keeps_together: bool = True
+    mix: tuple[MixPhase, ...] = (MixPhase(weights={"train": 1.0}),)
+    row_count: int = 1
+    selectors: tuple[PlugInSpec, ...] = ()
+    max_skips: int = 256
+    filters: tuple[PlugInSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

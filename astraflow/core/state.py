@@ -28,8 +28,6 @@ class Flow:
         is_paused: By an operator.
         stop: How it was stopped; None: it was not.
         stop_time: When a drain becomes a cancel.
-        is_drawn: Whether the last training prompt was offered.
-        drawn_count: Training prompts that were offered.
         failure: Why it failed.
         final_time: When it was over.
         is_closed: Whether the hub was told to exit.
@@ -39,8 +37,6 @@ class Flow:
     is_paused: bool = False
     stop: StopMode | None = None
     stop_time: datetime | None = None
-    is_drawn: bool = False
-    drawn_count: int = 0
     failure: Failure | None = None
     final_time: datetime | None = None
     is_closed: bool = False

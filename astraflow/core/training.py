@@ -1,13 +1,11 @@
 """Training: prompts become groups, groups become whole, whole groups go to the buffers."""
 
 from bisect import insort
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import islice
 from typing import Final
 
-from astraflow.core.effects import DrawPrompts
+from astraflow.core.algorithms.points import GroupOutcome
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.groups import Slot, TrainGroup
 from astraflow.core.ids import GroupId, PolicyId
@@ -15,6 +13,7 @@ from astraflow.core.outbound import Outbound
 from astraflow.core.pacing import blocker_of, slack_s
 from astraflow.core.placement import Room, Want, choose, is_slow, keeps_up, pick, training_room
 from astraflow.core.policies import Policy
+from astraflow.core.prompt_queue import PromptQueue
 from astraflow.core.records import Entry
 from astraflow.core.speed import size_of
 from astraflow.core.state import State
@@ -26,22 +25,22 @@ _LOOK_AHEAD: Final = 8
 
 
 class Training:
-    """Issues training tasks and takes what comes of them."""
+    """Issues training tasks and takes what comes of them.
+
+    Attributes:
+        prompts: That wait to be asked for.
+    """
 
     def __init__(self, state: State, outbound: Outbound) -> None:
         self._state = state
         self._outbound = outbound
         self._workflow = state.settings.workflow
-        self._prompts = deque[Prompt]()
+        self.prompts = PromptQueue(state)
         self._again: list[TrainGroup] = []
         self._passed_count = 0
         self._keeps_together = state.settings.rollouts.keeps_together
-        self._is_drawing = False
         self._group_count = 0
         self._failed_in_a_row = 0
-        batches = [policy.groups_per_batch for policy in state.settings.policies]
-        # Enough for every slot that one event can free, so that no slot waits for a prompt.
-        self._draw_count = 2 * max(batches)
 
     @property
     def live_policies(self) -> list[Policy]:
@@ -52,24 +51,12 @@ class Training:
     @property
     def is_through(self) -> bool:
         """Whether no group will be begun any more."""
-        return self._state.flow.stop is not None or (
-            self._state.flow.is_drawn and not self._prompts
-        )
+        return self._state.flow.stop is not None or self.prompts.is_through
 
     @property
     def room_wanted(self) -> bool:
         """Whether a group could be issued if a RaaS had room for it."""
-        return bool(self._again or self._prompts) and self._has_slot()
-
-    def offer(self, prompts: tuple[Prompt, ...], *, is_last: bool) -> None:
-        """Take prompts that the hub drew."""
-        self._is_drawing = False
-        self._prompts.extend(prompts)
-        self._state.flow.drawn_count += len(prompts)
-        self._state.flow.is_drawn |= is_last
-        if is_last and prompts:
-            last = prompts[-1]
-            self._state.flow.epochs[last.data_set] = last.epoch + 1
+        return bool(self._again or self.prompts.has_prompt) and self._has_slot()
 
     def advance(self, now: datetime) -> None:
         """Issue what there is room for: first what was out before, then new groups."""
@@ -79,9 +66,10 @@ class Training:
             del self._again[0]
         if self._again or self._state.flow.stop is not None:
             return
-        while self._prompts and self._has_slot() and self._issue_new(now):
+        while self._has_slot() and self._issue_new(now):
             pass
-        self._draw()
+        if self.live_policies and self._state.sessions.pool:
+            self.prompts.draw()
 
     def accept(self, group: TrainGroup, index: int, entry: Entry, now: datetime) -> None:
         """Take one rollout of a group."""
@@ -152,22 +140,14 @@ class Training:
         staleness = full.settings.max_staleness
         return 0 < staleness < starving.consumed_count - full.consumed_count
 
-    def _draw(self) -> None:
-        wants_more = len(self._prompts) < self._draw_count and not self._state.flow.is_drawn
-        if wants_more and not self._is_drawing and self.live_policies and self._state.sessions.pool:
-            self._is_drawing = True
-            self._state.do(DrawPrompts(count=2 * self._draw_count))
-
-    def draw_again(self) -> None:
-        """Ask again for prompts that were asked for and did not come."""
-        if self._is_drawing:
-            self._state.do(DrawPrompts(count=2 * self._draw_count))
-
     def _issue_new(self, now: datetime) -> bool:
         size = self._state.settings.rollouts.group_size
+        first = self.prompts.peek(1)
+        if not first:
+            return False
         takers = self._takers()
         versions = self._versions(takers, is_open=False)
-        room = self._room(self._prompts[0], size, takers, versions, now)
+        room = self._room(first[0], size, takers, versions, now)
         if room is None:
             return False
         prompt = self._take_prompt(room)
@@ -182,8 +162,6 @@ class Training:
             policies=[policy.policy_id for policy in takers],
         )
         self._state.groups[group.group_id] = group
-        epochs = self._state.flow.epochs
-        epochs[prompt.data_set] = max(epochs.get(prompt.data_set, 0), prompt.epoch)
         for policy in takers:
             policy.admit(group)
         self._send(group, room, versions, now)
@@ -194,15 +172,13 @@ class Training:
     def _take_prompt(self, room: Room) -> Prompt:
         """Take the next prompt; a slow RaaS gets a short one of the next few."""
         measured = self._state.measured
-        sizes = [size_of(prompt) for prompt in islice(self._prompts, _LOOK_AHEAD)]
         may_pass = self._passed_count < _LOOK_AHEAD
         slow = may_pass and is_slow(room.member, measured.fastest_token_s)
+        sizes = [size_of(prompt) for prompt in self.prompts.peek(_LOOK_AHEAD if slow else 1)]
         index = pick(sizes, mean=measured.mean_size, is_slow=slow)
         self._passed_count = self._passed_count + 1 if index else 0
         measured.note_prompt(sizes[index])
-        prompt = self._prompts[index]
-        del self._prompts[index]
-        return prompt
+        return self.prompts.take(index)
 
     def _issue_again(self, group: TrainGroup, now: datetime) -> bool:
         """Issue what is unissued; False when some of it has to wait."""
@@ -268,6 +244,7 @@ class Training:
         if group.open_count:
             return
         del self._state.groups[group.group_id]
+        self.prompts.note(_outcome(group))
         for policy_id in group.policies:
             self._state.policies[policy_id].complete(group)
         if group.has_reward or not group.failures:
@@ -296,3 +273,14 @@ class Training:
                 f"the last one: {last.message}",
                 metadata=last.metadata,
             )
+
+
+def _outcome(group: TrainGroup) -> GroupOutcome:
+    """Return what a whole group came to, each rollout counted once whoever trains on it."""
+    found = {
+        index: sample.entry.rollout.reward
+        for samples in group.samples.values()
+        for index, sample in samples.items()
+    }
+    rewards = [reward for _, reward in sorted(found.items()) if reward is not None]
+    return GroupOutcome(prompt=group.prompt, rewards=tuple(rewards))

@@ -46,7 +46,7 @@ from astraflow.dataflow.hands import Draw, Hands
 from astraflow.dataflow.mailroom import BatchItem
 from astraflow.dataflow.memory import Memory
 from astraflow.dataflow.outbox import Outbox
-from astraflow.dataflow.prompts import DataSets, PromptSource
+from astraflow.dataflow.prompts import DataSets, PromptSources
 from astraflow.dataflow.recorder import Recorder
 from astraflow.dataflow.tokens import SessionTokens, token_digest
 from astraflow.storage.journal import Journal
@@ -64,7 +64,7 @@ class Hub:
         run: Run,
         *,
         data_sets: DataSets,
-        source: PromptSource,
+        sources: PromptSources,
         recorder: Recorder,
         clock: Clock,
         journal: Journal | None = None,
@@ -76,7 +76,7 @@ class Hub:
         Args:
             run: Fresh, or as its journal has it; nobody else applies events to it.
             data_sets: Read for evaluations.
-            source: Prompts to train on.
+            sources: Prompts to train on.
             recorder: Gets what is kept for people.
             clock: Tells the time.
             journal: Gets every event; None: nothing outlives the process.
@@ -90,7 +90,7 @@ class Hub:
         self.event_count = 0
         self.max_apply_s = 0.0
         self._data_sets = data_sets
-        self._source = source
+        self._sources = sources
         self._clock = clock
         self._keeps_records = journal is not None
         self._transfer_token = transfer_token or SessionTokens.mint()
@@ -243,8 +243,10 @@ class Hub:
         """Read what a draw asks for, on a thread; what cannot be read breaks the run."""
         try:
             if isinstance(draw, DrawPrompts):
-                prompts = await asyncio.to_thread(self._source.draw, draw.count)
-                return PromptsOffered(prompts=prompts, is_last=len(prompts) < draw.count)
+                name, count = draw.data_set, draw.count
+                prompts = await asyncio.to_thread(self._sources.draw, name, count)
+                is_last = len(prompts) < count
+                return PromptsOffered(prompts=prompts, data_set=name, is_last=is_last)
             rows = await asyncio.to_thread(self._data_sets.first_passes, draw.data_sets)
             return EvalPromptsOffered(eval_run_id=draw.eval_run_id, prompts=rows)
         except AstraflowError as error:

@@ -53,6 +53,22 @@ class PromptSource:
         return tuple(islice(self._rows, count))
 
 
+class PromptSources:
+    """The prompts to train on, by data set."""
+
+    def __init__(self, sources: Mapping[str, PromptSource]) -> None:
+        self._sources = sources
+
+    def skip(self, counts: Mapping[str, int]) -> None:
+        """Pass over prompts that were drawn before."""
+        for name, drawn in counts.items():
+            self._sources[name].skip(drawn)
+
+    def draw(self, name: str, count: int) -> tuple[Prompt, ...]:
+        """Return the next prompts of a data set; fewer than asked for: they are through."""
+        return self._sources[name].draw(count)
+
+
 class DataSets:
     """All data sets of a recipe, by name."""
 
@@ -62,6 +78,10 @@ class DataSets:
     def source(self, name: str, *, epochs: int | None) -> PromptSource:
         """Return the prompts of a data set for training."""
         return PromptSource(self._readers[name], name=name, epochs=epochs)
+
+    def sources(self, names: Iterable[str], *, epochs: int | None) -> PromptSources:
+        """Return the prompts of some data sets for training, each for so many passes."""
+        return PromptSources({name: self.source(name, epochs=epochs) for name in names})
 
     def first_passes(self, names: Iterable[str]) -> dict[str, tuple[Prompt, ...]]:
         """Return every row of some data sets, for an evaluation."""

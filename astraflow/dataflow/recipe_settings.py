@@ -1,12 +1,14 @@
 """Settings: what the state machine needs of a recipe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from astraflow.config import recipe as config
+from astraflow.core.algorithms.plug_in import PlugInSpec
 from astraflow.core.barrier import OnTimeout, RelationKind, VersionRelation
 from astraflow.core.evals import EvalDataSet, EvalSuite
 from astraflow.core.ids import PolicyId, RunId, WorkflowId
+from astraflow.core.mixing import MixPhase
 from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
 from astraflow.core.tasks import SamplingParams
 from astraflow.workflows.building import workflow_specs
@@ -30,7 +32,7 @@ def run_settings(
         seed=recipe.seed,
         policies=tuple(_policy(name, policy) for name, policy in recipe.policies.items()),
         workflows=workflow_specs(recipe),
-        rollouts=_rollouts(recipe.rollouts),
+        rollouts=_rollouts(recipe.rollouts, size_of),
         relation=_relation(recipe.relation),
         suites=tuple(_suite(recipe, name, size_of) for name in recipe.evals),
         session_ttl=timedelta(seconds=recipe.hub.session_ttl_s),
@@ -69,7 +71,7 @@ def _sampling(sampling: config.Sampling) -> SamplingParams:
     )
 
 
-def _rollouts(rollouts: config.Rollouts) -> RolloutSettings:
+def _rollouts(rollouts: config.Rollouts, size_of: Callable[[str], int]) -> RolloutSettings:
     return RolloutSettings(
         workflow_id=WorkflowId(rollouts.workflow),
         group_size=rollouts.group_size,
@@ -78,7 +80,19 @@ def _rollouts(rollouts: config.Rollouts) -> RolloutSettings:
         max_attempts=rollouts.max_attempts,
         max_failed_groups=rollouts.max_failed_groups,
         keeps_together=rollouts.keep_together,
+        mix=tuple(
+            MixPhase(weights=phase.weights, from_version=phase.from_version)
+            for phase in rollouts.mix
+        ),
+        row_count=sum(map(size_of, rollouts.data_sets)),
+        selectors=_specs(rollouts.selectors),
+        max_skips=rollouts.max_skips,
+        filters=_specs(rollouts.filters),
     )
+
+
+def _specs(algorithms: Iterable[config.Algorithm]) -> tuple[PlugInSpec, ...]:
+    return tuple(PlugInSpec(name=each.name, options=each.options) for each in algorithms)
 
 
 def _suite(recipe: config.Recipe, name: str, size_of: Callable[[str], int]) -> SuiteSettings:

@@ -64,7 +64,7 @@ async def serve_hub(
     """
     clock = clock or SystemClock()
     data_sets = await asyncio.to_thread(open_data_sets, recipe)
-    source = data_sets.source(recipe.rollouts.data_set, epochs=recipe.rollouts.epochs)
+    sources = data_sets.sources(recipe.rollouts.data_sets, epochs=recipe.rollouts.epochs)
     folder = RunDir(run_dir)
     recovered = await open_run(recipe, folder, size_of=data_sets.size, clock=clock)
     replica, journal = recovered.replica, recovered.journal
@@ -72,7 +72,7 @@ async def serve_hub(
     hub = Hub(
         replica.run,
         data_sets=data_sets,
-        source=source,
+        sources=sources,
         recorder=recorder,
         clock=clock,
         journal=journal,
@@ -81,7 +81,7 @@ async def serve_hub(
     )
     try:
         if recovered.is_restarted:
-            await asyncio.to_thread(source.skip, replica.run.drawn_count)
+            await asyncio.to_thread(sources.skip, replica.run.drawn_counts)
             recorder.make_up(replica.lines)
             hub.apply(HubRestarted())
             # Before the first call, not with the first commit.

@@ -158,9 +158,11 @@ _KINDS: dict[type[Any], _Kind] = {
     ev.PromptsOffered: _Kind(
         "prompts_offered",
         lambda e: pb.PromptsOffered(
-            prompts=map(rollout.encode_prompt, e.prompts), is_last=e.is_last
+            prompts=map(rollout.encode_prompt, e.prompts), data_set=e.data_set, is_last=e.is_last
         ),
-        lambda m: ev.PromptsOffered(prompts=read_prompts(m.prompts), is_last=m.is_last),
+        lambda m: ev.PromptsOffered(
+            prompts=read_prompts(m.prompts), data_set=m.data_set, is_last=m.is_last
+        ),
     ),
     ev.EvalPromptsOffered: _Kind("eval_prompts_offered", write_eval_prompts, read_eval_prompts),
     ev.EvalCreated: _Kind(

@@ -17,6 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from astraflow import __version__
+from astraflow.core.algorithms.plug_in import PlugIn
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow_proto.journal.v1 import snapshot_pb2 as pb
 
@@ -131,7 +132,7 @@ class _Writer:
     def _of_ours(self, thing: Any) -> _Apart:
         kind = cast("type[Any]", type(thing))
         path = f"{kind.__module__}:{kind.__qualname__}"
-        if not path.startswith(self._modules):
+        if not path.startswith(self._modules) and not issubclass(kind, PlugIn):
             raise AstraflowError(
                 Reason.JOURNAL_FAILED, f"the state holds a {path}, which has no plain value"
             )
@@ -209,14 +210,13 @@ class _Reader:
 
     def _class(self, path: str) -> type[Any]:
         if path not in self._classes:
-            if not path.startswith(self._modules):
-                raise LookupError(f"{path} is no part of a run's state")
             module, _, name = path.partition(":")
             kind: Any = import_module(module)
             for part in name.split("."):
                 kind = getattr(kind, part)
-            if not isinstance(kind, type):
-                raise LookupError(f"{path} is no class")
+            is_class = isinstance(kind, type)
+            if not (is_class and (path.startswith(self._modules) or issubclass(kind, PlugIn))):
+                raise LookupError(f"{path} is no part of a run's state")
             self._classes[path] = kind
         return self._classes[path]
 

@@ -1,6 +1,6 @@
 """A run with a pool and trainers that do what they are told, without any process."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -125,7 +125,7 @@ def make_rollout(task, index, *, versions, reward=1.0, outcome=Outcome.SCORED, n
 class World:
     """A run, its clock, and what the effects put on the streams of its members."""
 
-    def __init__(self, settings, *, prompt_count=None, eval_prompt_count=3):
+    def __init__(self, settings, *, prompt_count=None, row_count=None, eval_prompt_count=3):
         self.settings = settings
         self.clock = ManualClock(START)
         self.run = Run(settings, start_time=START)
@@ -142,8 +142,9 @@ class World:
         self.announced = []
         self.states = []
         self.is_over = False
-        self.drawn = 0
+        self.drawn = Counter()
         self._prompt_count = prompt_count
+        self._row_count = row_count
         self._eval_prompt_count = eval_prompt_count
         self._secret = 0
 
@@ -178,7 +179,7 @@ class World:
                 self.closed.append(effect)
                 self.tasks.pop(effect.member_id, None)
             case ef.DrawPrompts():
-                return [self._draw(effect.count)]
+                return [self._draw(effect.data_set, effect.count)]
             case ef.DrawEvalPrompts():
                 return [
                     ev.EvalPromptsOffered(
@@ -207,15 +208,20 @@ class World:
                 self.is_over = True
         return None
 
-    def _draw(self, count):
+    def _draw(self, data_set, count):
+        drawn = self.drawn[data_set]
         if self._prompt_count is not None:
-            count = min(count, self._prompt_count - self.drawn)
-        prompts = tuple(
-            Prompt(prompt_id=f"p{number}", data_set="train", fields={"number": number})
-            for number in range(self.drawn, self.drawn + count)
-        )
-        self.drawn += count
-        return ev.PromptsOffered(prompts=prompts, is_last=self.drawn == self._prompt_count)
+            count = min(count, self._prompt_count - drawn)
+        prompts = tuple(self._prompt(data_set, number) for number in range(drawn, drawn + count))
+        self.drawn[data_set] += count
+        is_last = self.drawn[data_set] == self._prompt_count
+        return ev.PromptsOffered(prompts=prompts, data_set=data_set, is_last=is_last)
+
+    def _prompt(self, data_set, number):
+        """Rows by number; with a row_count they come again in the next epoch."""
+        epoch, row = divmod(number, self._row_count or 1 << 62)
+        name = f"p{row}" if data_set == "train" else f"{data_set}/{row}"
+        return Prompt(prompt_id=name, data_set=data_set, epoch=epoch, fields={"number": number})
 
     def tick(self, seconds=0.0):
         self.clock.advance(seconds)
@@ -389,12 +395,13 @@ def make_patch(version):
 
 @pytest.fixture
 def make_world():
-    """Build a world: settings as in make_settings; prompt_count, eval_prompt_count."""
+    """Build a world: settings as in make_settings; prompt_count (of each data set), row_count."""
 
-    def build(*, prompt_count=None, eval_prompt_count=3, **settings):
+    def build(*, prompt_count=None, row_count=None, eval_prompt_count=3, **settings):
         return World(
-            make_settings(**settings),
+            make_settings(row_count=row_count or 1, **settings),
             prompt_count=prompt_count,
+            row_count=row_count,
             eval_prompt_count=eval_prompt_count,
         )
 

@@ -195,12 +195,14 @@ class VersionReported(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., report: _Optional[_Union[_version_service_pb2.ReportVersionRequest, _Mapping]] = ...) -> None: ...
 
 class PromptsOffered(_message.Message):
-    __slots__ = ("prompts", "is_last")
+    __slots__ = ("prompts", "is_last", "data_set")
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    DATA_SET_FIELD_NUMBER: _ClassVar[int]
     prompts: _containers.RepeatedCompositeFieldContainer[_task_pb2.Prompt]
     is_last: bool
-    def __init__(self, prompts: _Optional[_Iterable[_Union[_task_pb2.Prompt, _Mapping]]] = ..., is_last: _Optional[bool] = ...) -> None: ...
+    data_set: str
+    def __init__(self, prompts: _Optional[_Iterable[_Union[_task_pb2.Prompt, _Mapping]]] = ..., is_last: _Optional[bool] = ..., data_set: _Optional[str] = ...) -> None: ...
 
 class EvalPromptsOffered(_message.Message):
     __slots__ = ("eval_run_id", "data_sets")

@@ -1,0 +1,1 @@
+"""Rollout filters: what of a whole group is trained on."""

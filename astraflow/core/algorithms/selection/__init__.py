@@ -1,0 +1,1 @@
+"""Prompt selectors: which prompt is worth its rollouts now."""

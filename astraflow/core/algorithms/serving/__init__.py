@@ -1,0 +1,1 @@
+"""Batch serving: what is replayed, and which batches are refused."""

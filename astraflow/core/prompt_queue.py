@@ -1,0 +1,181 @@
+"""The prompts that wait to be asked for: read ahead by data set, mixed, and selected."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from astraflow.core.algorithms.finding import selector
+from astraflow.core.algorithms.plug_in import Dice
+from astraflow.core.algorithms.points import GroupOutcome
+from astraflow.core.effects import DrawPrompts
+from astraflow.core.mixing import Mixing
+from astraflow.core.state import State
+from astraflow.core.tasks import Prompt
+
+
+@dataclass(slots=True, kw_only=True)
+class _DataSet:
+    """What was read of one data set.
+
+    Attributes:
+        prompts: Read and not looked at.
+        drawn_count: Read so far.
+        is_drawing: Whether more were asked for.
+        is_through: Whether the last one was read.
+    """
+
+    prompts: deque[Prompt] = field(default_factory=deque[Prompt])
+    drawn_count: int = 0
+    is_drawing: bool = False
+    is_through: bool = False
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a prompt is here or will come."""
+        return bool(self.prompts) or not self.is_through
+
+
+class PromptQueue:
+    """Gives out one prompt after the other, in an order that depends on events alone."""
+
+    def __init__(self, state: State) -> None:
+        """Begin with the first rows.
+
+        Raises:
+            AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
+        """
+        settings = state.settings.rollouts
+        self._state = state
+        self._mixing = Mixing(settings.mix)
+        self._data_sets = {name: _DataSet() for phase in settings.mix for name in phase.weights}
+        self._selectors = [(spec.name, selector(spec)) for spec in settings.selectors]
+        self._dice = Dice(seed=state.settings.seed, salt="select")
+        batches = [policy.groups_per_batch for policy in state.settings.policies]
+        # Enough for every slot that one event can free, so that no slot waits for a prompt.
+        self._draw_count = 2 * max(batches)
+        self._admitted: list[Prompt] = []
+        self._seen_count = self._asked_count = self._forced_count = 0
+        self._skipped_in_a_row = 0
+        self._warm_up_left: int | None = None
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether one is here."""
+        read = any(data_set.prompts for data_set in self._data_sets.values())
+        return bool(self._admitted) or read
+
+    @property
+    def is_through(self) -> bool:
+        """Whether no prompt will come any more."""
+        has_more = any(data_set.has_more for data_set in self._data_sets.values())
+        return not self._admitted and not has_more
+
+    @property
+    def drawn_counts(self) -> dict[str, int]:
+        """Prompts read so far, by data set."""
+        return {name: data_set.drawn_count for name, data_set in self._data_sets.items()}
+
+    def offer(self, prompts: tuple[Prompt, ...], *, data_set: str, is_last: bool) -> None:
+        """Take prompts that the hub read; no name of a data set: the first one."""
+        into = self._data_sets[data_set or next(iter(self._data_sets))]
+        into.is_drawing = False
+        into.prompts.extend(prompts)
+        into.drawn_count += len(prompts)
+        into.is_through |= is_last
+        if is_last and prompts:
+            self._state.flow.epochs[prompts[-1].data_set] = prompts[-1].epoch + 1
+
+    def peek(self, count: int) -> Sequence[Prompt]:
+        """Return up to so many of the next prompts; fewer: others have to be read first."""
+        while len(self._admitted) < count:
+            prompt = self._next()
+            if prompt is None:
+                break
+            if self._admits(prompt):
+                self._mixing.count(prompt.data_set)
+                self._admitted.append(prompt)
+        return self._admitted[:count]
+
+    def take(self, index: int) -> Prompt:
+        """Take one of those that `peek` returned."""
+        prompt = self._admitted.pop(index)
+        epochs = self._state.flow.epochs
+        epochs[prompt.data_set] = max(epochs.get(prompt.data_set, 0), prompt.epoch)
+        return prompt
+
+    def note(self, outcome: GroupOutcome) -> None:
+        """Let selectors learn from a group."""
+        for _, each in self._selectors:
+            each.note(outcome)
+
+    def begin_version(self, version: int) -> None:
+        """Let weights and selectors know of a version of the workflow's first policy."""
+        self._mixing.begin_version(version)
+        if version < 1:
+            return
+        if self._warm_up_left is None:
+            self._warm_up_left = self._state.settings.rollouts.row_count
+        for _, each in self._selectors:
+            each.begin_version(version)
+
+    def draw(self) -> None:
+        """Ask for more of what this phase is short of."""
+        there = [name for name, data_set in self._data_sets.items() if data_set.has_more]
+        for name in self._mixing.weights(there) if there else ():
+            data_set = self._data_sets[name]
+            wants_more = len(data_set.prompts) < self._draw_count and not data_set.is_through
+            if wants_more and not data_set.is_drawing:
+                data_set.is_drawing = True
+                self._ask(name)
+
+    def draw_again(self) -> None:
+        """Ask again for what was asked for and did not come."""
+        for name, data_set in self._data_sets.items():
+            if data_set.is_drawing:
+                self._ask(name)
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return numbers for the log."""
+        if not self._selectors and len(self._data_sets) == 1:
+            return {}
+        seen, admitted = self._seen_count, self._asked_count
+        found = {
+            "data/select/seen": float(seen),
+            "data/select/skipped": float(seen - admitted),
+            "data/select/forced": float(self._forced_count),
+            "data/select/skipped_frac": (seen - admitted) / max(1, seen),
+        } | self._mixing.metrics()
+        for name, each in self._selectors:
+            found |= {f"data/select/{name}/{key}": float(v) for key, v in each.metrics().items()}
+        return found
+
+    def _next(self) -> Prompt | None:
+        there = [name for name, data_set in self._data_sets.items() if data_set.has_more]
+        if not there:
+            return None
+        prompts = self._data_sets[self._mixing.choose(there)].prompts
+        return prompts.popleft() if prompts else None
+
+    def _admits(self, prompt: Prompt) -> bool:
+        """Ask the selectors; after too many refusals in a row a prompt needs no admission."""
+        self._seen_count += 1
+        self._end_warm_up()
+        is_admitted = all(each.admits(prompt, self._dice) for _, each in self._selectors)
+        if not is_admitted and self._skipped_in_a_row < self._state.settings.rollouts.max_skips:
+            self._skipped_in_a_row += 1
+            return False
+        self._forced_count += not is_admitted
+        self._asked_count += 1
+        self._skipped_in_a_row = 0
+        return True
+
+    def _end_warm_up(self) -> None:
+        if not self._warm_up_left:
+            return
+        self._warm_up_left -= 1
+        if not self._warm_up_left:
+            for _, each in self._selectors:
+                each.end_warm_up()
+
+    def _ask(self, name: str) -> None:
+        self._state.do(DrawPrompts(data_set=name, count=2 * self._draw_count))
