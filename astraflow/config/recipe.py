@@ -122,6 +122,9 @@ class Trainer(Strict):
     """auto, cpu or cuda[:N]."""
     thread_count: int = Field(default=1, ge=1)
     """CPU threads for torch."""
+    store: str | None = None
+    """URL of a bucket or shared directory, such as s3://bucket/runs or file:///shared/runs, to
+    which versions also go, in a folder of the run's own; needs `astraflow[store]`."""
 
 
 class Policy(Strict):
@@ -331,6 +334,9 @@ class Raas(Strict):
     """Rollouts that one node runs at once."""
     engine: Engine = Engine()
     relay: Relay = Relay()
+    sources: Literal["auto", "store"] = "auto"
+    """Where weights come from. auto: whoever has them, nearest first. store: the object store
+    alone, for pools that cannot reach the trainer."""
 
 
 class Tls(Strict):

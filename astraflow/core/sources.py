@@ -63,7 +63,8 @@ class _Ranking:
         honest = [each for each in origin if not self._is_avoided(each.endpoint)]
         far = sorted([*honest, *far], key=lambda each: -each.goodput_bytes_per_s)
         listed = [*islice([*self._spread(near), *self._pulling()], _LISTED_RELAYS), *far]
-        return (*listed, *(each for each in origin if each not in honest), *self.info.sources)
+        last = [each for each in origin if each not in honest]
+        return (*listed, *last, *(s for s in self.info.sources if not self._is_avoided(s.address)))
 
     @property
     def _policy_id(self) -> PolicyId:

@@ -69,7 +69,7 @@ class VersionLedger:
         return self._infos[version]
 
     def publish(self, info: VersionInfo, now: datetime) -> bool:
-        """Enter a version; a repeat with more patches adds them.
+        """Enter a version; a repeat with more patches or object stores adds them.
 
         Returns:
             Whether anything changed.
@@ -105,9 +105,10 @@ class VersionLedger:
                 f"version {info.version} of {self._policy_id} has another content already",
             )
         patches = merge_patches(known.patches, info.patches)
-        if patches == known.patches:
+        sources = tuple(dict.fromkeys((*known.sources, *info.sources)))
+        if (patches, sources) == (known.patches, known.sources):
             return False
-        self._infos[info.version] = replace(known, patches=patches)
+        self._infos[info.version] = replace(known, patches=patches, sources=sources)
         return True
 
 

@@ -81,6 +81,11 @@ class Source:
     shard_count: int = 1
     goodput_bytes_per_s: float = 0.0
 
+    @property
+    def address(self) -> str:
+        """Its endpoint, or its URI without one."""
+        return self.endpoint or self.uri
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionInfo:

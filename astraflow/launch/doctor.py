@@ -150,6 +150,14 @@ def _devices() -> Iterator[Check]:
 
 def _lanes() -> Iterator[Check]:
     yield Check(area="lanes", name="grpc", works=True, found="always there")
+    release = _release("fsspec")
+    yield Check(
+        area="lanes",
+        name="object store",
+        works=None if release is None else True,
+        found="missing" if release is None else f"fsspec {release}",
+        advice="pip install 'astraflow[store]' if versions go by a bucket" if not release else "",
+    )
 
 
 def _engines() -> Iterator[Check]:

@@ -16,6 +16,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Resources
 from astraflow.core.tasks import RegisteredCode
+from astraflow.core.versions import SourceKind
 from astraflow.raas.node import Departure, NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
 from astraflow.rpc.address import is_loopback, split_address
@@ -70,6 +71,7 @@ def main_join(
         region=region,
         software=f"astraflow/{__version__}",
         tls=tls,
+        kinds=_kinds(recipe),
     )
     try:
         departure = asyncio.run(_join(recipe, settings, models or {}))
@@ -97,7 +99,7 @@ async def _join(
 
         def puller(policy_id: PolicyId) -> WeightPuller:
             relay = None if relays is None else relays.relays[policy_id]
-            return WeightPuller(policy_id, tls=settings.tls, relay=relay)
+            return WeightPuller(policy_id, tls=settings.tls, relay=relay, kinds=settings.kinds)
 
         node = RaasNode(settings, models=models, puller=puller, relays=relays)
         with _signals(node):
@@ -149,6 +151,10 @@ def _directory(recipe: Recipe, policy: str, directories: Mapping[str, Path]) -> 
             " model",
         )
     return directory
+
+
+def _kinds(recipe: Recipe) -> frozenset[SourceKind] | None:
+    return frozenset({SourceKind.OBJECT_STORE}) if recipe.raas.sources == "store" else None
 
 
 def _codes(recipe: Recipe) -> tuple[RegisteredCode, ...]:

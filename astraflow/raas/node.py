@@ -27,6 +27,7 @@ from astraflow.core.members import (
     Session,
 )
 from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCancellation, TaskCredit
+from astraflow.core.versions import SourceKind
 from astraflow.raas.load import LoadMeter, MeteredEngine
 from astraflow.raas.policies import PolicyDesk, ServedModel
 from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
@@ -61,6 +62,7 @@ class NodeSettings:
         software: Name and release, for people.
         tls: None: plain text.
         patience_s: How long the hub is tried again while it cannot be reached.
+        kinds: Of the sources that weights are pulled from; None: all.
     """
 
     hub: str
@@ -74,6 +76,7 @@ class NodeSettings:
     software: str = "astraflow"
     tls: Tls | None = None
     patience_s: float = 30.0
+    kinds: frozenset[SourceKind] | None = None
 
 
 class RaasNode:
@@ -209,6 +212,7 @@ class RaasNode:
                 versions=client.versions,
                 transfer_token=lambda: client.keeper.transfer_token,
                 is_relay=self._relays is not None,
+                kinds=self._settings.kinds,
             ).run()
             for policy_id, model in self._desk.models.items()
         ]

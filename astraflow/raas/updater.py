@@ -1,7 +1,7 @@
 """Weights: every version is pulled beside generation and swapped in between decode steps."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol
@@ -14,7 +14,13 @@ from astraflow.client.versions import VersionClient
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.updates import SwapReport, WeightUpdate
-from astraflow.core.versions import SourceReport, VersionInfo, VersionReport, VersionState
+from astraflow.core.versions import (
+    SourceKind,
+    SourceReport,
+    VersionInfo,
+    VersionReport,
+    VersionState,
+)
 from astraflow.engines.protocol import Engine
 from astraflow.raas.gate import VersionGate
 from astraflow.weights.pulled import PullFailed
@@ -81,7 +87,22 @@ class WeightUpdater:
         transfer_token: Callable[[], bytes],
         is_relay: bool = False,
         backoff: Backoff | None = None,
+        kinds: Collection[SourceKind] | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            policy_id: Whose weights.
+            engine: Gets them.
+            gate: Says when.
+            puller: Brings them.
+            versions: Tells of them.
+            transfer_token: Returns the secret of the run.
+            is_relay: Whether others may have from here what is pulled.
+            backoff: Pauses after failures.
+            kinds: A version counts once a source of these has it; None: at once.
+        """
+        self._kinds = kinds
         self._policy_id = policy_id
         self._engine = engine
         self._gate = gate
@@ -109,6 +130,8 @@ class WeightUpdater:
 
     async def _watch(self) -> None:
         async for info in self._versions.watch(self._policy_id):
+            if self._kinds is not None and not any(s.kind in self._kinds for s in info.sources):
+                continue
             self._known[info.version] = info
             for version in sorted(self._known)[:-_KNOWN_VERSIONS]:
                 del self._known[version]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import RegisteredCode
+from astraflow.core.versions import SourceKind
 from astraflow.raas.node import Departure, NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
 from astraflow.testing.engine import SmallEngine
@@ -55,11 +56,12 @@ def make_node(
     capacity: int,
     models: Mapping[str, ServedModel],
     relays: RelayServer | None = None,
+    kinds: frozenset[SourceKind] | None = None,
 ) -> RaasNode:
     """Return a node that has every workflow of a recipe and pulls real weights."""
 
     def puller(policy_id: PolicyId) -> WeightPuller:
-        return WeightPuller(policy_id, relay=relays and relays.relays[policy_id])
+        return WeightPuller(policy_id, relay=relays and relays.relays[policy_id], kinds=kinds)
 
     return RaasNode(
         NodeSettings(
@@ -69,6 +71,7 @@ def make_node(
             capacity=capacity,
             codes=_codes(recipe),
             patience_s=5.0,
+            kinds=kinds,
         ),
         models={PolicyId(policy): model for policy, model in models.items()},
         puller=puller,

@@ -16,6 +16,7 @@ from astraflow.core.errors import AstraflowError
 from astraflow.core.events import MemberKeptAlive, RunStopped, Ticked
 from astraflow.core.ids import PolicyId
 from astraflow.core.status import LedgerAccount, RolloutRecord, RunStatus, StopMode
+from astraflow.core.versions import SourceKind
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
 from astraflow.dataflow.tokens import HubTokens
@@ -92,6 +93,7 @@ class LiveRun:
         alphabet: str | None = None,
         capacity: int = 16,
         relays: RelayServer | None = None,
+        kinds: frozenset[SourceKind] | None = None,
     ) -> LiveNode:
         """Let a node join; every policy gets a small engine.
 
@@ -101,6 +103,7 @@ class LiveRun:
             alphabet: Letters that the engines know; None: printable ASCII.
             capacity: Rollouts that it runs at once.
             relays: Started; serves what the node pulls. None: nobody does.
+            kinds: Of the sources that it pulls weights from; None: all.
         """
         name = name or f"raas-{len(self.nodes) + 1}"
         tokenizer = CharTokenizer() if alphabet is None else CharTokenizer(alphabet)
@@ -117,6 +120,7 @@ class LiveRun:
                 for policy, engine in engines.items()
             },
             relays=relays,
+            kinds=kinds,
         )
         left = self._group.create_task(node.run())
         live = LiveNode(name=name, node=node, engines=engines, line=line, left=left)
@@ -124,13 +128,18 @@ class LiveRun:
         return live
 
     def add_trainer(
-        self, policy_id: str | None = None, *, line: Line | None = None
+        self,
+        policy_id: str | None = None,
+        *,
+        line: Line | None = None,
+        store: str | None = None,
     ) -> asyncio.Task[Trained]:
         """Let a trainer that counts its steps join; see `train_counter`.
 
         Args:
             policy_id: None: the first policy.
             line: Its way to the hub; None: straight.
+            store: URL of an object store to which versions also go; None: to none.
         """
         policy_id = policy_id or next(iter(self.recipe.policies))
         settings = self.recipe.policies[policy_id].trainer
@@ -143,6 +152,7 @@ class LiveRun:
                 groups_per_batch=settings.groups_per_batch,
                 prefetch=settings.prefetch,
                 loop=self.loop,
+                store=store,
             )
         )
 

@@ -1,5 +1,6 @@
 """A trainer without a model: its weights count the steps."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.versions import WeightEndpoint
+from astraflow.weights.object_writer import ObjectWriter
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.server import WeightServer
 
@@ -39,6 +41,7 @@ def train_counter(
     groups_per_batch: int = 2,
     prefetch: int = 1,
     loop: LoopThread | None = None,
+    store: str | None = None,
 ) -> Trained:
     """Take batches until the data ends; version n is the tensor `w`, f32[100], filled with n.
 
@@ -49,6 +52,7 @@ def train_counter(
         groups_per_batch: As the recipe has it.
         prefetch: Batches unsettled at once.
         loop: To share; None: one of its own.
+        store: URL of an object store to which versions also go; None: to none.
 
     Raises:
         AstraflowError: What registering, publishing and acknowledging raise.
@@ -68,11 +72,23 @@ def train_counter(
             hub=hub, token=token, register=register, patience_s=5.0, loop=loop
         ) as client:
             client.on_transfer_token(server.set_transfer_token)
-            client.publish_version(publisher.publish(0, _weights(0)))
-            for step, batch in enumerate(client.batches(prefetch=prefetch), start=1):
-                batches.append(batch)
-                client.publish_version(publisher.publish(step, _weights(step), step=step))
-                client.ack(batch.header.batch_id, BatchOutcome.CONSUMED, step=step)
+            with ExitStack() as stack:
+                writer = None
+                if store is not None:
+                    writer = stack.enter_context(
+                        ObjectWriter(publisher, store, client.publish_version)
+                    )
+
+                def publish(step: int) -> None:
+                    client.publish_version(publisher.publish(step, _weights(step), step=step))
+                    if writer is not None:
+                        writer.wake()
+
+                publish(0)
+                for step, batch in enumerate(client.batches(prefetch=prefetch), start=1):
+                    batches.append(batch)
+                    publish(step)
+                    client.ack(batch.header.batch_id, BatchOutcome.CONSUMED, step=step)
             return Trained(batches=tuple(batches), end=client.end_of_data)
 
 

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -22,8 +23,12 @@ from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
 from astraflow.trainers.departure import Departure
 from astraflow.weights.gains import Gains
+from astraflow.weights.object_writer import ObjectWriter
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.server import WeightServer
+
+if TYPE_CHECKING:
+    from astraflow.trainers.origin import Followers
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -141,7 +146,7 @@ def run_trainer(
     with (
         departure.listening(),
         _joined(policy_id, settings, place, publisher, loop) as client,
-        Gains(publisher, client.publish_version) as gains,
+        _followed(publisher, client, settings) as followers,
     ):
         train(
             departure.watch(
@@ -156,7 +161,7 @@ def run_trainer(
                 publisher=publisher,
                 herald=client,
                 first_version=client.registration.next_version,
-                followers=gains,
+                followers=followers,
             ),
             checkpoints=Checkpoints(
                 model.module,
@@ -201,6 +206,22 @@ def _joined(
     ):
         client.on_transfer_token(server.set_transfer_token)
         yield client
+
+
+@contextmanager
+def _followed(
+    publisher: WeightPublisher, client: TrainerClient, settings: Trainer
+) -> Generator["tuple[Followers, ...]"]:
+    """Let versions gain patches beside training, and go to an object store too."""
+    with ExitStack() as followers:
+        if settings.store is None:
+            yield (followers.enter_context(Gains(publisher, client.publish_version)),)
+            return
+        url = f"{settings.store.rstrip('/')}/{client.registration.run_id}"
+        writer = followers.enter_context(ObjectWriter(publisher, url, client.publish_version))
+        gains = Gains(publisher, client.publish_version, then=writer.look)
+        log.info("versions also go to an object store", url=url)
+        yield (writer, followers.enter_context(gains))
 
 
 def _model_dir(recipe: Recipe, policy_id: str, model_dir: Path | None) -> Path:

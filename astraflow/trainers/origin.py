@@ -1,6 +1,6 @@
 """The origin of a policy's weights: every version is encoded, served and announced."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -76,7 +76,7 @@ class WeightOrigin:
         publisher: Publisher,
         herald: Herald,
         first_version: int,
-        followers: Followers | None = None,
+        followers: Sequence[Followers] = (),
     ) -> None:
         self._tensors = dict(module.named_parameters())
         self._whole_nbytes = dtype.itemsize * sum(each.numel() for each in self._tensors.values())
@@ -94,8 +94,8 @@ class WeightOrigin:
         started = perf_counter()
         info = self._publisher.publish(self._next_version, self._tensors, step=step)
         self._next_version = self._herald.publish_version(info)
-        if self._followers is not None:
-            self._followers.wake()
+        for each in self._followers:
+            each.wake()
         return Publication(
             info=info, whole_nbytes=self._whole_nbytes, publish_s=perf_counter() - started
         )

@@ -116,19 +116,19 @@ class Fetch:
 
         Args:
             lane: Over which chunks travel.
-            sources: With a TransferService, best first.
+            sources: Best first.
             transfer_token: Of the run.
-            goodputs: Measured before, by endpoint.
+            goodputs: Measured before, by address.
             progress: Is told what comes.
             settings: How long is waited.
         """
         self._lane = lane
         self._token = transfer_token
         known = goodputs or {}
-        first = {each.endpoint: each for each in reversed(sources)}
+        first = {each.address: each for each in reversed(sources)}
         self._tallies = [
-            Tally(source=first[endpoint], goodput_bytes_per_s=known.get(endpoint, 0.0))
-            for endpoint in dict.fromkeys(each.endpoint for each in sources)
+            Tally(source=first[address], goodput_bytes_per_s=known.get(address, 0.0))
+            for address in dict.fromkeys(each.address for each in sources)
         ]
         self._tried: list[Tally] = []
         self._progress = progress
@@ -142,7 +142,7 @@ class Fetch:
         return tuple(tally.report() for tally in self._tried)
 
     def goodputs(self) -> dict[str, float]:
-        """Return what was measured, by endpoint, in bytes per second."""
+        """Return what was measured, by address, in bytes per second."""
         return {each.address: each.goodput_bytes_per_s for each in self._tried}
 
     async def layout(self, digest: bytes) -> Frame:

@@ -50,6 +50,7 @@ class Gains:
         *,
         time_share: float = 0.25,
         worth_nbytes: int = WORTH_NBYTES,
+        then: Callable[[], object] | None = None,
     ) -> None:
         """Prepare; `with` starts the thread.
 
@@ -58,7 +59,9 @@ class Gains:
             announce: Tells the run of a version again, with the patches that it gained.
             time_share: Of the time between two versions, what rarely used patches may take.
             worth_nbytes: A way of fewer bytes is left as it is.
+            then: Called once a version has gained what it could; None: nobody asks.
         """
+        self._then = then
         self._publisher = publisher
         self._announce = announce
         self._time_share = time_share
@@ -100,6 +103,8 @@ class Gains:
             if self._is_over:
                 return
             self._serve_newest()
+            if self._then is not None:
+                self._then()
 
     def _serve_newest(self) -> None:
         version = self._publisher.version

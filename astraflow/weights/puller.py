@@ -8,7 +8,7 @@ what is held stays as it was.
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -19,7 +19,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.updates import WeightUpdate
 from astraflow.core.versions import PatchInfo, Source, SourceKind, VersionInfo
 from astraflow.rpc.tls import Tls
-from astraflow.transport.lanes import Lanes
+from astraflow.weights.any_lane import AnyLane
 from astraflow.weights.fetch import Fetch, FetchSettings, Lane
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming, VerifiedChunks
@@ -41,6 +41,10 @@ _BARRED: Final = frozenset(
     }
 )
 
+_SILENT: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT})
+
+_SILENT_S: Final = 60.0
+
 _KEPT_GOODPUTS: Final = 64
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -58,6 +62,7 @@ class WeightPuller:
         lane: Lane | None = None,
         relay: Relay | None = None,
         settings: FetchSettings | None = None,
+        kinds: Collection[SourceKind] | None = None,
     ) -> None:
         """Start with nothing held.
 
@@ -69,12 +74,15 @@ class WeightPuller:
                 has.
             relay: Passes on what is pulled; None: nobody does.
             settings: Of how sources are asked.
+            kinds: Of the sources that are asked; None: all.
         """
         self._policy_id = policy_id
-        self._lane = lane or Lanes(tls=tls, stall_timeout_s=stall_timeout_s)
+        self._lane = lane or AnyLane(tls=tls, stall_timeout_s=stall_timeout_s)
         self._relay = relay
         self._settings = settings
+        self._kinds = frozenset(SourceKind if kinds is None else kinds)
         self._goodputs: dict[str, float] = {}
+        self._silent_until: dict[str, float] = {}
         self._one_at_a_time = asyncio.Lock()
         self._frame: Frame | None = None
         self._held: HeldState | None = None
@@ -106,7 +114,7 @@ class WeightPuller:
         started = time.monotonic()
         fetch = Fetch(
             self._lane,
-            _servers(target),
+            self._sources(target),
             transfer_token,
             goodputs=self._goodputs,
             progress=self._relay,
@@ -118,7 +126,7 @@ class WeightPuller:
             except AstraflowError as error:
                 raise PullFailed(error, fetch.reports()) from error
             finally:
-                self._remember(fetch.goodputs())
+                self._remember(fetch)
         reports = fetch.reports()
         return Pulled(
             update=update,
@@ -169,9 +177,20 @@ class WeightPuller:
                 )
         return await self._go(last, target, known, fetch)
 
-    def _remember(self, goodputs: Mapping[str, float]) -> None:
-        """Keep what was measured, of the sources asked last."""
-        for address, goodput in goodputs.items():
+    def _sources(self, target: VersionInfo) -> list[Source]:
+        """Return who is asked; those that could not be reached of late come last."""
+        now = time.monotonic()
+        asked = [each for each in target.sources if each.kind in self._kinds]
+        return sorted(asked, key=lambda each: self._silent_until.get(each.address, now) > now)
+
+    def _remember(self, fetch: Fetch) -> None:
+        """Keep what was measured, of the sources asked last, and who did not answer."""
+        now = time.monotonic()
+        for each in fetch.reports():
+            if each.failure is not None and each.failure.reason in _SILENT:
+                self._silent_until[each.address] = now + _SILENT_S
+        self._silent_until = {a: until for a, until in self._silent_until.items() if until > now}
+        for address, goodput in fetch.goodputs().items():
             self._goodputs.pop(address, None)
             self._goodputs[address] = goodput
         while len(self._goodputs) > _KEPT_GOODPUTS:
@@ -263,10 +282,6 @@ async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
-
-
-def _servers(target: VersionInfo) -> list[Source]:
-    return [each for each in target.sources if each.kind is not SourceKind.OBJECT_STORE]
 
 
 def _whole_patch(target: VersionInfo) -> PatchInfo | None:

@@ -33,8 +33,8 @@ class Tally:
 
     @property
     def address(self) -> str:
-        """Its endpoint."""
-        return self.source.endpoint
+        """Its endpoint, or its URI without one."""
+        return self.source.address
 
     @property
     def is_relay(self) -> bool:

@@ -5,18 +5,26 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.version_ledger import VersionLedger
-from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
+from astraflow.core.versions import (
+    CodecProfile,
+    PatchInfo,
+    Source,
+    SourceKind,
+    SourceState,
+    VersionInfo,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def info(version, *, content=None, patches=()):
+def info(version, *, content=None, patches=(), sources=()):
     return VersionInfo(
         policy_id="solver",
         version=version,
         layout_digest=b"layout",
         content_digest=content or bytes([version]),
         patches=patches,
+        sources=sources,
     )
 
 
@@ -77,3 +85,12 @@ def test_another_layout_is_another_model(ledger):
     ledger.publish(info(0), NOW)
     other = replace(info(1), layout_digest=b"other")
     assert reason_of(ledger.publish, other, NOW) is Reason.LAYOUT_MISMATCH
+
+
+def test_a_version_gains_the_object_store_that_it_was_written_to(ledger):
+    store = Source(kind=SourceKind.OBJECT_STORE, state=SourceState.LIVE, uri="s3://b/run/solver/0")
+    ledger.publish(info(0, patches=(patch(None, 100),)), NOW)
+    assert ledger.publish(info(0, sources=(store,)), NOW)
+    assert ledger.get(0).sources == (store,)
+    assert len(ledger.get(0).patches) == 1
+    assert not ledger.publish(info(0, sources=(store,)), NOW)

@@ -12,6 +12,7 @@ from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import Outcome
 from astraflow.core.status import RunState
+from astraflow.core.versions import SourceKind
 from astraflow.raas.node import Departure
 from astraflow.testing import small_recipe, start_run
 from astraflow.workflows.protocol import Score
@@ -204,3 +205,18 @@ def test_neither_torch_nor_transformers_is_loaded():
     code = "import sys, astraflow.testing; print(*{'torch', 'transformers'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.split() == []
+
+
+async def test_a_node_that_reaches_the_object_store_alone_follows_a_run(tmp_path):
+    pytest.importorskip("fsspec")
+    store = tmp_path / "bucket"
+    recipe = small_recipe(tmp_path, workflow="testing_length")
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        node = await run.add_node(kinds=frozenset({SourceKind.OBJECT_STORE}))
+        training = run.add_trainer(store=f"file://{store}")
+        status = await run.finish()
+        assert len((await training).batches) == 3
+    assert status.state is RunState.DONE
+    assert node.engine.version > 0
+    written = [int(each.parent.name) for each in (store / "solver").glob("*/manifest")]
+    assert sorted(written) == [0, 1, 2, 3]

@@ -1,0 +1,41 @@
+"""AnyLane: object stores by their URI, every other source over its lanes."""
+
+from collections.abc import AsyncGenerator
+
+from astraflow.core.layout import Layout
+from astraflow.rpc.tls import Tls
+from astraflow.transport.lanes import Lanes
+from astraflow.weights.object_lane import ObjectLane
+from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
+
+
+class AnyLane:
+    """Pulls from whatever address a source has: host:port, or a URI."""
+
+    def __init__(self, *, tls: Tls | None = None, stall_timeout_s: float = 30.0) -> None:
+        """Start without a connection.
+
+        Args:
+            tls: Of TransferServices; None: plain text.
+            stall_timeout_s: A source that sends nothing for so long is given up.
+        """
+        self._lanes = Lanes(tls=tls, stall_timeout_s=stall_timeout_s)
+        self._objects = ObjectLane(stall_timeout_s=stall_timeout_s)
+
+    def pull(
+        self, endpoint: str, spec: TransferSpec, transfer_token: bytes
+    ) -> AsyncGenerator[TransferPlan | SentChunk]:
+        """Yield the plan, then its chunks; see Lanes and ObjectLane."""
+        return self._of(endpoint).pull(endpoint, spec, transfer_token)
+
+    async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
+        """Return a layout; see Lanes and ObjectLane."""
+        return await self._of(endpoint).get_layout(endpoint, digest, transfer_token)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._lanes.close()
+        await self._objects.close()
+
+    def _of(self, endpoint: str) -> Lanes | ObjectLane:
+        return self._objects if "://" in endpoint else self._lanes

@@ -1,0 +1,164 @@
+"""Bucket: a folder of objects behind fsspec: `file://`, `s3://` and others.
+
+What `write` writes is there whole or not at all. Object stores promise that themselves; on this
+machine's file systems it is written under another name first. Calls block, and may be made from any
+thread.
+"""
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from astraflow.core.errors import AstraflowError, Reason
+
+PROTOCOLS: Final = (
+    *(
+        "file",
+        "memory",
+        "s3",
+        "s3a",
+        "gs",
+        "gcs",
+        "az",
+        "abfs",
+        "abfss",
+        "oci",
+        "oss",
+        "obs",
+        "cos",
+    ),
+    *("hdfs", "webhdfs", "sftp", "smb", "http", "https"),
+)
+"""What is opened. An address comes over the network, so none that runs code or opens others is."""
+
+_PART: Final = ".part"
+
+
+class Bucket:
+    """Objects by name under one URL."""
+
+    def __init__(self, url: str) -> None:
+        """Open nothing yet.
+
+        Args:
+            url: Such as s3://bucket/run, file:///shared/run.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for a URL that is none of these; CAPABILITY_MISSING
+                when the package for it is not installed.
+        """
+        self.url = url.rstrip("/")
+        protocol, _, rest = url.partition("://")
+        if protocol not in PROTOCOLS or not rest or "::" in url:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"'{url}' is no URL of an object store, such as s3://bucket/run or"
+                " file:///shared/run",
+            )
+        self._fs, self._root = _opened(self.url)
+        self._is_local = protocol == "file"
+
+    def read(self, name: str, first: int = 0, end: int | None = None) -> bytes:
+        """Return an object, or a part of it.
+
+        Raises:
+            FileNotFoundError: There is none.
+            AstraflowError: SOURCE_UNREACHABLE for whatever else goes wrong.
+        """
+        with _told(f"{self.url}/{name} cannot be read"):
+            # fsspec's caches must not tell of objects what was true before.
+            return bytes(self._fs.cat_file(self._path(name), start=first, end=end))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object: there is the old one, or none, until the new one is there whole.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE: no room, no rights, no connection.
+        """
+        with _told(f"{self.url}/{name} cannot be written"):
+            if self._is_local:
+                _write_file(Path(self._path(name)), (content,))
+            else:
+                self._fs.pipe_file(self._path(name), content)
+
+    def write_parts(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
+        """Write a large object part by part; a failure may leave a part of it.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE; what the parts raise.
+        """
+        with _told(f"{self.url}/{name} cannot be written"):
+            if self._is_local:
+                _write_file(Path(self._path(name)), parts)
+                return
+            with self._fs.open(self._path(name), "wb") as file:
+                for part in parts:
+                    file.write(part)
+
+    def remove(self, name: str) -> None:
+        """Remove an object, or a folder with all in it; nothing there is nothing to do.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE.
+        """
+        with suppress(FileNotFoundError), _told(f"{self.url}/{name} cannot be removed"):
+            self._fs.rm(self._path(name), recursive=True)
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names in a folder; none when it is not there.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE.
+        """
+        path = self._path(folder)
+        with suppress(FileNotFoundError), _told(f"{self.url}/{folder} cannot be listed"):
+            self._fs.invalidate_cache()
+            return sorted(each.rstrip("/").rpartition("/")[2] for each in self._fs.ls(path, False))
+        return []
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    try:
+        fsspec = import_module("fsspec.core")  # an extra
+    except ImportError as error:
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING, f"{url} needs pip install 'astraflow[store]'"
+        ) from error
+    try:
+        fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        raise AstraflowError(Reason.CAPABILITY_MISSING, f"{url}: {error}") from error
+    except Exception as error:
+        raise AstraflowError(Reason.INVALID_FIELD, f"{url} cannot be opened: {error}") from error
+    return fs, str(root).rstrip("/")
+
+
+def _write_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    part = path.with_name(path.name + _PART)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with part.open("wb") as file:
+            file.writelines(parts)
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+@contextmanager
+def _told(what: str) -> Generator[None]:
+    """Say of any failure what it means: every file system has its own."""
+    try:
+        yield
+    except (FileNotFoundError, AstraflowError):
+        raise
+    except Exception as error:
+        raise AstraflowError(
+            Reason.SOURCE_UNREACHABLE, f"{what}: {error or type(error).__name__}", retryable=True
+        ) from error

@@ -1,0 +1,236 @@
+"""ObjectWriter: versions also go to an object store, beside training.
+
+It makes the bucket hold what the publisher's store offers, one version after the other: patches,
+then the manifest, and only then the run is told that the version can be had there. What fails is
+logged and counted, and made good at the next version; training never waits for it.
+
+    {url}/{policy}/layout-{layout digest}
+    {url}/{policy}/{version}/{root digest}.patch ...
+    {url}/{policy}/{version}/manifest                   written last, removed first
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import PatchInfo, Source, SourceKind, SourceState, VersionInfo
+from astraflow.weights.bucket import Bucket
+from astraflow.weights.gains import FIRST_SPANS
+from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.stored import StoredPatch
+from astraflow.wire.manifests import PatchObject, VersionManifest, write_manifest
+from astraflow.wire.weights import encode_layout
+
+MANIFEST: Final = "manifest"
+
+# A span that is none of these is at most four of them: more patches are bytes that few read.
+_SPANS: Final = frozenset((1, *FIRST_SPANS))
+_NICENESS: Final = 10
+# What a run waits for the last version at its end.
+_LAST_S: Final = 60.0
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+def layout_name(digest: bytes) -> str:
+    """Return the name of a layout's object, in the folder of a policy."""
+    return f"layout-{digest.hex()}"
+
+
+def patch_name(info: PatchInfo) -> str:
+    """Return the name of a patch's object, in the folder of its version."""
+    return f"{info.root_digest.hex()}.patch"
+
+
+class ObjectWriter:
+    """Writes and announces a publisher's versions, in a thread of its own.
+
+    Example:
+        >>> with ObjectWriter(publisher, "s3://bucket/runs/7", client.publish_version) as writer:
+        ...     client.publish_version(publisher.publish(1, tensors))
+        ...     writer.wake()
+
+    Attributes:
+        failure_count: Attempts that failed.
+    """
+
+    def __init__(
+        self, publisher: WeightPublisher, url: str, announce: Callable[[VersionInfo], object]
+    ) -> None:
+        """Prepare; `with` starts the thread.
+
+        Args:
+            publisher: Whose versions are written.
+            url: Of a folder that is this run's alone.
+            announce: Tells the run of a version again, with where it can be had.
+
+        Raises:
+            AstraflowError: INVALID_FIELD, CAPABILITY_MISSING: see Bucket.
+        """
+        self.failure_count = 0
+        self._publisher = publisher
+        self._announce = announce
+        self._bucket = Bucket(f"{url.rstrip('/')}/{publisher.policy_id}")
+        self._newest: int | None = None
+        self._begun: set[int] = set()
+        self._written: dict[int, tuple[PatchInfo, ...]] = {}
+        self._told: set[int] = set()
+        self._leaving: set[int] = set()
+        self._is_started = self._is_over = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="astraflow-store", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start the thread."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the thread, after the newest version; a store that hangs is left behind."""
+        self._is_over = True
+        self._wake.set()
+        self._thread.join(_LAST_S)
+
+    def wake(self) -> None:
+        """Say that the newest version of the publisher was announced; returns at once."""
+        self._newest = self._publisher.version
+        self._wake.set()
+
+    def look(self) -> None:
+        """Say that versions have gained patches; returns at once."""
+        self._wake.set()
+
+    def sync(self) -> bool:
+        """Remove what is too old and write what is missing, now; return whether all went well."""
+        newest = self._newest
+        if newest is None:
+            return True
+        offered = _offered(self._publisher.store.patches, newest)
+        try:
+            self._start()
+            self._remove_old(offered)
+            for version in sorted(offered):
+                self._write(version, offered)
+            for version in sorted(self._written.keys() & offered.keys() - self._told):
+                self._tell(version)
+        except AstraflowError as error:
+            self.failure_count += 1
+            log.warning(
+                "the object store lacks a part of a version, the next one tries again",
+                policy_id=self._publisher.policy_id,
+                version=newest,
+                failure_count=self.failure_count,
+                why=str(error),
+            )
+            return False
+        return True
+
+    def _run(self) -> None:
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        while not self._is_over:
+            self._wake.wait()
+            self._wake.clear()
+            self.sync()
+
+    def _start(self) -> None:
+        """Write the layout, and remove what another process has left; once."""
+        if self._is_started:
+            return
+        for name in self._bucket.names():
+            if name.isdecimal():
+                self._remove(int(name))
+        frame = self._publisher.store.frame
+        content = encode_layout(frame.layout).SerializeToString(deterministic=True)
+        self._bucket.write(layout_name(frame.digest), content)
+        self._is_started = True
+
+    def _remove_old(self, offered: Mapping[int, Sequence[StoredPatch]]) -> None:
+        """Remove what the publisher no longer offers, one version after it stopped to."""
+        gone = self._begun - offered.keys()
+        removed = gone & self._leaving
+        for version in sorted(removed):
+            self._remove(version)
+        self._leaving = gone - removed
+
+    def _remove(self, version: int) -> None:
+        self._bucket.remove(f"{version}/{MANIFEST}")
+        self._bucket.remove(str(version))
+        self._begun.discard(version)
+        self._told.discard(version)
+        self._written.pop(version, None)
+
+    def _write(self, version: int, offered: Mapping[int, Sequence[StoredPatch]]) -> None:
+        """Write the patches of a version that are missing, then its manifest."""
+        patches = offered[version]
+        infos = tuple(patch.info for patch in patches)
+        there = self._written.get(version)
+        if there is not None and {*infos} <= {*there}:
+            return
+        self._begun.add(version)
+        try:
+            info = self._publisher.info(version)
+            for patch in patches:
+                if patch.info not in (there or ()):
+                    name = f"{version}/{patch_name(patch.info)}"
+                    self._bucket.write_parts(name, self._payloads(patch))
+        except AstraflowError as error:
+            if error.reason is Reason.VERSION_EVICTED:
+                return
+            raise
+        before = (self._written.get(each, ()) for each in sorted(offered) if each < version)
+        manifest = VersionManifest(
+            version=replace(info, patches=(), sources=()),
+            patches=tuple(PatchObject(index=each.index, headers=each.headers) for each in patches),
+            reachable=(*(each for infos in before for each in infos), *infos),
+        )
+        self._bucket.write(f"{version}/{MANIFEST}", write_manifest(manifest))
+        self._written[version] = infos
+
+    def _payloads(self, patch: StoredPatch) -> Iterator[bytes | memoryview]:
+        store = self._publisher.store
+        with store.reading([patch.info]):
+            for index in range(patch.info.chunk_count):
+                yield store.chunk(patch.info, index).payload
+
+    def _tell(self, version: int) -> None:
+        """Tell the run where a version can be had."""
+        uri = f"{self._bucket.url}/{version}"
+        source = Source(kind=SourceKind.OBJECT_STORE, state=SourceState.LIVE, uri=uri)
+        try:
+            self._announce(replace(self._publisher.info(version), sources=(source,)))
+        except AstraflowError as error:
+            # Nobody asks any more for what is no longer listed.
+            if error.reason is not Reason.VERSION_EVICTED:
+                raise
+        self._told.add(version)
+
+
+def _offered(patches: Sequence[StoredPatch], newest: int) -> dict[int, list[StoredPatch]]:
+    """Return by version what is worth its room: of each base the smallest patch."""
+    smallest: dict[tuple[int, int | None], StoredPatch] = {}
+    for patch in patches:
+        info = patch.info
+        span = 1 if info.base_version is None else info.version - info.base_version
+        if info.version > newest or span not in _SPANS:
+            continue
+        place = (info.version, info.base_version)
+        known = smallest.get(place)
+        if known is None or info.payload_nbytes < known.info.payload_nbytes:
+            smallest[place] = patch
+    found: dict[int, list[StoredPatch]] = {}
+    for (version, _), patch in smallest.items():
+        found.setdefault(version, []).append(patch)
+    return found

@@ -1,0 +1,277 @@
+"""Versions by way of a shared directory: from one process to another that cannot reach it."""
+
+import shutil
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.layout import Layout
+from astraflow.core.versions import Source, SourceKind, SourceState
+from astraflow.weights.bucket import Bucket
+from astraflow.weights.gains import gained
+from astraflow.weights.object_writer import ObjectWriter
+from astraflow.weights.pulled import PullFailed
+from astraflow.weights.puller import WeightPuller
+from astraflow.wire.manifests import read_manifest
+
+pytest.importorskip("fsspec")
+
+
+class Stored:
+    """A training whose versions go to a directory; nothing of it can be dialled."""
+
+    def __init__(self, training, folder):
+        self.training, self.folder = training, folder
+        self.url = f"file://{folder}"
+        self.told = {}
+        self.writer = ObjectWriter(training.publisher, self.url, self.announce)
+
+    @property
+    def root(self):
+        return self.folder / self.training.policy_id
+
+    def announce(self, info):
+        self.told[info.version] = info
+        known = self.training.infos[info.version]
+        patches = tuple(dict.fromkeys((*known.patches, *info.patches)))
+        sources = tuple(dict.fromkeys((*known.sources, *info.sources)))
+        self.training.infos[info.version] = replace(known, patches=patches, sources=sources)
+
+    def publish(self, **moved):
+        version = self.training.publish(**moved).version
+        self.writer.wake()
+        return version
+
+    def gain(self):
+        for make in gained(self.training.publisher, self.training.publisher.version, (2, 4)):
+            patch = make()
+            if patch is not None:
+                self.training.add(patch)
+
+    async def pull(self, puller, version=None):
+        infos = self.training.infos
+        return await puller.pull(infos[max(infos) if version is None else version], infos, b"")
+
+
+@pytest.fixture
+def stored(training, tmp_path):
+    return Stored(training, tmp_path / "bucket")
+
+
+@pytest.fixture
+async def puller(training):
+    puller = WeightPuller(training.policy_id)
+    yield puller
+    await puller.close()
+
+
+async def test_who_reaches_the_store_alone_follows_every_version(stored, puller, tools):
+    tensors = None
+    for version in range(5):
+        stored.publish()
+        assert stored.writer.sync()
+        pulled = await stored.pull(puller)
+        assert pulled.update.base_version == (version - 1 if version else None)
+        tensors = tools.live(pulled.update, tensors)
+        assert stored.training.is_live(tensors)
+        assert [each.address for each in pulled.reports] == [f"{stored.url}/solver/{version}"]
+
+
+async def test_one_patch_over_several_versions_is_read_where_it_is_smaller(stored, puller, tools):
+    stored.publish()
+    stored.writer.sync()
+    tensors = tools.live((await stored.pull(puller)).update)
+    for _ in range(4):
+        stored.publish()
+        stored.writer.sync()
+    stored.gain()
+    assert stored.writer.sync()
+    pulled = await stored.pull(puller)
+    infos = [each for each in stored.training.infos[4].patches if each.base_version == 0]
+    assert pulled.nbytes == min(each.payload_nbytes for each in infos)
+    assert stored.training.is_live(tools.live(pulled.update, tensors))
+
+
+async def test_what_was_read_before_a_failure_is_not_read_again(stored, puller, tools):
+    stored.publish()
+    stored.writer.sync()
+    (path,) = stored.root.glob("0/*.patch")
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(PullFailed) as caught:
+        await stored.pull(puller)
+    assert caught.value.reason is Reason.SOURCE_UNREACHABLE
+    path.write_bytes(content)
+    pulled = await stored.pull(puller)
+    assert stored.training.is_live(tools.live(pulled.update))
+
+
+async def test_wrong_bytes_are_refused_and_what_is_held_stays(stored, puller):
+    stored.publish()
+    stored.writer.sync()
+    await stored.pull(puller)
+    stored.publish()
+    stored.writer.sync()
+    (path,) = stored.root.glob("1/*.patch")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(PullFailed) as caught:
+        await stored.pull(puller)
+    assert caught.value.reason is Reason.DIGEST_MISMATCH
+    assert caught.value.reports[0].bad_chunk_count == 1
+    assert puller.version == 0
+
+
+@pytest.mark.parametrize("spoil", [lambda c: c[:-1], lambda c: c[:7], lambda c: b"x" + c[1:]])
+async def test_a_torn_manifest_is_a_typed_error(stored, puller, spoil):
+    stored.publish()
+    stored.writer.sync()
+    manifest = stored.root / "0" / "manifest"
+    manifest.write_bytes(spoil(manifest.read_bytes()))
+    with pytest.raises(PullFailed) as caught:
+        await stored.pull(puller)
+    assert caught.value.reason is Reason.CHUNK_INVALID
+
+
+async def test_a_version_without_its_manifest_is_not_there(stored, puller):
+    stored.publish()
+    stored.writer.sync()
+    (stored.root / "0" / "manifest").unlink()
+    with pytest.raises(PullFailed) as caught:
+        await stored.pull(puller)
+    assert caught.value.reason is Reason.VERSION_EVICTED
+
+
+def test_a_version_is_announced_once_its_manifest_lies_there(stored):
+    stored.publish()
+    assert stored.told == {}
+
+    def announce(info):
+        manifest = read_manifest((stored.root / "0" / "manifest").read_bytes())
+        names = {f"{each.index.patch.root_digest.hex()}.patch" for each in manifest.patches}
+        assert {path.name for path in (stored.root / "0").iterdir()} == {*names, "manifest"}
+        stored.told[info.version] = info
+
+    stored.writer._announce = announce
+    assert stored.writer.sync()
+    uri = f"{stored.url}/solver/0"
+    source = Source(kind=SourceKind.OBJECT_STORE, state=SourceState.LIVE, uri=uri)
+    assert stored.told[0].sources == (source,)
+
+
+def test_old_versions_go_one_version_after_the_publisher_forgot_them(tools, tmp_path):
+    stored = Stored(tools.training(keep_patches=2), tmp_path)
+    for _ in range(8):
+        stored.publish()
+        stored.gain()
+        assert stored.writer.sync()
+    folders = sorted(int(each.name) for each in stored.root.iterdir() if each.is_dir())
+    assert folders == [4, 5, 6, 7]
+
+
+async def test_a_store_that_cannot_be_written_is_made_good_at_the_next_version(
+    stored, puller, tools
+):
+    stored.publish()
+    stored.writer.sync()
+    tensors = tools.live((await stored.pull(puller)).update)
+    shutil.move(stored.root, stored.folder / "away")
+    stored.root.write_text("a file where the folder was")
+    stored.publish()
+    assert not stored.writer.sync()
+    assert stored.writer.failure_count == 1
+    assert 1 not in stored.told
+    stored.root.unlink()
+    shutil.move(stored.folder / "away", stored.root)
+    stored.publish()
+    assert stored.writer.sync()
+    assert {1, 2} <= stored.told.keys()
+    pulled = await stored.pull(puller)
+    assert pulled.update.base_version == 0
+    assert stored.training.is_live(tools.live(pulled.update, tensors))
+
+
+async def test_what_another_process_has_left_is_removed(stored, tools, puller):
+    for _ in range(3):
+        stored.publish()
+        stored.writer.sync()
+    again = Stored(tools.training(seed=1), stored.folder)
+    again.publish()
+    assert again.writer.sync()
+    assert [each.name for each in again.root.iterdir() if each.is_dir()] == ["0"]
+    pulled = await again.pull(puller)
+    assert again.training.is_live(tools.live(pulled.update))
+
+
+async def test_the_origin_is_left_alone_where_only_the_store_counts(stored, serve, tools):
+    source = await serve()
+    puller = WeightPuller(stored.training.policy_id, kinds=[SourceKind.OBJECT_STORE])
+    stored.publish()
+    with pytest.raises(PullFailed) as caught:
+        await stored.pull(puller)
+    assert caught.value.reason is Reason.SOURCE_UNREACHABLE
+    stored.writer.sync()
+    pulled = await stored.pull(puller)
+    assert stored.training.is_live(tools.live(pulled.update))
+    assert source.requests == []
+    await puller.close()
+
+
+async def test_an_origin_out_of_reach_is_asked_after_the_store_the_next_time(stored, puller):
+    stored.training.endpoints.append("127.0.0.1:1")
+    stored.publish()
+    stored.writer.sync()
+    first = await stored.pull(puller)
+    assert first.reports[0].address == "127.0.0.1:1"
+    stored.publish()
+    stored.writer.sync()
+    second = await stored.pull(puller)
+    assert [each.address for each in second.reports] == [f"{stored.url}/solver/1"]
+
+
+async def test_large_tensors_are_read_in_several_blocks(tools, tmp_path, puller):
+    layout = Layout.of([("w", Dtype.BF16, (9 << 20,)), ("v", Dtype.F32, (3,))])
+    stored = Stored(tools.training(layout), tmp_path)
+    stored.training.tensors["w"] = np.random.default_rng(0).integers(
+        0, 1 << 16, 9 << 20, dtype=np.uint16
+    )
+    stored.training.publisher.publish(0, stored.training.tensors)
+    stored.training.infos[0] = stored.training.publisher.info(0)
+    infos = [each.info for each in stored.training.store.patches]
+    stored.training.infos[0] = replace(stored.training.infos[0], patches=tuple(infos))
+    stored.writer.wake()
+    assert stored.writer.sync()
+    pulled = await stored.pull(puller)
+    assert stored.training.is_live(tools.live(pulled.update))
+
+
+@pytest.mark.parametrize("url", ["bucket/run", "file://", "python://x", "file:///a::file:///b"])
+def test_an_address_that_is_no_store_is_refused(url):
+    with pytest.raises(AstraflowError) as caught:
+        Bucket(url)
+    assert caught.value.reason is Reason.INVALID_FIELD
+
+
+def test_a_store_whose_package_is_missing_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(AstraflowError, match=r"astraflow\[store\]") as caught:
+        Bucket("s3://bucket/run")
+    assert caught.value.reason is Reason.CAPABILITY_MISSING
+
+
+def test_a_bucket_in_memory_reads_what_it_wrote():
+    bucket = Bucket("memory://test_a_bucket/run")
+    assert bucket.names() == []
+    bucket.write("a/b", b"0123456789")
+    bucket.write_parts("a/c", [b"01", b"23"])
+    assert bucket.read("a/b", 2, 4) == b"23"
+    assert bucket.names("a") == ["b", "c"]
+    bucket.remove("a")
+    bucket.remove("a")
+    with pytest.raises(FileNotFoundError):
+        bucket.read("a/b")
