@@ -98,6 +98,48 @@ class Optimizer(Strict):
         return self
 
 
+class Algorithm(Strict):
+    """A data algorithm; its name alone will do where it needs no options. See algorithms.md."""
+
+    name: str
+    """Built in, an entry point of an installed package, or module:Class."""
+    options: Options = {}
+    """Checked by the algorithm when the hub starts."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_only(cls, said: Any) -> Any:
+        return {"name": said} if isinstance(said, str) else said
+
+
+class Buffer(Strict):
+    """Whole groups that wait for the trainer."""
+
+    order: Literal["edf", "fifo"] = "edf"
+    """Earliest deadline first: what turns stale first; or first in, first out."""
+    max_groups: int | None = Field(default=None, ge=1)
+    """Groups beyond it are dropped, first those that come first; unset: as many as may be open."""
+    max_nbytes: int | None = Field(default=None, ge=1)
+    """The same for bytes of tokens; the groups of one batch are kept whatever they take."""
+
+
+class Replay(Strict):
+    """Groups that are trained on again."""
+
+    ratio: float = Field(gt=0, lt=1)
+    """Of a batch's groups, at most, rounded down; 0.3 uses a group 1.43 times on average."""
+    order: Algorithm = Algorithm(name="latest")
+    """Which of those that may be: latest, uniform, prioritised, or your own."""
+    max_uses: int = Field(default=2, ge=2)
+    """Batches that a group is in, the first one included."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Versions between sampling and the last use, at most; unset: the trainer's."""
+    max_groups: int = Field(default=1024, ge=1)
+    """Groups that are kept; then the oldest ones are forgotten."""
+    max_nbytes: int = Field(default=256 << 20, ge=1)
+    """Bytes of tokens that they may take."""
+
+
 class Trainer(Strict):
     """How one policy is trained."""
 
@@ -109,6 +151,13 @@ class Trainer(Strict):
     """Versions between sampling and training, at most. 0 is synchronous."""
     prefetch: int = Field(default=1, ge=1, le=8)
     """Batches held at once. 1 is strict: the next one follows the ack."""
+    buffer: Buffer = Buffer()
+    replay: Replay | None = None
+    """Unset: every group is trained on once."""
+    guards: tuple[Algorithm, ...] = ()
+    """Refuse batches: distinct_prompts, useful_share, or your own. What is at fault is dropped."""
+    max_refusals: int = Field(default=4, ge=0)
+    """After so many refusals in a row a batch is served as it is."""
     loss: Loss = Loss()
     optimizer: Optimizer = Optimizer()
     advantages: Advantages = Advantages()
@@ -167,20 +216,6 @@ class Workflow(Strict):
     """Checked by the scorer."""
     policies: tuple[Name, ...] = ()
     """Policies that it samples from; empty: all of the recipe."""
-
-
-class Algorithm(Strict):
-    """A data algorithm; its name alone will do where it needs no options. See algorithms.md."""
-
-    name: str
-    """Built in, an entry point of an installed package, or module:Class."""
-    options: Options = {}
-    """Checked by the algorithm when the hub starts."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named_only(cls, said: Any) -> Any:
-        return {"name": said} if isinstance(said, str) else said
 
 
 class MixPhase(Strict):

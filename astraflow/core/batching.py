@@ -82,6 +82,8 @@ class Batching:
                 count = self._ready_count(policy)
                 if not count:
                     break
+                if policy.refuse(count):
+                    continue
                 self._lease(policy, count, now)
 
     def is_dry(self, policy: Policy) -> bool:
@@ -99,15 +101,15 @@ class Batching:
 
     def _ready_count(self, policy: Policy) -> int:
         """Return how many groups the next batch would have now; 0: it has to wait."""
-        settings = policy.settings
         left = policy.steps_left
         if left is not None and len(policy.desk.leases) >= left:
             return 0
-        if policy.fresh_groups < settings.groups_per_batch and not self.is_dry(policy):
+        wanted = policy.fresh_per_batch
+        if policy.fresh_groups < wanted and not self.is_dry(policy):
             return 0
         policy.prune()
-        if policy.fresh_groups >= settings.groups_per_batch:
-            return settings.groups_per_batch
+        if policy.fresh_groups >= wanted:
+            return wanted
         return policy.fresh_groups if self.is_dry(policy) else 0
 
     def _lease(self, policy: Policy, count: int, now: datetime) -> None:
@@ -150,7 +152,8 @@ class Batching:
                 metrics = policy.consume(
                     lease, now, step=event.step, wait_s=event.wait_s, train_s=event.train_s
                 )
-                self._record(policy, lease, {**metrics, **event.metrics})
+                selected = self._training.prompts.metrics()
+                self._record(policy, lease, {**metrics, **selected, **event.metrics})
             case BatchOutcome.RETURNED:
                 policy.put_back(lease)
             case BatchOutcome.DISCARDED:

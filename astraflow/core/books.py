@@ -18,6 +18,7 @@ class Books:
     Attributes:
         reissued: Issues after the first.
         duplicates: Items that repeated what had been accepted.
+        replayed: Uses of trained samples after the first.
     """
 
     def __init__(self, policy_id: PolicyId) -> None:
@@ -27,6 +28,7 @@ class Books:
         self._drops = Counter[tuple[Reason, str]]()
         self.reissued = 0
         self.duplicates = 0
+        self.replayed = 0
 
     def issue(self, count: int) -> None:
         """Enter samples as in flight."""
@@ -78,4 +80,5 @@ class Books:
             drops=self.drops,
             reissued_count=self.reissued,
             duplicate_count=self.duplicates,
+            replayed_count=self.replayed,
         )

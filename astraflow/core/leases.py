@@ -27,7 +27,8 @@ class Lease:
         batch_id: Which.
         version: Newest version when it was drawn.
         train_version: Version that its rows are trained on; staleness counts from it.
-        groups: In the order in which the buffer gave them.
+        groups: Fresh ones, in the order of their issue.
+        replayed: Groups that were trained on before; in the books they stay trained.
         metrics: Numbers for the log.
         acks: What ranks have said so far.
         deliveries: How often each rank was sent it.
@@ -38,19 +39,26 @@ class Lease:
     version: int
     train_version: int
     groups: tuple[FreshGroup, ...]
+    replayed: tuple[FreshGroup, ...] = ()
     metrics: Mapping[str, float]
     acks: dict[int, BatchOutcome] = field(default_factory=dict[int, BatchOutcome])
     deliveries: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
     def samples(self) -> list[Sample]:
-        """All samples in it."""
+        """All fresh samples in it."""
         return [sample for group in self.groups for sample in group.samples]
+
+    @property
+    def replayed_samples(self) -> list[Sample]:
+        """All samples in it that were trained on before."""
+        return [sample for group in self.replayed for sample in group.samples]
 
     @property
     def rows(self) -> list[Row]:
         """All rows of it, in the order that shares and parts keep."""
-        return [row for sample in self.samples for row in sample.rows]
+        samples = self.samples + self.replayed_samples
+        return [row for sample in samples for row in sample.rows]
 
     def deliver(
         self, rank: int, *, world_size: int, max_tokens: int
@@ -59,11 +67,12 @@ class Lease:
         rows = self.rows
         lengths = [len(row.trajectory.tokens) for row in rows]
         policy_ids = self._policy_ids(rows)
+        heads = tuple(group.head for group in (*self.groups, *self.replayed))
         parts = pack(
             self.batch_id,
             [rows[index] for index in share_out(lengths, world_size)[rank]],
             max_tokens=max_tokens,
-            group_indexes={group.head.group_id: i for i, group in enumerate(self.groups)},
+            group_indexes={head.group_id: i for i, head in enumerate(heads)},
             policy_ids=policy_ids,
         )
         self.deliveries[rank] = self.deliveries.get(rank, 0) + 1
@@ -77,7 +86,7 @@ class Lease:
             row_count=len(rows),
             token_count=sum(lengths),
             loss_token_count=sum(self._loss_count(row) for row in rows),
-            groups=tuple(group.head for group in self.groups),
+            groups=heads,
             policy_ids=policy_ids,
             delivery_count=self.deliveries[rank],
             metrics=self.metrics,
@@ -130,7 +139,7 @@ class Desk:
 
     @property
     def leased_groups(self) -> int:
-        """Groups in the trainer's hands."""
+        """Fresh groups in the trainer's hands."""
         return sum(len(lease.groups) for lease in self.leases.values())
 
     def open_stream(self, rank: int, *, world_size: int, stream: RankStream) -> None:

@@ -143,7 +143,7 @@ _ROW_COLUMNS: Mapping[str, tuple[Any, Callable[[Row], float]]] = {
     "temperature": (np.float32, lambda row: row.trajectory.sampling.temperature),
     "group_reward_mean": (np.float32, lambda row: row.group_mean),
     "group_reward_std": (np.float32, lambda row: row.group_std),
-    "use_count": (np.int32, lambda row: 0),  # noqa: ARG005 - all rows are fresh
+    "use_count": (np.int32, lambda row: row.use_count),
 }
 
 

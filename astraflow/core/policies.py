@@ -2,22 +2,28 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from astraflow.core import admission
 from astraflow.core.advantages import stamp
+from astraflow.core.algorithms.faults import Faults
+from astraflow.core.algorithms.plug_in import Dice
+from astraflow.core.algorithms.points import WholeGroup
 from astraflow.core.batch_metrics import batch_metrics
 from astraflow.core.batches import BatchGroup, EndCause
 from astraflow.core.books import Books
 from astraflow.core.buffer import FreshBuffer
 from astraflow.core.errors import Reason
+from astraflow.core.filtering import Filtering
 from astraflow.core.groups import TrainGroup
+from astraflow.core.guarding import Guarding
 from astraflow.core.ids import BatchId
 from astraflow.core.leases import Desk, Lease
 from astraflow.core.members import ModelIdentity
 from astraflow.core.records import Entry
+from astraflow.core.replay import Replay
 from astraflow.core.samples import FreshGroup, Sample, sample_of
-from astraflow.core.settings import PolicySettings
+from astraflow.core.settings import PolicySettings, RunSettings
 from astraflow.core.status import RolloutPlace, RolloutPlacement
 from astraflow.core.version_ledger import VersionLedger
 from astraflow.core.window import Consumed, Window
@@ -39,16 +45,15 @@ class Policy:
         ended_ranks: Ranks that were told so.
         gone_time: When its last trainer was last heard of; None: it has one, or never had.
         metrics: Of the last batch that was trained on.
+        replay: What it may train on again.
     """
 
-    def __init__(
-        self, settings: PolicySettings, *, min_group_size: int, kept_versions: int
-    ) -> None:
+    def __init__(self, settings: PolicySettings, run: RunSettings, *, faults: Faults) -> None:
         self.settings = settings
         self.policy_id = settings.policy_id
         self.identity = ModelIdentity()
         self.books = Books(settings.policy_id)
-        self.versions = VersionLedger(settings.policy_id, kept_count=kept_versions)
+        self.versions = VersionLedger(settings.policy_id, kept_count=run.kept_version_count)
         self.desk = Desk(settings.policy_id)
         self.window = Window()
         self.step = 0
@@ -58,8 +63,22 @@ class Policy:
         self.end_time: datetime | None = None
         self.ended_ranks: set[int] = set()
         self.gone_time: datetime | None = None
-        self._buffer = FreshBuffer(max_staleness=settings.max_staleness)
-        self._min_group_size = min_group_size
+        self.replay = Replay(
+            settings.replay,
+            groups_per_batch=settings.groups_per_batch,
+            dice=Dice(seed=run.seed, salt=f"replay/{settings.policy_id}"),
+            faults=faults,
+        )
+        self._buffer = FreshBuffer(
+            max_staleness=settings.max_staleness,
+            settings=settings.buffer,
+            least_groups=settings.groups_per_batch,
+        )
+        self._filtering = Filtering(run.rollouts.filters, faults)
+        self._guarding = Guarding(
+            settings.guards, max_refusals=settings.max_refusals, faults=faults
+        )
+        self._min_group_size = run.rollouts.min_group_size
         self._arrivals = 0
         self.metrics: Mapping[str, float] = {}
 
@@ -79,10 +98,15 @@ class Policy:
         return len(self._buffer)
 
     @property
+    def fresh_per_batch(self) -> int:
+        """Fresh groups that the next batch takes; the rest of it is replayed."""
+        return self.settings.groups_per_batch - self.replay.available(self.train_version)
+
+    @property
     def open_limit(self) -> int:
         """Groups that may be open."""
         return admission.open_limit(
-            groups_per_batch=self.settings.groups_per_batch,
+            groups_per_batch=self.fresh_per_batch,
             max_staleness=self.settings.max_staleness,
             steps_left=self.steps_left,
         )
@@ -96,7 +120,7 @@ class Policy:
     def is_starving(self) -> bool:
         """Whether what is open makes no batch beside those in the trainer's hands."""
         ahead = self.open_groups - self.desk.leased_groups
-        return ahead < self.settings.groups_per_batch
+        return ahead < self.fresh_per_batch
 
     @property
     def steps_left(self) -> int | None:
@@ -114,7 +138,7 @@ class Policy:
         return admission.min_version(
             train_version=self.train_version,
             groups_ahead=max(0, ahead),
-            groups_per_batch=self.settings.groups_per_batch,
+            groups_per_batch=self.fresh_per_batch,
             max_staleness=self.settings.max_staleness,
         )
 
@@ -138,8 +162,8 @@ class Policy:
         """Drop a sample that no rollout will come of."""
         self.books.drop(RolloutPlace.IN_FLIGHT, reason)
 
-    def complete(self, group: TrainGroup) -> None:
-        """Move a whole group to the buffer, or drop it."""
+    def complete(self, group: TrainGroup, run_time: timedelta) -> None:
+        """Move what filters keep of a whole group to the buffer, or drop all of it."""
         samples = group.samples.pop(self.policy_id, {})
         kept = [sample for _, sample in sorted(samples.items()) if sample.is_rewarded]
         for sample in samples.values():
@@ -149,6 +173,7 @@ class Policy:
                 self._drop(
                     [sample], RolloutPlace.WAITING, reason, by="" if failure else "no_reward"
                 )
+        kept = self._sift(group, kept, run_time)
         if len(kept) < self._min_group_size:
             self._drop(kept, RolloutPlace.WAITING, Reason.GROUP_INCOMPLETE)
             self.open_groups -= 1
@@ -165,6 +190,7 @@ class Policy:
             )
         )
         self._move(kept, RolloutPlace.WAITING, RolloutPlace.FRESH)
+        self._evict()
 
     def withdraw(self, group: TrainGroup, reason: Reason) -> None:
         """Drop an open group that is not whole."""
@@ -179,15 +205,36 @@ class Policy:
         stale, gone = self._buffer.prune(self.train_version)
         self._drop(stale, RolloutPlace.FRESH, Reason.STALE)
         self.open_groups -= len(gone)
+        self.replay.prune(self.train_version)
+
+    def refuse(self, count: int) -> bool:
+        """Let guards look at the next batch of so many fresh groups; drop what is at fault.
+
+        Returns:
+            Whether the batch is refused.
+        """
+        found = self._guarding.unfit(self._buffer.peek(count))
+        if found is None:
+            return False
+        name, groups = found
+        self._buffer.take_these(groups)
+        samples = [sample for group in groups for sample in group.samples]
+        self._drop(samples, RolloutPlace.FRESH, Reason.FILTERED, by=name)
+        self.open_groups -= len(groups)
+        return True
 
     def lease(self, batch_id: BatchId, count: int, now: datetime) -> Lease:
-        """Draw a batch of so many groups, at least one; `prune` comes before."""
+        """Draw a batch of so many fresh groups, at least one; `prune` comes before."""
         train_version = self.train_version
         # In the order of their issue, so that it does not matter which one was whole first.
         groups = tuple(sorted(self._buffer.take(count), key=lambda group: group.number))
-        metrics = batch_metrics(groups, train_version=train_version) | {
+        room = self.settings.groups_per_batch - count
+        replayed = self.replay.take(train_version, room)
+        metrics = batch_metrics((*groups, *replayed), train_version=train_version) | {
             "buffer/size": float(self._buffer.sample_count),
             "buffer/open_groups": float(self.open_groups),
+            "buffer/nbytes": float(self._buffer.nbytes),
+            "data/replay/frac": len(replayed) / (len(groups) + len(replayed)),
         }
         lease = Lease(
             batch_id=batch_id,
@@ -195,6 +242,7 @@ class Policy:
             version=self.versions.newest_version,
             train_version=train_version,
             groups=groups,
+            replayed=replayed,
             metrics=metrics,
         )
         self.desk.leases[batch_id] = lease
@@ -207,6 +255,7 @@ class Policy:
         if not self._buffer.take_these(lease.groups):
             return False
         self._move(lease.samples, RolloutPlace.FRESH, RolloutPlace.LEASED, batch_id=lease.batch_id)
+        self.replay.regain(lease.replayed)
         return True
 
     def put_back(self, lease: Lease) -> None:
@@ -218,21 +267,28 @@ class Policy:
         for group in lease.groups:
             self._buffer.put(group)
         self._move(lease.samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
+        self.replay.give_back(lease.replayed)
+        self._evict()
 
     def discard(self, lease: Lease) -> None:
         """Drop the groups of a batch."""
         self._drop(lease.samples, RolloutPlace.LEASED, Reason.BATCH_DISCARDED)
         self.open_groups -= len(lease.groups)
+        self.replay.forget(lease.replayed)
 
     def consume(
         self, lease: Lease, now: datetime, *, step: int, wait_s: float, train_s: float
     ) -> dict[str, float]:
         """Count the groups of a batch as trained; return the batch's metrics."""
-        samples = lease.samples
+        samples = lease.samples + lease.replayed_samples
         self.step = step if step > self.step else self.step + 1
         self.consumed_count += 1
         self.open_groups -= len(lease.groups)
-        self._move(samples, RolloutPlace.LEASED, RolloutPlace.TRAINED, batch_id=lease.batch_id)
+        self.books.move(RolloutPlace.LEASED, RolloutPlace.TRAINED, len(lease.samples))
+        self.books.replayed += len(lease.replayed_samples)
+        self.replay.use(lease.groups, lease.replayed)
+        for row in lease.rows:
+            row.use_count += 1
         for sample in samples:
             sample.place(
                 self.policy_id,
@@ -252,14 +308,44 @@ class Policy:
                 staleness_counts=ages,
             )
         )
-        return dict(lease.metrics) | self._time_metrics(tokens, wait_s, train_s)
+        return {
+            **lease.metrics,
+            **self._time_metrics(tokens, wait_s, train_s),
+            **self._filtering.metrics(),
+            **self._guarding.metrics(),
+            **self.replay.metrics(),
+        }
 
     def retire(self, cause: EndCause, now: datetime) -> None:
         """End the data: what is in the buffer is dropped."""
         groups = self._buffer.clear()
         self._drop([s for g in groups for s in g.samples], RolloutPlace.FRESH, Reason.RUN_ENDED)
         self.open_groups -= len(groups)
+        self.replay.clear()
         self.end, self.end_time = cause, now
+
+    def _sift(self, group: TrainGroup, samples: list[Sample], run_time: timedelta) -> list[Sample]:
+        """Return what the filters keep; the rest is dropped under their names."""
+        if not samples:
+            return samples
+        whole = WholeGroup(
+            policy_id=self.policy_id,
+            prompt=group.prompt,
+            samples=tuple(samples),
+            train_version=self.train_version,
+            run_time=run_time,
+        )
+        sifted = self._filtering.sift(whole)
+        for name, dropped in sifted.dropped.items():
+            self._drop(dropped, RolloutPlace.WAITING, Reason.FILTERED, by=name)
+        return list(sifted.kept)
+
+    def _evict(self) -> None:
+        """Drop what the buffer has no room for."""
+        groups = self._buffer.evict()
+        samples = [sample for group in groups for sample in group.samples]
+        self._drop(samples, RolloutPlace.FRESH, Reason.BUFFER_FULL)
+        self.open_groups -= len(groups)
 
     def _version_after(self, leased_batch_count: int) -> int:
         newest = self.versions.newest

@@ -105,8 +105,8 @@ class PromptQueue:
 
     def note(self, outcome: GroupOutcome) -> None:
         """Let selectors learn from a group."""
-        for _, each in self._selectors:
-            each.note(outcome)
+        for name, each in self._selectors:
+            self._state.faults.call(f"selector {name}", None, each.note, outcome)
 
     def begin_version(self, version: int) -> None:
         """Let weights and selectors know of a version of the workflow's first policy."""
@@ -115,8 +115,8 @@ class PromptQueue:
             return
         if self._warm_up_left is None:
             self._warm_up_left = self._state.settings.rollouts.row_count
-        for _, each in self._selectors:
-            each.begin_version(version)
+        for name, each in self._selectors:
+            self._state.faults.call(f"selector {name}", None, each.begin_version, version)
 
     def draw(self) -> None:
         """Ask for more of what this phase is short of."""
@@ -160,7 +160,10 @@ class PromptQueue:
         """Ask the selectors; after too many refusals in a row a prompt needs no admission."""
         self._seen_count += 1
         self._end_warm_up()
-        is_admitted = all(each.admits(prompt, self._dice) for _, each in self._selectors)
+        is_admitted = all(
+            self._state.faults.call(f"selector {name}", True, each.admits, prompt, self._dice)
+            for name, each in self._selectors
+        )
         if not is_admitted and self._skipped_in_a_row < self._state.settings.rollouts.max_skips:
             self._skipped_in_a_row += 1
             return False

@@ -87,6 +87,7 @@ class Run:
         except AstraflowError:
             self._state.take_effects()
             raise
+        self._state.flow.fail(self._state.faults.first)
         self._pacing.advance(now)
         self._evaluation.advance(now)
         self._batching.advance(now)
@@ -233,7 +234,7 @@ class Run:
             case ev.HubRestarted():
                 self._restart(now)
             case ev.RunBroken(failure=failure):
-                flow.failure = flow.failure or (None if flow.is_final else failure)
+                flow.fail(failure)
         return None
 
     def _issue(self, now: datetime) -> None:

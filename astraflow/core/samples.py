@@ -24,6 +24,7 @@ class Row:
         advantage: Stamped when the group is whole.
         group_mean: Mean reward over the rows of the group.
         group_std: Standard deviation of the same, of the population.
+        use_count: Batches that it was trained on in.
     """
 
     trajectory: Trajectory
@@ -34,6 +35,7 @@ class Row:
     advantage: float = 0.0
     group_mean: float = nan
     group_std: float = nan
+    use_count: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -71,7 +73,7 @@ class Sample:
             batch_id=batch_id,
             step=step,
             staleness=staleness,
-            use_count=int(place is RolloutPlace.TRAINED),
+            use_count=self.rows[0].use_count,
         )
 
 
@@ -95,6 +97,11 @@ class FreshGroup:
     def min_version(self) -> int:
         """Oldest version in it."""
         return min(sample.min_version for sample in self.samples)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its rollouts, as `Entry.nbytes`."""
+        return sum(sample.entry.nbytes for sample in self.samples)
 
 
 def sample_of(entry: Entry, policy_id: PolicyId) -> Sample | None:

@@ -5,9 +5,11 @@ from datetime import timedelta
 
 from astraflow.core.algorithms.plug_in import PlugInSpec
 from astraflow.core.barrier import VersionRelation
+from astraflow.core.buffer import BufferSettings
 from astraflow.core.evals import EvalSuite
 from astraflow.core.ids import PolicyId, RunId, WorkflowId
 from astraflow.core.mixing import MixPhase
+from astraflow.core.replay import ReplaySettings
 from astraflow.core.tasks import SamplingParams, WorkflowSpec
 
 
@@ -22,6 +24,10 @@ class PolicySettings:
         step_count: Batches to train on; None: until the data ends.
         scale_by_std: Divide advantages by the group's standard deviation.
         sampling: Defaults of its generations; the seed is set by the run.
+        buffer: What its fresh buffer holds, and in which order.
+        replay: What it trains on again.
+        guards: Refuse batches, in this order.
+        max_refusals: After so many in a row a batch is served as it is.
     """
 
     policy_id: PolicyId
@@ -30,6 +36,10 @@ class PolicySettings:
     step_count: int | None = None
     scale_by_std: bool = False
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    buffer: BufferSettings = field(default_factory=BufferSettings)
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
+    guards: tuple[PlugInSpec, ...] = ()
+    max_refusals: int = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from astraflow.core.algorithms.faults import Faults
 from astraflow.core.barrier import Barrier
 from astraflow.core.effects import Effect
 from astraflow.core.errors import AstraflowError, Failure, Reason
@@ -43,6 +44,11 @@ class Flow:
     epochs: dict[str, int] = field(default_factory=dict[str, int])
     shown: RunState = RunState.WAITING
 
+    def fail(self, failure: Failure | None) -> None:
+        """Note why the run cannot go on; the first reason counts."""
+        if not self.is_final:
+            self.failure = self.failure or failure
+
     @property
     def is_final(self) -> bool:
         """Whether nothing more will happen."""
@@ -61,6 +67,7 @@ class State:
         deadlines: Of the tasks, in the order of their issue, which is that of time.
         dead_letters: Prompts given up, oldest first.
         dead_letter_count: All of them.
+        faults: Of data algorithms.
     """
 
     def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
@@ -69,12 +76,9 @@ class State:
         self.mint = Mint(settings.run_id)
         self.flow = Flow()
         self.sessions = Sessions(ttl=settings.session_ttl)
+        self.faults = Faults()
         self.policies = {
-            policy.policy_id: Policy(
-                policy,
-                min_group_size=settings.rollouts.min_group_size,
-                kept_versions=settings.kept_version_count,
-            )
+            policy.policy_id: Policy(policy, settings, faults=self.faults)
             for policy in settings.policies
         }
         self.barrier = Barrier(settings.relation)

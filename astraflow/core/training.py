@@ -246,7 +246,7 @@ class Training:
         del self._state.groups[group.group_id]
         self.prompts.note(_outcome(group))
         for policy_id in group.policies:
-            self._state.policies[policy_id].complete(group)
+            self._state.policies[policy_id].complete(group, now - self._state.start_time)
         if group.has_reward or not group.failures:
             self._failed_in_a_row = 0
             return

@@ -34,6 +34,7 @@ def policy_status(policy: Policy) -> PolicyStatus:
         fresh_count=policy.books.count(RolloutPlace.FRESH),
         leased_count=policy.books.count(RolloutPlace.LEASED),
         trained_count=policy.books.count(RolloutPlace.TRAINED),
+        replay_count=policy.replay.sample_count,
         drops=policy.books.drops,
         staleness_counts=policy.window.staleness_counts,
         wait_fraction=policy.window.wait_fraction,

@@ -1,9 +1,10 @@
 """An audit: checks the books of a run against its journal, by other means than the run's own."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from astraflow.core.batches import BatchOutcome
+from astraflow.core.batches import BatchOutcome, BatchPart
 from astraflow.core.effects import CloseSession, SendBatch, SendTask
 from astraflow.core.events import BatchAcked, Event, RolloutArrived, TaskFinished, TaskNacked
 from astraflow.core.ids import BatchId, MemberId, PolicyId, RolloutId, TaskId
@@ -64,7 +65,7 @@ class Audit:
             elif isinstance(effect, SendBatch):
                 self._policies[effect.header.batch_id] = effect.header.policy_id
                 for part in effect.parts:
-                    self._batches[effect.header.batch_id].update(part.rollout_ids)
+                    self._batches[effect.header.batch_id].update(_fresh(part))
 
     def checks(self, run: Run) -> tuple[Check, ...]:
         """Return how the laws stand at the end of the journal."""
@@ -124,3 +125,9 @@ class Audit:
         again = rollouts & trained
         self._rollout_faults += [f"{each} is trained on in two batches" for each in sorted(again)]
         trained |= rollouts
+
+
+def _fresh(part: BatchPart) -> Iterable[RolloutId]:
+    """Return the rollouts that are in a batch for the first time; replays do not count."""
+    uses = part.values("use_count").tolist()
+    return (name for name, count in zip(part.rollout_ids, uses, strict=True) if not count)

@@ -6,9 +6,11 @@ from datetime import timedelta
 from astraflow.config import recipe as config
 from astraflow.core.algorithms.plug_in import PlugInSpec
 from astraflow.core.barrier import OnTimeout, RelationKind, VersionRelation
+from astraflow.core.buffer import BufferOrder, BufferSettings
 from astraflow.core.evals import EvalDataSet, EvalSuite
 from astraflow.core.ids import PolicyId, RunId, WorkflowId
 from astraflow.core.mixing import MixPhase
+from astraflow.core.replay import ReplaySettings
 from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
 from astraflow.core.tasks import SamplingParams
 from astraflow.workflows.building import workflow_specs
@@ -56,6 +58,29 @@ def _policy(name: str, policy: config.Policy) -> PolicySettings:
         step_count=policy.trainer.step_count,
         scale_by_std=policy.trainer.advantages.scale_by_std,
         sampling=_sampling(policy.sampling),
+        buffer=BufferSettings(
+            order=BufferOrder(policy.trainer.buffer.order),
+            max_groups=policy.trainer.buffer.max_groups,
+            max_nbytes=policy.trainer.buffer.max_nbytes,
+        ),
+        replay=_replay(policy.trainer),
+        guards=_specs(policy.trainer.guards),
+        max_refusals=policy.trainer.max_refusals,
+    )
+
+
+def _replay(trainer: config.Trainer) -> ReplaySettings:
+    replay = trainer.replay
+    if replay is None:
+        return ReplaySettings()
+    bound = trainer.max_staleness if replay.max_staleness is None else replay.max_staleness
+    return ReplaySettings(
+        ratio=replay.ratio,
+        order=PlugInSpec(name=replay.order.name, options=replay.order.options),
+        max_uses=replay.max_uses,
+        max_staleness=bound,
+        max_groups=replay.max_groups,
+        max_nbytes=replay.max_nbytes,
     )
 
 

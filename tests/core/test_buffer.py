@@ -3,13 +3,27 @@ import pytest
 from astraflow.core.batches import BatchGroup
 from astraflow.core.buffer import FreshBuffer
 from astraflow.core.records import Entry
+from astraflow.core.rollouts import Outcome, Rollout
 from astraflow.core.samples import FreshGroup, Sample
 
 
 @pytest.fixture
-def group():
+def rollout(trajectory):
+    return Rollout(
+        rollout_id="r",
+        task_id="t",
+        group_id="g",
+        sample_index=0,
+        outcome=Outcome.SCORED,
+        reward=1.0,
+        trajectories=(trajectory("t", length=4),),
+    )
+
+
+@pytest.fixture
+def group(rollout):
     def build(arrival, *versions):
-        entry = Entry(rollout=None, prompt_id="p", member_id="m", placements={})
+        entry = Entry(rollout=rollout, prompt_id="p", member_id="m", placements={})
         samples = tuple(Sample(entry=entry, rows=(), min_version=v) for v in versions)
         head = BatchGroup(
             group_id=f"g{arrival}", prompt_id="p", data_set="d", sample_count=len(versions)

@@ -1,0 +1,190 @@
+"""Replay: groups that were trained on and may be again.
+
+A replayed group stays trained in the books: replay is a count of uses, not a place. A batch of B
+groups has up to int(ratio * B) replayed ones and is filled up with fresh ones, so that with ratio r
+a group is used 1 / (1 - r) times on average, as long as enough may be replayed.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from astraflow.core.algorithms.faults import Faults
+from astraflow.core.algorithms.finding import replay_order
+from astraflow.core.algorithms.plug_in import Dice, PlugInSpec
+from astraflow.core.algorithms.points import UsedGroup
+from astraflow.core.samples import FreshGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """What is replayed.
+
+    Attributes:
+        ratio: Of a batch's groups, at most; in [0, 1).
+        order: Which of those that may be.
+        max_uses: Batches that a group is in, the first one included.
+        max_staleness: Versions between sampling and the last use, at most.
+        max_groups: Groups that are kept.
+        max_nbytes: Bytes of tokens, log-probabilities and masks that they may take.
+    """
+
+    ratio: float = 0.0
+    order: PlugInSpec = field(default_factory=lambda: PlugInSpec(name="latest"))
+    max_uses: int = 2
+    max_staleness: int = 0
+    max_groups: int = 1024
+    max_nbytes: int = 256 << 20
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Kept:
+    group: FreshGroup
+    use_count: int = 1
+    is_leased: bool = False
+
+
+class Replay:
+    """What one policy may train on again.
+
+    Example:
+        Batches of 10 groups, ratio 0.3. The first batch has 10 fresh groups. Of these the second
+        one has 3 again, with 7 fresh ones; with max_uses 2 the three are then forgotten.
+    """
+
+    def __init__(
+        self, settings: ReplaySettings, *, groups_per_batch: int, dice: Dice, faults: Faults
+    ) -> None:
+        """Begin empty.
+
+        Raises:
+            AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
+        """
+        self._settings = settings
+        self._target = int(settings.ratio * groups_per_batch + 1e-9)
+        self._order = replay_order(settings.order)
+        self._dice = dice
+        self._faults = faults
+        self._kept: dict[int, _Kept] = {}
+        self._nbytes = 0
+        self._counted: tuple[int, int] | None = None
+        self._use_count = self._evicted_count = 0
+
+    @property
+    def sample_count(self) -> int:
+        """Rollouts that are kept."""
+        return sum(len(kept.group.samples) for kept in self._kept.values())
+
+    def available(self, train_version: int) -> int:
+        """Return how many groups a batch for a version would have again."""
+        if not self._target:
+            return 0
+        if self._counted is None or self._counted[0] != train_version:
+            count = min(self._target, len(self._eligible(train_version)))
+            self._counted = train_version, count
+        return self._counted[1]
+
+    def take(self, train_version: int, count: int) -> tuple[FreshGroup, ...]:
+        """Return up to so many groups for a version, and have nobody else take them."""
+        count = min(count, self.available(train_version))
+        if not count:
+            return ()
+        found = self._eligible(train_version)
+        groups = [
+            UsedGroup(
+                group=kept.group,
+                use_count=kept.use_count,
+                staleness=train_version - kept.group.min_version,
+            )
+            for kept in found
+        ]
+        picked = self._faults.call("replay order", (), self._order.pick, groups, count, self._dice)
+        taken = [found[index] for index in sorted(_sound(picked, len(found)))[:count]]
+        self._lease(taken, is_leased=True)
+        return tuple(kept.group for kept in taken)
+
+    def use(self, fresh: Sequence[FreshGroup], again: Sequence[FreshGroup]) -> None:
+        """Note that groups were trained on, for the first time or again."""
+        self._counted = None
+        for group in again:
+            self._use_count += 1
+            kept = self._kept.get(group.arrival)
+            if kept is not None:
+                kept.use_count, kept.is_leased = kept.use_count + 1, False
+                if kept.use_count >= self._settings.max_uses:
+                    self._forget(kept)
+        if self._target and self._settings.max_uses > 1:
+            for group in fresh:
+                self._kept[group.arrival] = _Kept(group=group)
+                self._nbytes += group.nbytes
+            self._evict()
+
+    def give_back(self, groups: Sequence[FreshGroup]) -> None:
+        """Note that a batch was not trained on."""
+        self._lease(self._here(groups), is_leased=False)
+
+    def regain(self, groups: Sequence[FreshGroup]) -> None:
+        """Note that a batch is trained on after all."""
+        self._lease(self._here(groups), is_leased=True)
+
+    def forget(self, groups: Sequence[FreshGroup]) -> None:
+        """Let nobody train on groups again."""
+        for kept in self._here(groups):
+            self._forget(kept)
+
+    def prune(self, train_version: int) -> None:
+        """Forget what is too old for a version and all that follow."""
+        oldest = train_version - self._settings.max_staleness
+        for kept in [k for k in self._kept.values() if k.group.min_version < oldest]:
+            if not kept.is_leased:
+                self._forget(kept)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+        self._nbytes, self._counted = 0, None
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return numbers for the log."""
+        if not self._target:
+            return {}
+        return {
+            "data/replay/groups": float(len(self._kept)),
+            "data/replay/nbytes": float(self._nbytes),
+            "data/replay/uses": float(self._use_count),
+            "data/replay/evicted": float(self._evicted_count),
+        } | {f"data/replay/{k}": float(v) for k, v in self._order.metrics().items()}
+
+    def _eligible(self, train_version: int) -> list[_Kept]:
+        oldest = train_version - self._settings.max_staleness
+        return [
+            kept
+            for kept in self._kept.values()
+            if not kept.is_leased and kept.group.min_version >= oldest
+        ]
+
+    def _here(self, groups: Sequence[FreshGroup]) -> list[_Kept]:
+        return [self._kept[group.arrival] for group in groups if group.arrival in self._kept]
+
+    def _lease(self, kept: Sequence[_Kept], *, is_leased: bool) -> None:
+        self._counted = None
+        for each in kept:
+            each.is_leased = is_leased
+
+    def _forget(self, kept: _Kept) -> None:
+        self._counted = None
+        del self._kept[kept.group.arrival]
+        self._nbytes -= kept.group.nbytes
+
+    def _evict(self) -> None:
+        """Forget the oldest ones beyond the bounds."""
+        for kept in list(self._kept.values()):
+            is_over = len(self._kept) > self._settings.max_groups
+            if not (is_over or self._nbytes > self._settings.max_nbytes):
+                return
+            if not kept.is_leased:
+                self._forget(kept)
+                self._evicted_count += 1
+
+
+def _sound(indexes: Collection[int], count: int) -> set[int]:
+    return {index for index in indexes if 0 <= index < count}
