@@ -1,6 +1,7 @@
 """The session of a member: opened, kept alive on a channel of its own, opened again."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,6 +32,7 @@ from astraflow_proto.dataflow.v1.session_service_pb2_grpc import SessionServiceS
 Response = TypeVar("Response")
 Event = TypeVar("Event")
 
+_ROUND_TRIPS = 8
 # The session is over and can be opened again; a hub that forgot it (restarted without its
 # journal) says TOKEN_INVALID.
 _REOPENED = frozenset({Reason.SESSION_ENDED, Reason.TOKEN_INVALID})
@@ -78,6 +80,7 @@ class SessionKeeper:
         directive: What the run asks for.
         transfer_token: Secret that sources of weights compare.
         server_time: The run's clock at the last KeepAlive; None before.
+        round_trip_s: The shortest of the last KeepAlives, there and back; 0: none was answered.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class SessionKeeper:
         self.directive = Directive(kind=DirectiveKind.CONTINUE)
         self.transfer_token = b""
         self.server_time: datetime | None = None
+        self._round_trips = deque[float](maxlen=_ROUND_TRIPS)
         self._keep_alive_hub = keep_alive_hub
         self._hooks = hooks
         self._incarnation = incarnation
@@ -110,6 +114,11 @@ class SessionKeeper:
         self._opening = asyncio.Lock()
         self._sessions = SessionServiceStub(hub.channel)
         self._keep_alive = SessionServiceStub(keep_alive_hub.channel).KeepAlive
+
+    @property
+    def round_trip_s(self) -> float:
+        """Seconds there and back; 0: not known."""
+        return min(self._round_trips, default=0.0)
 
     @property
     def session(self) -> Session:
@@ -272,7 +281,7 @@ class SessionKeeper:
             await self._beat(patience)
 
     async def _beat(self, patience: Patience) -> None:
-        session = self.session
+        session, started = self.session, self._clock.monotonic()
         try:
             answer = await self._keep_alive(
                 _keep_alive_request(self._hooks.load()),
@@ -283,6 +292,7 @@ class SessionKeeper:
             await self._recover(error, session.token, patience)
             return
         patience.renew()
+        self._round_trips.append(self._clock.monotonic() - started)
         self.server_time = answer.server_time.ToDatetime(tzinfo=self._clock.now().tzinfo)
         self._entrust(answer.transfer_token)
         if answer.HasField("directive"):

@@ -11,7 +11,7 @@ import structlog
 from astraflow.client.duplex import beside
 from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
 from astraflow.client.session import Held
-from astraflow.client.task_stream import TaskSink
+from astraflow.client.task_stream import TaskSink, TaskStream
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -28,6 +28,7 @@ from astraflow.core.members import (
 )
 from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCancellation, TaskCredit
 from astraflow.core.versions import SourceKind
+from astraflow.raas.headroom import headroom
 from astraflow.raas.load import LoadMeter, MeteredEngine
 from astraflow.raas.policies import PolicyDesk, ServedModel
 from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
@@ -115,6 +116,7 @@ class RaasNode:
         self._relays = relays
         self._runner: EpisodeRunner | None = None
         self._client: RaasClient | None = None
+        self._tasks: TaskStream | None = None
         self._departing = asyncio.Event()
         self._stopping = asyncio.Event()
 
@@ -180,7 +182,9 @@ class RaasNode:
                 results=client.rollouts,
                 give_back=tasks.nack,
                 group=group,
+                capacity=self._settings.capacity,
             )
+            self._tasks = tasks
             async with beside(tasks.run()):
                 await self._departing.wait()
                 tasks.set_credit(TaskCredit(max_outstanding=0))
@@ -251,12 +255,24 @@ class RaasNode:
     @property
     def _credit(self) -> TaskCredit:
         return TaskCredit(
-            max_outstanding=self._settings.capacity,
+            max_outstanding=self._settings.capacity + self._headroom(),
             max_eval_outstanding=self._settings.max_eval_count,
+        )
+
+    def _headroom(self) -> int:
+        if self._runner is None or self._client is None:
+            return 0
+        return headroom(
+            capacity=self._settings.capacity,
+            round_trip_s=self._client.keeper.round_trip_s,
+            episode_s=self._runner.times.mean_s,
+            task_size=self._runner.times.task_size,
         )
 
     def _load(self) -> RaasLoad:
         runner = self._runner
+        if self._tasks is not None and not self._departing.is_set():
+            self._tasks.set_credit(self._credit)
         return self._meter.report(
             (model.engine.load() for model in self._desk.models.values()),
             inflight_count=runner.running_count if runner else 0,

@@ -8,10 +8,12 @@ from typing import Protocol
 
 import structlog
 
+from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import Rollout, SampleFailure, TaskResult
 from astraflow.core.tasks import RolloutTask, TaskCancellation
+from astraflow.raas.headroom import EpisodeTimes
 from astraflow.raas.policies import PolicyDesk
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.runner import LoadedWorkflow, run_episode
@@ -61,6 +63,7 @@ class _Held:
     episodes: "dict[int, asyncio.Task[Rollout]]" = field(
         default_factory=dict[int, "asyncio.Task[Rollout]"]
     )
+    waiting: set[int] = field(default_factory=set[int])
     withdrawn: set[int] = field(default_factory=set[int])
     sent_count: int = 0
     failures: list[SampleFailure] = field(default_factory=list[SampleFailure])
@@ -89,7 +92,23 @@ class EpisodeRunner:
         results: Results,
         give_back: GiveBack,
         group: asyncio.TaskGroup,
+        capacity: int,
+        clock: Clock | None = None,
     ) -> None:
+        """Begin with nothing.
+
+        Args:
+            desk: Versions and engines.
+            workflows: Of the run.
+            results: Where results go.
+            give_back: Where tasks go that were not started.
+            group: Runs the episodes.
+            capacity: Episodes at once; more wait their turn.
+            clock: Tells the time.
+        """
+        self.times = EpisodeTimes()
+        self._slots = asyncio.Semaphore(capacity)
+        self._clock = clock or SystemClock()
         self._desk = desk
         self._workflows = workflows
         self._results = results
@@ -113,9 +132,10 @@ class EpisodeRunner:
 
     @property
     def queued_count(self) -> int:
-        """Samples that wait for a version."""
+        """Samples that wait for a version or their turn."""
         return sum(
-            len(held.task.sample_indexes) for held in self._held.values() if not held.is_started
+            len(held.waiting) if held.is_started else len(held.task.sample_indexes)
+            for held in self._held.values()
         )
 
     def take(self, task: RolloutTask) -> None:
@@ -126,6 +146,7 @@ class EpisodeRunner:
         if task.task_id in self._held:
             return
         held = _Held(task=task)
+        self.times.note_task(len(task.sample_indexes))
         self._held[task.task_id] = held
         self._idle.clear()
         held.starting = self._group.create_task(self._run(held))
@@ -153,8 +174,11 @@ class EpisodeRunner:
     def drain(self) -> None:
         """Give back what was not started; what runs goes on."""
         self._is_draining = True
-        for held in [held for held in self._held.values() if not held.is_started]:
-            self._return(held, _DRAINING)
+        for held in tuple(self._held.values()):
+            if not held.is_started:
+                self._return(held, _DRAINING)
+            for index in held.waiting:
+                held.episodes[index].cancel()
 
     def stop(self) -> None:
         """Abandon everything; no result is due any more."""
@@ -192,15 +216,28 @@ class EpisodeRunner:
                 continue
             ports = self._desk.ports(task, index, pinned)
             episode = Episode(task=task, sample_index=index, policies=ports)
-            running = self._group.create_task(run_episode(loaded, episode))
+            held.waiting.add(index)
+            running = self._group.create_task(self._run_in_turn(held, index, loaded, episode))
             held.episodes[index] = running
-            self._running_count += 1
             running.add_done_callback(partial(self._ended, held, index))
         self._fail_withdrawn(held)
 
+    async def _run_in_turn(
+        self, held: _Held, index: int, loaded: LoadedWorkflow, episode: Episode
+    ) -> Rollout:
+        async with self._slots:
+            held.waiting.discard(index)
+            self._running_count += 1
+            started = self._clock.monotonic()
+            try:
+                return await run_episode(loaded, episode)
+            finally:
+                self._running_count -= 1
+                self.times.note_episode(self._clock.monotonic() - started)
+
     def _ended(self, held: _Held, index: int, running: "asyncio.Task[Rollout]") -> None:
         """Send what came of an episode, and the result of its task after the last one."""
-        self._running_count -= 1
+        held.waiting.discard(index)
         if running.cancelled() or held.is_disowned:
             self._fail(held, index, _CANCELLED)
         elif (error := running.exception()) is not None:

@@ -56,6 +56,7 @@ class SmallEngine:
         open: Cleared, it holds every generation between two tokens.
         running: Generations in progress.
         sampled: Tokens so far.
+        token_s: Seconds per token.
     """
 
     name = "small/1"
@@ -66,6 +67,7 @@ class SmallEngine:
         *,
         answer: Callable[[str], str] | None = None,
         max_context_token_count: int = 4096,
+        token_s: float = 0.0,
     ) -> None:
         """Start without weights.
 
@@ -73,7 +75,9 @@ class SmallEngine:
             tokenizer: Its alphabet is drawn from.
             answer: Told the text so far, says what comes next; None: letters are drawn.
             max_context_token_count: Prompt and completion together.
+            token_s: Seconds per token of every generation, however many run.
         """
+        self.token_s = token_s
         self.max_context_token_count = max_context_token_count
         self.version: int | None = None
         self.tensors: dict[str, np.ndarray] = {}
@@ -169,7 +173,7 @@ class SmallEngine:
         versions: list[int] = []
         for step in range(min(count, sampling.max_new_tokens)):
             await self.open.wait()
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.token_s)
             version = self._live(pinned)
             draw = self._draw(sampling.seed or 0, len(prompt) + step, version)
             token, logprob = draw if script is None else (script[step], 0.0)

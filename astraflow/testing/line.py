@@ -124,6 +124,11 @@ class Line:
         """Make each call of a method so much later; 0: none."""
         self._delays[method] = seconds
 
+    def stretch(self, round_trip_s: float) -> None:
+        """Make the way longer: every byte takes half of that in each direction."""
+        if self._ends:
+            self._ends[0].delay_s = round_trip_s / 2
+
     def silence(self) -> None:
         """Hold keep-alives: streams go on, but the member seems dead until `release`."""
         self.hold(KEEP_ALIVE)

@@ -1,12 +1,20 @@
 """A TCP relay that can be pulled out: what a network does to a connection."""
 
 import asyncio
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+# Pieces of up to 64 KiB between the two ends of one direction.
+_MOST_ON_THE_WAY = 1024
+
 
 class Relay:
-    """Passes bytes between those who dial it and one address."""
+    """Passes bytes between those who dial it and one address.
+
+    Attributes:
+        delay_s: Seconds that bytes are on their way, in each direction.
+    """
 
     def __init__(self, target: str) -> None:
         """Name who is dialled, host:port."""
@@ -14,6 +22,7 @@ class Relay:
         self._server: asyncio.Server | None = None
         self._is_plugged = True
         self._writers: set[asyncio.StreamWriter] = set()
+        self.delay_s = 0.0
 
     async def __aenter__(self) -> Self:
         """Listen."""
@@ -64,16 +73,35 @@ class Relay:
             return
         ends = {writer, far_writer}
         self._writers |= ends
-        await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
         self._writers -= ends
 
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop, due = asyncio.get_running_loop(), 0.0
+        way = asyncio.Queue[tuple[float, bytes]](_MOST_ON_THE_WAY)
+        arriving = asyncio.create_task(_arrive(way, writer))
+        try:
+            while data := await reader.read(1 << 16):
+                due = max(due, loop.time() + self.delay_s)
+                await way.put((due, data))
+            await way.put((due, b""))
+            await arriving
+        except OSError:
+            pass  # The connection was cut, which is what it is for.
+        finally:
+            arriving.cancel()
+            writer.close()
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(1 << 16):
-            writer.write(data)
+
+async def _arrive(way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+    """Write what is on its way when it is due; empty data is the end."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due, data = await way.get()
+        if due > loop.time():
+            await asyncio.sleep(due - loop.time())
+        if not data:
+            return
+        writer.write(data)
+        with suppress(OSError):
             await writer.drain()
-    except OSError:
-        pass  # The connection was cut, which is what it is for.
-    finally:
-        writer.close()

@@ -94,6 +94,8 @@ class LiveRun:
         capacity: int = 16,
         relays: RelayServer | None = None,
         kinds: frozenset[SourceKind] | None = None,
+        token_s: float = 0.0,
+        round_trip_s: float = 0.0,
     ) -> LiveNode:
         """Let a node join; every policy gets a small engine.
 
@@ -104,11 +106,17 @@ class LiveRun:
             capacity: Rollouts that it runs at once.
             relays: Started; serves what the node pulls. None: nobody does.
             kinds: Of the sources that it pulls weights from; None: all.
+            token_s: Seconds per token of its engines.
+            round_trip_s: Of its way to the hub.
         """
         name = name or f"raas-{len(self.nodes) + 1}"
         tokenizer = CharTokenizer() if alphabet is None else CharTokenizer(alphabet)
-        engines = {policy: SmallEngine(tokenizer, answer=answer) for policy in self.recipe.policies}
+        engines = {
+            policy: SmallEngine(tokenizer, answer=answer, token_s=token_s)
+            for policy in self.recipe.policies
+        }
         line = await self.open_line()
+        line.stretch(round_trip_s)
         node = make_node(
             self.recipe,
             hub=line.address,
@@ -133,6 +141,7 @@ class LiveRun:
         *,
         line: Line | None = None,
         store: str | None = None,
+        step_s: float = 0.0,
     ) -> asyncio.Task[Trained]:
         """Let a trainer that counts its steps join; see `train_counter`.
 
@@ -140,6 +149,7 @@ class LiveRun:
             policy_id: None: the first policy.
             line: Its way to the hub; None: straight.
             store: URL of an object store to which versions also go; None: to none.
+            step_s: Seconds that a step takes.
         """
         policy_id = policy_id or next(iter(self.recipe.policies))
         settings = self.recipe.policies[policy_id].trainer
@@ -153,6 +163,7 @@ class LiveRun:
                 prefetch=settings.prefetch,
                 loop=self.loop,
                 store=store,
+                step_s=step_s,
             )
         )
 

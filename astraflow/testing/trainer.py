@@ -1,5 +1,6 @@
 """A trainer without a model: its weights count the steps."""
 
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ def train_counter(
     prefetch: int = 1,
     loop: LoopThread | None = None,
     store: str | None = None,
+    step_s: float = 0.0,
 ) -> Trained:
     """Take batches until the data ends; version n is the tensor `w`, f32[100], filled with n.
 
@@ -53,6 +55,7 @@ def train_counter(
         prefetch: Batches unsettled at once.
         loop: To share; None: one of its own.
         store: URL of an object store to which versions also go; None: to none.
+        step_s: Seconds that a step takes.
 
     Raises:
         AstraflowError: What registering, publishing and acknowledging raise.
@@ -87,8 +90,16 @@ def train_counter(
                 publish(0)
                 for step, batch in enumerate(client.batches(prefetch=prefetch), start=1):
                     batches.append(batch)
+                    began = time.perf_counter()
+                    time.sleep(step_s)
                     publish(step)
-                    client.ack(batch.header.batch_id, BatchOutcome.CONSUMED, step=step)
+                    client.ack(
+                        batch.header.batch_id,
+                        BatchOutcome.CONSUMED,
+                        step=step,
+                        wait_s=batch.wait_s,
+                        train_s=time.perf_counter() - began,
+                    )
             return Trained(batches=tuple(batches), end=client.end_of_data)
 
 
