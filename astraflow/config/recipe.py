@@ -372,6 +372,9 @@ class Raas(Strict):
     sources: Literal["auto", "store"] = "auto"
     """Where weights come from. auto: whoever has them, nearest first. store: the object store
     alone, for pools that cannot reach the trainer."""
+    cache: Path | None = None
+    """Folder in which a node keeps its newest weights, so that one that was killed rejoins by a
+    patch; it takes up to two and a half times the exported bytes per policy. Unset: none."""
 
 
 class Tls(Strict):

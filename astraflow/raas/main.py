@@ -22,6 +22,7 @@ from astraflow.raas.policies import ServedModel
 from astraflow.rpc.address import is_loopback, split_address
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
+from astraflow.weights.disk_copy import DiskCopy
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay_server import RelayServer
 from astraflow.workflows.building import workflow_specs
@@ -97,9 +98,17 @@ async def _join(
         if relays is not None:
             engines.push_async_callback(relays.close)
 
+        copies = _copies(recipe, models)
+
         def puller(policy_id: PolicyId) -> WeightPuller:
             relay = None if relays is None else relays.relays[policy_id]
-            return WeightPuller(policy_id, tls=settings.tls, relay=relay, kinds=settings.kinds)
+            return WeightPuller(
+                policy_id,
+                tls=settings.tls,
+                relay=relay,
+                kinds=settings.kinds,
+                copy=copies.get(policy_id),
+            )
 
         node = RaasNode(settings, models=models, puller=puller, relays=relays)
         with _signals(node):
@@ -151,6 +160,13 @@ def _directory(recipe: Recipe, policy: str, directories: Mapping[str, Path]) -> 
             " model",
         )
     return directory
+
+
+def _copies(recipe: Recipe, policy_ids: Iterable[PolicyId]) -> Mapping[PolicyId, DiskCopy]:
+    """Open where the weights of the policies are kept on disk, if they are."""
+    if recipe.raas.cache is None:
+        return {}
+    return {each: DiskCopy.open(recipe.raas.cache / each) for each in policy_ids}
 
 
 def _kinds(recipe: Recipe) -> frozenset[SourceKind] | None:

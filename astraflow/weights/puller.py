@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Collection, Coroutine, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -20,7 +21,8 @@ from astraflow.core.updates import WeightUpdate
 from astraflow.core.versions import PatchInfo, Source, SourceKind, VersionInfo
 from astraflow.rpc.tls import Tls
 from astraflow.weights.any_lane import AnyLane
-from astraflow.weights.fetch import Fetch, FetchSettings, Lane
+from astraflow.weights.disk_copy import DiskCopy
+from astraflow.weights.fetch import Fetch, FetchSettings, Lane, Progress
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming, VerifiedChunks
 from astraflow.weights.pulled import Pulled, PullFailed
@@ -63,6 +65,7 @@ class WeightPuller:
         relay: Relay | None = None,
         settings: FetchSettings | None = None,
         kinds: Collection[SourceKind] | None = None,
+        copy: DiskCopy | None = None,
     ) -> None:
         """Start with nothing held.
 
@@ -75,7 +78,10 @@ class WeightPuller:
             relay: Passes on what is pulled; None: nobody does.
             settings: Of how sources are asked.
             kinds: Of the sources that are asked; None: all.
+            copy: Keeps on disk what is held, and is closed with the puller; None: nobody does.
         """
+        self._copy = copy
+        self._is_restored = copy is None
         self._policy_id = policy_id
         self._lane = lane or AnyLane(tls=tls, stall_timeout_s=stall_timeout_s)
         self._relay = relay
@@ -117,10 +123,11 @@ class WeightPuller:
             self._sources(target),
             transfer_token,
             goodputs=self._goodputs,
-            progress=self._relay,
+            progress=_progress(self._relay, self._copy),
             settings=self._settings,
         )
         async with self._one_at_a_time:
+            await self._restore({**known, target.version: target})
             try:
                 update = await self._update(target, {**known, target.version: target}, fetch)
             except AstraflowError as error:
@@ -151,13 +158,45 @@ class WeightPuller:
         )
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and the copy on disk."""
         await self._lane.close()
+        if self._copy is not None:
+            await asyncio.to_thread(self._copy.close)
+
+    async def settle(self) -> None:
+        """Return once the copy on disk is as far as it can be."""
+        if self._copy is not None:
+            await asyncio.to_thread(self._copy.settle)
+
+    async def _restore(self, known: Mapping[int, VersionInfo]) -> None:
+        """Take what the copy on disk holds, once; what the run knows otherwise is not taken."""
+        if self._is_restored or self._copy is None:
+            return
+        loaded = await asyncio.to_thread(self._copy.load)
+        self._is_restored = True
+        self._frame, self._leftover = loaded.frame, loaded.chunks
+        held = loaded.held
+        if held is None:
+            return
+        registered = known.get(held.version)
+        if registered is None or registered.content_digest == held.digest.to_bytes():
+            self._held = held
+            log.info("found weights on disk", policy_id=self._policy_id, version=held.version)
+            return
+        self._copy.forget()
+        log.warning(
+            "the weights on disk are of another run",
+            policy_id=self._policy_id,
+            version=held.version,
+        )
 
     async def _update(
         self, target: VersionInfo, known: Mapping[int, VersionInfo], fetch: Fetch
     ) -> WeightUpdate:
         if self._has(target):
+            if self._relay is not None and self._held is not None:
+                # It may be from disk, and new to the relay.
+                self._relay.hold(self._held, _whole_patch(target))
             return self.full_update()
         *shortcuts, last = self._ways(target, known)
         if self._frame is None or self._frame.digest != target.layout_digest:
@@ -252,15 +291,22 @@ class WeightPuller:
             if self._relay is not None:
                 self._relay.fail()
             raise
-        return await _to_the_end(self._advance(staged, base, target))
+        return await _to_the_end(self._advance(staged, base, target, known))
 
     async def _advance(
-        self, staged: StagedState, base: HeldState | None, target: VersionInfo
+        self,
+        staged: StagedState,
+        base: HeldState | None,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
     ) -> WeightUpdate:
         """Write the changes; a relay serves nothing from the state meanwhile."""
         if self._relay is not None:
             self._relay.release()
-        self._held = await asyncio.to_thread(staged.commit)
+        commit = staged.commit
+        if self._copy is not None:
+            commit = partial(self._copy.commit, staged, known, base and base.version)
+        self._held = await asyncio.to_thread(commit)
         if self._relay is not None:
             self._relay.hold(self._held, _whole_patch(target))
         return await asyncio.to_thread(self._update_of, staged, base)
@@ -282,6 +328,27 @@ async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
+
+
+class _Both:
+    """Tells two of what a pull brings."""
+
+    def __init__(self, *listeners: Progress) -> None:
+        self._listeners = listeners
+
+    def begin(self, incoming: Incoming, frame: Frame) -> None:
+        for each in self._listeners:
+            each.begin(incoming, frame)
+
+    def note(self) -> None:
+        for each in self._listeners:
+            each.note()
+
+
+def _progress(relay: Relay | None, copy: DiskCopy | None) -> Progress | None:
+    if relay is None or copy is None:
+        return relay or copy
+    return _Both(relay, copy)
 
 
 def _whole_patch(target: VersionInfo) -> PatchInfo | None:

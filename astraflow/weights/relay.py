@@ -145,6 +145,7 @@ class Relay:
             whole: What the run registered as the patch from nothing; None: it did not.
         """
         self._incoming, self._held, self._whole_info = None, held, whole
+        self._frame = held.frame
         self._trim()
         self._wake()
 

@@ -1,0 +1,157 @@
+"""DiskCopy: a node's last verified version on disk, so that a killed node rejoins by a patch.
+
+Patches are appended to files as they come, and a record, replaced at once, says which of them make
+the state. So a version costs the disk the bytes of its patch, and nothing is ever written in place.
+Now and then the state itself is written, and takes the place of the patches before it. All of that
+is done beside the pulls: a disk that is full or slow costs the copy, never a version.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Final, Self
+
+import structlog
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import VersionInfo
+from astraflow.storage.lock import FileLock
+from astraflow.weights.backlog import Backlog
+from astraflow.weights.disk_files import LOCK, Step
+from astraflow.weights.disk_load import Loaded, load
+from astraflow.weights.disk_writer import DiskWriter
+from astraflow.weights.frame import Frame
+from astraflow.weights.incoming import Incoming
+from astraflow.weights.snapshot import Snapshots
+from astraflow.weights.state import HeldState, StagedState
+
+_PLACE_COUNT: Final = 64
+# What may wait for a slow disk, beside half a state.
+_ROOM_NBYTES: Final = 64 << 20
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class DiskCopy:
+    """Keeps what one puller holds in a folder that no other process uses.
+
+    Attributes:
+        folder: Of this copy.
+        failure_count: Writes that failed.
+    """
+
+    def __init__(self, folder: Path, lock: FileLock) -> None:
+        """Made by `open`."""
+        self.folder = folder
+        self.failure_count = 0
+        self._lock = lock
+        self._snapshots = Snapshots()
+        self._writer = DiskWriter(folder, self._snapshots)
+        self._backlog = Backlog(name="astraflow-disk", failed=self._failed)
+        self._incoming: Incoming | None = None
+        self._told: dict[bytes, int] = {}
+        self._room_nbytes = _ROOM_NBYTES
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Take the first place in a folder that no other process has: its copy becomes ours.
+
+        Raises:
+            AstraflowError: CAPABILITY_MISSING when nothing can be written there.
+        """
+        why: object = "64 other processes use it"
+        for number in range(_PLACE_COUNT):
+            place = folder / str(number)
+            try:
+                place.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                why = error
+                break
+            with suppress(AstraflowError):
+                return cls(place, FileLock.take(place / LOCK))
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING, f"no copy of weights can be kept in {folder}: {why}"
+        )
+
+    def load(self) -> Loaded:
+        """Return what lies here, verified; before anything else, and beside the event loop."""
+        loaded = load(self.folder)
+        self._writer.go_on(loaded.record)
+        self._snapshots.hold(loaded.held)
+        return loaded
+
+    def forget(self) -> None:
+        """Say that what was loaded is not held: the next version begins a new copy."""
+        self._snapshots.hold(None)
+        self._backlog.do(partial(self._writer.go_on, None))
+
+    def begin(self, incoming: Incoming, frame: Frame) -> None:
+        """Take note of a pull that begins; its chunks go to disk as they come."""
+        self._incoming, self._told = incoming, {}
+        self._room_nbytes = _ROOM_NBYTES + frame.layout.nbytes // 2
+        self._backlog.do(partial(self._writer.write_layout, frame))
+        self.note()
+
+    def note(self) -> None:
+        """Look at what the pull has brought."""
+        arriving = () if self._incoming is None else self._incoming.arriving()
+        for index, chunks in arriving:
+            root = index.patch.root_digest
+            fresh = islice(chunks.values(), self._told.get(root, 0), None)
+            self._told[root] = len(chunks)
+            for chunk in fresh:
+                # The file lacks what a slow disk has no room for: then the state is written.
+                if self._backlog.waiting_nbytes <= self._room_nbytes:
+                    write = partial(self._writer.write_chunk, index, chunk)
+                    self._backlog.do(write, len(chunk.payload))
+
+    def commit(
+        self, staged: StagedState, known: Mapping[int, VersionInfo], base_version: int | None
+    ) -> HeldState:
+        """Write a version into the held state; what led to it is recorded beside.
+
+        Args:
+            staged: Where the pull of the last `begin` has led.
+            known: Digests by version.
+            base_version: What it started from; None: nothing.
+        """
+        held = self._snapshots.commit(staged)
+        if self._incoming is not None:
+            steps = tuple(_steps(self._incoming, known))
+            self._incoming = None
+            if steps:
+                self._backlog.do(partial(self._writer.enter, steps, base_version))
+        return held
+
+    def settle(self) -> None:
+        """Wait until all of that lies on disk, or has failed to; beside the event loop."""
+        self._backlog.settle()
+
+    def close(self) -> None:
+        """Stop after the file that is being written; the place is free for others."""
+        self._backlog.close()
+        self._writer.close()
+        self._lock.release()
+
+    def _failed(self, error: OSError) -> None:
+        self.failure_count += 1
+        log.warning(
+            "the copy on disk is behind, the weights are not",
+            folder=str(self.folder),
+            failure_count=self.failure_count,
+            why=str(error),
+        )
+
+
+def _steps(incoming: Incoming, known: Mapping[int, VersionInfo]) -> Iterator[Step]:
+    patches = (index.patch for index, _ in incoming.arriving())
+    for version, group in groupby(patches, key=lambda each: each.version):
+        infos = [*group]
+        yield Step(
+            version=version,
+            digest=known[version].content_digest,
+            roots=tuple(info.root_digest for info in infos),
+            nbytes=sum(info.payload_nbytes for info in infos),
+        )

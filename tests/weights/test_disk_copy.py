@@ -1,0 +1,208 @@
+"""What a node keeps on disk: who takes its place goes on from there, or from nothing."""
+
+import errno
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.weights import disk_writer
+from astraflow.weights.disk_copy import DiskCopy
+from astraflow.weights.disk_files import RECORD, Record, read_patch
+from astraflow.weights.pulled import PullFailed
+from astraflow.weights.puller import WeightPuller
+from astraflow.weights.relay import Relay
+
+MAX_STEPS = 4
+
+
+class Nodes:
+    """Pullers of one training, one after the other, in one folder; each as good as killed."""
+
+    def __init__(self, training, source, folder, tools):
+        self.training, self.source, self.folder, self.tools = training, source, folder, tools
+        self.copy = self.puller = None
+        self.tensors = None
+
+    def start(self, **settings):
+        """Begin anew; what the one before had not written is lost."""
+        if self.copy is not None:
+            self.copy._backlog.close()
+            self.copy._writer.close()
+            self.copy._lock.release()
+        self.copy = DiskCopy.open(self.folder)
+        self.puller = WeightPuller(self.training.policy_id, copy=self.copy, **settings)
+        self.tensors = None
+
+    async def pull(self, *, is_settled=True):
+        infos = self.training.infos
+        pulled = await self.puller.pull(infos[max(infos)], infos, self.training.token)
+        update = pulled.update
+        if self.tensors is None and update.base_version is not None:
+            update = self.puller.full_update()
+        self.tensors = self.tools.live(update, self.tensors)
+        assert self.training.is_live(self.tensors)
+        if is_settled:
+            await self.puller.settle()
+        return pulled
+
+    @property
+    def files(self):
+        return {each.name for each in (self.folder / "0").iterdir()}
+
+
+@pytest.fixture
+async def nodes(training, serve, tmp_path, tools, monkeypatch):
+    monkeypatch.setattr(disk_writer, "MAX_STEPS", MAX_STEPS)
+    nodes = Nodes(training, await serve(), tmp_path / "cache", tools)
+    nodes.start()
+    yield nodes
+    await nodes.puller.close()
+
+
+async def follow(nodes, count):
+    for _ in range(count):
+        nodes.training.publish()
+        await nodes.pull()
+
+
+async def test_who_takes_the_place_of_a_killed_node_needs_a_patch(nodes):
+    await follow(nodes, 3)
+    nodes.start()
+    nodes.training.publish()
+    pulled = await nodes.pull()
+    assert pulled.update.base_version == 2
+    assert pulled.nbytes == nodes.training.infos[3].patches[0].payload_nbytes
+
+
+async def test_the_newest_version_on_disk_costs_nothing(nodes):
+    await follow(nodes, 2)
+    relay = Relay()
+    nodes.start(relay=relay)
+    assert (await nodes.pull()).nbytes == 0
+    assert relay.frame.digest == nodes.training.store.frame.digest
+
+
+async def test_a_version_costs_the_disk_its_patch_until_the_state_is_shorter(nodes, training):
+    await follow(nodes, 2)
+    patches = [each.info for each in training.store.patches]
+    kept = {f"{each.root_digest.hex()}.patch" for each in patches}
+    assert nodes.files == {"lock", "layout", "record", *kept}
+    await follow(nodes, MAX_STEPS)
+    assert any(each.startswith("base-") for each in nodes.files)
+    nodes.start()
+    training.publish()
+    assert (await nodes.pull()).update.base_version == MAX_STEPS + 1
+
+
+async def test_a_copy_of_a_version_is_whole_while_later_ones_are_written_over_it(
+    nodes, monkeypatch
+):
+    monkeypatch.setattr(disk_writer, "MAX_STEPS", 99)
+    await follow(nodes, 2)
+    held = nodes.copy._snapshots.begin()
+    expected = held.flat.copy()
+    blocks = nodes.copy._snapshots.blocks()
+    await follow(nodes, 3)
+    assert (np.concatenate([*blocks]) == expected).all()
+    assert not (nodes.puller._held.flat == expected).all()
+
+
+async def test_a_cold_join_goes_on_where_it_was_killed(nodes, training, tools):
+    training.publish()
+    nodes.source.cuts = [3, 0]
+    with pytest.raises(PullFailed):
+        await nodes.pull()
+    await nodes.puller.settle()
+    nodes.source.requests.clear()
+    nodes.start()
+    await nodes.pull()
+    (have,) = nodes.source.requests[0].have_chunks
+    assert [len(each) for each in have.indexes] == [3]
+    nodes.start()
+    assert (await nodes.pull()).nbytes == 0
+
+
+@pytest.mark.parametrize("name", ["layout", "record", "newest", "oldest", "base"])
+@pytest.mark.parametrize("how", ["cut", "flip", "gone", "empty"])
+async def test_no_damage_to_the_files_reaches_the_weights(nodes, training, name, how):
+    await follow(nodes, 3 if name != "base" else MAX_STEPS + 3)
+    folder = nodes.folder / "0"
+    record = Record.from_bytes((folder / RECORD).read_bytes())
+    path = {
+        "newest": folder / f"{record.steps[-1].roots[0].hex()}.patch",
+        "oldest": folder / f"{record.steps[0].roots[0].hex()}.patch",
+        "base": folder / f"base-{record.base and record.base[0]}",
+    }.get(name, folder / name)
+    content = bytearray(path.read_bytes())
+    nodes.start()
+    if how == "gone":
+        path.unlink()
+    elif how == "flip":
+        content[len(content) // 2] ^= 4
+        path.write_bytes(content)
+    else:
+        path.write_bytes(content[: len(content) // 2 if how == "cut" else 0])
+    training.publish()
+    pulled = await nodes.pull()
+    version = max(training.infos)
+    assert pulled.update.base_version == (version - 2 if name == "newest" else None)
+    await follow(nodes, 1)
+    nodes.start()
+    training.publish()
+    assert (await nodes.pull()).update.base_version == version + 1
+
+
+async def test_a_copy_of_another_run_is_not_taken(nodes, tools, serve, tmp_path):
+    await follow(nodes, 2)
+    other = tools.training(seed=5)
+    source = await serve(other.store)
+    for _ in range(2):
+        other.publish()
+    other.infos = {
+        version: replace(info, sources=tools.sources([source.address]))
+        for version, info in other.infos.items()
+    }
+    nodes.training = other
+    nodes.start()
+    assert (await nodes.pull()).update.base_version is None
+    nodes.start()
+    assert (await nodes.pull()).nbytes == 0
+
+
+async def test_a_full_disk_costs_the_copy_and_no_version(nodes, training, monkeypatch):
+    await follow(nodes, 2)
+    real = type(nodes.copy._writer).write_chunk
+
+    def full(self, index, chunk):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(type(nodes.copy._writer), "write_chunk", full)
+    await follow(nodes, 1)
+    assert nodes.copy.failure_count > 0
+    monkeypatch.setattr(type(nodes.copy._writer), "write_chunk", real)
+    nodes.start()
+    training.publish()
+    assert (await nodes.pull()).update.base_version in (1, 2)
+
+
+async def test_two_nodes_of_one_host_have_a_place_each(nodes, tmp_path):
+    other = DiskCopy.open(nodes.folder)
+    assert other.folder != nodes.copy.folder
+    other.close()
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(AstraflowError) as caught:
+        DiskCopy.open(tmp_path / "cache")
+    assert caught.value.reason is Reason.CAPABILITY_MISSING
+
+
+def test_a_file_that_is_none_holds_no_patch(tmp_path):
+    path = tmp_path / f"{bytes(32).hex()}.patch"
+    assert read_patch(path) is None
+    for content in (b"", b"afpatch1", b"afpatch1\xff\xff\xff\xff", b"x" * 100):
+        path.write_bytes(content)
+        assert read_patch(path) is None
