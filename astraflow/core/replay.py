@@ -5,6 +5,7 @@ groups has up to int(ratio * B) replayed ones and is filled up with fresh ones, 
 a group is used 1 / (1 - r) times on average, as long as enough may be replayed.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -66,7 +67,8 @@ class Replay:
         self._faults = faults
         self._kept: dict[int, _Kept] = {}
         self._nbytes = 0
-        self._counted: tuple[int, int] | None = None
+        # Groups that nobody holds, by their oldest version: asked for with every event.
+        self._free = Counter[int]()
         self._use_count = self._evicted_count = 0
 
     @property
@@ -76,12 +78,9 @@ class Replay:
 
     def available(self, train_version: int) -> int:
         """Return how many groups a batch for a version would have again."""
-        if not self._target:
-            return 0
-        if self._counted is None or self._counted[0] != train_version:
-            count = min(self._target, len(self._eligible(train_version)))
-            self._counted = train_version, count
-        return self._counted[1]
+        oldest = train_version - self._settings.max_staleness
+        count = sum(count for version, count in self._free.items() if version >= oldest)
+        return min(self._target, count)
 
     def take(self, train_version: int, count: int) -> tuple[FreshGroup, ...]:
         """Return up to so many groups for a version, and have nobody else take them."""
@@ -104,17 +103,16 @@ class Replay:
 
     def use(self, fresh: Sequence[FreshGroup], again: Sequence[FreshGroup]) -> None:
         """Note that groups were trained on, for the first time or again."""
-        self._counted = None
-        for group in again:
-            self._use_count += 1
-            kept = self._kept.get(group.arrival)
-            if kept is not None:
-                kept.use_count, kept.is_leased = kept.use_count + 1, False
-                if kept.use_count >= self._settings.max_uses:
-                    self._forget(kept)
+        self._use_count += len(again)
+        self.give_back(again)
+        for kept in self._here(again):
+            kept.use_count += 1
+            if kept.use_count >= self._settings.max_uses:
+                self._forget(kept)
         if self._target and self._settings.max_uses > 1:
             for group in fresh:
                 self._kept[group.arrival] = _Kept(group=group)
+                self._free[group.min_version] += 1
                 self._nbytes += group.nbytes
             self._evict()
 
@@ -141,7 +139,8 @@ class Replay:
     def clear(self) -> None:
         """Forget everything."""
         self._kept.clear()
-        self._nbytes, self._counted = 0, None
+        self._free.clear()
+        self._nbytes = 0
 
     def metrics(self) -> Mapping[str, float]:
         """Return numbers for the log."""
@@ -166,14 +165,22 @@ class Replay:
         return [self._kept[group.arrival] for group in groups if group.arrival in self._kept]
 
     def _lease(self, kept: Sequence[_Kept], *, is_leased: bool) -> None:
-        self._counted = None
         for each in kept:
-            each.is_leased = is_leased
+            if each.is_leased is not is_leased:
+                each.is_leased = is_leased
+                self._count_free(each, -1 if is_leased else 1)
 
     def _forget(self, kept: _Kept) -> None:
-        self._counted = None
+        if not kept.is_leased:
+            self._count_free(kept, -1)
         del self._kept[kept.group.arrival]
         self._nbytes -= kept.group.nbytes
+
+    def _count_free(self, kept: _Kept, change: int) -> None:
+        version = kept.group.min_version
+        self._free[version] += change
+        if not self._free[version]:
+            del self._free[version]
 
     def _evict(self) -> None:
         """Forget the oldest ones beyond the bounds."""

@@ -50,6 +50,7 @@ def make_settings(
     group_size=2,
     min_group_size=1,
     suites=(),
+    serving=None,
     relation=None,
     **rollouts,
 ):
@@ -61,6 +62,7 @@ def make_settings(
                 groups_per_batch=groups_per_batch,
                 max_staleness=max_staleness,
                 step_count=step_count,
+                **(serving or {}),
             )
             for policy in policies
         ),

@@ -1,6 +1,7 @@
 """The laws of the house, under whatever members do in whatever order."""
 
 from collections import Counter
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import pytest
@@ -17,10 +18,15 @@ from hypothesis.stateful import (
 
 from astraflow.core import effects as ef
 from astraflow.core import events as ev
+from astraflow.core.algorithms.plug_in import PlugInSpec
+from astraflow.core.algorithms.points import PromptSelector
 from astraflow.core.barrier import RelationKind, VersionRelation
 from astraflow.core.batches import BatchOutcome
+from astraflow.core.buffer import BufferOrder, BufferSettings
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.members import MemberState
+from astraflow.core.mixing import MixPhase
+from astraflow.core.replay import ReplaySettings
 from astraflow.core.rollouts import Disposition, Outcome
 from astraflow.core.run import Run
 from astraflow.core.status import RunState
@@ -38,6 +44,8 @@ picks = st.integers(0, 7)
 @pytest.fixture
 def laws(make_world, suite, rollout_of, picture_of):
     class Laws(RuleBasedStateMachine):
+        compositions = st.just({})
+
         def __init__(self):
             super().__init__()
             self.world = None
@@ -51,6 +59,7 @@ def laws(make_world, suite, rollout_of, picture_of):
             has_eval=st.booleans(),
             is_hasty=st.booleans(),
             relation=st.sampled_from(RelationKind),
+            data=st.data(),
         )
         def start(
             self,
@@ -62,18 +71,21 @@ def laws(make_world, suite, rollout_of, picture_of):
             has_eval,
             is_hasty,
             relation,
+            data,
         ):
+            self.composition = data.draw(self.compositions)
             self.is_hasty = is_hasty
             self.was_given_up = False
             suites = (suite(policies=policies, every=2),) if has_eval else ()
             self.world = make_world(
                 policies=policies,
                 max_staleness=max_staleness,
-                group_size=group_size,
+                group_size=group_size + bool(self.composition),
                 step_count=step_count,
                 prompt_count=prompt_count,
                 suites=suites,
                 max_failed_groups=1000,
+                **composed(self.composition, max_staleness),
                 relation=VersionRelation(kind=relation, timeout=timedelta(seconds=20)),
             )
             self.max_staleness = max_staleness
@@ -372,8 +384,11 @@ def laws(make_world, suite, rollout_of, picture_of):
 
         def count_consumed(self, policy, parts):
             for part in parts:
-                new = set(part.rollout_ids)
+                uses = part.values("use_count").tolist()
+                named = set(zip(part.rollout_ids, uses, strict=True))
+                new = {name for name, count in named if not count}
                 assert not new & self.consumed[policy]
+                assert {name for name, count in named if count} <= self.consumed[policy]
                 self.consumed[policy] |= new
 
         @rule(pick=picks, outcome=st.sampled_from([BatchOutcome.RETURNED, BatchOutcome.DISCARDED]))
@@ -536,7 +551,9 @@ def laws(make_world, suite, rollout_of, picture_of):
             if not self.world.live(member):
                 return
             for index in sorted(left):
-                self.world.send(member, task, index, versions=self.versions(member, task))
+                reward = float(index % 2) if self.composition else 1.0
+                versions = self.versions(member, task)
+                self.world.send(member, task, index, versions=versions, reward=reward)
             self.nodes[member].pop(task_id, None)
             self.world.finish(member, task)
 
@@ -579,3 +596,102 @@ def test_laws_hold_whatever_members_do(laws):
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@dataclass(slots=True, kw_only=True)
+class Alternate(PromptSelector):
+    """An algorithm of others, whose state has to be in snapshots as well."""
+
+    seen: dict[str, list[int]] = field(default_factory=dict, init=False)
+
+    def admits(self, prompt, dice):
+        turns = self.seen.setdefault(prompt.prompt_id, [])
+        turns.append(dice.count)
+        return len(turns) % 2 == 1
+
+
+def specs(**options):
+    made = [PlugInSpec(name=name, options=each) for name, each in options.items()]
+    return st.lists(st.sampled_from(made), max_size=2, unique_by=lambda spec: spec.name).map(tuple)
+
+
+ORDERS = [PlugInSpec(name=name) for name in ("latest", "uniform", "prioritised")]
+EQUAL = MixPhase(weights={"train": 1, "other": 2})
+LATER = MixPhase(weights={"train": 2, "third": 1}, from_version=2)
+COMPOSITIONS = st.fixed_dictionaries(
+    {
+        "selectors": specs(
+            **{f"{__name__}:Alternate": {}},
+            uniform={},
+            greso={"min_submit_hard": 0.3},
+            filter_solved={"threshold": 0.6, "decay": 0.5},
+            curriculum={"width": 0.4},
+        ),
+        "filters": specs(
+            zero_advantage={},
+            reward_range={"low": 0.1, "high": 0.9},
+            length={"max_tokens": 2},
+            truncated={},
+            route={"policies": {"solver": [{"data_sets": ["train"]}, {"from_s": 3}]}},
+        ),
+        "max_skips": st.sampled_from([1, 3, 256]),
+        "mix": st.sampled_from([(MixPhase(weights={"train": 1}),), (EQUAL,), (EQUAL, LATER)]),
+        "row_count": st.sampled_from([3, 30]),
+        "serving": st.fixed_dictionaries(
+            {
+                "buffer": st.builds(
+                    BufferSettings,
+                    order=st.sampled_from(BufferOrder),
+                    max_groups=st.sampled_from([None, 2, 3]),
+                    max_nbytes=st.sampled_from([None, 150]),
+                ),
+                "replay": st.builds(
+                    ReplaySettings,
+                    ratio=st.sampled_from([0.0, 0.5, 0.9]),
+                    order=st.sampled_from(ORDERS),
+                    max_uses=st.sampled_from([2, 3]),
+                    max_staleness=st.integers(0, 2),
+                    max_groups=st.sampled_from([1, 8]),
+                ),
+                "guards": specs(distinct_prompts={}, useful_share={"min_share": 1.0}),
+                "max_refusals": st.integers(0, 2),
+            }
+        ),
+    }
+)
+
+
+def composed(composition, max_staleness):
+    """Return settings of a world; what is replayed keeps to the law of the run."""
+    if not composition:
+        return {}
+    serving = dict(composition["serving"])
+    bound = min(max_staleness, serving["replay"].max_staleness)
+    serving["replay"] = replace(serving["replay"], max_staleness=bound)
+    return composition | {"serving": serving}
+
+
+def check_compositions(laws, count):
+    class Composed(laws):
+        compositions = COMPOSITIONS
+
+    run_state_machine_as_test(
+        Composed,
+        settings=settings(
+            max_examples=count,
+            derandomize=True,
+            stateful_step_count=40,
+            deadline=None,
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_laws_hold_whatever_algorithms_are_composed(laws):
+    check_compositions(laws, 5)
+
+
+@pytest.mark.slow
+def test_laws_hold_for_many_compositions(laws):
+    check_compositions(laws, 40)

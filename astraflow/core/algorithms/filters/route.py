@@ -6,6 +6,7 @@ from typing import Any
 
 from astraflow.core.algorithms.options import with_options
 from astraflow.core.algorithms.points import RolloutFilter, WholeGroup
+from astraflow.core.tasks import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +15,7 @@ class Rule:
 
     Attributes:
         data_sets: It comes from one of these; empty: any.
-        labels: Its prompt has these labels.
+        labels: Its prompt has these labels, or fields that read so.
         min_reward: Least mean reward.
         max_reward: Largest mean reward.
         max_staleness: Versions that the next batch is ahead of its oldest sample, at most.
@@ -37,13 +38,20 @@ class Rule:
         oldest = min(sample.min_version for sample in group.samples)
         return (
             (not self.data_sets or prompt.data_set in self.data_sets)
-            and all(prompt.labels.get(name) == value for name, value in self.labels.items())
+            and all(_label(prompt, name) == value for name, value in self.labels.items())
             and (self.min_reward is None or mean >= self.min_reward)
             and (self.max_reward is None or mean <= self.max_reward)
             and (self.max_staleness is None or group.train_version - oldest <= self.max_staleness)
             and (self.from_s is None or passed_s >= self.from_s)
             and (self.until_s is None or passed_s < self.until_s)
         )
+
+
+def _label(prompt: Prompt, name: str) -> str | None:
+    """Return a label of a prompt, else the field of that name as text."""
+    if name in prompt.labels:
+        return prompt.labels[name]
+    return str(prompt.fields[name]) if name in prompt.fields else None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from astraflow.core.samples import FreshGroup
 class UsefulShare(BatchGuard):
     """Finds groups of equal rewards when more than so many are in the batch.
 
-    Example: with min_share 0.75, of four groups two of which have equal rewards the later one of
-    these is at fault; without it three of four are useful.
+    Example: with min_share 0.75 a batch of four has room for one group of equal rewards; of two
+    such groups the later one is at fault.
 
     Attributes:
         min_share: Of the groups whose rewards differ.
