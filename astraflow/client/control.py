@@ -8,12 +8,14 @@ from typing import Self
 from astraflow.client.evals import EvalClient
 from astraflow.client.hub import Hub
 from astraflow.client.ledger import LedgerClient
+from astraflow.core.autoscale import ScaleAdvice
 from astraflow.core.ids import MemberId, PolicyId
 from astraflow.core.status import RunStatus, StopMode
 from astraflow.core.versions import VersionInfo
 from astraflow.rpc.auth import bearer
 from astraflow.rpc.tls import Tls
 from astraflow.wire.control import STOP_MODES, decode_run_status
+from astraflow.wire.scale import decode_advice
 from astraflow.wire.weights import decode_version_info
 from astraflow_proto.control.v1 import control_service_pb2 as pb
 from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
@@ -112,6 +114,18 @@ class ControlClient:
         if grace_s is not None:
             request.grace.FromTimedelta(timedelta(seconds=grace_s))
         await self._hub.call(self._stub.DrainMember, request, metadata=self._metadata)
+
+    async def scale_advice(self, *, window_s: float | None = None) -> ScaleAdvice:
+        """Return how large the pool should be.
+
+        Args:
+            window_s: To look back over; None: the window of the recipe.
+        """
+        request = pb.GetScaleAdviceRequest()
+        if window_s is not None:
+            request.window.FromTimedelta(timedelta(seconds=window_s))
+        answer = await self._hub.call(self._stub.GetScaleAdvice, request, metadata=self._metadata)
+        return decode_advice(answer.advice)
 
     async def stop_run(self, mode: StopMode, *, grace_s: float | None = None) -> None:
         """End the run and every session; returns at once.

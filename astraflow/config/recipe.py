@@ -377,6 +377,38 @@ class Raas(Strict):
     patch; it takes up to two and a half times the exported bytes per policy. Unset: none."""
 
 
+class Autoscale(Strict):
+    """How large the pool may be, and how `astraflow autoscale` changes it."""
+
+    min: int = Field(default=1, ge=0)
+    """Nodes, at least."""
+    max: int = Field(default=64, ge=1)
+    """Nodes, at most."""
+    window_s: float = Field(default=300.0, gt=0)
+    """Waits, production and consumption are measured over this time; it is also the least time
+    between two changes. Several batches long is good."""
+    cooldown_s: float = Field(default=0.0, ge=0)
+    """After a change of the pool nothing is measured for so long: what new nodes take to warm
+    up."""
+    drain_s: float | None = Field(default=None, gt=0)
+    """For how long a node that leaves may finish what it holds; unset: as long as it takes."""
+    start: str | None = None
+    """Shell command that starts one node, such as `sbatch node.sh {name}`; unset: a process on
+    the machine of `astraflow autoscale`. {name}, {hub}, {recipe} and {run} are filled in, quoted;
+    ASTRAFLOW_JOIN_TOKEN is in its environment."""
+    stop: str | None = None
+    """Shell command for a node that has left, such as `scancel --name {name}`; unset: a node that
+    was drained ends by itself."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        if self.min > self.max:
+            raise ValueError("min is larger than max")
+        if self.stop is not None and self.start is None:
+            raise ValueError("stop without start: give both, or neither for local processes")
+        return self
+
+
 class Tls(Strict):
     """PEM files; all unset: plain text, which suits loopback only."""
 
@@ -421,6 +453,7 @@ class Recipe(Strict):
     relation: Relation = Relation()
     evals: dict[Name, EvalSuite] = {}
     raas: Raas = Raas()
+    autoscale: Autoscale = Autoscale()
     hub: Hub = Hub()
 
     @model_validator(mode="after")

@@ -39,6 +39,8 @@ class Policy:
         desk: Batches at the trainer.
         step: Optimizer steps acknowledged.
         consumed_count: Batches trained on.
+        produced_count: Rollouts accepted.
+        entered_count: Of these, kept after filters.
         open_groups: Groups with any sample that is in flight, waiting, fresh or leased.
         end: Why its data ended; None: it goes on.
         end_time: When.
@@ -58,6 +60,8 @@ class Policy:
         self.window = Window()
         self.step = 0
         self.consumed_count = 0
+        self.produced_count = 0
+        self.entered_count = 0
         self.open_groups = 0
         self.end: EndCause | None = None
         self.end_time: datetime | None = None
@@ -157,6 +161,7 @@ class Policy:
         self.books.move(RolloutPlace.IN_FLIGHT, RolloutPlace.WAITING)
         sample.place(self.policy_id, RolloutPlace.WAITING)
         group.samples.setdefault(self.policy_id, {})[index] = sample
+        self.produced_count += 1
 
     def give_up(self, reason: Reason) -> None:
         """Drop a sample that no rollout will come of."""
@@ -190,6 +195,7 @@ class Policy:
             )
         )
         self._move(kept, RolloutPlace.WAITING, RolloutPlace.FRESH)
+        self.entered_count += len(kept)
         self._evict()
 
     def withdraw(self, group: TrainGroup, reason: Reason) -> None:

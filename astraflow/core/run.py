@@ -12,10 +12,12 @@ that it is made of share one `State`; this module only puts them together:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from astraflow.core import events as ev
+from astraflow.core.autoscale import ScaleAdvice
+from astraflow.core.balance import Balance
 from astraflow.core.batching import Batching
 from astraflow.core.effects import Effect
 from astraflow.core.ending import Ending
@@ -63,6 +65,7 @@ class Run:
         self._schedule = EvalSchedule(self._state, self._evaluation)
         self._pacing = Pacing(self._state, self._schedule)
         self._batching = Batching(self._state, self._training)
+        self._balance = Balance(self._state, self._training)
         self._intake = Intake(
             self._state, outbound, training=self._training, evaluation=self._evaluation
         )
@@ -94,6 +97,7 @@ class Run:
         if not self._evaluation.is_reading:
             self._issue(now)
         self._ending.advance(now)
+        self._balance.advance(now)
         return Decision(answer=answer, effects=self._state.take_effects())
 
     @property
@@ -123,6 +127,10 @@ class Run:
             AstraflowError: POLICY_UNKNOWN.
         """
         return explain(self._state, self._training, self._state.policy(policy_id), now)
+
+    def scale_advice(self, now: datetime, window: timedelta | None = None) -> ScaleAdvice:
+        """Return how large the pool should be; window None: that of the settings."""
+        return self._balance.advice(now, window)
 
     def versions(
         self, policy_id: PolicyId, caller: MemberId | None = None
@@ -249,6 +257,7 @@ class Run:
         self._training.prompts.draw_again()
         self._evaluation.draw_again()
         self._ending.begin_again(now)
+        self._balance.begin_again(now)
 
     def _tick(self, now: datetime) -> None:
         self._membership.expire(now)

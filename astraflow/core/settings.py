@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from astraflow.core.algorithms.plug_in import PlugInSpec
+from astraflow.core.autoscale import ScaleSettings
 from astraflow.core.barrier import VersionRelation
 from astraflow.core.buffer import BufferSettings
 from astraflow.core.evals import EvalSuite
@@ -107,6 +108,7 @@ class RunSettings:
         rollouts: What is asked for in training.
         suites: Evaluations by name.
         relation: How the versions of the policies go together.
+        scale: Bounds of the pool, and how it is measured.
         session_ttl: A member that says nothing for so long is gone.
         max_message_nbytes: Largest message that the hub reads.
         leave_grace: How long members may take to leave once the run is over.
@@ -124,6 +126,7 @@ class RunSettings:
     rollouts: RolloutSettings
     suites: tuple[SuiteSettings, ...] = ()
     relation: VersionRelation = field(default_factory=VersionRelation)
+    scale: ScaleSettings = field(default_factory=ScaleSettings)
     session_ttl: timedelta = timedelta(seconds=10)
     max_message_nbytes: int = 64 << 20
     leave_grace: timedelta = timedelta(seconds=10)

@@ -81,11 +81,13 @@ class Measured:
         fastest_token_s: Of the fastest member; 0: nobody was measured. Looked up anew every so many
             rollouts.
         mean_size: Letters per prompt.
+        token_count: Sampled tokens of all accepted rollouts.
     """
 
     def __init__(self) -> None:
         self.fastest_token_s = 0.0
         self.mean_size = 0.0
+        self.token_count = 0
         self._tokens = 0.0
         self._count = 0
 
@@ -96,6 +98,7 @@ class Measured:
             token_count: Sampled tokens in it.
             speeds: Of the pool.
         """
+        self.token_count += token_count
         weight = _WEIGHT if self._tokens else 1.0
         self._tokens += weight * (token_count - self._tokens)
         if self._count % _LOOK_EVERY == 0:

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from astraflow.core.autoscale import ScaleAdvice
 from astraflow.core.clock import Clock
 from astraflow.core.effects import DrawPrompts
 from astraflow.core.errors import AstraflowError, Failure, Reason
@@ -232,6 +233,10 @@ class Hub:
     def status(self) -> RunStatus:
         """Return the whole state."""
         return self.run.status(self.now())
+
+    def scale_advice(self, window: timedelta | None = None) -> ScaleAdvice:
+        """Return how large the pool should be; window None: that of the recipe."""
+        return self.run.scale_advice(self.now(), window)
 
     def _secrets(self) -> Secrets:
         return Secrets(token=SessionTokens.mint(), transfer_token=self._transfer_token)

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 from astraflow.config import recipe as config
 from astraflow.core.algorithms.plug_in import PlugInSpec
+from astraflow.core.autoscale import ScaleSettings
 from astraflow.core.barrier import OnTimeout, RelationKind, VersionRelation
 from astraflow.core.buffer import BufferOrder, BufferSettings
 from astraflow.core.evals import EvalDataSet, EvalSuite
@@ -36,8 +37,18 @@ def run_settings(
         workflows=workflow_specs(recipe),
         rollouts=_rollouts(recipe.rollouts, size_of),
         relation=_relation(recipe.relation),
+        scale=_scale(recipe.autoscale),
         suites=tuple(_suite(recipe, name, size_of) for name in recipe.evals),
         session_ttl=timedelta(seconds=recipe.hub.session_ttl_s),
+    )
+
+
+def _scale(autoscale: config.Autoscale) -> ScaleSettings:
+    return ScaleSettings(
+        min_count=autoscale.min,
+        max_count=autoscale.max,
+        window=timedelta(seconds=autoscale.window_s),
+        cooldown=timedelta(seconds=autoscale.cooldown_s),
     )
 
 

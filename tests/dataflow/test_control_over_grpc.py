@@ -142,3 +142,17 @@ async def test_a_data_set_that_breaks_fails_the_run(start_hub, recipe_of):
             status = wire.decode_run_status(message.run)
         assert status.state is RunState.FAILED
         assert "not JSON" in status.failure.message
+
+
+async def test_advice_names_the_nodes_and_asks_for_what_is_missing(start_hub, recipe_of):
+    recipe = recipe_of(autoscale__min=2)
+    async with start_hub(recipe) as scene:
+        await scene.raas().join()
+        answer = await scene.control.GetScaleAdvice(
+            pb.GetScaleAdviceRequest(), metadata=scene.operator
+        )
+        advice = answer.advice
+        assert (advice.member_count, advice.target_member_count) == (1, 2)
+        assert [policy.policy_id for policy in advice.policies] == ["solver"]
+        assert not advice.members[0].live
+        await stop(scene, pb.STOP_MODE_CANCEL)

@@ -13,7 +13,6 @@ from astraflow.rpc.errors import is_answer, raised_from
 
 LEFT_OUT = {
     "SaveRun": "save_run",
-    "GetScaleAdvice": "get_scale_advice",
     "RequeuePrompt": "requeue_prompt",
     "RequestPublish": "request_publish",
     "Pull": "pull",

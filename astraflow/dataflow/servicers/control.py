@@ -10,6 +10,7 @@ from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.streams import Context
 from astraflow.wire import control as wire
+from astraflow.wire import scale
 from astraflow.wire.fields import optional_span
 from astraflow_proto.control.v1 import control_service_pb2 as pb
 
@@ -17,7 +18,7 @@ _INTERVAL = timedelta(seconds=1)
 
 
 class ControlServicer:
-    """Convert, one call, convert; SaveRun and GetScaleAdvice are left out."""
+    """Convert, one call, convert; SaveRun is left out."""
 
     def __init__(self, hub: Hub, access: Access) -> None:
         self._hub = hub
@@ -58,6 +59,14 @@ class ControlServicer:
         member_id, grace = MemberId(request.member_id), optional_span(request, "grace")
         await self._hub.take(MemberDrained(member_id=member_id, grace=grace))
         return pb.DrainMemberResponse()
+
+    async def GetScaleAdvice(
+        self, request: pb.GetScaleAdviceRequest, context: Context
+    ) -> pb.GetScaleAdviceResponse:
+        """Return how large the pool should be."""
+        self._access.operator(context)
+        advice = self._hub.scale_advice(optional_span(request, "window"))
+        return pb.GetScaleAdviceResponse(advice=scale.encode_advice(advice))
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
         """End the run and every session."""

@@ -26,17 +26,19 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n astraflow/control/v1/scale.proto\x12\x14\x61straflow.control.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc7\x03\n\x0bScaleAdvice\x12\x31\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32!.astraflow.control.v1.ScaleAction\x12\x19\n\x11\x61\x63\x63\x65lerator_count\x18\x02 \x01(\x05\x12 \n\x18target_accelerator_count\x18\x03 \x01(\x05\x12\x14\n\x0cmember_count\x18\x04 \x01(\x05\x12\x1b\n\x13target_member_count\x18\x05 \x01(\x05\x12\x15\n\rwait_fraction\x18\x06 \x01(\x01\x12\x16\n\x0eproduced_count\x18\x07 \x01(\x03\x12\x15\n\rentered_count\x18\x08 \x01(\x03\x12\x16\n\x0e\x63onsumed_count\x18\t \x01(\x03\x12\x13\n\x0bstale_count\x18\n \x01(\x03\x12\x33\n\x07members\x18\x0b \x03(\x0b\x32\".astraflow.control.v1.MemberAdvice\x12\x0f\n\x07message\x18\x0c \x01(\t\x12)\n\x06window\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\rcooldown_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xda\x01\n\x0cMemberAdvice\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x19\n\x11\x61\x63\x63\x65lerator_count\x18\x02 \x01(\x05\x12\x16\n\x0eproduced_count\x18\x03 \x01(\x03\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x04 \x01(\x03\x12\x14\n\x0ctokens_per_s\x18\x05 \x01(\x01\x12\x1b\n\x0eprice_per_hour\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0einflight_count\x18\x07 \x01(\x05\x12\x0e\n\x06retire\x18\x08 \x01(\x08\x42\x11\n\x0f_price_per_hour*r\n\x0bScaleAction\x12\x1c\n\x18SCALE_ACTION_UNSPECIFIED\x10\x00\x12\x15\n\x11SCALE_ACTION_HOLD\x10\x01\x12\x15\n\x11SCALE_ACTION_GROW\x10\x02\x12\x17\n\x13SCALE_ACTION_SHRINK\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n astraflow/control/v1/scale.proto\x12\x14\x61straflow.control.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x94\x04\n\x0bScaleAdvice\x12\x31\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32!.astraflow.control.v1.ScaleAction\x12\x19\n\x11\x61\x63\x63\x65lerator_count\x18\x02 \x01(\x05\x12 \n\x18target_accelerator_count\x18\x03 \x01(\x05\x12\x14\n\x0cmember_count\x18\x04 \x01(\x05\x12\x1b\n\x13target_member_count\x18\x05 \x01(\x05\x12\x15\n\rwait_fraction\x18\x06 \x01(\x01\x12\x16\n\x0eproduced_count\x18\x07 \x01(\x03\x12\x15\n\rentered_count\x18\x08 \x01(\x03\x12\x16\n\x0e\x63onsumed_count\x18\t \x01(\x03\x12\x13\n\x0bstale_count\x18\n \x01(\x03\x12\x33\n\x07members\x18\x0b \x03(\x0b\x32\".astraflow.control.v1.MemberAdvice\x12\x0f\n\x07message\x18\x0c \x01(\t\x12)\n\x06window\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\rcooldown_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x34\n\x08policies\x18\x0f \x03(\x0b\x32\".astraflow.control.v1.PolicyAdvice\x12\x15\n\rbusy_fraction\x18\x10 \x01(\x01\"\x94\x01\n\x0cPolicyAdvice\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x15\n\rwait_fraction\x18\x02 \x01(\x01\x12\x16\n\x0eproduced_count\x18\x03 \x01(\x03\x12\x15\n\rentered_count\x18\x04 \x01(\x03\x12\x16\n\x0e\x63onsumed_count\x18\x05 \x01(\x03\x12\x13\n\x0bstale_count\x18\x06 \x01(\x03\"\xf6\x01\n\x0cMemberAdvice\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x19\n\x11\x61\x63\x63\x65lerator_count\x18\x02 \x01(\x05\x12\x16\n\x0eproduced_count\x18\x03 \x01(\x03\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x04 \x01(\x03\x12\x14\n\x0ctokens_per_s\x18\x05 \x01(\x01\x12\x1b\n\x0eprice_per_hour\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0einflight_count\x18\x07 \x01(\x05\x12\x0e\n\x06retire\x18\x08 \x01(\x08\x12\x0c\n\x04name\x18\t \x01(\t\x12\x0c\n\x04live\x18\n \x01(\x08\x42\x11\n\x0f_price_per_hour*r\n\x0bScaleAction\x12\x1c\n\x18SCALE_ACTION_UNSPECIFIED\x10\x00\x12\x15\n\x11SCALE_ACTION_HOLD\x10\x01\x12\x15\n\x11SCALE_ACTION_GROW\x10\x02\x12\x17\n\x13SCALE_ACTION_SHRINK\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'astraflow_proto.control.v1.scale_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SCALEACTION']._serialized_start=802
-  _globals['_SCALEACTION']._serialized_end=916
+  _globals['_SCALEACTION']._serialized_start=1058
+  _globals['_SCALEACTION']._serialized_end=1172
   _globals['_SCALEADVICE']._serialized_start=124
-  _globals['_SCALEADVICE']._serialized_end=579
-  _globals['_MEMBERADVICE']._serialized_start=582
-  _globals['_MEMBERADVICE']._serialized_end=800
+  _globals['_SCALEADVICE']._serialized_end=656
+  _globals['_POLICYADVICE']._serialized_start=659
+  _globals['_POLICYADVICE']._serialized_end=807
+  _globals['_MEMBERADVICE']._serialized_start=810
+  _globals['_MEMBERADVICE']._serialized_end=1056
 # @@protoc_insertion_point(module_scope)

@@ -23,7 +23,7 @@ SCALE_ACTION_GROW: ScaleAction
 SCALE_ACTION_SHRINK: ScaleAction
 
 class ScaleAdvice(_message.Message):
-    __slots__ = ("action", "accelerator_count", "target_accelerator_count", "member_count", "target_member_count", "wait_fraction", "produced_count", "entered_count", "consumed_count", "stale_count", "members", "message", "window", "cooldown_time")
+    __slots__ = ("action", "accelerator_count", "target_accelerator_count", "member_count", "target_member_count", "wait_fraction", "produced_count", "entered_count", "consumed_count", "stale_count", "members", "message", "window", "cooldown_time", "policies", "busy_fraction")
     ACTION_FIELD_NUMBER: _ClassVar[int]
     ACCELERATOR_COUNT_FIELD_NUMBER: _ClassVar[int]
     TARGET_ACCELERATOR_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,8 @@ class ScaleAdvice(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     COOLDOWN_TIME_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FRACTION_FIELD_NUMBER: _ClassVar[int]
     action: ScaleAction
     accelerator_count: int
     target_accelerator_count: int
@@ -52,10 +54,28 @@ class ScaleAdvice(_message.Message):
     message: str
     window: _duration_pb2.Duration
     cooldown_time: _timestamp_pb2.Timestamp
-    def __init__(self, action: _Optional[_Union[ScaleAction, str]] = ..., accelerator_count: _Optional[int] = ..., target_accelerator_count: _Optional[int] = ..., member_count: _Optional[int] = ..., target_member_count: _Optional[int] = ..., wait_fraction: _Optional[float] = ..., produced_count: _Optional[int] = ..., entered_count: _Optional[int] = ..., consumed_count: _Optional[int] = ..., stale_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberAdvice, _Mapping]]] = ..., message: _Optional[str] = ..., window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cooldown_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    policies: _containers.RepeatedCompositeFieldContainer[PolicyAdvice]
+    busy_fraction: float
+    def __init__(self, action: _Optional[_Union[ScaleAction, str]] = ..., accelerator_count: _Optional[int] = ..., target_accelerator_count: _Optional[int] = ..., member_count: _Optional[int] = ..., target_member_count: _Optional[int] = ..., wait_fraction: _Optional[float] = ..., produced_count: _Optional[int] = ..., entered_count: _Optional[int] = ..., consumed_count: _Optional[int] = ..., stale_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberAdvice, _Mapping]]] = ..., message: _Optional[str] = ..., window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cooldown_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policies: _Optional[_Iterable[_Union[PolicyAdvice, _Mapping]]] = ..., busy_fraction: _Optional[float] = ...) -> None: ...
+
+class PolicyAdvice(_message.Message):
+    __slots__ = ("policy_id", "wait_fraction", "produced_count", "entered_count", "consumed_count", "stale_count")
+    POLICY_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    PRODUCED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ENTERED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STALE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    policy_id: str
+    wait_fraction: float
+    produced_count: int
+    entered_count: int
+    consumed_count: int
+    stale_count: int
+    def __init__(self, policy_id: _Optional[str] = ..., wait_fraction: _Optional[float] = ..., produced_count: _Optional[int] = ..., entered_count: _Optional[int] = ..., consumed_count: _Optional[int] = ..., stale_count: _Optional[int] = ...) -> None: ...
 
 class MemberAdvice(_message.Message):
-    __slots__ = ("member_id", "accelerator_count", "produced_count", "accepted_count", "tokens_per_s", "price_per_hour", "inflight_count", "retire")
+    __slots__ = ("member_id", "accelerator_count", "produced_count", "accepted_count", "tokens_per_s", "price_per_hour", "inflight_count", "retire", "name", "live")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     ACCELERATOR_COUNT_FIELD_NUMBER: _ClassVar[int]
     PRODUCED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +84,8 @@ class MemberAdvice(_message.Message):
     PRICE_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     INFLIGHT_COUNT_FIELD_NUMBER: _ClassVar[int]
     RETIRE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     accelerator_count: int
     produced_count: int
@@ -72,4 +94,6 @@ class MemberAdvice(_message.Message):
     price_per_hour: float
     inflight_count: int
     retire: bool
-    def __init__(self, member_id: _Optional[str] = ..., accelerator_count: _Optional[int] = ..., produced_count: _Optional[int] = ..., accepted_count: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., price_per_hour: _Optional[float] = ..., inflight_count: _Optional[int] = ..., retire: _Optional[bool] = ...) -> None: ...
+    name: str
+    live: bool
+    def __init__(self, member_id: _Optional[str] = ..., accelerator_count: _Optional[int] = ..., produced_count: _Optional[int] = ..., accepted_count: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., price_per_hour: _Optional[float] = ..., inflight_count: _Optional[int] = ..., retire: _Optional[bool] = ..., name: _Optional[str] = ..., live: _Optional[bool] = ...) -> None: ...

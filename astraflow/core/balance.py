@@ -1,0 +1,275 @@
+"""Balance: what the pool made, what trainers used and how long they waited, over a window.
+
+Waits are integrals over time, exact between two events. The pool is looked at about 64 times per
+window, so that an event costs the same in a pool of any size.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from astraflow.core.autoscale import MemberBalance, PolicyBalance, PoolBalance, ScaleAdvice, advise
+from astraflow.core.errors import Reason
+from astraflow.core.ids import MemberId, PolicyId
+from astraflow.core.pacing import blocker_of
+from astraflow.core.policies import Policy
+from astraflow.core.sessions import RaasMember
+from astraflow.core.state import State
+from astraflow.core.status import RolloutPlace
+from astraflow.core.training import Training
+
+_MARKS: Final = 64
+# A pool whose size moved by less than this share is the same pool.
+_SAME: Final = 0.05
+# All of the pool is at work when a group waits for room, and in this share of the looks at it.
+_FULL: Final = 0.95
+_WEIGHT: Final = 1 / 32
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sums:
+    """Of one policy since the beginning; seconds and rollouts."""
+
+    waited_s: float = 0.0
+    trained_s: float = 0.0
+    produced: int = 0
+    entered: int = 0
+    consumed: int = 0
+    stale: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """All sums at one time."""
+
+    time: datetime
+    sums: Mapping[PolicyId, _Sums]
+    live_s: float
+    busy_s: float
+    token_count: int
+    accepted: Mapping[MemberId, int]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Wait:
+    """What one policy's trainer does since the last event."""
+
+    waits: bool = False
+    trains: bool = False
+    waited_s: float = 0.0
+    trained_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pool:
+    """Integrals over what was seen of the pool.
+
+    Attributes:
+        live_s: Accelerators times seconds.
+        busy_s: The same of those that were busy.
+        usable: Share of the credit that is used when all of the pool is at work.
+        full_token_rate: Tokens per second of one accelerator, when last all were at work.
+    """
+
+    live_s: float = 0.0
+    busy_s: float = 0.0
+    usable: float = 1.0
+    full_token_rate: float = 0.0
+
+
+class Balance:
+    """Measures a run, and says how large its pool should be."""
+
+    def __init__(self, state: State, training: Training) -> None:
+        self._state = state
+        self._training = training
+        self._marks = deque[_Mark](maxlen=_MARKS + 2)
+        self._interval = state.settings.scale.window / _MARKS
+        self._waits = {policy_id: _Wait() for policy_id in state.policies}
+        self._pool = _Pool()
+        self._time: datetime | None = None
+        self._size = 0
+        self._change_time: datetime | None = None
+
+    def advance(self, now: datetime) -> None:
+        """Count the time since the last event, and look at the pool when it is due."""
+        if self._time is not None:
+            self._count((now - self._time).total_seconds())
+        self._time = now
+        for policy_id, policy in self._state.policies.items():
+            self._waits[policy_id].waits, self._waits[policy_id].trains = self._doing(policy)
+        if not self._marks or now - self._marks[-1].time >= self._interval:
+            self._look(now)
+
+    def begin_again(self, now: datetime) -> None:
+        """Measure anew: nobody could wait for a hub that was down."""
+        self._marks.clear()
+        self._time = now
+        self._change_time = now
+
+    def advice(self, now: datetime, window: timedelta | None = None) -> ScaleAdvice:
+        """Return how large the pool should be; changes nothing.
+
+        Args:
+            now: The time.
+            window: To look back over, at most that of the settings; None: that one.
+        """
+        settings = self._state.settings.scale
+        wanted = settings.window if window is None else min(window, settings.window)
+        last = self._mark(now)
+        start, middle = self._at(now - wanted), self._at(now - wanted / 2)
+        ready = None
+        if self._change_time is not None:
+            ready = self._change_time + settings.cooldown + wanted
+        first = self._marks[0] if self._marks else last
+        # Marks are so far apart.
+        if last.time - first.time < wanted - 2 * self._interval:
+            ready = max(ready or now, first.time + wanted)
+        return advise(
+            settings,
+            (self._between(start, middle), self._between(middle, last)),
+            self._between(start, last),
+            self._members(start),
+            now=now,
+            ready_time=ready or now,
+        )
+
+    def _doing(self, policy: Policy) -> tuple[bool, bool]:
+        """Say whether a policy's trainer waits for the pool, and whether it trains."""
+        if not policy.desk.streams or policy.end is not None or self._state.flow.is_paused:
+            return False, False
+        if policy.desk.leases:
+            return False, True
+        return blocker_of(self._state, policy) is None, False
+
+    def _count(self, seconds: float) -> None:
+        for wait in self._waits.values():
+            wait.waited_s += seconds * wait.waits
+            wait.trained_s += seconds * wait.trains
+
+    def _look(self, now: datetime) -> None:
+        """Take the pool as it is for the time since the last look."""
+        before = self._marks[-1] if self._marks else None
+        live = [member for member in self._state.sessions.pool if self._is_live(member, now)]
+        count = sum(map(accelerators, live))
+        self._note_size(count, now)
+        if before is not None:
+            seconds = (now - before.time).total_seconds()
+            self._pool.live_s += seconds * count
+            self._pool.busy_s += seconds * count * self._busy(live)
+        self._marks.append(self._mark(now))
+        self._note_full()
+
+    def _note_size(self, count: int, now: datetime) -> None:
+        if abs(count - self._size) >= max(1.0, _SAME * self._size):
+            self._size = count
+            self._change_time = now
+
+    def _busy(self, live: list[RaasMember]) -> float:
+        """Return which share of what the pool can do it is asked for."""
+        used = sum(min(member.outstanding, member.max_outstanding) for member in live)
+        share = used / max(1, sum(member.max_outstanding for member in live))
+        if self._training.room_wanted:
+            self._pool.usable += _WEIGHT * (share - self._pool.usable)
+            return 1.0
+        return min(1.0, share / max(self._pool.usable, 1e-3))
+
+    def _note_full(self) -> None:
+        """Measure what one accelerator does while all are at work."""
+        if len(self._marks) <= _MARKS // 4:
+            return
+        first, last = self._marks[-1 - _MARKS // 4], self._marks[-1]
+        live_s, busy_s = last.live_s - first.live_s, last.busy_s - first.busy_s
+        if live_s > 0 and busy_s >= _FULL * live_s:
+            self._pool.full_token_rate = (last.token_count - first.token_count) / live_s
+
+    def _is_live(self, member: RaasMember, now: datetime) -> bool:
+        return (
+            member.is_ready(self._state.settings.workflow.policy_ids)
+            and not member.is_draining
+            and not self._state.sessions.is_silent(member, now)
+        )
+
+    def _mark(self, now: datetime) -> _Mark:
+        members = self._state.sessions.pool
+        return _Mark(
+            time=now,
+            sums={policy_id: self._sums(p) for policy_id, p in self._state.policies.items()},
+            live_s=self._pool.live_s,
+            busy_s=self._pool.busy_s,
+            token_count=self._state.measured.token_count,
+            accepted={member.member_id: member.accepted_count for member in members},
+        )
+
+    def _sums(self, policy: Policy) -> _Sums:
+        wait = self._waits[policy.policy_id]
+        stale = sum(drop.count for drop in policy.books.drops if drop.reason is Reason.STALE)
+        return _Sums(
+            waited_s=wait.waited_s,
+            trained_s=wait.trained_s,
+            produced=policy.produced_count,
+            entered=policy.entered_count,
+            consumed=policy.books.count(RolloutPlace.TRAINED),
+            stale=stale,
+        )
+
+    def _at(self, time: datetime) -> _Mark:
+        """Return the first mark that is not before a time; the last one if all are."""
+        for mark in self._marks:
+            if mark.time >= time:
+                return mark
+        return self._marks[-1] if self._marks else self._mark(time)
+
+    def _between(self, first: _Mark, last: _Mark) -> PoolBalance:
+        seconds = (last.time - first.time).total_seconds()
+        seen_s = last.live_s - first.live_s
+        looked = max(1e-9, (self._marks[-1].time - first.time).total_seconds())
+        live = seen_s / min(seconds, looked) if seconds > 0 else 0.0
+        return PoolBalance(
+            span=last.time - first.time,
+            accelerator_count=live,
+            busy_fraction=(last.busy_s - first.busy_s) / seen_s if seen_s > 0 else 1.0,
+            token_rate=(last.token_count - first.token_count) / seconds if seconds > 0 else 0.0,
+            full_token_rate=self._pool.full_token_rate,
+            policies=tuple(
+                _policy(policy_id, first.sums[policy_id], last.sums[policy_id])
+                for policy_id, policy in self._state.policies.items()
+                if policy.end is None
+            ),
+        )
+
+    def _members(self, start: _Mark) -> tuple[MemberBalance, ...]:
+        return tuple(
+            MemberBalance(
+                member_id=member.member_id,
+                name=member.name,
+                accelerator_count=accelerators(member),
+                produced_count=member.accepted_count - start.accepted.get(member.member_id, 0),
+                tokens_per_s=member.speed.tokens_per_s,
+                price_per_hour=member.resources.price_per_hour,
+                inflight_count=member.outstanding,
+                is_live=bool(member.live),
+            )
+            for member in self._state.sessions.pool
+            if not member.is_draining
+        )
+
+
+def accelerators(member: RaasMember) -> int:
+    """Return how many accelerators a RaaS counts for; one without any counts as 1."""
+    return max(1, member.resources.accelerator_count)
+
+
+def _policy(policy_id: PolicyId, first: _Sums, last: _Sums) -> PolicyBalance:
+    waited_s, trained_s = last.waited_s - first.waited_s, last.trained_s - first.trained_s
+    seconds = waited_s + trained_s
+    return PolicyBalance(
+        policy_id=policy_id,
+        wait_fraction=waited_s / seconds if seconds > 0 else 0.0,
+        produced_count=last.produced - first.produced,
+        entered_count=last.entered - first.entered,
+        consumed_count=last.consumed - first.consumed,
+        stale_count=last.stale - first.stale,
+    )
