@@ -7,6 +7,7 @@ import numpy as np
 
 from astraflow.core.rollouts import Outcome
 from astraflow.core.samples import FreshGroup, Row
+from astraflow.core.status import DropCount
 
 
 def batch_metrics(groups: Sequence[FreshGroup], *, train_version: int) -> dict[str, float]:
@@ -37,6 +38,25 @@ def batch_metrics(groups: Sequence[FreshGroup], *, train_version: int) -> dict[s
         "batch/rows": float(len(rows)),
         "batch/sampled_tokens": float(sampled.sum()),
     } | _part_means(rows)
+
+
+def drop_metrics(drops: Sequence[DropCount]) -> dict[str, float]:
+    """Return how many rollouts were dropped since the start, by reason."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for drop in drops:
+        found[f"buffer/dropped/{drop.reason.lower()}"] += drop.count
+    return dict(found)
+
+
+def time_metrics(token_count: int, *, wait_s: float, train_s: float) -> dict[str, float]:
+    """Return how the time from one ack to the next was spent."""
+    seconds = wait_s + train_s
+    return {
+        "time/wait_batch_frac": wait_s / seconds if seconds > 0 else 0.0,
+        "time/wait_s": wait_s,
+        "time/train_s": train_s,
+        "perf/tokens_per_s": token_count / seconds if seconds > 0 else 0.0,
+    }
 
 
 def _part_means(rows: Sequence[Row]) -> dict[str, float]:

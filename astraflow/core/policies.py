@@ -1,20 +1,18 @@
 """One policy: its books, its buffer, its versions, its batches, and how samples move through."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from astraflow.core import admission
-from astraflow.core.advantages import stamp
 from astraflow.core.algorithms.faults import Faults
 from astraflow.core.algorithms.plug_in import Dice
-from astraflow.core.algorithms.points import WholeGroup
-from astraflow.core.batch_metrics import batch_metrics
+from astraflow.core.batch_metrics import batch_metrics, drop_metrics, time_metrics
 from astraflow.core.batches import BatchGroup, EndCause
 from astraflow.core.books import Books
 from astraflow.core.buffer import FreshBuffer
+from astraflow.core.completion import Completion
 from astraflow.core.errors import Reason
-from astraflow.core.filtering import Filtering
 from astraflow.core.groups import TrainGroup
 from astraflow.core.guarding import Guarding
 from astraflow.core.ids import BatchId
@@ -78,11 +76,16 @@ class Policy:
             settings=settings.buffer,
             least_groups=settings.groups_per_batch,
         )
-        self._filtering = Filtering(run.rollouts.filters, faults)
+        self._completion = Completion(
+            settings.policy_id,
+            run.rollouts.filters,
+            min_group_size=run.rollouts.min_group_size,
+            scale_by_std=settings.scale_by_std,
+            faults=faults,
+        )
         self._guarding = Guarding(
             settings.guards, max_refusals=settings.max_refusals, faults=faults
         )
-        self._min_group_size = run.rollouts.min_group_size
         self._arrivals = 0
         self.metrics: Mapping[str, float] = {}
 
@@ -169,33 +172,23 @@ class Policy:
 
     def complete(self, group: TrainGroup, run_time: timedelta) -> None:
         """Move what filters keep of a whole group to the buffer, or drop all of it."""
-        samples = group.samples.pop(self.policy_id, {})
-        kept = [sample for _, sample in sorted(samples.items()) if sample.is_rewarded]
-        for sample in samples.values():
-            if not sample.is_rewarded:
-                failure = sample.entry.rollout.failure
-                reason = failure.reason if failure else Reason.FILTERED
-                self._drop(
-                    [sample], RolloutPlace.WAITING, reason, by="" if failure else "no_reward"
-                )
-        kept = self._sift(group, kept, run_time)
-        if len(kept) < self._min_group_size:
-            self._drop(kept, RolloutPlace.WAITING, Reason.GROUP_INCOMPLETE)
+        done = self._completion.complete(group, train_version=self.train_version, run_time=run_time)
+        for drop in done.drops:
+            self._drop(drop.samples, RolloutPlace.WAITING, drop.reason, by=drop.by)
+        if not done.kept:
             self.open_groups -= 1
             return
-        rows = [row for sample in kept for row in sample.rows]
-        stamp(rows, scale_by_std=self.settings.scale_by_std)
         self._arrivals += 1
         self._buffer.put(
             FreshGroup(
                 head=_head(group),
-                samples=tuple(kept),
+                samples=done.kept,
                 number=group.number,
                 arrival=self._arrivals,
             )
         )
-        self._move(kept, RolloutPlace.WAITING, RolloutPlace.FRESH)
-        self.entered_count += len(kept)
+        self._move(done.kept, RolloutPlace.WAITING, RolloutPlace.FRESH)
+        self.entered_count += len(done.kept)
         self._evict()
 
     def withdraw(self, group: TrainGroup, reason: Reason) -> None:
@@ -316,8 +309,9 @@ class Policy:
         )
         return {
             **lease.metrics,
-            **self._time_metrics(tokens, wait_s, train_s),
-            **self._filtering.metrics(),
+            **drop_metrics(self.books.drops),
+            **time_metrics(tokens, wait_s=wait_s, train_s=train_s),
+            **self._completion.metrics(),
             **self._guarding.metrics(),
             **self.replay.metrics(),
         }
@@ -329,22 +323,6 @@ class Policy:
         self.open_groups -= len(groups)
         self.replay.clear()
         self.end, self.end_time = cause, now
-
-    def _sift(self, group: TrainGroup, samples: list[Sample], run_time: timedelta) -> list[Sample]:
-        """Return what the filters keep; the rest is dropped under their names."""
-        if not samples:
-            return samples
-        whole = WholeGroup(
-            policy_id=self.policy_id,
-            prompt=group.prompt,
-            samples=tuple(samples),
-            train_version=self.train_version,
-            run_time=run_time,
-        )
-        sifted = self._filtering.sift(whole)
-        for name, dropped in sifted.dropped.items():
-            self._drop(dropped, RolloutPlace.WAITING, Reason.FILTERED, by=name)
-        return list(sifted.kept)
 
     def _evict(self) -> None:
         """Drop what the buffer has no room for."""
@@ -364,19 +342,9 @@ class Policy:
             leased_batch_count=leased_batch_count,
         )
 
-    def _time_metrics(self, tokens: int, wait_s: float, train_s: float) -> dict[str, float]:
-        seconds = wait_s + train_s
-        drops = {f"buffer/dropped/{d.reason.lower()}": float(d.count) for d in self.books.drops}
-        return drops | {
-            "time/wait_batch_frac": wait_s / seconds if seconds > 0 else 0.0,
-            "time/wait_s": wait_s,
-            "time/train_s": train_s,
-            "perf/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
-        }
-
     def _move(
         self,
-        samples: list[Sample],
+        samples: Sequence[Sample],
         source: RolloutPlace,
         target: RolloutPlace,
         *,
