@@ -3,7 +3,8 @@
 Every receiver is told of a version at the same instant, with the sources that the hub's own
 ranking lists for it. Measured: what crossed the uplink, in patches; when the first and the last
 receiver hold the version; the same with no relays; and what it costs when the relay that feeds
-all others is killed in the middle. Needs root.
+all others is killed in the middle, or stopped: its connections stay open, and nothing comes.
+Needs root.
 
     python benchmarks/fanout.py --rounds 5 --json fanout.json
 """
@@ -30,7 +31,12 @@ from fanout_ends.origin import POLICY
 from link import PROFILES, End, Link
 from link.needs import exit_without_link
 
-BARS: Final = {"egress_patches": 1.15, "last_over_first": 1.4, "kill_cost_s": 2.0}
+BARS: Final = {
+    "egress_patches": 1.15,
+    "last_over_first": 1.4,
+    "kill_cost_s": 2.0,
+    "stop_cost_s": 2.0,
+}
 
 Row = dict[str, Any]
 
@@ -79,8 +85,14 @@ class Fan:
         self._region = Region(place, [each.hear()["endpoint"] for each in receivers])
         self._alive = list(range(len(receivers)))
 
-    def round(self, *, relays: bool = True, kill_after_s: float | None = None) -> Row:
-        """Publish a version; return what it took until all hold it."""
+    def round(self, *, relays: bool = True, fault: str | None = None, after_s: float = 0.0) -> Row:
+        """Publish a version; return what it took until all hold it.
+
+        Args:
+            relays: Tell of them.
+            fault: kill or pause: of the relay that feeds all others, which is not seen again.
+            after_s: When, from the event on.
+        """
         self._origin.tell("publish")
         answer = self._origin.hear()
         info = decode_version_info(
@@ -94,13 +106,19 @@ class Fan:
         started = time.monotonic()
         for number, line in lines.items():
             self._receivers[number].tell(line)
-        if kill_after_s is not None:
-            time.sleep(kill_after_s)
-            self._receivers[self._alive.pop(0)].kill()
+        first = self._alive[0]
+        if fault is not None:
+            time.sleep(after_s)
+            self._alive.remove(first)
+            getattr(self._receivers[first], fault)()
         told = [self._receivers[number].hear() for number in self._alive]
         for number in self._alive:
             self._region.members[number].live[POLICY] = info.version
         crossed = self._link.count().since(before).to_far.nbytes
+        if fault is not None:
+            # Its session ends, by its TTL.
+            self._receivers[first].kill()
+            self._region.sessions.close(self._region.members[first].member_id)
         return _row(answer["patch_nbytes"], crossed, [each["done"] - started for each in told])
 
 
@@ -142,7 +160,10 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         cold = fan.round()
         fan.round()
         relayed = [fan.round() for _ in range(given.rounds)]
-        killed = fan.round(kill_after_s=given.kill_after)
+        faults = [
+            [fan.round(fault=kind, after_s=given.fault_after) for kind in ("pause", "kill")]
+            for _ in range(given.faults)
+        ]
         direct = [fan.round(relays=False) for _ in range(max(1, given.rounds // 2))]
     usual = statistics.median(row["last_s"] for row in relayed)
     return {
@@ -153,7 +174,12 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "cold": cold,
         "relayed": relayed,
         "direct": direct,
-        "killed": killed | {"kill_cost_s": round(killed["last_s"] - usual, 3)},
+        "killed": [
+            killed | {"kill_cost_s": round(killed["last_s"] - usual, 3)} for _, killed in faults
+        ],
+        "stopped": [
+            stopped | {"stop_cost_s": round(stopped["last_s"] - usual, 3)} for stopped, _ in faults
+        ],
     }
 
 
@@ -161,7 +187,7 @@ def main() -> None:
     given = _arguments()
     exit_without_link()
     result = measure(given)
-    for name in ("cold", "relayed", "direct", "killed"):
+    for name in ("cold", "relayed", "direct", "killed", "stopped"):
         rows = result[name] if isinstance(result[name], list) else [result[name]]
         for row in rows:
             print(f"{name:8}", " ".join(f"{key} {value}" for key, value in row.items()))
@@ -178,7 +204,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--elements", type=int, default=32 << 20)
     parser.add_argument("--share", type=float, default=0.02, help="of the elements that change")
-    parser.add_argument("--kill-after", type=float, default=0.2, help="seconds after the event")
+    parser.add_argument("--faults", type=int, default=2, help="relays that die, and that stop")
+    parser.add_argument("--fault-after", type=float, default=0.1, help="seconds after the event")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 

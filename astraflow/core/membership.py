@@ -97,7 +97,9 @@ class Membership:
         policy = self._state.policy(report.policy_id)
         if not 0 <= report.version <= policy.versions.newest_version:
             policy.versions.get(report.version)
-        self._state.sessions.source_record.note(member_id, member.region, report.reports)
+        record = self._state.sessions.source_record
+        record.note(member_id, member.region, report.reports)
+        record.note_alive(member.relay_endpoint)
         _stand(member, report)
         if report.state in (VersionState.LIVE, VersionState.FAILED):
             self._state.do(RecordVersion(member_id=member_id, report=report))

@@ -1,8 +1,9 @@
-"""SourceRecord: how fast each source was towards each region, and who says that it lied."""
+"""SourceRecord: how fast each source was towards each region, who says that it lied or stalled."""
 
 from collections.abc import Iterable
 from typing import Any, Final
 
+from astraflow.core.errors import Reason
 from astraflow.core.ids import MemberId
 from astraflow.core.versions import SourceReport
 
@@ -23,6 +24,7 @@ class SourceRecord:
     def __init__(self) -> None:
         self._goodputs: dict[tuple[str, str], float] = {}
         self._witnesses: dict[str, set[MemberId]] = {}
+        self._stalled: dict[str, set[MemberId]] = {}
 
     def note(self, member_id: MemberId, region: str, reports: Iterable[SourceReport]) -> None:
         """Take what one receiver says after an update."""
@@ -32,8 +34,19 @@ class SourceRecord:
                 self._measure((report.address, region), report.nbytes / seconds)
             if report.bad_chunk_count:
                 self._witnesses.setdefault(report.address, set()).add(member_id)
-        _trim(self._goodputs)
-        _trim(self._witnesses)
+            if report.failure is not None and report.failure.reason is Reason.SOURCE_TIMEOUT:
+                self._stalled.setdefault(report.address, set()).add(member_id)
+        for kept in (self._goodputs, self._witnesses, self._stalled):
+            _trim(kept)
+
+    def note_alive(self, address: str) -> None:
+        """Take a sign of life of a source: it has stalled no longer."""
+        self._stalled.pop(address, None)
+
+    def has_stalled(self, address: str, member_id: MemberId | None = None) -> bool:
+        """Whether a source has stalled for the caller, or two others, and is silent since."""
+        witnesses = self._stalled.get(address, ())
+        return member_id in witnesses or len(witnesses) >= _WITNESS_COUNT
 
     def goodput_bytes_per_s(self, address: str, region: str) -> float:
         """Return the moving mean towards a region; 0: never measured."""

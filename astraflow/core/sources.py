@@ -7,6 +7,7 @@ chunk as it arrives. Only earlier ones are listed, so nobody waits for itself in
 Worked example: eight relays of one region at version 4, version 5 is published. 0 is told
 [origin]; 1 to 4 are told [0, ..., origin]; 5 to 7 are told [1, 0, ..., origin]. When 0 dies, 1
 goes to the origin, and 2, 3 and 4 to 1. Who holds version 5 already comes before all of these.
+When 0 stalls and two say so, it comes last in the tree until it reports something itself.
 """
 
 from collections.abc import Iterable
@@ -29,8 +30,8 @@ def sources_of(
     """Return who has a version or is getting it, best first for the caller.
 
     Near relays that hold it, near relays that pull it, then what is far: the fastest measured
-    first, the origin before relays that were not measured. Object stores come last. Who has lied
-    is left out; an origin that has is the last resort.
+    first, the origin before relays that were not measured. After them who has stalled, then object
+    stores. Who has lied is left out; an origin that has is the last resort.
 
     Args:
         sessions: Who takes part.
@@ -63,6 +64,7 @@ class _Ranking:
         honest = [each for each in origin if not self._is_avoided(each.endpoint)]
         far = sorted([*honest, *far], key=lambda each: -each.goodput_bytes_per_s)
         listed = [*islice([*self._spread(near), *self._pulling()], _LISTED_RELAYS), *far]
+        listed.sort(key=lambda each: self._has_stalled(each.endpoint))
         last = [each for each in origin if each not in honest]
         return (*listed, *last, *(s for s in self.info.sources if not self._is_avoided(s.address)))
 
@@ -115,7 +117,11 @@ class _Ranking:
                 and each.failed.get(self._policy_id) != self.info.version
             )
         ]
-        return sorted(group, key=lambda each: not each.relay_endpoint)
+        record = self.sessions.source_record
+        return sorted(
+            group,
+            key=lambda each: (not each.relay_endpoint, record.has_stalled(each.relay_endpoint)),
+        )
 
     def _others(self, members: Iterable[RaasMember]) -> list[RaasMember]:
         return [
@@ -165,6 +171,9 @@ class _Ranking:
 
     def _goodput(self, address: str) -> float:
         return self.sessions.source_record.goodput_bytes_per_s(address, self._region)
+
+    def _has_stalled(self, address: str) -> bool:
+        return self.sessions.source_record.has_stalled(address, self.caller)
 
     def _is_avoided(self, address: str) -> bool:
         return self.sessions.source_record.is_avoided(address, self.caller)

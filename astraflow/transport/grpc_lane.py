@@ -15,9 +15,10 @@ from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import is_answer, raised_from
 from astraflow.rpc.tls import Tls
 from astraflow.wire.patches import (
-    SentChunk,
+    SentItem,
     TransferPlan,
     TransferSpec,
+    Waiting,
     decode_sent_chunk,
     decode_transfer_plan,
     encode_transfer_spec,
@@ -49,8 +50,8 @@ class GrpcLane:
 
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
-    ) -> AsyncGenerator[TransferPlan | SentChunk]:
-        """Yield the plan, then its chunks, as they arrive.
+    ) -> AsyncGenerator[SentItem]:
+        """Yield the plan, then its chunks, as they arrive; Waiting between them.
 
         Args:
             endpoint: host:port of a TransferService.
@@ -165,12 +166,16 @@ def _parsed(response: Any) -> Any:
     return response
 
 
-def _decode(response: pb.PullResponse | None) -> TransferPlan | SentChunk:
+def _decode(response: pb.PullResponse | None) -> SentItem:
     message: pb.PullResponse = _parsed(response)
     try:
-        if message.WhichOneof("item") == "plan":
-            return decode_transfer_plan(message.plan)
-        return decode_sent_chunk(message.chunk)
+        match message.WhichOneof("item"):
+            case "plan":
+                return decode_transfer_plan(message.plan)
+            case "waiting":
+                return Waiting()
+            case _:
+                return decode_sent_chunk(message.chunk)
     except AstraflowError as error:
         raise _unsound(error) from error
 

@@ -24,7 +24,7 @@ from astraflow.transport.shm_lane import is_same_host, open_shm
 from astraflow.transport.stream_session import StreamSession
 from astraflow.transport.tcp_lane import connection_count, open_directly, open_tcp
 from astraflow.transport.ucx_lane import UcxSession, open_ucx
-from astraflow.wire.patches import LaneEndpoint, SentChunk, TransferPlan, TransferSpec
+from astraflow.wire.patches import LaneEndpoint, SentItem, TransferPlan, TransferSpec
 
 DEFAULT_LANES: Final = (Lane.SHM, Lane.TCP, Lane.GRPC)
 
@@ -82,8 +82,8 @@ class Lanes:
 
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
-    ) -> AsyncGenerator[TransferPlan | SentChunk]:
-        """Yield the plan, then its chunks, as they arrive.
+    ) -> AsyncGenerator[SentItem]:
+        """Yield the plan, then its chunks, as they arrive; Waiting between them.
 
         Args:
             endpoint: host:port of a TransferService.
@@ -131,7 +131,7 @@ class Lanes:
 
     async def _over_lanes(
         self, endpoint: str, progress: Progress, transfer_token: bytes
-    ) -> AsyncGenerator[TransferPlan | SentChunk]:
+    ) -> AsyncGenerator[SentItem]:
         """Yield from a session that stands, else from a new one; nothing where there is none."""
         source = await self._source(endpoint)
         warm = next((each for each in source.sessions if each.is_idle), None)
@@ -240,7 +240,7 @@ class Lanes:
 
 async def _asked(
     session: Session, spec: TransferSpec, transfer_token: bytes
-) -> AsyncGenerator[TransferPlan | SentChunk]:
+) -> AsyncGenerator[SentItem]:
     """Ask for a version over connections that stand, and yield what comes."""
     session.begin()
     session.ask(spec, transfer_token)

@@ -3,7 +3,14 @@
 from dataclasses import replace
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.wire.patches import ChunkSet, SentChunk, TransferPlan, TransferSpec
+from astraflow.wire.patches import (
+    ChunkSet,
+    SentChunk,
+    SentItem,
+    TransferPlan,
+    TransferSpec,
+    Waiting,
+)
 
 
 class Progress:
@@ -36,11 +43,11 @@ class Progress:
         """Whether all has come."""
         return self.missing_count == 0
 
-    def note(self, item: TransferPlan | SentChunk) -> TransferPlan | SentChunk:
+    def note(self, item: SentItem) -> SentItem:
         """Note an item and return it."""
         if isinstance(item, TransferPlan):
             self._plan = item
-        else:
+        elif isinstance(item, SentChunk):
             self._come.setdefault(item.patch_index, set()).add(item.chunk.header.index)
             self._count += 1
         return item
@@ -60,7 +67,7 @@ class Progress:
             have[root] = ChunkSet.of(root, held | indexes)
         return replace(self.spec, have_chunks=tuple(have.values()))
 
-    def resume(self, item: TransferPlan | SentChunk) -> TransferPlan | SentChunk | None:
+    def resume(self, item: SentItem) -> SentItem | None:
         """Return an item of another lane as one of the first plan; None: nothing new.
 
         Raises:
@@ -72,6 +79,8 @@ class Progress:
             self._is_resuming = False
             self._match(item, self._plan)
             return None
+        if isinstance(item, Waiting):
+            return item
         number = self._numbers.get(item.patch_index, item.patch_index)
         return self.note(replace(item, patch_index=number))
 

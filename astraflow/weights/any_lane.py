@@ -6,7 +6,7 @@ from astraflow.core.layout import Layout
 from astraflow.rpc.tls import Tls
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.object_lane import ObjectLane
-from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
+from astraflow.wire.patches import SentItem, TransferSpec
 
 
 class AnyLane:
@@ -24,7 +24,7 @@ class AnyLane:
 
     def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
-    ) -> AsyncGenerator[TransferPlan | SentChunk]:
+    ) -> AsyncGenerator[SentItem]:
         """Yield the plan, then its chunks; see Lanes and ObjectLane."""
         return self._of(endpoint).pull(endpoint, spec, transfer_token)
 

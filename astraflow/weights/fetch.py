@@ -13,8 +13,9 @@ from astraflow.core.versions import Source, SourceReport
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
 from astraflow.weights.ration import Ration
-from astraflow.weights.tally import Tally
-from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
+from astraflow.weights.signs import Patience, watched
+from astraflow.weights.tally import MeasuredLink, Tally
+from astraflow.wire.patches import SentChunk, SentItem, TransferPlan, TransferSpec
 
 # A second source is worth its round trip from here on.
 _SHARED_NBYTES: Final = 8 << 20
@@ -28,8 +29,8 @@ class Lane(Protocol):
 
     def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
-    ) -> AsyncGenerator[TransferPlan | SentChunk]:
-        """Yield the plan, then its chunks."""
+    ) -> AsyncGenerator[SentItem]:
+        """Yield the plan, then its chunks; Waiting between them."""
         ...
 
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
@@ -58,11 +59,11 @@ class FetchSettings:
     """How long is waited, and for whom.
 
     Attributes:
-        relay_stall_s: A relay that sends nothing for so long is left, if there is another source.
+        patience: With a relay, if there is another source.
         shared_nbytes: Payload from which on several sources are asked at once.
     """
 
-    relay_stall_s: float = 15.0
+    patience: Patience = field(default_factory=Patience)
     shared_nbytes: int = _SHARED_NBYTES
 
 
@@ -108,7 +109,7 @@ class Fetch:
         sources: Sequence[Source],
         transfer_token: bytes,
         *,
-        goodputs: Mapping[str, float] | None = None,
+        links: Mapping[str, MeasuredLink] | None = None,
         progress: Progress | None = None,
         settings: FetchSettings | None = None,
     ) -> None:
@@ -118,16 +119,16 @@ class Fetch:
             lane: Over which chunks travel.
             sources: Best first.
             transfer_token: Of the run.
-            goodputs: Measured before, by address.
+            links: Measured before, by address.
             progress: Is told what comes.
             settings: How long is waited.
         """
         self._lane = lane
         self._token = transfer_token
-        known = goodputs or {}
+        known = links or {}
         first = {each.address: each for each in reversed(sources)}
         self._tallies = [
-            Tally(source=first[address], goodput_bytes_per_s=known.get(address, 0.0))
+            Tally(source=first[address], link=known.get(address, MeasuredLink()))
             for address in dict.fromkeys(each.address for each in sources)
         ]
         self._tried: list[Tally] = []
@@ -141,9 +142,9 @@ class Fetch:
         """Return one report per source that was asked."""
         return tuple(tally.report() for tally in self._tried)
 
-    def goodputs(self) -> dict[str, float]:
-        """Return what was measured, by address, in bytes per second."""
-        return {each.address: each.goodput_bytes_per_s for each in self._tried}
+    def links(self) -> dict[str, MeasuredLink]:
+        """Return what was measured, by address."""
+        return {each.address: each.link for each in self._tried}
 
     async def layout(self, digest: bytes) -> Frame:
         """Return the layout with a digest.
@@ -197,7 +198,7 @@ class Fetch:
                         if each is not tally and each.is_beside(tally.source)
                     )
 
-            goodput = tally.goodput_bytes_per_s
+            goodput = tally.link.goodput_bytes_per_s
             spec = incoming.spec(goodput_bytes_per_s=goodput)
             first = group.create_task(self._stream(tally, spec, shared, planned))
             shared.first = first
@@ -249,7 +250,7 @@ class Fetch:
     async def _take_block(
         self, tally: Tally, wanted: Sequence[tuple[bytes, int]], shared: _Shared
     ) -> None:
-        spec = shared.incoming.spec(want=wanted, goodput_bytes_per_s=tally.goodput_bytes_per_s)
+        spec = shared.incoming.spec(want=wanted, goodput_bytes_per_s=tally.link.goodput_bytes_per_s)
         async with aclosing(self._items(tally, spec)) as items:
             async for item in items:
                 if not isinstance(item, TransferPlan):
@@ -279,25 +280,16 @@ class Fetch:
     ) -> AsyncGenerator[TransferPlan | SentChunk]:
         """Yield what a source sends; a relay that stalls is left sooner than others are."""
         pulling = self._lane.pull(tally.address, spec, self._token)
+        is_bounded = tally.is_relay and self._honest()[-1] is not tally
+        watch = tally.watch(self._settings.patience if is_bounded else None)
         ration = Ration()
-        patience_s = None
-        if tally.is_relay and self._honest()[-1] is not tally:
-            patience_s = self._settings.relay_stall_s
-        async with aclosing(pulling) as items:
-            while True:
-                try:
-                    async with asyncio.timeout(patience_s):
-                        item = await anext(items)
-                except StopAsyncIteration:
-                    return
-                except TimeoutError:
-                    raise AstraflowError(
-                        Reason.SOURCE_TIMEOUT,
-                        f"{tally.address} has sent nothing for {patience_s:g} s",
-                        retryable=True,
-                    ) from None
-                ration.take(item)
-                yield item
+        try:
+            async with aclosing(watched(pulling, watch)) as items:
+                async for item in items:
+                    ration.take(item)
+                    yield item
+        finally:
+            tally.learn(watch)
 
     def _note(self, tally: Tally, failure: AstraflowError | None) -> None:
         tally.failure = failure

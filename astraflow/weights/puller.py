@@ -29,6 +29,7 @@ from astraflow.weights.pulled import Pulled, PullFailed
 from astraflow.weights.relay import Relay
 from astraflow.weights.routes import is_readable, payload_nbytes
 from astraflow.weights.state import HeldState, StagedState, stage
+from astraflow.weights.tally import MeasuredLink
 from astraflow.weights.tensor_updates import dense_updates
 
 Result = TypeVar("Result")
@@ -47,7 +48,7 @@ _SILENT: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT})
 
 _SILENT_S: Final = 60.0
 
-_KEPT_GOODPUTS: Final = 64
+_KEPT_LINKS: Final = 64
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -87,7 +88,7 @@ class WeightPuller:
         self._relay = relay
         self._settings = settings
         self._kinds = frozenset(SourceKind if kinds is None else kinds)
-        self._goodputs: dict[str, float] = {}
+        self._links: dict[str, MeasuredLink] = {}
         self._silent_until: dict[str, float] = {}
         self._one_at_a_time = asyncio.Lock()
         self._frame: Frame | None = None
@@ -122,7 +123,7 @@ class WeightPuller:
             self._lane,
             self._sources(target),
             transfer_token,
-            goodputs=self._goodputs,
+            links=self._links,
             progress=_progress(self._relay, self._copy),
             settings=self._settings,
         )
@@ -229,11 +230,11 @@ class WeightPuller:
             if each.failure is not None and each.failure.reason in _SILENT:
                 self._silent_until[each.address] = now + _SILENT_S
         self._silent_until = {a: until for a, until in self._silent_until.items() if until > now}
-        for address, goodput in fetch.goodputs().items():
-            self._goodputs.pop(address, None)
-            self._goodputs[address] = goodput
-        while len(self._goodputs) > _KEPT_GOODPUTS:
-            del self._goodputs[next(iter(self._goodputs))]
+        for address, link in fetch.links().items():
+            self._links.pop(address, None)
+            self._links[address] = link
+        while len(self._links) > _KEPT_LINKS:
+            del self._links[next(iter(self._links))]
 
     def _has(self, target: VersionInfo) -> bool:
         return (

@@ -21,10 +21,12 @@ from astraflow.weights.served import (
     WeightSource,
     wanted_chunks,
 )
+from astraflow.weights.signs import with_signs
 from astraflow.wire.fields import set_time
 from astraflow.wire.patches import (
     TransferPlan,
     TransferSpec,
+    Waiting,
     decode_transfer_spec,
     encode_patch_index,
     encode_sent_chunk,
@@ -67,12 +69,15 @@ class TransferServicer:
     async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
         """Send the plan, then its chunks."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
-        transfer = await self._expect(decode_transfer_spec(request.spec))
-        with closing(transfer):
-            yield pb.PullResponse(plan=encode_transfer_plan(transfer.plan))
-            async with aclosing(transfer.chunks()) as chunks:
-                async for sent in chunks:
-                    yield pb.PullResponse(chunk=encode_sent_chunk(sent))
+        async with aclosing(self._responses(decode_transfer_spec(request.spec))) as responses:
+            if not isinstance(self._store, Arriving):
+                async for response in responses:
+                    yield response
+                return
+            async with aclosing(with_signs(responses)) as signed:
+                async for each in signed:
+                    is_sign = isinstance(each, Waiting)
+                    yield pb.PullResponse(waiting=pb.Waiting()) if is_sign else each
 
     async def PlanTransfer(
         self, request: pb.PlanTransferRequest, context: Any
@@ -121,6 +126,14 @@ class TransferServicer:
             AstraflowError: What `Pull` answers.
         """
         return ServedTransfer(self._store, *self._plan(spec))
+
+    async def _responses(self, spec: TransferSpec) -> AsyncGenerator[pb.PullResponse]:
+        transfer = await self._expect(spec)
+        with closing(transfer):
+            yield pb.PullResponse(plan=encode_transfer_plan(transfer.plan))
+            async with aclosing(transfer.chunks()) as chunks:
+                async for sent in chunks:
+                    yield pb.PullResponse(chunk=encode_sent_chunk(sent))
 
     async def _expect(self, spec: TransferSpec) -> ServedTransfer:
         """Open a transfer, once it is known whether there can be one."""

@@ -1,14 +1,28 @@
 """Tally: what one source gave so far during one pull."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.versions import Source, SourceKind, SourceReport, SourceState
+from astraflow.weights.signs import Patience, StallWatch
 
 # Shorter transfers say more about round trips than about the line.
 _MEASURED_NBYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLink:
+    """The way to one source.
+
+    Attributes:
+        goodput_bytes_per_s: 0: never measured.
+        answer_s: From a request to its first sign; 0: never asked.
+    """
+
+    goodput_bytes_per_s: float = 0.0
+    answer_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -17,7 +31,7 @@ class Tally:
 
     Attributes:
         source: Which one.
-        goodput_bytes_per_s: Measured last; 0: never.
+        link: Measured last.
         nbytes: Payload received and verified.
         duration_s: Time in which it was asked.
         bad_chunk_count: Chunks, or lists of their digests, that were refused.
@@ -25,7 +39,7 @@ class Tally:
     """
 
     source: Source
-    goodput_bytes_per_s: float = 0.0
+    link: MeasuredLink = field(default_factory=MeasuredLink)
     nbytes: int = 0
     duration_s: float = 0.0
     bad_chunk_count: int = 0
@@ -49,11 +63,24 @@ class Tally:
             and self.source.region == other.region
         )
 
+    def watch(self, patience: Patience | None) -> StallWatch:
+        """Begin a transfer from it."""
+        return StallWatch(
+            self.address,
+            patience,
+            answer_s=self.link.answer_s,
+            goodput_bytes_per_s=self.link.goodput_bytes_per_s,
+        )
+
+    def learn(self, watch: StallWatch) -> None:
+        """Keep what a transfer has shown."""
+        self.link = replace(self.link, answer_s=watch.answer_s)
+
     def spend(self, duration_s: float, nbytes: int) -> None:
         """Count the time in which so much came, and measure."""
         self.duration_s += duration_s
         if nbytes >= _MEASURED_NBYTES and duration_s > 0:
-            self.goodput_bytes_per_s = nbytes / duration_s
+            self.link = replace(self.link, goodput_bytes_per_s=nbytes / duration_s)
 
     def report(self) -> SourceReport:
         """Return what the run is told."""

@@ -156,6 +156,15 @@ class SentChunk:
     chunk: Chunk
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The source is there, and has nothing to send yet."""
+
+
+SentItem = TransferPlan | SentChunk | Waiting
+"""What comes of a pull."""
+
+
 def root_digest(chunk_digests: Sequence[bytes], shared_tables: bytes = b"") -> bytes:
     """Return BLAKE3 over BLAKE3(shared_tables), then the chunk digests by index: 32 bytes."""
     return blake3(b"".join([blake3(shared_tables).digest(), *chunk_digests])).digest()

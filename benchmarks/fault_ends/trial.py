@@ -12,6 +12,7 @@ from astraflow.weights.fetch import FetchSettings, Lane
 from astraflow.weights.pulled import PullFailed
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay import Relay
+from astraflow.weights.signs import Patience
 from fault_ends.world import POLICY, TOKEN, World
 
 
@@ -115,7 +116,9 @@ class Receiver:
             relays: Pass on what is pulled.
             relay_stall_s: Patience with relays.
         """
-        settings = FetchSettings(relay_stall_s=relay_stall_s)
+        settings = FetchSettings(
+            patience=Patience(silent_s=relay_stall_s, first_s=relay_stall_s, idle_s=relay_stall_s)
+        )
         if shares:
             settings = replace(settings, shared_nbytes=1)
         relay = Relay() if relays else None

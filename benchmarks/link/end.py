@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,14 @@ class End:
     def kill(self) -> None:
         """End it as the kernel does when memory runs out: it gets to do nothing more."""
         self._process.kill()
+
+    def pause(self) -> None:
+        """Stop it where it is: its connections stay open, and nothing comes."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it run again."""
+        self._process.send_signal(signal.SIGCONT)
 
     def tell(self, line: str) -> None:
         """Send a line."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from astraflow.core.errors import Failure, Reason
 from astraflow.core.source_record import SourceRecord
 from astraflow.core.versions import SourceReport, VersionState
 
@@ -36,9 +37,12 @@ def published(world):
     return trainer
 
 
-def report_of(address, *, bad=0, nbytes=1 << 20, seconds=1.0):
+def report_of(address, *, bad=0, nbytes=1 << 20, seconds=1.0, stalled=False):
     duration = timedelta(seconds=seconds)
-    return SourceReport(address=address, nbytes=nbytes, duration=duration, bad_chunk_count=bad)
+    failure = Failure(reason=Reason.SOURCE_TIMEOUT, message="no sign") if stalled else None
+    return SourceReport(
+        address=address, nbytes=nbytes, duration=duration, bad_chunk_count=bad, failure=failure
+    )
 
 
 def test_the_first_of_a_region_goes_to_the_origin_and_the_rest_to_each_other(world):
@@ -100,6 +104,21 @@ def test_one_accusation_counts_for_the_accuser_and_two_for_all(world):
     assert "east0:1" in told(world, nodes[2])
     world.report(nodes[2], 1, state=VersionState.FAILED, reports=(lie,))
     assert "east0:1" not in told(world, nodes[3])
+
+
+def test_who_stalls_is_asked_last_by_its_witness_and_by_all_after_two(world):
+    trainer = published(world)
+    nodes = pool(world, 4)
+    world.publish(trainer)
+    stall = report_of("east0:1", stalled=True)
+    world.report(nodes[1], 0, reports=(stall,))
+    assert told(world, nodes[1])[-1] == "east0:1"
+    assert told(world, nodes[2])[0] == "east0:1"
+    world.report(nodes[2], 0, reports=(stall,))
+    assert told(world, nodes[1]) == ["solver:1"]
+    assert told(world, nodes[3])[0] == "east1:1"
+    world.report(nodes[0], 0)
+    assert told(world, nodes[3])[0] == "east0:1"
 
 
 def test_an_evicted_version_is_no_longer_offered(world):

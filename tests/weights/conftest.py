@@ -102,6 +102,8 @@ class FaultySource:
         asked: Set by every pull.
         requests: Specs of the pulls so far.
         chunk_count: Chunks sent so far.
+        signed: Set by every sign that it waits itself.
+        sign_count: Such signs so far.
     """
 
     def __init__(self, store):
@@ -109,7 +111,8 @@ class FaultySource:
             POLICY, store, transfer_tokens=lambda: [TOKEN], clock=SystemClock()
         )
         self.requests, self.chunk_count, self.address = [], 0, ""
-        self.asked = asyncio.Event()
+        self.asked, self.signed = asyncio.Event(), asyncio.Event()
+        self.sign_count = 0
         self.spoil_plan = self.spoil_chunk = self.spoil_layout = lambda message: message
         self.cuts = []
         self.stalls = self.ends_early = False
@@ -135,6 +138,11 @@ class FaultySource:
         async for response in self.servicer.Pull(request, context):
             if response.WhichOneof("item") == "plan":
                 response.plan.CopyFrom(self.spoil_plan(response.plan))
+                yield response
+                continue
+            if response.WhichOneof("item") == "waiting":
+                self.sign_count += 1
+                self.signed.set()
                 yield response
                 continue
             if self.stalls:

@@ -13,9 +13,12 @@ from astraflow.weights.fetch import FetchSettings
 from astraflow.weights.maker import make_whole
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay import Relay
+from astraflow.weights.signs import Patience
 from astraflow.wire.patches import TransferSpec
 
 LARGE = Layout.of([("w", Dtype.BF16, (9 << 20,)), ("x", Dtype.F32, (3, 5))])
+
+PATIENT = Patience(silent_s=10.0, first_s=10.0, idle_s=10.0)
 
 
 def via(info, *endpoints, state=SourceState.PULLING):
@@ -49,7 +52,7 @@ async def relayed(training, serve, make_puller):
     relay = Relay(patience_s=2)
     source = await serve(relay)
     training.endpoints.remove(source.address)
-    first, second = make_puller(relay=relay), make_puller(relay_stall_s=10.0)
+    first, second = make_puller(relay=relay), make_puller(patience=PATIENT)
 
     class Scene:
         pass
@@ -147,6 +150,41 @@ async def test_a_version_that_never_begins_is_had_elsewhere(training, relayed, t
     pulled = await relayed.pull(relayed.second, via(training.infos[0], relayed.source.address))
     assert training.is_live(tools.live(pulled.update))
     assert pulled.reports[0].failure.reason is Reason.SOURCE_UNREACHABLE
+
+
+async def test_a_relay_that_is_stopped_is_left_reported_and_asked_last(
+    training, relayed, make_puller, tools
+):
+    info = training.publish()
+    await relayed.pull(relayed.first, info)
+    relayed.source.stalls = True
+    hasty = make_puller(patience=Patience(silent_s=0.1, first_s=0.1))
+    pulled = await relayed.pull(hasty, via(info, relayed.source.address))
+    assert training.is_live(tools.live(pulled.update))
+    stopped, origin = pulled.reports
+    assert stopped.failure.reason is Reason.SOURCE_TIMEOUT
+    assert origin.failure is None
+    info = training.publish()
+    pulled = await relayed.pull(hasty, via(info, relayed.source.address))
+    assert [each.address for each in pulled.reports] == [relayed.origin.address]
+
+
+async def test_a_relay_that_waits_itself_is_not_left(training, relayed, make_puller, tools):
+    hasty = make_puller(patience=Patience(silent_s=0.6, first_s=0.6, idle_s=60.0))
+    info = training.publish()
+    relayed.origin.stalls = True
+    async with asyncio.TaskGroup() as group:
+        cut = group.create_task(relayed.pull(relayed.first, info))
+        waiting = group.create_task(relayed.pull(hasty, via(info, relayed.source.address)))
+        while relayed.source.sign_count < 4:  # a second
+            await relayed.source.signed.wait()
+            relayed.source.signed.clear()
+        assert not waiting.done()
+        assert relayed.source.address not in hasty._silent_until
+        relayed.origin.stalls = False
+        cut.cancel()
+        pulled = await waiting
+    assert training.is_live(tools.live(pulled.update))
 
 
 async def test_a_cold_receiver_gets_the_whole_from_what_a_relay_holds(training, relayed, tools):

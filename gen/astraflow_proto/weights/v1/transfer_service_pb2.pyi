@@ -19,12 +19,18 @@ class PullRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_transfer_pb2.TransferSpec, _Mapping]] = ...) -> None: ...
 
 class PullResponse(_message.Message):
-    __slots__ = ("plan", "chunk")
+    __slots__ = ("plan", "chunk", "waiting")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     plan: _transfer_pb2.TransferPlan
     chunk: _patch_pb2.Chunk
-    def __init__(self, plan: _Optional[_Union[_transfer_pb2.TransferPlan, _Mapping]] = ..., chunk: _Optional[_Union[_patch_pb2.Chunk, _Mapping]] = ...) -> None: ...
+    waiting: Waiting
+    def __init__(self, plan: _Optional[_Union[_transfer_pb2.TransferPlan, _Mapping]] = ..., chunk: _Optional[_Union[_patch_pb2.Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class PlanTransferRequest(_message.Message):
     __slots__ = ("spec", "lanes")

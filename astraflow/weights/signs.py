@@ -1,0 +1,184 @@
+"""Signs of life: a source that waits for what it passes on says so, and who waits for it listens.
+
+A relay is silent for two reasons: it has stopped, or what feeds it has. Only the first is its
+own fault, and only the receiver next to the fault should look for another source; otherwise all
+below it would run to the origin at once. So a source with nothing to send says that it is there.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.wire.patches import SentChunk, SentItem, TransferPlan, Waiting
+
+SIGN_S: Final = 0.25
+"""A source says that it waits when it has sent nothing for so long."""
+
+_ANSWERS: Final = 4
+# Of a link that nobody has measured.
+_GOODPUT_BYTES_PER_S: Final = 2e6
+# Chunks differ in size; and of two one may be waited for by the other.
+_CHUNKS: Final = 2
+
+# Who notices so late that time is over was stopped himself, and what came meanwhile is unread.
+_LATE_S: Final = 0.25
+
+Item = TypeVar("Item")
+
+
+class _Arrivals(Generic[Item]):
+    """Waits for the next item with a limit; an item that was waited for in vain still comes."""
+
+    def __init__(self, items: AsyncGenerator[Item]) -> None:
+        self._items = items
+        self._coming: asyncio.Task[Item] | None = None
+
+    async def next(self, limit_s: float | None) -> Item | None:
+        """Return the next item; None: it has not come. Raises StopAsyncIteration at the end."""
+        coming = self._coming or asyncio.create_task(_next(self._items))
+        self._coming = coming
+        done, _ = await asyncio.wait([coming], timeout=limit_s)
+        if not done:
+            return None
+        self._coming = None
+        return coming.result()
+
+    async def aclose(self) -> None:
+        """Give up what is waited for."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.cancel()
+            with suppress(asyncio.CancelledError, StopAsyncIteration, AstraflowError):
+                await coming
+        await self._items.aclose()
+
+
+async def with_signs(
+    items: AsyncGenerator[Item], *, every_s: float = SIGN_S
+) -> AsyncGenerator[Item | Waiting]:
+    """Yield what comes, and Waiting whenever nothing has for so long."""
+    async with aclosing(_Arrivals(items)) as arrivals:
+        while True:
+            try:
+                item = await arrivals.next(every_s)
+            except StopAsyncIteration:
+                return
+            yield Waiting() if item is None else item
+
+
+async def watched(
+    items: AsyncGenerator[SentItem], watch: "StallWatch"
+) -> AsyncGenerator[TransferPlan | SentChunk]:
+    """Yield plan and chunks until the end.
+
+    Raises:
+        AstraflowError: SOURCE_TIMEOUT when the source has stalled.
+    """
+    async with aclosing(_Arrivals(items)) as arrivals:
+        while True:
+            limit_s = watch.left_s
+            due = None if limit_s is None else time.monotonic() + limit_s
+            try:
+                item = await arrivals.next(limit_s)
+            except StopAsyncIteration:
+                return
+            if item is not None:
+                watch.note(item)
+                if not isinstance(item, Waiting):
+                    yield item
+            elif due is not None and time.monotonic() - due > _LATE_S:
+                watch.forgive()
+            else:
+                raise watch.stalled()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a source may be silent, while there is another one.
+
+    Attributes:
+        silent_s: Without any sign, at least; a source that is far or slow gets more.
+        first_s: The same before the first sign of a source that was never asked.
+        idle_s: With signs, but without a chunk.
+    """
+
+    silent_s: float = 1.0
+    first_s: float = 1.5
+    idle_s: float = 15.0
+
+
+class StallWatch:
+    """Notes what one source sends in one transfer, and says when it has stalled."""
+
+    def __init__(
+        self,
+        address: str,
+        patience: Patience | None,
+        *,
+        answer_s: float,
+        goodput_bytes_per_s: float,
+    ) -> None:
+        """Begin when the source is asked.
+
+        Args:
+            address: Of the source.
+            patience: With it; None: without end.
+            answer_s: From an earlier request to its first sign; 0: unknown.
+            goodput_bytes_per_s: Measured; 0: unknown.
+        """
+        self.answer_s = answer_s
+        self._address = address
+        self._patience = patience
+        self._goodput = goodput_bytes_per_s or _GOODPUT_BYTES_PER_S
+        self._chunk_nbytes = 0.0
+        self._asked = self._sign = self._chunk = time.monotonic()
+        self._is_answered = False
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until it has stalled if nothing comes; None: it never has."""
+        if self._patience is None:
+            return None
+        silent = self._sign + self._silent_s(self._patience)
+        return max(0.0, min(silent, self._chunk + self._patience.idle_s) - time.monotonic())
+
+    def forgive(self) -> None:
+        """Begin to wait anew."""
+        self._sign = self._chunk = time.monotonic()
+
+    def note(self, item: SentItem) -> None:
+        """Take note of what came."""
+        self._sign = time.monotonic()
+        if not self._is_answered:
+            self._is_answered, self.answer_s = True, self._sign - self._asked
+        if isinstance(item, Waiting):
+            return
+        self._chunk = self._sign
+        if isinstance(item, TransferPlan):
+            infos = [index.patch for index in item.patches]
+            count = sum(info.chunk_count for info in infos)
+            self._chunk_nbytes = sum(info.payload_nbytes for info in infos) / max(1, count)
+
+    def stalled(self) -> AstraflowError:
+        """Return what is to be said of it."""
+        now = time.monotonic()
+        return AstraflowError(
+            Reason.SOURCE_TIMEOUT,
+            f"{self._address} has stalled: no sign for {now - self._sign:.2f} s, no chunk for"
+            f" {now - self._chunk:.2f} s",
+            retryable=True,
+        )
+
+    def _silent_s(self, patience: Patience) -> float:
+        if not self.answer_s:
+            return patience.first_s
+        chunk_s = _CHUNKS * self._chunk_nbytes / self._goodput
+        return max(patience.silent_s, _ANSWERS * self.answer_s + chunk_s)
+
+
+async def _next(items: AsyncGenerator[Any]) -> Any:
+    return await anext(items)

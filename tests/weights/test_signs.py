@@ -1,0 +1,106 @@
+"""A source that waits says so; one that has stopped is told from it."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.weights.signs import Patience, StallWatch, watched, with_signs
+from astraflow.wire.patches import TransferPlan, Waiting
+
+PLAN = TransferPlan(transfer_id="t", patches=(), chunk_count=0, payload_nbytes=0)
+
+
+async def after(event, *items):
+    for item in items:
+        yield item
+    await event.wait()
+
+
+def watch(**patience):
+    return StallWatch("a:1", Patience(**patience), answer_s=0.0, goodput_bytes_per_s=0.0)
+
+
+async def test_who_has_nothing_to_send_says_so_and_loses_no_item():
+    event = asyncio.Event()
+
+    async def items():
+        yield 1
+        await event.wait()
+        yield 2
+
+    seen = []
+    async for item in with_signs(items(), every_s=0.01):
+        seen.append(item)
+        if seen.count(Waiting()) == 2:
+            event.set()
+    assert seen[0] == 1
+    assert seen[-1] == 2
+    assert set(seen[1:-1]) == {Waiting()}
+
+
+async def test_an_error_passes_and_what_is_given_up_is_closed():
+    closed = []
+
+    async def items():
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            closed.append(True)
+
+    async with aclosing(with_signs(items(), every_s=0.01)) as signed:
+        await anext(signed)
+        assert await anext(signed) == Waiting()
+    assert closed
+
+    async def failing():
+        raise AstraflowError(Reason.VERSION_EVICTED, "gone")
+        yield
+
+    with pytest.raises(AstraflowError, match="gone"):
+        await anext(with_signs(failing()))
+
+
+async def test_a_source_without_a_sign_has_stalled():
+    items = watched(after(asyncio.Event(), PLAN), watch(silent_s=0.05, first_s=5.0))
+    assert await anext(items) == PLAN
+    with pytest.raises(AstraflowError) as caught:
+        await anext(items)
+    assert caught.value.reason is Reason.SOURCE_TIMEOUT
+
+
+async def test_signs_without_end_and_without_a_chunk_are_a_stall_too():
+    async def signs():
+        while True:
+            yield Waiting()
+            await asyncio.sleep(0.005)
+
+    with pytest.raises(AstraflowError, match="no chunk for"):
+        await anext(watched(signs(), watch(silent_s=5.0, first_s=5.0, idle_s=0.05)))
+
+
+async def test_nobody_is_blamed_for_what_the_watcher_slept_through(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("astraflow.weights.signs.time.monotonic", lambda: now[0])
+    event = asyncio.Event()
+    items = watched(after(event, PLAN), watch(silent_s=0.01, first_s=0.01))
+    assert await anext(items) == PLAN
+    rest = asyncio.create_task(_end(items))
+    now[0] += 60.0  # a machine that was suspended
+    event.set()
+    await rest
+
+
+async def _end(items):
+    async for _ in items:
+        pass
+
+
+def test_who_is_far_or_slow_gets_more_time():
+    patience = Patience(silent_s=1.0)
+    near = StallWatch("a:1", patience, answer_s=0.01, goodput_bytes_per_s=1e9)
+    far = StallWatch("a:1", patience, answer_s=0.5, goodput_bytes_per_s=1e9)
+    assert near.left_s <= 1.0 < 1.5 < far.left_s
+    assert StallWatch("a:1", None, answer_s=0, goodput_bytes_per_s=0).left_s is None
