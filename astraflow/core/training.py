@@ -142,7 +142,9 @@ class Training:
 
     def _issue_new(self, now: datetime) -> bool:
         size = self._state.settings.rollouts.group_size
-        first = self.prompts.peek(1)
+        # A prompt is chosen when there is room for it, by all that is known then.
+        wanted = size if self._keeps_together else 1
+        first = self.prompts.peek(1) if self._has_credit(wanted) else ()
         if not first:
             return False
         takers = self._takers()
@@ -168,6 +170,14 @@ class Training:
         if group.unissued and not self._issue_again(group, now):
             self.queue(group)
         return True
+
+    def _has_credit(self, count: int) -> bool:
+        """Whether anybody has credit for a group, or for some of it where nobody ever has more."""
+        sessions = self._state.sessions
+        if any(sessions.with_room(count)):
+            return True
+        is_large = any(member.max_outstanding >= count for member in sessions.pool)
+        return not is_large and any(sessions.with_room(1))
 
     def _take_prompt(self, room: Room) -> Prompt:
         """Take the next prompt; a slow RaaS gets a short one of the next few."""

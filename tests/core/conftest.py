@@ -107,7 +107,7 @@ def make_trajectory(name, *, policy="solver", versions=(0,), length=None, reward
 def make_rollout(task, index, *, versions, reward=1.0, outcome=Outcome.SCORED, name=None):
     """One rollout of a task; `versions` by policy: those that are left out have no trajectory."""
     name = name or f"{task.group_id}/{index}/{task.attempt}"
-    is_rewarded = outcome is Outcome.SCORED
+    is_rewarded = outcome in (Outcome.SCORED, Outcome.TRUNCATED)
     failure = None if is_rewarded else Failure(reason=Reason.ENGINE_FAILED, message="broken")
     return Rollout(
         rollout_id=name,
