@@ -12,6 +12,7 @@ from astraflow.cli.options import (
     KeyFile,
     Overrides,
     RecipePath,
+    RunPath,
     pairs,
 )
 
@@ -63,3 +64,21 @@ def join(
             tls=Tls(certificate=tls_certificate, key=tls_key, ca=tls_ca),
         )
     )
+
+
+@app.command()
+def drain(
+    run: RunPath,
+    name: Annotated[str, typer.Argument(help="Name or id of a member.", show_default=False)],
+    *,
+    grace_s: Annotated[
+        float | None, typer.Option(min=0, help="Seconds to leave; unset: no limit.")
+    ] = None,
+) -> None:
+    """Let a node finish what it holds, hand back the rest and leave; nothing is lost."""
+    import asyncio  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.launch.drain import drain_member  # noqa: PLC0415
+
+    typer.echo(asyncio.run(drain_member(RunDir(run), name, grace_s=grace_s)))

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.errors import Failure
-from astraflow.core.ids import BatchId, EvalRunId, MemberId, PolicyId, TaskId
+from astraflow.core.ids import BatchId, EvalRunId, MemberId, PolicyId, PromptId, TaskId
 from astraflow.core.members import JoinPool, RaasLoad, RegisterTrainer, TrainerLoad
 from astraflow.core.rollouts import Rollout, TaskResult
 from astraflow.core.status import StopMode
@@ -294,6 +294,19 @@ class RunResumed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRequeued:
+    """An operator has a dead letter issued again, its attempts forgotten. Answer: None.
+
+    One that was issued again already changes nothing while its prompt is open.
+
+    Raises:
+        AstraflowError: PROMPT_UNKNOWN, RUN_ENDED.
+    """
+
+    prompt_id: PromptId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberDrained:
     """An operator lets a member finish and leave. Answer: None.
 
@@ -362,6 +375,7 @@ Event = (
     | EvalCancelled
     | RunPaused
     | RunResumed
+    | PromptRequeued
     | MemberDrained
     | RunStopped
     | RunBroken

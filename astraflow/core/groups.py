@@ -36,7 +36,12 @@ class Slot:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Group:
-    """What training and evaluation groups share: which samples are still to be answered."""
+    """What training and evaluation groups share: which samples are still to be answered.
+
+    Attributes:
+        loss_count: Members that were lost while they held some of it.
+        lost: Tasks whose session ended; a late rollout of one still counts.
+    """
 
     group_id: GroupId
     prompt: Prompt
@@ -46,6 +51,8 @@ class Group:
     failures: deque[Failure] = field(default_factory=lambda: deque[Failure](maxlen=_KEPT_FAILURES))
     open_count: int = 0
     is_queued: bool = False
+    loss_count: int = 0
+    lost: dict[TaskId, "Assignment"] = field(default_factory=dict[TaskId, "Assignment"])
 
     def __post_init__(self) -> None:
         self.open_count = len(self.slots)

@@ -37,7 +37,7 @@ class Intake:
         assignment = self._state.assignments.get(rollout.task_id)
         group = self._state.groups.get(rollout.group_id)
         if assignment is None or assignment.member_id != member.member_id:
-            return self._unknown(rollout, group)
+            return self._from_before(member, rollout, group, now) or self._unknown(rollout, group)
         fault = self._fault(rollout, assignment)
         if fault is not None:
             return _refuse(rollout.rollout_id, *fault)
@@ -51,6 +51,30 @@ class Intake:
             self._fail(group, index, failure, now, is_counted=is_counted, by=assignment.task_id)
             return _accept(rollout.rollout_id)
         self._measure(member, rollout, (now - assignment.issue_time).total_seconds())
+        self._keep(member, group, rollout, now)
+        return _accept(rollout.rollout_id)
+
+    def _from_before(
+        self, member: RaasMember, rollout: Rollout, group: Group | None, now: datetime
+    ) -> ItemAck | None:
+        """Use a rollout of a task that was lost with an earlier session; None: it is no use.
+
+        Whoever was asked for the sample since then is told not to bother.
+        """
+        lost = None if group is None else group.lost.get(rollout.task_id)
+        if group is None or lost is None or lost.member_id != member.member_id:
+            return None
+        index = rollout.sample_index
+        if index not in lost.open_indexes or rollout.outcome in _UNDONE:
+            return None
+        fault = self._fault(rollout, lost)
+        if fault is not None:
+            return _refuse(rollout.rollout_id, *fault)
+        if group.slots[index].is_done:
+            return None
+        holder = self._state.assignments.get(group.slots[index].holder or TaskId(""))
+        if holder is not None:
+            self._outbound.withdraw_sample(holder, index, CancelReason.GROUP_DONE)
         self._keep(member, group, rollout, now)
         return _accept(rollout.rollout_id)
 
@@ -99,6 +123,9 @@ class Intake:
     ) -> None:
         """Issue again what a member held whose session ended."""
         self._end(member, assignment)
+        if assignment.open_indexes:
+            assignment.group.lost[assignment.task_id] = assignment
+            assignment.group.loss_count += is_lost
         member.reissued_count += bool(assignment.open_indexes)
         failure = Failure(
             reason=Reason.MEMBER_LOST,

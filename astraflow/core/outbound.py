@@ -89,6 +89,18 @@ class Outbound:
             )
         )
 
+    def withdraw_sample(self, assignment: Assignment, index: int, reason: CancelReason) -> None:
+        """Cancel one sample of a task; the result of the task is still due."""
+        if not assignment.is_withdrawn:
+            self._state.do(
+                SendCancellation(
+                    member_id=assignment.member_id,
+                    task_id=assignment.task_id,
+                    reason=reason,
+                    sample_indexes=(index,),
+                )
+            )
+
     def withdraw_group(self, group: Group, reason: CancelReason) -> None:
         """Cancel all tasks of a group, and forget it."""
         del self._state.groups[group.group_id]

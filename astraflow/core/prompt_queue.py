@@ -8,9 +8,13 @@ from astraflow.core.algorithms.finding import selector
 from astraflow.core.algorithms.plug_in import Dice
 from astraflow.core.algorithms.points import GroupOutcome
 from astraflow.core.effects import DrawPrompts
+from astraflow.core.errors import Failure, Reason
+from astraflow.core.ids import PromptId
 from astraflow.core.mixing import Mixing
 from astraflow.core.state import State
 from astraflow.core.tasks import Prompt
+
+_DEAD_IN_A_ROW = 64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +59,7 @@ class PromptQueue:
         self._draw_count = 2 * max(batches)
         self._admitted: list[Prompt] = []
         self._seen_count = self._asked_count = self._forced_count = 0
-        self._skipped_in_a_row = 0
+        self._skipped_in_a_row = self._dead_in_a_row = 0
         self._warm_up_left: int | None = None
 
     @property
@@ -102,6 +106,14 @@ class PromptQueue:
         epochs = self._state.flow.epochs
         epochs[prompt.data_set] = max(epochs.get(prompt.data_set, 0), prompt.epoch)
         return prompt
+
+    def put_first(self, prompt: Prompt) -> None:
+        """Give a prompt out before all others."""
+        self._admitted.insert(0, prompt)
+
+    def has_admitted(self, prompt_id: PromptId) -> bool:
+        """Whether a prompt is about to be given out."""
+        return any(prompt.prompt_id == prompt_id for prompt in self._admitted)
 
     def note(self, outcome: GroupOutcome) -> None:
         """Let selectors learn from a group."""
@@ -154,7 +166,23 @@ class PromptQueue:
         if not there:
             return None
         prompts = self._data_sets[self._mixing.choose(there)].prompts
-        return prompts.popleft() if prompts else None
+        while prompts:
+            prompt = prompts.popleft()
+            if prompt.prompt_id not in self._state.dead_letters:
+                self._dead_in_a_row = 0
+                return prompt
+            self._note_dead()
+        return None
+
+    def _note_dead(self) -> None:
+        """Pass over a dead letter; nothing but dead letters end the run."""
+        self._dead_in_a_row += 1
+        if self._dead_in_a_row > 2 * len(self._state.dead_letters) + _DEAD_IN_A_ROW:
+            self._state.flow.failure = self._state.flow.failure or Failure(
+                reason=Reason.PROMPT_POISONED,
+                message=f"the last {self._dead_in_a_row} prompts are dead letters, each given up "
+                "before; `astraflow ledger` says why",
+            )
 
     def _admits(self, prompt: Prompt) -> bool:
         """Ask the selectors; after too many refusals in a row a prompt needs no admission."""

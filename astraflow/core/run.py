@@ -191,7 +191,7 @@ class Run:
 
     def dead_letters(self) -> Sequence[DeadLetter]:
         """Return the prompts given up, newest first."""
-        return list(reversed(self._state.dead_letters))
+        return list(self._state.dead_letters)[::-1]
 
     def _take(self, event: ev.Event, now: datetime) -> Any:  # noqa: PLR0911, PLR0912
         """Hand an event to the part that it is for; one line per kind."""
@@ -231,6 +231,8 @@ class Run:
                 return self._joining.register(event, now)
             case ev.SessionLeft(member_id=member_id, message=message):
                 return self._membership.leave(member_id, message, now)
+            case ev.PromptRequeued(prompt_id=prompt_id):
+                return self._training.requeue(prompt_id)
             case ev.MemberDrained(member_id=member_id, grace=grace):
                 return self._membership.drain(member_id, grace, now)
             case ev.RunPaused():

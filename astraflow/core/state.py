@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from astraflow.core.algorithms.faults import Faults
 from astraflow.core.barrier import Barrier
+from astraflow.core.dead_letters import DeadLetters
 from astraflow.core.effects import Effect
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.groups import Assignment, Group
@@ -16,9 +17,7 @@ from astraflow.core.records import Records
 from astraflow.core.sessions import Sessions
 from astraflow.core.settings import RunSettings
 from astraflow.core.speed import Measured
-from astraflow.core.status import DeadLetter, RunState, StopMode
-
-_KEPT_DEAD_LETTERS = 1000
+from astraflow.core.status import RunState, StopMode
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -65,8 +64,7 @@ class State:
         groups: That have an unanswered sample.
         assignments: Tasks at a RaaS.
         deadlines: Of the tasks, in the order of their issue, which is that of time.
-        dead_letters: Prompts given up, oldest first.
-        dead_letter_count: All of them.
+        dead_letters: Prompts given up.
         faults: Of data algorithms.
     """
 
@@ -89,8 +87,7 @@ class State:
         self.groups: dict[GroupId, Group] = {}
         self.assignments: dict[TaskId, Assignment] = {}
         self.deadlines = deque[tuple[datetime, TaskId]]()
-        self.dead_letters = deque[DeadLetter](maxlen=_KEPT_DEAD_LETTERS)
-        self.dead_letter_count = 0
+        self.dead_letters = DeadLetters()
         self.effects: list[Effect] = []
 
     @property

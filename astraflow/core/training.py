@@ -1,17 +1,18 @@
 """Training: prompts become groups, groups become whole, whole groups go to the buffers."""
 
 from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
 from astraflow.core.algorithms.points import GroupOutcome
-from astraflow.core.errors import Failure, Reason
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.groups import Slot, TrainGroup
-from astraflow.core.ids import GroupId, PolicyId
+from astraflow.core.ids import GroupId, PolicyId, PromptId
+from astraflow.core.matching import Matching, is_suspect
 from astraflow.core.outbound import Outbound
-from astraflow.core.pacing import blocker_of, slack_s
-from astraflow.core.placement import Room, Want, choose, is_slow, keeps_up, pick, training_room
+from astraflow.core.pacing import blocker_of
+from astraflow.core.placement import Room, is_slow, pick
 from astraflow.core.policies import Policy
 from astraflow.core.prompt_queue import PromptQueue
 from astraflow.core.records import Entry
@@ -38,6 +39,7 @@ class Training:
         self.prompts = PromptQueue(state)
         self._again: list[TrainGroup] = []
         self._passed_count = 0
+        self._matching = Matching(state)
         self._keeps_together = state.settings.rollouts.keeps_together
         self._group_count = 0
         self._failed_in_a_row = 0
@@ -62,9 +64,7 @@ class Training:
         """Issue what there is room for: first what was out before, then new groups."""
         if self._state.flow.is_paused or self._state.flow.is_final:
             return
-        while self._again and self._issue_again(self._again[0], now):
-            del self._again[0]
-        if self._again or self._state.flow.stop is not None:
+        if not self._issue_all_again(now) or self._state.flow.stop is not None:
             return
         while self._has_slot() and self._issue_new(now):
             pass
@@ -90,6 +90,25 @@ class Training:
             group.is_queued = True
             # Oldest first: what the trainer needs next.
             insort(self._again, group, key=lambda other: other.number)
+
+    def requeue(self, prompt_id: PromptId) -> None:
+        """Issue a dead letter again.
+
+        Raises:
+            AstraflowError: PROMPT_UNKNOWN, RUN_ENDED.
+        """
+        if self._state.flow.is_final or self._state.flow.stop is not None:
+            raise AstraflowError(Reason.RUN_ENDED, "the run is over; no prompt is issued any more")
+        letter = self._state.dead_letters.take(prompt_id)
+        if letter is not None:
+            self.prompts.put_first(letter.prompt)
+        elif not self.prompts.has_admitted(prompt_id) and not any(
+            group.prompt.prompt_id == prompt_id for group in self._state.groups.values()
+        ):
+            raise AstraflowError(
+                Reason.PROMPT_UNKNOWN,
+                f"'{prompt_id}' is no dead letter; `astraflow ledger` lists them",
+            )
 
     def give_up(self, group: TrainGroup, index: int, reason: Reason, now: datetime) -> None:
         """Drop a sample that failed too often."""
@@ -149,7 +168,7 @@ class Training:
             return False
         takers = self._takers()
         versions = self._versions(takers, is_open=False)
-        room = self._room(first[0], size, takers, versions, now)
+        room = self._matching.room(first[0], size, takers, versions, now)
         if room is None:
             return False
         prompt = self._take_prompt(room)
@@ -190,12 +209,36 @@ class Training:
         measured.note_prompt(sizes[index])
         return self.prompts.take(index)
 
+    def _issue_all_again(self, now: datetime) -> bool:
+        """Issue what was out before; False when some of it needs the next room that is free."""
+        apart: list[TrainGroup] = []
+        while self._again:
+            group = self._again[0]
+            if not self._issue_again(group, now):
+                if not self._is_suspect(group):
+                    break
+                apart.append(group)
+            del self._again[0]
+        is_done = not self._again
+        self._again[:0] = apart
+        return is_done
+
+    def _is_suspect(self, group: TrainGroup) -> bool:
+        return is_suspect(group, self._state.settings.rollouts.max_attempts)
+
     def _issue_again(self, group: TrainGroup, now: datetime) -> bool:
         """Issue what is unissued; False when some of it has to wait."""
         while group.unissued:
             takers = [self._state.policies[policy_id] for policy_id in group.policies]
             versions = self._versions(takers, is_open=True)
-            room = self._room(group.prompt, len(group.unissued), takers, versions, now)
+            room = self._matching.room(
+                group.prompt,
+                len(group.unissued),
+                takers,
+                versions,
+                now,
+                is_suspect=self._is_suspect(group),
+            )
             if room is None:
                 return False
             self._send(group, room, versions, now)
@@ -218,37 +261,6 @@ class Training:
             ranges[policy.policy_id] = VersionRange(min=policy.min_version(is_open=is_open))
         return ranges
 
-    def _room(
-        self,
-        prompt: Prompt,
-        count: int,
-        takers: Sequence[Policy],
-        versions: dict[PolicyId, VersionRange],
-        now: datetime,
-    ) -> Room | None:
-        state, sessions = self._state, self._state.sessions
-        newest = state.newest_versions(self._workflow.policy_ids)
-        if newest is None:
-            return None
-        minimum = {p: bounds.min or 0 for p, bounds in versions.items()}
-        want = Want(
-            count=count if self._keeps_together else 1,
-            token_count=state.measured.expected_tokens(size_of(prompt)),
-            fastest_token_s=state.measured.fastest_token_s,
-            slack_s=lambda member: slack_s(takers, member, minimum),
-        )
-
-        def rooms(count: int) -> Iterator[Room]:
-            return (
-                training_room(member)
-                for member in sessions.with_room(count)
-                if not member.is_draining
-                and not sessions.is_silent(member, now)
-                and keeps_up(member, minimum, newest)
-            )
-
-        return choose(rooms, want)
-
     def _finish(self, group: TrainGroup, index: int, now: datetime) -> None:
         group.finish(index)
         if group.open_count:
@@ -257,16 +269,14 @@ class Training:
         self.prompts.note(_outcome(group))
         for policy_id in group.policies:
             self._state.policies[policy_id].complete(group, now - self._state.start_time)
-        if group.has_reward or not group.failures:
-            self._failed_in_a_row = 0
-            return
-        self._bury(group, now)
+        is_failed = bool(group.failures) and not group.has_reward
+        if is_failed or group.loss_count >= self._state.settings.rollouts.max_attempts:
+            self._bury(group, now)
+        self._count_failed(group, is_failed=is_failed)
 
     def _bury(self, group: TrainGroup, now: datetime) -> None:
-        """Note a group of which every rollout failed; too many in a row end the run."""
-        state = self._state
-        state.dead_letter_count += 1
-        state.dead_letters.append(
+        """Give up a prompt of which every rollout failed, or that lost member after member."""
+        self._state.dead_letters.add(
             DeadLetter(
                 prompt=group.prompt,
                 attempt_count=max(slot.issue_count for slot in group.slots),
@@ -274,7 +284,11 @@ class Training:
                 create_time=now,
             )
         )
-        self._failed_in_a_row += 1
+
+    def _count_failed(self, group: TrainGroup, *, is_failed: bool) -> None:
+        """Let too many failed groups in a row end the run."""
+        state = self._state
+        self._failed_in_a_row = self._failed_in_a_row + 1 if is_failed else 0
         if self._failed_in_a_row >= state.settings.rollouts.max_failed_groups:
             last = group.failures[-1]
             state.flow.failure = Failure(

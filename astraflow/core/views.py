@@ -14,7 +14,7 @@ def run_status(state: State, run_state: RunState, now: datetime) -> RunStatus:
         state=run_state,
         policies=tuple(map(policy_status, state.policies.values())),
         members=tuple(state.sessions.status(member, now) for member in state.sessions),
-        dead_letter_count=state.dead_letter_count,
+        dead_letter_count=state.dead_letters.count,
         epochs=dict(state.flow.epochs),
         failure=state.flow.failure,
         start_time=state.start_time,

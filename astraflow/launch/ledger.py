@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +13,8 @@ from astraflow.client.control import ControlClient
 from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
-from astraflow.core.status import LedgerAccount
+from astraflow.core.ids import PromptId
+from astraflow.core.status import DeadLetter, LedgerAccount
 from astraflow.dataflow.audit import Audit, Check
 from astraflow.dataflow.recovery import beginning_of, replay
 from astraflow.storage.reader import JournalReader
@@ -31,6 +33,7 @@ class Ledger:
         records: Events that the journal holds now, oldest position and end; None: no journal.
         accounts: By policy.
         checks: Of the laws.
+        dead_letters: Prompts that are issued no more, newest first.
         counts: Of what the journal tells, since its snapshot.
     """
 
@@ -40,6 +43,7 @@ class Ledger:
     accounts: tuple[LedgerAccount, ...]
     checks: tuple[Check, ...]
     counts: dict[str, int]
+    dead_letters: tuple[DeadLetter, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -94,6 +98,7 @@ async def _read_journal(run_dir: RunDir) -> Ledger:
         records=records,
         accounts=replica.run.accounts(),
         checks=audit.checks(replica.run),
+        dead_letters=tuple(replica.run.dead_letters()),
         counts=dict(audit.counts),
     )
 
@@ -106,6 +111,7 @@ async def _ask_hub(run_dir: RunDir) -> Ledger:
     endpoint = run_dir.read_endpoint()
     async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
         accounts = await control.ledger.accounts()
+        letters = tuple([letter async for letter in control.ledger.dead_letters(limit=1000)])
         status = await control.get_run()
     faults = tuple(f"{a.policy_id}: {a}" for a in accounts if not a.is_balanced)
     return Ledger(
@@ -114,6 +120,7 @@ async def _ask_hub(run_dir: RunDir) -> Ledger:
         records=None,
         accounts=accounts,
         checks=(Check(name="books add up", faults=faults),),
+        dead_letters=letters,
         counts={},
     )
 
@@ -121,7 +128,19 @@ async def _ask_hub(run_dir: RunDir) -> Ledger:
 def _to_json(ledger: Ledger) -> Mapping[str, object]:
     accounts = [asdict(each) | {"balanced": each.is_balanced} for each in ledger.accounts]
     checks = [asdict(check) | {"holds": check.holds} for check in ledger.checks]
-    return asdict(ledger) | {"accounts": accounts, "checks": checks, "holds": ledger.holds}
+    letters = [_letter(letter) for letter in ledger.dead_letters]
+    changes = {"accounts": accounts, "checks": checks, "dead_letters": letters}
+    return asdict(replace(ledger, dead_letters=())) | changes | {"holds": ledger.holds}
+
+
+def _letter(letter: DeadLetter) -> Mapping[str, object]:
+    return {
+        "prompt_id": letter.prompt.prompt_id,
+        "data_set": letter.prompt.data_set,
+        "attempt_count": letter.attempt_count,
+        "create_time": letter.create_time.isoformat(),
+        "failures": [{"reason": f.reason, "message": f.message} for f in letter.failures],
+    }
 
 
 def _show(ledger: Ledger, console: Console) -> None:
@@ -136,7 +155,26 @@ def _show(ledger: Ledger, console: Console) -> None:
         console.print(f"journal: records {ledger.records[0]} to {ledger.records[1]}")
     for name, count in ledger.counts.items():
         console.print(f"{name.replace('_', ' ')}: {count}")
+    for letter in ledger.dead_letters[:20]:
+        reasons = Counter(failure.reason for failure in letter.failures)
+        why = ", ".join(f"{reason} x {count}" for reason, count in reasons.items())
+        console.print(f"[yellow]dead letter[/]  {letter.prompt.prompt_id}: {why}")
     for check in ledger.checks:
         console.print(f"{'[green]holds[/]' if check.holds else '[red]BROKEN[/]'}  {check.name}")
         for fault in check.faults[:20]:
             console.print(f"        {fault}")
+
+
+def requeue(run_dir: RunDir, prompt_id: str) -> None:
+    """Have the hub of a run issue a dead letter again.
+
+    Raises:
+        AstraflowError: PROMPT_UNKNOWN; NOT_READY when the hub is gone.
+    """
+
+    async def ask() -> None:
+        endpoint = run_dir.read_endpoint()
+        async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+            await control.ledger.requeue(PromptId(prompt_id))
+
+    asyncio.run(ask())

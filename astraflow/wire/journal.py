@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from astraflow.core import events as ev
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import EvalRunId, MemberId, TaskId
+from astraflow.core.ids import EvalRunId, MemberId, PromptId, TaskId
 from astraflow.wire import common, control, rollout, weights
 from astraflow.wire.fields import decode_time, optional_span, set_span, set_time
 from astraflow.wire.journal_events import (
@@ -182,6 +182,11 @@ _KINDS: dict[type[Any], _Kind] = {
     ),
     ev.RunPaused: _bare("run_paused", pb.RunPaused, ev.RunPaused),
     ev.RunResumed: _bare("run_resumed", pb.RunResumed, ev.RunResumed),
+    ev.PromptRequeued: _Kind(
+        "prompt_requeued",
+        lambda e: pb.PromptRequeued(prompt_id=e.prompt_id),
+        lambda m: ev.PromptRequeued(prompt_id=PromptId(m.prompt_id)),
+    ),
     ev.MemberDrained: _Kind(
         "member_drained",
         lambda e: _with_grace(pb.MemberDrained(member_id=e.member_id), e),

@@ -76,6 +76,7 @@ def laws(make_world, suite, rollout_of, picture_of):
             self.composition = data.draw(self.compositions)
             self.is_hasty = is_hasty
             self.was_given_up = False
+            self.left_behind = []  # (member, task, samples not sent) of sessions that ended
             suites = (suite(policies=policies, every=2),) if has_eval else ()
             self.world = make_world(
                 policies=policies,
@@ -131,7 +132,8 @@ def laws(make_world, suite, rollout_of, picture_of):
             if isinstance(effect, ef.ClearOutbox) and effect.member_id in self.nodes:
                 self.world.tasks.pop(effect.member_id, None)
             if isinstance(effect, ef.CloseSession):
-                self.nodes.pop(effect.member_id, None)
+                held = self.nodes.pop(effect.member_id, {})
+                self.left_behind += [(effect.member_id, *each) for each in held.values()]
             if isinstance(effect, ef.SendTask):
                 tasks = self.nodes.setdefault(effect.member_id, {})
                 tasks[effect.task.task_id] = (effect.task, set(effect.task.sample_indexes))
@@ -310,6 +312,26 @@ def laws(make_world, suite, rollout_of, picture_of):
             assert held == [] or self.nodes[member].keys() >= set(held)
             for policy in self.world.policies:
                 self.report(member, policy)
+
+        @precondition(lambda self: self.world and self.left_behind)
+        @rule(pick=picks)
+        def node_sends_what_it_had_when_its_session_ended(self, pick):
+            member, task, left = self.left_behind.pop(pick % len(self.left_behind))
+            if member in self.nodes or self.world.state.is_final or not left:
+                return
+            self.incarnations[member] += 1
+            name = f"late{len(self.events)}"
+            number = self.incarnations[member]
+            self.world.join(name, credit=4, resumes=member, incarnation=number)
+            self.nodes.setdefault(member, {})
+            for policy in self.world.policies:
+                self.report(member, policy)
+            rollout = rollout_of(task, min(left), versions=self.versions(member, task))
+            before = [account.is_balanced for account in self.world.run.accounts()]
+            for _ in range(2):
+                ack = self.world.apply(ev.RolloutArrived(member_id=member, rollout=rollout))
+            assert ack.disposition is not Disposition.ACCEPTED
+            assert [account.is_balanced for account in self.world.run.accounts()] == before
 
         @rule(pick=picks, seconds=st.integers(1, 11))
         def time_passes(self, pick, seconds):

@@ -13,7 +13,6 @@ from astraflow.rpc.errors import is_answer, raised_from
 
 LEFT_OUT = {
     "SaveRun": "save_run",
-    "RequeuePrompt": "requeue_prompt",
     "RequestPublish": "request_publish",
     "Pull": "pull",
     "PlanTransfer": "plan_transfer",

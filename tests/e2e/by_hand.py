@@ -1,5 +1,6 @@
 """The processes of a run started one by one, so that a test can lose any of them."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -9,9 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from astraflow.client.control import ControlClient
 from astraflow.config.loader import dump_recipe, load_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir, read_json_lines
+from astraflow.core.status import RunStatus
 from astraflow.launch.processes import RoleCommand
 from astraflow.launch.roles import Roles, RunTokens
 
@@ -79,10 +82,13 @@ class HandRun:
                 continue
         return time.monotonic() - started
 
-    def status(self) -> dict:
-        done = astraflow("status", str(self.run_dir.root), "--json", cache=self.cache)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+    def status(self) -> RunStatus:
+        async def ask() -> RunStatus:
+            endpoint = self.run_dir.read_endpoint()
+            async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+                return await control.get_run()
+
+        return asyncio.run(ask())
 
     def ledger(self) -> dict:
         done = astraflow("ledger", str(self.run_dir.root), "--json", cache=self.cache)

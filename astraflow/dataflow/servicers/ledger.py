@@ -2,7 +2,8 @@
 
 # ruff: noqa: N802 - methods are named by the contract
 
-from astraflow.core.ids import PolicyId
+from astraflow.core.events import PromptRequeued
+from astraflow.core.ids import PolicyId, PromptId
 from astraflow.core.status import DeadLetter, RolloutRecord
 from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
@@ -17,7 +18,7 @@ from astraflow_proto.control.v1 import ledger_service_pb2 as pb
 
 
 class LedgerServicer:
-    """Convert, one call, convert; RequeuePrompt is left out."""
+    """Convert, one call, convert."""
 
     def __init__(self, hub: Hub, access: Access) -> None:
         self._hub = hub
@@ -66,6 +67,14 @@ class LedgerServicer:
         )
         letters = map(wire.encode_dead_letter, page)
         return pb.ListDeadLettersResponse(dead_letters=letters, next_page_token=next_token)
+
+    async def RequeuePrompt(
+        self, request: pb.RequeuePromptRequest, context: Context
+    ) -> pb.RequeuePromptResponse:
+        """Issue a dead letter again."""
+        self._access.operator(context)
+        await self._hub.take(PromptRequeued(prompt_id=PromptId(request.prompt_id)))
+        return pb.RequeuePromptResponse()
 
     async def ExplainWait(
         self, request: pb.ExplainWaitRequest, context: Context

@@ -20,7 +20,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Record(_message.Message):
-    __slots__ = ("time", "run_opened", "hub_restarted", "joined", "member_kept_alive", "session_left", "credit_given", "task_nacked", "rollout_arrived", "task_finished", "batch_stream_opened", "batch_acked", "version_published", "version_reported", "prompts_offered", "eval_prompts_offered", "eval_created", "eval_cancelled", "run_paused", "run_resumed", "member_drained", "run_stopped", "run_broken", "ticked")
+    __slots__ = ("time", "run_opened", "hub_restarted", "joined", "member_kept_alive", "session_left", "credit_given", "task_nacked", "rollout_arrived", "task_finished", "batch_stream_opened", "batch_acked", "version_published", "version_reported", "prompts_offered", "eval_prompts_offered", "eval_created", "eval_cancelled", "run_paused", "run_resumed", "member_drained", "run_stopped", "run_broken", "ticked", "prompt_requeued")
     TIME_FIELD_NUMBER: _ClassVar[int]
     RUN_OPENED_FIELD_NUMBER: _ClassVar[int]
     HUB_RESTARTED_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class Record(_message.Message):
     RUN_STOPPED_FIELD_NUMBER: _ClassVar[int]
     RUN_BROKEN_FIELD_NUMBER: _ClassVar[int]
     TICKED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_REQUEUED_FIELD_NUMBER: _ClassVar[int]
     time: _timestamp_pb2.Timestamp
     run_opened: RunOpened
     hub_restarted: HubRestarted
@@ -69,7 +70,8 @@ class Record(_message.Message):
     run_stopped: RunStopped
     run_broken: RunBroken
     ticked: Ticked
-    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_opened: _Optional[_Union[RunOpened, _Mapping]] = ..., hub_restarted: _Optional[_Union[HubRestarted, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., member_kept_alive: _Optional[_Union[MemberKeptAlive, _Mapping]] = ..., session_left: _Optional[_Union[SessionLeft, _Mapping]] = ..., credit_given: _Optional[_Union[CreditGiven, _Mapping]] = ..., task_nacked: _Optional[_Union[TaskNacked, _Mapping]] = ..., rollout_arrived: _Optional[_Union[RolloutArrived, _Mapping]] = ..., task_finished: _Optional[_Union[TaskFinished, _Mapping]] = ..., batch_stream_opened: _Optional[_Union[BatchStreamOpened, _Mapping]] = ..., batch_acked: _Optional[_Union[BatchAcked, _Mapping]] = ..., version_published: _Optional[_Union[VersionPublished, _Mapping]] = ..., version_reported: _Optional[_Union[VersionReported, _Mapping]] = ..., prompts_offered: _Optional[_Union[PromptsOffered, _Mapping]] = ..., eval_prompts_offered: _Optional[_Union[EvalPromptsOffered, _Mapping]] = ..., eval_created: _Optional[_Union[EvalCreated, _Mapping]] = ..., eval_cancelled: _Optional[_Union[EvalCancelled, _Mapping]] = ..., run_paused: _Optional[_Union[RunPaused, _Mapping]] = ..., run_resumed: _Optional[_Union[RunResumed, _Mapping]] = ..., member_drained: _Optional[_Union[MemberDrained, _Mapping]] = ..., run_stopped: _Optional[_Union[RunStopped, _Mapping]] = ..., run_broken: _Optional[_Union[RunBroken, _Mapping]] = ..., ticked: _Optional[_Union[Ticked, _Mapping]] = ...) -> None: ...
+    prompt_requeued: PromptRequeued
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_opened: _Optional[_Union[RunOpened, _Mapping]] = ..., hub_restarted: _Optional[_Union[HubRestarted, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., member_kept_alive: _Optional[_Union[MemberKeptAlive, _Mapping]] = ..., session_left: _Optional[_Union[SessionLeft, _Mapping]] = ..., credit_given: _Optional[_Union[CreditGiven, _Mapping]] = ..., task_nacked: _Optional[_Union[TaskNacked, _Mapping]] = ..., rollout_arrived: _Optional[_Union[RolloutArrived, _Mapping]] = ..., task_finished: _Optional[_Union[TaskFinished, _Mapping]] = ..., batch_stream_opened: _Optional[_Union[BatchStreamOpened, _Mapping]] = ..., batch_acked: _Optional[_Union[BatchAcked, _Mapping]] = ..., version_published: _Optional[_Union[VersionPublished, _Mapping]] = ..., version_reported: _Optional[_Union[VersionReported, _Mapping]] = ..., prompts_offered: _Optional[_Union[PromptsOffered, _Mapping]] = ..., eval_prompts_offered: _Optional[_Union[EvalPromptsOffered, _Mapping]] = ..., eval_created: _Optional[_Union[EvalCreated, _Mapping]] = ..., eval_cancelled: _Optional[_Union[EvalCancelled, _Mapping]] = ..., run_paused: _Optional[_Union[RunPaused, _Mapping]] = ..., run_resumed: _Optional[_Union[RunResumed, _Mapping]] = ..., member_drained: _Optional[_Union[MemberDrained, _Mapping]] = ..., run_stopped: _Optional[_Union[RunStopped, _Mapping]] = ..., run_broken: _Optional[_Union[RunBroken, _Mapping]] = ..., ticked: _Optional[_Union[Ticked, _Mapping]] = ..., prompt_requeued: _Optional[_Union[PromptRequeued, _Mapping]] = ...) -> None: ...
 
 class RunOpened(_message.Message):
     __slots__ = ("run_id", "settings_digest", "data_set_sizes", "software")
@@ -274,6 +276,12 @@ class RunBroken(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     failure: _failure_pb2.Failure
     def __init__(self, failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class PromptRequeued(_message.Message):
+    __slots__ = ("prompt_id",)
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    def __init__(self, prompt_id: _Optional[str] = ...) -> None: ...
 
 class Ticked(_message.Message):
     __slots__ = ()

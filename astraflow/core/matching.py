@@ -1,0 +1,84 @@
+"""Matching: finds the RaaS for the samples of a group."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+
+from astraflow.core.groups import Group
+from astraflow.core.ids import PolicyId
+from astraflow.core.pacing import slack_s
+from astraflow.core.placement import Room, Want, choose, keeps_up, training_room
+from astraflow.core.policies import Policy
+from astraflow.core.sessions import RaasMember
+from astraflow.core.speed import size_of
+from astraflow.core.state import State
+from astraflow.core.tasks import Prompt, VersionRange
+
+
+class Matching:
+    """Looks over the pool for training."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._policy_ids = state.settings.workflow.policy_ids
+
+    def room(
+        self,
+        prompt: Prompt,
+        count: int,
+        takers: Sequence[Policy],
+        versions: Mapping[PolicyId, VersionRange],
+        now: datetime,
+        *,
+        is_suspect: bool = False,
+    ) -> Room | None:
+        """Return where samples of a prompt go; None: they wait.
+
+        Args:
+            prompt: What they start from.
+            count: Samples.
+            takers: Policies that train on them.
+            versions: What they may be sampled with.
+            now: The time.
+            is_suspect: Whether the next member that is lost with it gives the prompt up.
+        """
+        state, sessions = self._state, self._state.sessions
+        newest = state.newest_versions(self._policy_ids)
+        if newest is None:
+            return None
+        minimum = {p: bounds.min or 0 for p, bounds in versions.items()}
+
+        def rooms(count: int) -> Iterator[Room]:
+            return (
+                training_room(member)
+                for member in sessions.with_room(count)
+                if not member.is_draining
+                and not sessions.is_silent(member, now)
+                and keeps_up(member, minimum, newest)
+                and not (is_suspect and self._has_suspect(member))
+            )
+
+        return choose(rooms, self._want(prompt, count, takers, minimum))
+
+    def _want(
+        self, prompt: Prompt, count: int, takers: Sequence[Policy], minimum: Mapping[PolicyId, int]
+    ) -> Want:
+        measured = self._state.measured
+        return Want(
+            count=count if self._state.settings.rollouts.keeps_together else 1,
+            token_count=measured.expected_tokens(size_of(prompt)),
+            fastest_token_s=measured.fastest_token_s,
+            slack_s=lambda member: slack_s(takers, member, minimum),
+        )
+
+    def _has_suspect(self, member: RaasMember) -> bool:
+        """Whether a member holds such a prompt: then another one would share its fate."""
+        attempts = self._state.settings.rollouts.max_attempts
+        return any(is_suspect(each.group, attempts) for each in member.assignments.values())
+
+
+def is_suspect(group: Group, max_attempts: int) -> bool:
+    """Whether one more lost member gives a prompt up.
+
+    Several of them are never at one member: when that is lost, it tells which one did it.
+    """
+    return 0 < group.loss_count >= max_attempts - 1

@@ -1,0 +1,133 @@
+"""Prompts that kill, rollouts that come late, and letters that are issued again."""
+
+import pytest
+
+from astraflow.core import events as ev
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.rollouts import Disposition
+
+ENGINE = Failure(reason=Reason.ENGINE_FAILED, message="broken")
+
+
+def kill(world, member):
+    """Let a node fall silent; everybody else goes on."""
+    for _ in range(11):
+        world.clock.advance(1)
+        for other in world.run.status(world.clock.now()).members:
+            if other.member_id != member:
+                world.keep_alive(other.member_id)
+        world.tick()
+    world.tasks.pop(member, None)
+
+
+def test_rollout_of_a_node_that_came_back_late_is_used(make_world):
+    world = make_world()
+    _, first = world.started(credit=2)
+    task = world.pop_task(first)
+    kill(world, first)
+    second = world.join("second", credit=2)
+    world.report(second, 0)
+    again = world.pop_task(second)
+    assert again.group_id == task.group_id
+    world.join("first", resumes=first, credit=2)
+    assert world.send(second, again, 0).disposition is Disposition.ACCEPTED
+    late = world.send(first, task, 1, versions={"solver": (0,)})
+    assert late.disposition is Disposition.ACCEPTED
+    assert [(c.task_id, c.sample_indexes) for c in world.cancelled] == [(again.task_id, (1,))]
+    twice = world.send(second, again, 1, name="other")
+    assert twice.disposition is Disposition.DUPLICATE
+    assert world.send(first, task, 1, versions={"solver": (0,)}).disposition == "duplicate"
+    world.finish(second, again)
+    assert world.account().is_balanced
+    assert world.policy().fresh_count == 2
+
+
+def test_late_rollout_of_somebody_else_is_not_taken(make_world):
+    world = make_world()
+    _, first = world.started(credit=2)
+    task = world.pop_task(first)
+    kill(world, first)
+    second = world.join("second", credit=2)
+    world.report(second, 0)
+    assert world.send(second, task, 0).disposition is Disposition.DROPPED
+
+
+def poisoned_world(make_world, poison="p0", **more):
+    """Whoever holds the poisoned prompt dies; everybody else works; nodes come back as new ones."""
+    world = make_world(max_attempts=3, max_staleness=0, **more)
+    trainer, node = world.started(credit=16)
+    nodes, lives = [node], 1
+    for _ in range(40):
+        for node in list(nodes):
+            held = {task.prompt.prompt_id for task in world.tasks.get(node, [])}
+            if poison in held:
+                kill(world, node)
+                nodes.remove(node)
+            else:
+                world.work(node)
+        while len(nodes) < 2 and not world.run.dead_letters():
+            nodes.append(world.join(f"node{lives}", credit=16))
+            lives += 1
+            world.report(nodes[-1], world.policy().version)
+        if world.run.dead_letters():
+            break
+    return world, trainer
+
+
+def test_prompt_that_kills_is_given_up_and_takes_no_other_with_it(make_world):
+    world, _ = poisoned_world(make_world, groups_per_batch=4)
+    (letter,) = world.run.dead_letters()
+    assert letter.prompt.prompt_id == "p0"
+    assert {failure.reason for failure in letter.failures} == {Reason.MEMBER_LOST}
+    assert world.run.status(world.clock.now()).dead_letter_count == 1
+    assert world.account().is_balanced
+
+
+def fail_all(world, node, prompt_id):
+    """Fail every attempt of one prompt and answer all else."""
+    for _ in range(12):
+        for task in list(world.tasks.get(node, [])):
+            world.tasks[node].remove(task)
+            if task.prompt.prompt_id == prompt_id:
+                world.finish(node, task, failures=[(i, ENGINE) for i in task.sample_indexes])
+            else:
+                for index in task.sample_indexes:
+                    world.send(node, task, index)
+                world.finish(node, task)
+
+
+def test_dead_letter_is_issued_again_on_request(make_world):
+    world = make_world(max_staleness=0)
+    trainer, node = world.started()
+    fail_all(world, node, "p0")
+    assert [letter.prompt.prompt_id for letter in world.run.dead_letters()] == ["p0"]
+    world.apply(ev.PromptRequeued(prompt_id="p0"))
+    world.apply(ev.PromptRequeued(prompt_id="p0"))
+    assert not world.run.dead_letters()
+    world.train(trainer)
+    world.report(node, 1)
+    assert world.tasks[node][0].prompt.prompt_id == "p0"
+
+
+def test_what_is_no_dead_letter_cannot_be_issued_again(make_world):
+    world = make_world()
+    world.started()
+    with pytest.raises(AstraflowError) as caught:
+        world.apply(ev.PromptRequeued(prompt_id="p99"))
+    assert caught.value.reason is Reason.PROMPT_UNKNOWN
+
+
+def test_dead_letter_is_not_issued_in_the_next_epoch(make_world):
+    world = make_world(max_staleness=0, groups_per_batch=1)
+    trainer, node = world.started()
+    fail_all(world, node, "p0")
+    world.drawn["train"] = 0
+    seen = set()
+    for _ in range(30):
+        seen |= {task.prompt.prompt_id for task in world.tasks.get(node, [])}
+        world.work(node)
+        if world.batches.get((trainer, 0)):
+            world.train(trainer)
+        world.report(node, world.policy().version)
+    assert "p1" in seen
+    assert "p0" not in seen
