@@ -1,5 +1,6 @@
 """The recipes in the repository mean what the documents say of them."""
 
+from difflib import ndiff
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,18 @@ def test_sort_has_the_measured_settings():
     assert recipe("sort").raas.count == 2
 
 
-@pytest.mark.parametrize("name", ["sort", "sort-retry", "sort-pair"])
+def test_three_algorithms_are_a_change_of_ten_lines():
+    texts = [(FOLDER / f"{name}.yaml").read_text() for name in ("sort", "sort-algorithms")]
+    lines = [[line for line in text.splitlines() if "#" not in line] for text in texts]
+    changed = [line for line in ndiff(*lines) if line[0] == "+" and "name:" not in line]
+    assert len(changed) <= 10
+    settings = recipe("sort-algorithms")
+    assert [each.name for each in settings.rollouts.selectors] == ["greso"]
+    assert [each.name for each in settings.rollouts.filters] == ["zero_advantage"]
+    assert settings.policies["solver"].trainer.replay.ratio == 0.3
+
+
+@pytest.mark.parametrize("name", ["sort", "sort-algorithms", "sort-retry", "sort-pair"])
 def test_held_out_prompts_are_not_trained_on(name):
     settings = recipe(name).data
     ids = {
