@@ -2,7 +2,7 @@
 
 Bit flips, truncations, reorderings, duplicates, wrong bases and damaged headers are done to what
 passes between a publisher and pullers, wire bytes included. Streams of a TCP lane are spoiled on
-their way; relays that lie and processes that are killed are real ones, on real sockets. A
+their way; relays that lie, processes that are killed and disks that run full are real ones. A
 corruption is silent when what is live, or held, is not one version whole: judged by its bytes,
 never by a digest.
 
@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fault_ends.disks import fill_disks
 from fault_ends.plan import WITHOUT_COPY, Quotas, run_all
 from fault_ends.trial import NUMBERS, Counts
 
@@ -31,14 +30,11 @@ def main() -> None:
         streams=round(full.streams * arguments.share),
         relays=round(full.relays * arguments.share),
         kills=round(full.kills * arguments.share),
+        disks=round(full.disks * arguments.share),
     )
     started = time.monotonic()
     counts = run_all(quotas, seed=arguments.seed, processes=arguments.processes, tell=True)
-    disks = fill_disks(quota=round(20 * arguments.share), seed=arguments.seed)
-    if not isinstance(disks, str):
-        counts |= disks
     report = _report(counts, time.monotonic() - started, arguments)
-    report["full_disk"] = disks if isinstance(disks, str) else "in classes"
     _print(counts, report)
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
@@ -77,7 +73,6 @@ def _print(counts: dict[str, Counts], report: dict[str, Any]) -> None:
         numbers = (f"{getattr(each, number):>15}" for number in NUMBERS)
         share = each.recovered / max(1, each.injected)
         print(f"{name:<16}", *numbers, f"{share:>12.3%}", "" if _is_good(name, each) else "BAD")
-    print(f"full_disk: {report['full_disk']}")
     print(f"{report['seconds']} s in {report['processes']} processes")
 
 

@@ -61,10 +61,12 @@ class FetchSettings:
     Attributes:
         patience: With a relay, if there is another source.
         shared_nbytes: Payload from which on several sources are asked at once.
+        avoided_s: A source from which nothing came comes after the others for so long.
     """
 
     patience: Patience = field(default_factory=Patience)
     shared_nbytes: int = _SHARED_NBYTES
+    avoided_s: float = 60.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

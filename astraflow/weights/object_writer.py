@@ -58,6 +58,7 @@ class ObjectWriter:
         ...     writer.wake()
 
     Attributes:
+        url: Of the policy's folder.
         failure_count: Attempts that failed.
     """
 
@@ -78,6 +79,7 @@ class ObjectWriter:
         self._publisher = publisher
         self._announce = announce
         self._bucket = Bucket(f"{url.rstrip('/')}/{publisher.policy_id}")
+        self.url = self._bucket.url
         self._newest: int | None = None
         self._begun: set[int] = set()
         self._written: dict[int, tuple[PatchInfo, ...]] = {}
@@ -207,7 +209,7 @@ class ObjectWriter:
 
     def _tell(self, version: int) -> None:
         """Tell the run where a version can be had."""
-        uri = f"{self._bucket.url}/{version}"
+        uri = f"{self.url}/{version}"
         source = Source(kind=SourceKind.OBJECT_STORE, state=SourceState.LIVE, uri=uri)
         try:
             self._announce(replace(self._publisher.info(version), sources=(source,)))

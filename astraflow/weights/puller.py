@@ -46,8 +46,6 @@ _BARRED: Final = frozenset(
 
 _SILENT: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT})
 
-_SILENT_S: Final = 60.0
-
 _KEPT_LINKS: Final = 64
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -86,7 +84,7 @@ class WeightPuller:
         self._policy_id = policy_id
         self._lane = lane or AnyLane(tls=tls, stall_timeout_s=stall_timeout_s)
         self._relay = relay
-        self._settings = settings
+        self._settings = settings or FetchSettings()
         self._kinds = frozenset(SourceKind if kinds is None else kinds)
         self._links: dict[str, MeasuredLink] = {}
         self._silent_until: dict[str, float] = {}
@@ -227,8 +225,9 @@ class WeightPuller:
         """Keep what was measured, of the sources asked last, and who did not answer."""
         now = time.monotonic()
         for each in fetch.reports():
-            if each.failure is not None and each.failure.reason in _SILENT:
-                self._silent_until[each.address] = now + _SILENT_S
+            is_silent = each.failure is not None and each.failure.reason in _SILENT
+            if is_silent and not each.nbytes:
+                self._silent_until[each.address] = now + self._settings.avoided_s
         self._silent_until = {a: until for a, until in self._silent_until.items() if until > now}
         for address, link in fetch.links().items():
             self._links.pop(address, None)

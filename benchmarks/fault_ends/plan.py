@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from fault_ends.damage import CLASSES
+from fault_ends.disks import fill_disks
 from fault_ends.inline import run_inline
-from fault_ends.kills import kill_ends
+from fault_ends.killed_pullers import kill_pullers
+from fault_ends.kills import kill_sources
 from fault_ends.messages import MessageFaults
 from fault_ends.processes import quiet
 from fault_ends.relays import lie_to_receivers
@@ -21,7 +23,11 @@ from fault_ends.trial import Counts
 _SCALES = (1, 4, 1, 32)
 _PART = 500
 
-WITHOUT_COPY: Final = (*CLASSES, "spoiled_stream", "lying_relay", "killed_source", "cancelled")
+WITHOUT_COPY: Final = (
+    *CLASSES,
+    *("spoiled_stream", "lying_relay", "killed_source", "killed_puller", "cancelled"),
+    *("full_store_disk", "full_node_disk"),
+)
 """Classes of which 99.9 % must be recovered from without a full copy.
 
 In the others the base itself is lost, or what the run says of a version is a lie and refused.
@@ -37,7 +43,8 @@ class Quotas:
         states: Per class.
         streams: Over a TCP lane.
         relays: Relays that lie.
-        kills: Sources, and as many pullers.
+        kills: Sources, and as many pullers that follow, and that join.
+        disks: Disks that run full: of an object store, and as many of nodes.
     """
 
     messages: int = 20_000
@@ -45,6 +52,7 @@ class Quotas:
     streams: int = 2_000
     relays: int = 200
     kills: int = 50
+    disks: int = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +60,7 @@ class Part:
     """A part of one process.
 
     Attributes:
-        kind: messages, states, streams, relays or kills.
+        kind: messages, states, streams, relays, sources, pullers or disks.
         quota: Of this part.
         seed: Decides everything.
         scale: Of the layout.
@@ -68,7 +76,9 @@ def parts(quotas: Quotas, seed: int) -> Iterator[Part]:
     """Yield the parts, those that take longest first."""
     sizes = {
         "relays": (quotas.relays, 20),
-        "kills": (quotas.kills, 10),
+        "sources": (quotas.kills, 10),
+        "pullers": (quotas.kills, 10),
+        "disks": (quotas.disks, 10),
         "streams": (quotas.streams, 200),
         "messages": (quotas.messages, _PART),
         "states": (quotas.states, _PART),
@@ -99,8 +109,12 @@ def run_part(part: Part) -> dict[str, Counts]:
     """Run one part in this process."""
     quiet()
     match part.kind:
-        case "kills":
-            return kill_ends(quota=part.quota, seed=part.seed)
+        case "sources":
+            return kill_sources(quota=part.quota, seed=part.seed)
+        case "pullers":
+            return kill_pullers(quota=part.quota, seed=part.seed)
+        case "disks":
+            return asyncio.run(fill_disks(quota=part.quota, seed=part.seed))
         case "streams":
             return asyncio.run(damage_streams(quota=part.quota, seed=part.seed))
         case "relays":

@@ -12,7 +12,9 @@ from typing import Any, Final
 import structlog
 
 _CONTEXT: Final[ForkServerContext] = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["fault_ends.relays", "fault_ends.kills", "fault_ends.messages"])
+_CONTEXT.set_forkserver_preload(
+    ["fault_ends.relays", "fault_ends.killed_pullers", "fault_ends.messages"]
+)
 
 
 @contextmanager

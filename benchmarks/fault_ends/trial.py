@@ -117,7 +117,8 @@ class Receiver:
             relay_stall_s: Patience with relays.
         """
         settings = FetchSettings(
-            patience=Patience(silent_s=relay_stall_s, first_s=relay_stall_s, idle_s=relay_stall_s)
+            patience=Patience(silent_s=relay_stall_s, first_s=relay_stall_s, idle_s=relay_stall_s),
+            avoided_s=0.0,
         )
         if shares:
             settings = replace(settings, shared_nbytes=1)

@@ -206,3 +206,15 @@ def test_a_file_that_is_none_holds_no_patch(tmp_path):
     for content in (b"", b"afpatch1", b"afpatch1\xff\xff\xff\xff", b"x" * 100):
         path.write_bytes(content)
         assert read_patch(path) is None
+
+
+async def test_a_backlog_that_has_no_room_has_the_state_written_instead(nodes, training):
+    await follow(nodes, 2)
+    nodes.copy._backlog.waiting_nbytes = 1 << 40
+    training.publish()
+    await nodes.pull(is_settled=False)
+    nodes.copy._backlog.waiting_nbytes = 0
+    await nodes.puller.settle()
+    assert "base-2" in nodes.files
+    nodes.start()
+    assert (await nodes.pull()).nbytes == 0

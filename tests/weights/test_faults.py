@@ -12,7 +12,7 @@ from fault_ends.world import World
 
 pytestmark = pytest.mark.slow
 
-QUOTAS = plan.Quotas(messages=2000, states=100, streams=40, relays=20, kills=5)
+QUOTAS = plan.Quotas(messages=2000, states=100, streams=40, relays=20, kills=5, disks=3)
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,9 @@ def test_every_class_has_its_quota(counts):
     assert counts["lying_relay"].injected >= QUOTAS.relays
     assert counts["spoiled_stream"].injected == QUOTAS.streams
     assert counts["killed_source"].injected == counts["killed_puller"].injected == QUOTAS.kills
+    assert counts["killed_join"].injected == QUOTAS.kills
+    assert counts["full_store_disk"].injected == QUOTAS.disks
+    assert counts["full_node_disk"].injected == QUOTAS.disks
 
 
 def test_nothing_is_corrupted_in_silence_and_every_failure_is_typed(counts):
@@ -37,7 +40,7 @@ def test_all_but_one_in_a_thousand_come_without_a_full_copy(counts, name):
     assert counts[name].is_good, counts[name].faults
 
 
-@pytest.mark.parametrize("name", ["cold_join", "rotten_base", "killed_puller"])
+@pytest.mark.parametrize("name", ["cold_join", "rotten_base"])
 def test_who_has_lost_his_base_gets_a_full_copy(counts, name):
     assert counts[name].recovered_whole == counts[name].injected
 
