@@ -7,7 +7,7 @@ nearest known one.
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
 Options = dict[str, Any]
@@ -428,6 +428,22 @@ class Journal(Strict):
     """Bytes of records after which a snapshot takes their place."""
 
 
+class Metrics(Strict):
+    """What every process tells Prometheus; see observability.md."""
+
+    listen: str = "127.0.0.1:0"
+    """host:port of the hub's endpoint, or off; `astraflow run` gives its other processes the ports
+    after it. Port 0 takes a free one: the log and `astraflow status` say which."""
+
+    @field_validator("listen")
+    @classmethod
+    def _is_place(cls, listen: str) -> str:
+        host, _, port = listen.rpartition(":")
+        if listen != "off" and not (host and port.isdecimal() and int(port) < 1 << 16):
+            raise ValueError(f"'{listen}' is neither host:port nor off")
+        return listen
+
+
 class Hub(Strict):
     """The Dataflow process."""
 
@@ -455,6 +471,7 @@ class Recipe(Strict):
     raas: Raas = Raas()
     autoscale: Autoscale = Autoscale()
     hub: Hub = Hub()
+    metrics: Metrics = Metrics()
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:

@@ -18,12 +18,14 @@ class HubEndpoint:
         pid: Of the hub's process.
         operator_token: For ControlService; secret.
         join_token: For members; secret.
+        metrics_address: host:port of its metrics; empty: nowhere.
     """
 
     address: str
     pid: int
     operator_token: str
     join_token: str
+    metrics_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ class Batching:
                 step=policy.step,
                 version=lease.version,
                 metrics=metrics,
+                staleness_counts=policy.window.newest_staleness_counts,
             )
         )
 

@@ -5,7 +5,7 @@ back as an event: a rollout, an ack, or the end of a session.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from astraflow.core.batches import BatchHeader, BatchPart, EndOfData
@@ -147,6 +147,7 @@ class RecordBatch:
         step: Optimizer steps done, this one included.
         version: Newest version when the batch was drawn.
         metrics: Of the hub and of the trainer.
+        staleness_counts: Its rollouts by staleness in versions.
     """
 
     policy_id: PolicyId
@@ -154,6 +155,7 @@ class RecordBatch:
     step: int
     version: int
     metrics: Mapping[str, float]
+    staleness_counts: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,7 @@ class Resources:
     memory_nbytes: int = 0
     price_per_hour: float | None = None
     currency: str = ""
+    metrics_address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,5 +221,7 @@ class MemberStatus:
     load: RaasLoad | TrainerLoad | None = None
     accepted_count: int = 0
     reissued_count: int = 0
+    outstanding_count: int = 0
+    max_outstanding: int = 0
     join_time: datetime
     keep_alive_time: datetime

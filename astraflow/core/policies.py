@@ -105,6 +105,11 @@ class Policy:
         return len(self._buffer)
 
     @property
+    def buffer_nbytes(self) -> int:
+        """Bytes of the groups in the buffer."""
+        return self._buffer.nbytes
+
+    @property
     def fresh_per_batch(self) -> int:
         """Fresh groups that the next batch takes; the rest of it is replayed."""
         return self.settings.groups_per_batch - self.replay.available(self.train_version)

@@ -76,6 +76,11 @@ class Replay:
         """Rollouts that are kept."""
         return sum(len(kept.group.samples) for kept in self._kept.values())
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept."""
+        return self._nbytes
+
     def available(self, train_version: int) -> int:
         """Return how many groups a batch for a version would have again."""
         oldest = train_version - self._settings.max_staleness

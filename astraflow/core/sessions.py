@@ -298,18 +298,20 @@ class Sessions:
 
     def status(self, member: RaasMember | TrainerMember, now: datetime) -> MemberStatus:
         """Return a session as its operator sees it."""
-        versions = dict(member.live) if isinstance(member, RaasMember) else {}
+        raas = member if isinstance(member, RaasMember) else None
         return MemberStatus(
             member_id=member.member_id,
             name=member.name,
             role=member.role,
             state=self._state(member, now),
             region=member.region,
-            versions=versions,
+            versions=dict(raas.live) if raas else {},
             resources=member.resources,
             load=member.load,
             accepted_count=member.accepted_count,
             reissued_count=member.reissued_count,
+            outstanding_count=raas.outstanding if raas else 0,
+            max_outstanding=raas.max_outstanding if raas else 0,
             join_time=member.join_time,
             keep_alive_time=member.keep_alive_time,
         )

@@ -65,6 +65,10 @@ class PolicyStatus:
     tokens_per_s: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     window: timedelta = timedelta()
+    buffer_group_count: int = 0
+    buffer_nbytes: int = 0
+    replay_nbytes: int = 0
+    leased_batch_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,4 +42,8 @@ def policy_status(policy: Policy) -> PolicyStatus:
         tokens_per_s=policy.window.tokens_per_s,
         metrics=policy.metrics,
         window=policy.window.span,
+        buffer_group_count=policy.fresh_groups,
+        buffer_nbytes=policy.buffer_nbytes,
+        replay_nbytes=policy.replay.nbytes,
+        leased_batch_count=len(policy.desk.leases),
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from heapq import heappop, heappush
 from itertools import count
+from time import perf_counter
 
 from astraflow.core.effects import Effect
 from astraflow.core.events import Event
@@ -47,11 +48,24 @@ class Commits:
         nbytes: Written to the journal so far, without what the journal adds.
     """
 
-    def __init__(self, journal: Journal | None, carry_out: Callable[[Decided], None]) -> None:
-        """Carry out by `carry_out`, in order; at once where there is no journal."""
+    def __init__(
+        self,
+        journal: Journal | None,
+        carry_out: Callable[[Decided], None],
+        *,
+        on_commit: Callable[[int, float], None] | None = None,
+    ) -> None:
+        """Carry out in order; at once where there is no journal.
+
+        Args:
+            journal: Gets the records.
+            carry_out: Does what came of a decision.
+            on_commit: Told of each group: its records, and the seconds that they took.
+        """
         self.nbytes = 0
         self._journal = journal
         self._carry_out = carry_out
+        self._on_commit = on_commit
         self._waiting = deque[Decided]()
         self._decided_count = 0
         self._safe_count = 0
@@ -96,7 +110,10 @@ class Commits:
             group = [self._waiting.popleft() for _ in range(size)]
             if not self._waiting:
                 self._came.clear()
+            started = perf_counter()
             await self._journal.append([decided.record for decided in group])
+            if self._on_commit is not None:
+                self._on_commit(size, perf_counter() - started)
             self._settle(group)
 
     def _settle(self, group: list[Decided]) -> None:

@@ -30,6 +30,7 @@ from astraflow.dataflow.memory import Memory
 from astraflow.dataflow.outbox import Outbox
 from astraflow.dataflow.recorder import Recorder
 from astraflow.dataflow.seats import Seats, SessionLeft
+from astraflow.dataflow.tallies import Tallies
 from astraflow.dataflow.tokens import ended_error, fenced_error
 from astraflow.dataflow.watches import Watches
 
@@ -43,6 +44,7 @@ class Hands:
 
     Attributes:
         memory: What is known of members.
+        tallies: What is counted.
         draws: What has to be read from data sets.
         seats: Who streams what.
         mail: What waits for the streams.
@@ -50,8 +52,11 @@ class Hands:
         over: Set when the hub may close.
     """
 
-    def __init__(self, *, recorder: Recorder, draws: Outbox[Draw], memory: Memory) -> None:
+    def __init__(
+        self, *, recorder: Recorder, draws: Outbox[Draw], memory: Memory, tallies: Tallies
+    ) -> None:
         self.memory = memory
+        self.tallies = tallies
         self.draws = draws
         self.seats = Seats()
         self.mail = Mailroom()
@@ -62,6 +67,7 @@ class Hands:
     def carry_out(self, effect: Effect, now: datetime) -> None:
         """Do what one effect asks for."""
         self.memory.see(effect, now)
+        self.tallies.see(effect, self.memory.roster)
         match effect:
             case SendTask() | SendCancellation() | SendDirective() | SendBatch() | SendEndOfData():
                 self.mail.post(effect)

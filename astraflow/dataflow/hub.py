@@ -26,6 +26,7 @@ from astraflow.core.events import (
     Event,
     PromptsOffered,
     RaasJoined,
+    RolloutArrived,
     RunBroken,
     Secrets,
     Ticked,
@@ -49,6 +50,7 @@ from astraflow.dataflow.memory import Memory
 from astraflow.dataflow.outbox import Outbox
 from astraflow.dataflow.prompts import DataSets, PromptSources
 from astraflow.dataflow.recorder import Recorder
+from astraflow.dataflow.tallies import Tallies
 from astraflow.dataflow.tokens import SessionTokens, token_digest
 from astraflow.storage.journal import Journal
 from astraflow.wire.journal import record_bytes
@@ -86,8 +88,12 @@ class Hub:
         """
         self.run = run
         self.memory = memory or Memory()
-        self.hands = Hands(recorder=recorder, draws=Outbox(), memory=self.memory)
-        self.commits = Commits(journal, self._carry_out)
+        self.tallies = Tallies()
+        self.hands = Hands(
+            recorder=recorder, draws=Outbox(), memory=self.memory, tallies=self.tallies
+        )
+        self.commits = Commits(journal, self._carry_out, on_commit=self.tallies.committed)
+        self.metrics_address = ""
         self.event_count = 0
         self.max_apply_s = 0.0
         self._data_sets = data_sets
@@ -155,6 +161,8 @@ class Hub:
 
     def _carry_out(self, decided: Decided) -> None:
         event = decided.event
+        if isinstance(event, RolloutArrived):
+            self.tallies.ack.observe((self._clock.now() - decided.time).total_seconds())
         if isinstance(event, BatchStreamOpened):
             self.hands.mail.open_batches(event.member_id, event.rank)
         for effect in decided.effects:

@@ -95,6 +95,7 @@ async def _serve(recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | N
             pid=os.getpid(),
             operator_token=tokens.operator,
             join_token=tokens.join,
+            metrics_address=hub.metrics_address,
         )
         run.write_endpoint(endpoint)
 

@@ -119,6 +119,11 @@ class Roster:
             reason = report.failure.reason
             entry.failed_versions[reason] = entry.failed_versions.get(reason, 0) + 1
 
+    def region_of(self, member_id: MemberId) -> str:
+        """Return where a member stands; empty: unknown."""
+        entry = self._entries.get(member_id)
+        return "" if entry is None else entry.region
+
     def rows(self, live: tuple[MemberStatus, ...]) -> list[dict[str, Any]]:
         """Return every member as JSON, in order of joining.
 

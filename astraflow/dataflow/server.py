@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import structlog
@@ -18,6 +19,7 @@ from astraflow.dataflow.compaction import compact_for_ever
 from astraflow.dataflow.data import open_data_sets
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.loop_probe import LoopProbe
+from astraflow.dataflow.metrics import HubMetrics
 from astraflow.dataflow.recorder import Recorder
 from astraflow.dataflow.recovery import open_run
 from astraflow.dataflow.servicers import servicers_of
@@ -26,6 +28,7 @@ from astraflow.dataflow.tokens import HubTokens
 from astraflow.rpc.server import RunningServer, start_server
 from astraflow.rpc.tls import Tls
 from astraflow.storage.journal import Journal
+from astraflow.telemetry.prometheus import LoopRead, MetricsServer
 
 log = structlog.get_logger(__name__)
 
@@ -122,8 +125,14 @@ async def _serve(
         tls=Tls(certificate=tls.certificate, key=tls.key, ca=tls.ca),
     )
     async with server:
-        with LoopProbe() as probe:
+        async with AsyncExitStack() as exits:
+            probe = exits.enter_context(LoopProbe())
             account = Account(hub, probe)
+            told = HubMetrics(hub, probe)
+            metrics = MetricsServer(recipe.metrics.listen, LoopRead(told.look, told.tell))
+            # It may wait for the loop that closes it.
+            exits.push_async_callback(asyncio.to_thread, metrics.close)
+            hub.metrics_address = metrics.address
             log.info("hub serves", address=server.address, run=hub.run.status(hub.now()).run_id)
             if on_ready is not None:
                 on_ready(hub, server.address)

@@ -61,6 +61,7 @@ class Roles:
             f"trainer-{policy_id}",
             *("trainer", "run", str(self.run_dir.recipe), "--policy", policy_id, "--hub", hub),
             *("--model", str(self.models[policy_id]), "--run-dir", str(self.run_dir.root)),
+            *self._metrics(1 + list(self.recipe.policies).index(policy_id)),
             threads=self.recipe.policies[policy_id].trainer.thread_count,
         )
 
@@ -71,8 +72,17 @@ class Roles:
             f"raas-{index}",
             *("raas", "join", str(self.run_dir.recipe), "--hub", hub, "--name", f"raas-{index}"),
             *(part for model in models for part in ("--model", model)),
+            *self._metrics(1 + len(self.recipe.policies) + index),
             threads=self.recipe.raas.engine.thread_count,
         )
+
+    def _metrics(self, place: int) -> tuple[str, ...]:
+        """Give a process a port of its own for its metrics, after the hub's."""
+        listen = self.recipe.metrics.listen
+        host, _, port = listen.rpartition(":")
+        if not host or not int(port):
+            return ()
+        return ("--set", f"metrics.listen={host}:{int(port) + place}")
 
     def _command(self, name: str, *arguments: str, threads: int = 1) -> RoleCommand:
         return RoleCommand(

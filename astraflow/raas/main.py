@@ -19,9 +19,11 @@ from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import SourceKind
 from astraflow.raas.node import Departure, NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
+from astraflow.raas.tallies import node_families
 from astraflow.rpc.address import is_loopback, split_address
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
+from astraflow.telemetry.prometheus import LoopRead, MetricsServer
 from astraflow.weights.disk_copy import DiskCopy
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay_server import RelayServer
@@ -111,6 +113,10 @@ async def _join(
             )
 
         node = RaasNode(settings, models=models, puller=puller, relays=relays)
+        metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.look, node_families))
+        # It may wait for the loop that closes it.
+        engines.push_async_callback(asyncio.to_thread, metrics.close)
+        node.metrics_address = metrics.address
         with _signals(node):
             return await node.run()
 

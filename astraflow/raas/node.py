@@ -32,6 +32,7 @@ from astraflow.raas.headroom import headroom
 from astraflow.raas.load import LoadMeter, MeteredEngine
 from astraflow.raas.policies import PolicyDesk, ServedModel
 from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
+from astraflow.raas.tallies import NodeTallies, NodeView, count_families
 from astraflow.raas.updater import Puller, WeightUpdater
 from astraflow.rpc.tls import Tls
 from astraflow.weights.relay_server import RelayServer
@@ -84,6 +85,10 @@ class RaasNode:
     """Runs rollouts for a run until it is over, or until it is asked to leave.
 
     `run` is called once. `drain` and `stop` may be called from a signal handler of the loop.
+
+    Attributes:
+        tallies: What it counts.
+        metrics_address: Where its metrics are read; set before `run`, empty: nowhere.
     """
 
     def __init__(
@@ -112,8 +117,10 @@ class RaasNode:
                 for policy_id, model in models.items()
             }
         )
+        self.tallies = NodeTallies()
         self._puller = puller
         self._relays = relays
+        self.metrics_address = ""
         self._runner: EpisodeRunner | None = None
         self._client: RaasClient | None = None
         self._tasks: TaskStream | None = None
@@ -183,6 +190,7 @@ class RaasNode:
                 give_back=tasks.nack,
                 group=group,
                 capacity=self._settings.capacity,
+                tallies=self.tallies,
             )
             self._tasks = tasks
             async with beside(tasks.run()):
@@ -217,6 +225,7 @@ class RaasNode:
                 transfer_token=lambda: client.keeper.transfer_token,
                 is_relay=self._relays is not None,
                 kinds=self._settings.kinds,
+                tallies=self.tallies,
             ).run()
             for policy_id, model in self._desk.models.items()
         ]
@@ -229,7 +238,7 @@ class RaasNode:
             capacity=settings.capacity,
             policies=self._served(),
             codes=settings.codes,
-            resources=settings.resources,
+            resources=replace(settings.resources, metrics_address=self.metrics_address),
             region=settings.region,
             relay_endpoint=self._relays.endpoint if self._relays else "",
         )
@@ -268,6 +277,19 @@ class RaasNode:
             episode_s=self._runner.times.mean_s,
             task_size=self._runner.times.task_size,
         )
+
+    def look(self) -> NodeView:
+        """Return the node as it is, for metrics; on its event loop."""
+        runner, loads = self._runner, [m.engine.load() for m in self._desk.models.values()]
+        load = RaasLoad(
+            inflight_count=runner.running_count if runner else 0,
+            queued_count=runner.queued_count if runner else 0,
+            capacity=self._settings.capacity,
+            kv_fraction=max((load.kv_fraction for load in loads), default=0.0),
+            engine_queued_count=sum(load.queued_count for load in loads),
+        )
+        versions = {str(policy): m.engine.version for policy, m in self._desk.models.items()}
+        return NodeView(load=load, versions=versions, counts=tuple(count_families(self.tallies)))
 
     def _load(self) -> RaasLoad:
         runner = self._runner

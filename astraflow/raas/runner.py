@@ -15,6 +15,7 @@ from astraflow.core.rollouts import Rollout, SampleFailure, TaskResult
 from astraflow.core.tasks import RolloutTask, TaskCancellation
 from astraflow.raas.headroom import EpisodeTimes
 from astraflow.raas.policies import PolicyDesk
+from astraflow.raas.tallies import NodeTallies
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.runner import LoadedWorkflow, run_episode
 
@@ -94,6 +95,7 @@ class EpisodeRunner:
         group: asyncio.TaskGroup,
         capacity: int,
         clock: Clock | None = None,
+        tallies: NodeTallies | None = None,
     ) -> None:
         """Begin with nothing.
 
@@ -105,11 +107,13 @@ class EpisodeRunner:
             group: Runs the episodes.
             capacity: Episodes at once; more wait their turn.
             clock: Tells the time.
+            tallies: Counts what is sent; None: nobody does.
         """
         self.times = EpisodeTimes()
         self._slots = asyncio.Semaphore(capacity)
         self._clock = clock or SystemClock()
         self._desk = desk
+        self._tallies = tallies or NodeTallies()
         self._workflows = workflows
         self._results = results
         self._give_back = give_back
@@ -250,6 +254,7 @@ class EpisodeRunner:
     def _send(self, held: _Held, index: int, rollout: Rollout) -> None:
         if self._results.send(rollout):
             held.sent_count += 1
+            self._tallies.sent(rollout)
         else:
             self._fail(held, index, _TOO_LARGE)
 

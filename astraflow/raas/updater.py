@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from time import perf_counter
 from typing import Protocol
 
 import structlog
@@ -23,6 +24,7 @@ from astraflow.core.versions import (
 )
 from astraflow.engines.protocol import Engine
 from astraflow.raas.gate import VersionGate
+from astraflow.raas.tallies import NodeTallies
 from astraflow.weights.pulled import PullFailed
 
 # Of these only the patches matter: a chain longer than this is never shorter than the whole.
@@ -88,6 +90,7 @@ class WeightUpdater:
         is_relay: bool = False,
         backoff: Backoff | None = None,
         kinds: Collection[SourceKind] | None = None,
+        tallies: NodeTallies | None = None,
     ) -> None:
         """Prepare.
 
@@ -101,8 +104,10 @@ class WeightUpdater:
             is_relay: Whether others may have from here what is pulled.
             backoff: Pauses after failures.
             kinds: A version counts once a source of these has it; None: at once.
+            tallies: Counts what comes; None: nobody does.
         """
         self._kinds = kinds
+        self._tallies = tallies or NodeTallies()
         self._policy_id = policy_id
         self._engine = engine
         self._gate = gate
@@ -151,11 +156,18 @@ class WeightUpdater:
         base = self._engine.version
         try:
             pulled = await self._pull(target)
+            started = perf_counter()
             swap = await self._swap(pulled.update)
         except AstraflowError as error:
             await self._failed(target, error)
             return
         self._failure_count = 0
+        self._tallies.live(
+            self._policy_id,
+            pull_s=pulled.duration.total_seconds(),
+            swap_s=perf_counter() - started,
+            swap=swap,
+        )
         await self._gate.settle()
         await self._live(target, pulled, swap, base)
 
@@ -233,6 +245,7 @@ class WeightUpdater:
             "version not reached", policy_id=self._policy_id, version=target.version, why=str(error)
         )
         self._failure_count += 1
+        self._tallies.failed[self._policy_id, error.reason] += 1
         await self._report(
             VersionReport(
                 policy_id=self._policy_id,

@@ -48,6 +48,7 @@ def small_recipe(
         "workflows": {"main": {"name": workflow, "scorer": scorer}},
         "rollouts": {"data_set": "train", "workflow": "main", "group_size": 2},
         "hub": {"session_ttl_s": 60},
+        "metrics": {"listen": "off"},
     }
     for key, value in (changes or {}).items():
         *parents, last = key.split(".")

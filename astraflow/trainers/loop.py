@@ -13,6 +13,7 @@ from astraflow.trainers.learner import GrpoLearner
 from astraflow.trainers.mismatch import MismatchProbe
 from astraflow.trainers.origin import WeightOrigin
 from astraflow.trainers.rows import TrainRows
+from astraflow.trainers.tallies import TrainerTallies
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -26,6 +27,7 @@ def train(
     origin: WeightOrigin,
     checkpoints: Checkpoints,
     settings: Trainer,
+    tallies: TrainerTallies,
 ) -> None:
     """Publish the first weights, then train until the batches end.
 
@@ -47,12 +49,14 @@ def train(
         step_s = perf_counter() - started
         step = learner.step_count
         published = origin.publish(step=step)
+        tallies.published(published.info.version, perf_counter() - started - step_s)
         orders = client.take_orders()
         is_due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         if is_due or orders.checkpoint_ids:
             checkpoints.save(step=step, version=published.info.version)
         metrics = {**learned, **seen, **published.metrics, **_pace(batch, rows, step_s)}
         train_s = perf_counter() - started
+        tallies.trained(metrics, wait_s=batch.wait_s, step_s=step_s, token_count=len(rows.tokens))
         client.ack(
             batch.header.batch_id,
             BatchOutcome.CONSUMED,

@@ -21,7 +21,9 @@ from astraflow.core.members import Contract, ModelIdentity, RegisterTrainer, Res
 from astraflow.core.versions import WeightEndpoint
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
+from astraflow.telemetry.prometheus import OFF, MetricsServer
 from astraflow.trainers.departure import Departure
+from astraflow.trainers.tallies import TrainerTallies
 from astraflow.weights.gains import Gains
 from astraflow.weights.object_writer import ObjectWriter
 from astraflow.weights.publisher import WeightPublisher
@@ -45,6 +47,7 @@ class TrainerPlace:
         listen: host:port on which it serves its weights.
         advertise: How others dial that; None: as listened on.
         tls: None: plain text.
+        metrics: host:port of its metrics, or off.
     """
 
     hub: str
@@ -54,6 +57,7 @@ class TrainerPlace:
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
     tls: Tls | None = None
+    metrics: str = OFF
 
 
 def main_run(
@@ -101,6 +105,7 @@ def main_run(
             listen=listen,
             advertise=advertise,
             tls=tls,
+            metrics=recipe.metrics.listen,
         )
         settings = recipe.policies[policy_id].trainer
         with LoopThread() as loop:
@@ -142,10 +147,13 @@ def run_trainer(
     dtype = Dtype(settings.export_dtype)
     learner = GrpoLearner(model, settings)
     publisher = WeightPublisher(policy_id, layout_of(model.module, dtype))
-    departure = Departure()
+    departure, tallies = Departure(), TrainerTallies(policy_id)
     with (
         departure.listening(),
-        _joined(policy_id, settings, place, publisher, loop) as client,
+        MetricsServer(place.metrics, tallies.families) as metrics,
+        _joined(
+            policy_id, settings, place, publisher, loop, metrics_address=metrics.address
+        ) as client,
         _followed(publisher, client, settings) as followers,
     ):
         train(
@@ -170,6 +178,7 @@ def run_trainer(
                 policy_id=policy_id,
             ),
             settings=settings,
+            tallies=tallies,
         )
         end = client.end_of_data
         log.info("the trainer leaves", step=learner.step_count, cause=end and end.cause)
@@ -182,6 +191,8 @@ def _joined(
     place: TrainerPlace,
     publisher: WeightPublisher,
     loop: LoopThread,
+    *,
+    metrics_address: str,
 ) -> Generator[TrainerClient]:
     """Serve the weights and take the trainer's place in the run."""
     with (
@@ -200,7 +211,9 @@ def _joined(
                 identity=ModelIdentity(name=place.model_dir.name),
                 groups_per_batch=settings.groups_per_batch,
                 weight_endpoints=(WeightEndpoint(rank=0, endpoint=server.endpoint),),
-                resources=Resources(core_count=os.cpu_count() or 0),
+                resources=Resources(
+                    core_count=os.cpu_count() or 0, metrics_address=metrics_address
+                ),
             ),
         ) as client,
     ):

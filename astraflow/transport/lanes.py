@@ -23,6 +23,7 @@ from astraflow.transport.progress import Progress
 from astraflow.transport.shm_lane import is_same_host, open_shm
 from astraflow.transport.stream_session import StreamSession
 from astraflow.transport.tcp_lane import connection_count, open_directly, open_tcp
+from astraflow.transport.traffic import received
 from astraflow.transport.ucx_lane import UcxSession, open_ucx
 from astraflow.wire.patches import LaneEndpoint, SentItem, TransferPlan, TransferSpec
 
@@ -113,7 +114,7 @@ class Lanes:
         rest = self._grpc.pull(endpoint, progress.rest(), transfer_token)
         async with aclosing(rest) as items:
             async for item in items:
-                resumed = progress.resume(item)
+                resumed = progress.resume(received(Lane.GRPC, item))
                 if resumed is not None:
                     yield resumed
 
@@ -139,7 +140,7 @@ class Lanes:
             try:
                 async with aclosing(_asked(warm, progress.spec, transfer_token)) as items:
                     async for item in items:
-                        yield item
+                        yield received(warm.lane, item)
             except AstraflowError as error:
                 # Connections that died in silence are made anew; a transfer that began goes on.
                 if error.reason not in _BROKEN or progress.has_plan:
@@ -153,7 +154,7 @@ class Lanes:
         source.sessions.append(session)
         async with aclosing(session.items()) as items:
             async for item in items:
-                yield item
+                yield received(session.lane, item)
 
     async def _introduced(
         self, endpoint: str, source: _Source, spec: TransferSpec, transfer_token: bytes

@@ -71,6 +71,7 @@ def encode_resources(resources: Resources) -> member_pb2.Resources:
         memory_nbytes=resources.memory_nbytes,
         price_per_hour=resources.price_per_hour,
         currency=resources.currency,
+        metrics_address=resources.metrics_address,
     )
 
 
@@ -87,6 +88,7 @@ def decode_resources(message: member_pb2.Resources) -> Resources:
         memory_nbytes=at_least(message.memory_nbytes, 0, "memory_nbytes"),
         price_per_hour=optional(message, "price_per_hour"),
         currency=message.currency,
+        metrics_address=message.metrics_address,
     )
 
 

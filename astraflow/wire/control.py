@@ -104,6 +104,10 @@ _POLICY_NUMBERS = (
     "replay_count",
     "wait_fraction",
     "tokens_per_s",
+    "buffer_group_count",
+    "buffer_nbytes",
+    "replay_nbytes",
+    "leased_batch_count",
 )
 
 
@@ -172,6 +176,8 @@ def encode_member_status(status: MemberStatus) -> run_pb2.Member:
         trainer=encode_trainer_load(load) if isinstance(load, TrainerLoad) else None,
         accepted_count=status.accepted_count,
         reissued_count=status.reissued_count,
+        outstanding_count=status.outstanding_count,
+        max_outstanding=status.max_outstanding,
         join_time=encode_time(status.join_time),
         keep_alive_time=encode_time(status.keep_alive_time),
     )
@@ -194,6 +200,8 @@ def decode_member_status(message: run_pb2.Member) -> MemberStatus:
         load=_load(message),
         accepted_count=message.accepted_count,
         reissued_count=message.reissued_count,
+        outstanding_count=message.outstanding_count,
+        max_outstanding=message.max_outstanding,
         join_time=decode_time(message.join_time),
         keep_alive_time=decode_time(message.keep_alive_time),
     )

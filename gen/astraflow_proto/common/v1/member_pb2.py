@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n astraflow/common/v1/member.proto\x12\x13\x61straflow.common.v1\"\xa8\x01\n\tResources\x12\x13\n\x0b\x61\x63\x63\x65lerator\x18\x01 \x01(\t\x12\x19\n\x11\x61\x63\x63\x65lerator_count\x18\x02 \x01(\x05\x12\x12\n\ncore_count\x18\x03 \x01(\x05\x12\x15\n\rmemory_nbytes\x18\x04 \x01(\x03\x12\x1b\n\x0eprice_per_hour\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08\x63urrency\x18\x06 \x01(\tB\x11\n\x0f_price_per_hour\"\xc4\x01\n\x08RaasLoad\x12\x16\n\x0einflight_count\x18\x01 \x01(\x05\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x05\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\x05\x12\x14\n\x0ctokens_per_s\x18\x04 \x01(\x01\x12\x13\n\x0bkv_fraction\x18\x05 \x01(\x01\x12\x1b\n\x13\x65ngine_queued_count\x18\x06 \x01(\x05\x12\x19\n\x11relay_bytes_per_s\x18\x07 \x01(\x01\x12\x15\n\rwait_fraction\x18\x08 \x01(\x01\"b\n\x0bTrainerLoad\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x18\n\x10held_batch_count\x18\x02 \x01(\x05\x12\x14\n\x0ctokens_per_s\x18\x03 \x01(\x01\x12\x15\n\rwait_fraction\x18\x04 \x01(\x01*=\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_TRAINER\x10\x01\x12\r\n\tROLE_RAAS\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n astraflow/common/v1/member.proto\x12\x13\x61straflow.common.v1\"\xc1\x01\n\tResources\x12\x13\n\x0b\x61\x63\x63\x65lerator\x18\x01 \x01(\t\x12\x19\n\x11\x61\x63\x63\x65lerator_count\x18\x02 \x01(\x05\x12\x12\n\ncore_count\x18\x03 \x01(\x05\x12\x15\n\rmemory_nbytes\x18\x04 \x01(\x03\x12\x1b\n\x0eprice_per_hour\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08\x63urrency\x18\x06 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\tB\x11\n\x0f_price_per_hour\"\xc4\x01\n\x08RaasLoad\x12\x16\n\x0einflight_count\x18\x01 \x01(\x05\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x05\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\x05\x12\x14\n\x0ctokens_per_s\x18\x04 \x01(\x01\x12\x13\n\x0bkv_fraction\x18\x05 \x01(\x01\x12\x1b\n\x13\x65ngine_queued_count\x18\x06 \x01(\x05\x12\x19\n\x11relay_bytes_per_s\x18\x07 \x01(\x01\x12\x15\n\rwait_fraction\x18\x08 \x01(\x01\"b\n\x0bTrainerLoad\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x18\n\x10held_batch_count\x18\x02 \x01(\x05\x12\x14\n\x0ctokens_per_s\x18\x03 \x01(\x01\x12\x15\n\rwait_fraction\x18\x04 \x01(\x01*=\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_TRAINER\x10\x01\x12\r\n\tROLE_RAAS\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'astraflow_proto.common.v1.member_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=527
-  _globals['_ROLE']._serialized_end=588
+  _globals['_ROLE']._serialized_start=552
+  _globals['_ROLE']._serialized_end=613
   _globals['_RESOURCES']._serialized_start=58
-  _globals['_RESOURCES']._serialized_end=226
-  _globals['_RAASLOAD']._serialized_start=229
-  _globals['_RAASLOAD']._serialized_end=425
-  _globals['_TRAINERLOAD']._serialized_start=427
-  _globals['_TRAINERLOAD']._serialized_end=525
+  _globals['_RESOURCES']._serialized_end=251
+  _globals['_RAASLOAD']._serialized_start=254
+  _globals['_RAASLOAD']._serialized_end=450
+  _globals['_TRAINERLOAD']._serialized_start=452
+  _globals['_TRAINERLOAD']._serialized_end=550
 # @@protoc_insertion_point(module_scope)

@@ -15,20 +15,22 @@ ROLE_TRAINER: Role
 ROLE_RAAS: Role
 
 class Resources(_message.Message):
-    __slots__ = ("accelerator", "accelerator_count", "core_count", "memory_nbytes", "price_per_hour", "currency")
+    __slots__ = ("accelerator", "accelerator_count", "core_count", "memory_nbytes", "price_per_hour", "currency", "metrics_address")
     ACCELERATOR_FIELD_NUMBER: _ClassVar[int]
     ACCELERATOR_COUNT_FIELD_NUMBER: _ClassVar[int]
     CORE_COUNT_FIELD_NUMBER: _ClassVar[int]
     MEMORY_NBYTES_FIELD_NUMBER: _ClassVar[int]
     PRICE_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     CURRENCY_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     accelerator: str
     accelerator_count: int
     core_count: int
     memory_nbytes: int
     price_per_hour: float
     currency: str
-    def __init__(self, accelerator: _Optional[str] = ..., accelerator_count: _Optional[int] = ..., core_count: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., price_per_hour: _Optional[float] = ..., currency: _Optional[str] = ...) -> None: ...
+    metrics_address: str
+    def __init__(self, accelerator: _Optional[str] = ..., accelerator_count: _Optional[int] = ..., core_count: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., price_per_hour: _Optional[float] = ..., currency: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class RaasLoad(_message.Message):
     __slots__ = ("inflight_count", "queued_count", "capacity", "tokens_per_s", "kv_fraction", "engine_queued_count", "relay_bytes_per_s", "wait_fraction")

@@ -75,7 +75,7 @@ class Run(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., dead_letter_count: _Optional[int] = ..., epochs: _Optional[_Mapping[str, int]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., server_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class PolicyStatus(_message.Message):
-    __slots__ = ("policy_id", "version", "step", "open_group_count", "max_open_group_count", "fresh_count", "leased_count", "trained_count", "replay_count", "drops", "staleness_counts", "wait_fraction", "mean_reward", "tokens_per_s", "metrics", "window")
+    __slots__ = ("policy_id", "version", "step", "open_group_count", "max_open_group_count", "fresh_count", "leased_count", "trained_count", "replay_count", "drops", "staleness_counts", "wait_fraction", "mean_reward", "tokens_per_s", "metrics", "window", "buffer_group_count", "buffer_nbytes", "replay_nbytes", "leased_batch_count")
     class StalenessCountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,10 @@ class PolicyStatus(_message.Message):
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BATCH_COUNT_FIELD_NUMBER: _ClassVar[int]
     policy_id: str
     version: int
     step: int
@@ -122,7 +126,11 @@ class PolicyStatus(_message.Message):
     tokens_per_s: float
     metrics: _containers.ScalarMap[str, float]
     window: _duration_pb2.Duration
-    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., open_group_count: _Optional[int] = ..., max_open_group_count: _Optional[int] = ..., fresh_count: _Optional[int] = ..., leased_count: _Optional[int] = ..., trained_count: _Optional[int] = ..., replay_count: _Optional[int] = ..., drops: _Optional[_Iterable[_Union[DropCount, _Mapping]]] = ..., staleness_counts: _Optional[_Mapping[int, int]] = ..., wait_fraction: _Optional[float] = ..., mean_reward: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    buffer_group_count: int
+    buffer_nbytes: int
+    replay_nbytes: int
+    leased_batch_count: int
+    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., open_group_count: _Optional[int] = ..., max_open_group_count: _Optional[int] = ..., fresh_count: _Optional[int] = ..., leased_count: _Optional[int] = ..., trained_count: _Optional[int] = ..., replay_count: _Optional[int] = ..., drops: _Optional[_Iterable[_Union[DropCount, _Mapping]]] = ..., staleness_counts: _Optional[_Mapping[int, int]] = ..., wait_fraction: _Optional[float] = ..., mean_reward: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., buffer_group_count: _Optional[int] = ..., buffer_nbytes: _Optional[int] = ..., replay_nbytes: _Optional[int] = ..., leased_batch_count: _Optional[int] = ...) -> None: ...
 
 class DropCount(_message.Message):
     __slots__ = ("reason", "filter", "count")
@@ -135,7 +143,7 @@ class DropCount(_message.Message):
     def __init__(self, reason: _Optional[_Union[_failure_pb2.Reason, str]] = ..., filter: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("member_id", "name", "role", "state", "region", "versions", "resources", "raas", "trainer", "accepted_count", "reissued_count", "join_time", "keep_alive_time")
+    __slots__ = ("member_id", "name", "role", "state", "region", "versions", "resources", "raas", "trainer", "accepted_count", "reissued_count", "join_time", "keep_alive_time", "outstanding_count", "max_outstanding")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +164,8 @@ class Member(_message.Message):
     REISSUED_COUNT_FIELD_NUMBER: _ClassVar[int]
     JOIN_TIME_FIELD_NUMBER: _ClassVar[int]
     KEEP_ALIVE_TIME_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     name: str
     role: _member_pb2.Role
@@ -169,4 +179,6 @@ class Member(_message.Message):
     reissued_count: int
     join_time: _timestamp_pb2.Timestamp
     keep_alive_time: _timestamp_pb2.Timestamp
-    def __init__(self, member_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[_Union[_member_pb2.Role, str]] = ..., state: _Optional[_Union[MemberState, str]] = ..., region: _Optional[str] = ..., versions: _Optional[_Mapping[str, int]] = ..., resources: _Optional[_Union[_member_pb2.Resources, _Mapping]] = ..., raas: _Optional[_Union[_member_pb2.RaasLoad, _Mapping]] = ..., trainer: _Optional[_Union[_member_pb2.TrainerLoad, _Mapping]] = ..., accepted_count: _Optional[int] = ..., reissued_count: _Optional[int] = ..., join_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., keep_alive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    outstanding_count: int
+    max_outstanding: int
+    def __init__(self, member_id: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[_Union[_member_pb2.Role, str]] = ..., state: _Optional[_Union[MemberState, str]] = ..., region: _Optional[str] = ..., versions: _Optional[_Mapping[str, int]] = ..., resources: _Optional[_Union[_member_pb2.Resources, _Mapping]] = ..., raas: _Optional[_Union[_member_pb2.RaasLoad, _Mapping]] = ..., trainer: _Optional[_Union[_member_pb2.TrainerLoad, _Mapping]] = ..., accepted_count: _Optional[int] = ..., reissued_count: _Optional[int] = ..., join_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., keep_alive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., outstanding_count: _Optional[int] = ..., max_outstanding: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,202 @@
+"""Metrics of the hub: the run's state and the hub's own tallies as families, when a scraper asks.
+
+All of it is read from what status and books say anyway; `docs/observability.md` lists it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from astraflow.core.members import MemberState, MemberStatus, RaasLoad, Role
+from astraflow.core.status import LedgerAccount, PolicyStatus, RolloutPlace, RunState, RunStatus
+from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.loop_probe import LoopProbe
+from astraflow.dataflow.tally_metrics import tally_families
+from astraflow.telemetry.families import Family, counter, gauge
+
+_PLACES = tuple(place for place in RolloutPlace if place is not RolloutPlace.DROPPED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubView:
+    """The hub at one moment.
+
+    Attributes:
+        status: The run.
+        accounts: Its books.
+        counts: What the hub counted.
+    """
+
+    status: RunStatus
+    accounts: tuple[LedgerAccount, ...]
+    counts: tuple[Family, ...]
+
+
+class HubMetrics:
+    """What the hub tells a scraper."""
+
+    def __init__(self, hub: Hub, probe: LoopProbe) -> None:
+        self._hub = hub
+        self._probe = probe
+
+    def look(self) -> HubView:
+        """Return the hub as it is; on its event loop."""
+        return HubView(
+            status=self._hub.status(),
+            accounts=self._hub.run.accounts(),
+            counts=(*tally_families(self._hub.tallies), *self._own()),
+        )
+
+    @staticmethod
+    def tell(view: HubView) -> Iterator[Family]:
+        """Yield the families; on any thread."""
+        yield from run_families(view.status)
+        yield from book_families(view.accounts)
+        yield from policy_families(view.status.policies)
+        yield from pool_families(view.status)
+        yield from view.counts
+
+    def _own(self) -> Iterator[Family]:
+        stats = self._probe.stats
+        yield counter("hub_events_total", "Events decided.", self._hub.event_count)
+        yield counter(
+            "hub_journal_bytes_total", "Written to the journal.", self._hub.commits.nbytes
+        )
+        yield gauge(
+            "hub_loop_lag_max_seconds",
+            "Longest that a due look at the event loop had to wait.",
+            stats.max_lag_s,
+        )
+        yield counter(
+            "hub_loop_slow_total", "Looks at the event loop that came 50 ms late.", stats.slow_count
+        )
+
+
+def run_families(status: RunStatus) -> Iterator[Family]:
+    """Yield what is said of the whole run."""
+    states = {(state.value,): float(state is status.state) for state in RunState}
+    yield gauge("run_state", "1 for the state that the run is in.", states, "state")
+    yield gauge("run_start_time_seconds", "Unix time.", status.start_time.timestamp())
+    yield gauge("dead_letters", "Prompts that are no longer issued.", status.dead_letter_count)
+    epochs = {(name,): float(count) for name, count in status.epochs.items()}
+    yield gauge("data_set_epochs", "Passes completed.", epochs, "data_set")
+
+
+def book_families(accounts: tuple[LedgerAccount, ...]) -> Iterator[Family]:
+    """Yield the books of every policy."""
+
+    def of(name: str) -> dict[tuple[str, ...], float]:
+        return {(each.policy_id,): getattr(each, name) for each in accounts}
+
+    issued, drops = of("issued_count"), Counter[tuple[str, ...]]()
+    for each in accounts:
+        for drop in each.drops:
+            drops[each.policy_id, drop.reason, drop.filter] += drop.count
+    places = {
+        (each.policy_id, place.value): float(getattr(each, f"{place}_count"))
+        for each in accounts
+        for place in _PLACES
+    }
+    yield counter("rollouts_issued_total", "Entered in the books.", issued, "policy")
+    yield gauge("rollouts", "By place; each is in one.", places, "policy", "place")
+    yield counter(
+        "rollouts_dropped_total", "Dropped, by reason.", drops, "policy", "reason", "filter"
+    )
+    for name, text in _BOOKS:
+        yield counter(f"rollouts_{name}_total", text, of(f"{name}_count"), "policy")
+    balanced: dict[tuple[str, ...], float]
+    balanced = {(each.policy_id,): float(each.is_balanced) for each in accounts}
+    yield gauge("books_balanced", "1 while issued = live + trained + dropped.", balanced, "policy")
+
+
+_BOOKS = (
+    ("reissued", "Asked for again after an attempt that failed."),
+    ("duplicate", "Came again after they were accepted."),
+    ("replayed", "Uses after the first."),
+    ("rolled_back", "Returned by a trainer that came back at an older step."),
+)
+
+
+def policy_families(policies: tuple[PolicyStatus, ...]) -> Iterator[Family]:
+    """Yield the columns of the policies."""
+
+    def of(read: Callable[[PolicyStatus], float | None]) -> dict[tuple[str, ...], float]:
+        read_all = ((each.policy_id, read(each)) for each in policies)
+        return {(name,): float(value) for name, value in read_all if value is not None}
+
+    for name, text, read in _POLICY:
+        yield gauge(name, text, of(read), "policy")
+    steps = of(lambda each: each.step)
+    yield counter("steps_total", "Optimizer steps acknowledged.", steps, "policy")
+    recent = {
+        (each.policy_id, str(age)): float(count)
+        for each in policies
+        for age, count in each.staleness_counts.items()
+    }
+    yield gauge(
+        "window_staleness_rollouts",
+        "Trained on in the last batches, by staleness in versions.",
+        recent,
+        *("policy", "staleness"),
+    )
+    step: dict[tuple[str, ...], float] = {
+        (each.policy_id, name): v for each in policies for name, v in each.metrics.items()
+    }
+    yield gauge("batch_metric", "Of the last batch, by its name.", step, "policy", "metric")
+
+
+_POLICY: tuple[tuple[str, str, Callable[[PolicyStatus], float | None]], ...] = (
+    ("version", "Newest published.", lambda p: p.version),
+    ("open_groups", "Issued and not trained on yet.", lambda p: p.open_group_count),
+    ("open_groups_limit", "How many may be open.", lambda p: p.max_open_group_count),
+    ("buffer_groups", "Whole groups that wait for the trainer.", lambda p: p.buffer_group_count),
+    ("buffer_bytes", "Of their tokens.", lambda p: p.buffer_nbytes),
+    ("replay_rollouts", "That can be trained on again.", lambda p: p.replay_count),
+    ("replay_bytes", "Of their tokens.", lambda p: p.replay_nbytes),
+    ("leased_batches", "In the trainer's hands.", lambda p: p.leased_batch_count),
+    ("trainer_wait_ratio", "Share of time without a batch, lately.", lambda p: p.wait_fraction),
+    ("trained_tokens_per_second", "Sampled ones, lately.", lambda p: p.tokens_per_s),
+    ("reward_mean", "Over the last rollouts.", lambda p: p.mean_reward),
+)
+
+
+def pool_families(status: RunStatus) -> Iterator[Family]:
+    """Yield who takes part, by region, and how far behind each node is."""
+    members = Counter[tuple[str, ...]]()
+    for member in status.members:
+        members[member.role, member.state, member.region] += 1
+    for state in MemberState:
+        members.setdefault((Role.RAAS, state, ""), 0)
+    yield gauge("members", "Live sessions.", members, "role", "state", "region")
+    nodes = [member for member in status.members if member.role is Role.RAAS]
+    for name, text, read in _POOL:
+        sums = defaultdict[tuple[str, ...], float](float)
+        for node in nodes:
+            sums[(node.region,)] += read(node)
+        yield gauge(name, text, sums, "region")
+    newest = {policy.policy_id: policy.version for policy in status.policies}
+    lag: dict[tuple[str, ...], float] = {
+        (node.name, policy): float(head - node.versions.get(policy, -1))
+        for node in nodes
+        for policy, head in newest.items()
+        if head is not None
+    }
+    yield gauge("node_version_lag", "Versions behind the newest.", lag, "node", "policy")
+
+
+def _load(member: MemberStatus) -> RaasLoad:
+    return member.load if isinstance(member.load, RaasLoad) else RaasLoad()
+
+
+_POOL: tuple[tuple[str, str, Callable[[MemberStatus], float]], ...] = (
+    ("pool_credit_rollouts", "Rollouts that nodes take at once.", lambda m: m.max_outstanding),
+    ("pool_outstanding_rollouts", "Asked for, not answered.", lambda m: m.outstanding_count),
+    (
+        "pool_running_rollouts",
+        "In progress, by the nodes' reports.",
+        lambda m: _load(m).inflight_count,
+    ),
+    ("pool_queued_rollouts", "That wait at a node.", lambda m: _load(m).queued_count),
+    ("pool_tokens_per_second", "Sampled, by the nodes' reports.", lambda m: _load(m).tokens_per_s),
+    ("pool_relay_bytes_per_second", "Weights passed on.", lambda m: _load(m).relay_bytes_per_s),
+)

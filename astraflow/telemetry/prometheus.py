@@ -1,0 +1,187 @@
+"""The metrics of a process over HTTP, in the text format of Prometheus.
+
+Formatting and HTTP run on threads of their own; nothing is counted until a scraper asks.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from socket import AF_INET6
+from socketserver import ThreadingMixIn
+from threading import Thread
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import structlog
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.telemetry.families import Buckets, Family, Kind, Read
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
+
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import CollectorRegistry
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Seen = TypeVar("Seen")
+
+OFF = "off"
+_LOOP_S = 5.0
+# How long closing may wait for the thread.
+_POLL_S = 0.1
+
+
+class MetricsServer:
+    """Serves `/metrics` until it is closed.
+
+    Attributes:
+        address: host:port as listened on; empty: nowhere.
+    """
+
+    def __init__(self, listen: str, read: Read) -> None:
+        """Begin to serve.
+
+        Args:
+            listen: host:port, port 0 takes a free one; or `off`.
+            read: Called at each scrape, on a thread of the server.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when the address cannot be listened on.
+        """
+        self.address = ""
+        self._server: WSGIServer | None = None
+        self._thread: Thread | None = None
+        if listen == OFF:
+            return
+        self._server, self._thread = _serve(listen, registry_of(read))
+        host, port = self._server.server_address[:2]
+        self.address = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+        log.info("metrics are served", url=f"http://{self.address}/metrics")
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Stop serving; idempotent."""
+        server, self._server = self._server, None
+        if server is not None and self._thread is not None:
+            server.shutdown()
+            server.server_close()
+            self._thread.join()
+
+
+class LoopRead(Generic[Seen]):
+    """Looks on an event loop, for state that only its own thread may touch; the rest is done here.
+
+    A scrape that comes while the loop is busy waits for it, at most 5 s.
+    """
+
+    def __init__(self, look: Callable[[], Seen], tell: Callable[[Seen], Iterable[Family]]) -> None:
+        """Prepare.
+
+        Args:
+            look: Called on the loop that runs now: returns quickly what nobody changes any more.
+            tell: Makes families of that, on the scraper's thread.
+        """
+        self._look = look
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self) -> Iterable[Family]:
+        """Return the families; on any thread but the loop's."""
+        seen = asyncio.run_coroutine_threadsafe(self._seen(), self._loop).result(_LOOP_S)
+        return self._tell(seen)
+
+    async def _seen(self) -> Seen:
+        return self._look()
+
+
+def registry_of(read: Read) -> "CollectorRegistry":
+    """Return the families, and those of the process itself, as prometheus_client knows them."""
+    from prometheus_client import ProcessCollector  # noqa: PLC0415 - 40 ms that few commands need
+    from prometheus_client.registry import Collector, CollectorRegistry  # noqa: PLC0415
+
+    class Families(Collector):
+        def collect(self) -> "Iterator[Metric]":
+            for family in read():
+                yield metric_of(family)
+
+        def describe(self) -> "list[Metric]":
+            return []
+
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(Families())
+    return registry
+
+
+def metric_of(family: Family) -> "Metric":
+    """Return a family as prometheus_client knows it."""
+    from prometheus_client import core  # noqa: PLC0415
+
+    if family.kind is Kind.HISTOGRAM:
+        held = core.HistogramMetricFamily(family.name, family.help, labels=family.labels)
+    elif family.kind is Kind.COUNTER:
+        held = core.CounterMetricFamily(family.name, family.help, labels=family.labels)
+    else:
+        held = core.GaugeMetricFamily(family.name, family.help, labels=family.labels)
+    for labels, value in family.values.items():
+        if isinstance(held, core.HistogramMetricFamily):
+            if isinstance(value, Buckets):
+                held.add_metric(labels, _buckets(value), value.total)
+        elif not isinstance(value, Buckets):
+            held.add_metric(labels, value)
+    return held
+
+
+def _buckets(value: Buckets) -> list[tuple[str, float]]:
+    return list(zip((*map(str, value.bounds), "+Inf"), value.counts, strict=True))
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Server6(_Server):
+    address_family = AF_INET6
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named by the base
+        """Say nothing: a scrape is no news."""
+
+
+def _serve(listen: str, registry: "CollectorRegistry") -> tuple[WSGIServer, Thread]:
+    from prometheus_client import make_wsgi_app  # noqa: PLC0415
+
+    app = cast("WSGIApplication", make_wsgi_app(registry))
+    host, _, port = listen.rpartition(":")
+    try:
+        server = make_server(
+            host.strip("[]"),
+            int(port),
+            app,
+            server_class=_Server6 if ":" in host else _Server,
+            handler_class=_Quiet,
+        )
+    except (OSError, ValueError, OverflowError) as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"metrics.listen: {listen} cannot be listened on ({error}); give host:port, port 0 "
+            "for a free one, or off",
+        ) from error
+    thread = Thread(target=server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True)
+    thread.start()
+    return server, thread

@@ -1,0 +1,64 @@
+import asyncio
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.telemetry.families import Family, Histogram, counter, gauge, histogram
+from astraflow.telemetry.prometheus import LoopRead, MetricsServer
+
+
+def families() -> Iterator[Family]:
+    seconds = Histogram((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 7.0):
+        seconds.observe(value)
+    yield gauge("level", "A level.", {("a", "x"): 2.0, ("b", 'say "y"'): 3.0}, "policy", "region")
+    yield counter("things_total", "Things.", 7)
+    yield histogram("wait_seconds", "Waits.", {("a",): seconds}, "policy")
+
+
+def scrape(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+        return answer.read().decode()
+
+
+def test_what_is_served_is_what_the_parser_reads() -> None:
+    with MetricsServer("127.0.0.1:0", families) as server:
+        text = scrape(server.address)
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for metric in text_string_to_metric_families(text)
+        for sample in metric.samples
+    }
+    assert samples["astraflow_level", "b", 'say "y"'] == 3
+    assert samples["astraflow_things_total",] == 7
+    assert samples["astraflow_wait_seconds_bucket", "0.1", "a"] == 2
+    assert samples["astraflow_wait_seconds_bucket", "+Inf", "a"] == 4
+    assert samples["astraflow_wait_seconds_sum", "a"] == pytest.approx(7.65)
+
+
+def test_off_serves_nothing() -> None:
+    assert MetricsServer("off", families).address == ""
+
+
+def test_a_port_that_is_taken_says_what_to_do() -> None:
+    with (
+        MetricsServer("127.0.0.1:0", families) as first,
+        pytest.raises(AstraflowError, match=r"metrics\.listen.*port 0") as caught,
+    ):
+        MetricsServer(first.address, families)
+    assert caught.value.reason is Reason.INVALID_FIELD
+
+
+async def test_state_is_looked_at_on_its_own_loop() -> None:
+    loop = asyncio.get_running_loop()
+
+    def look() -> bool:
+        return asyncio.get_running_loop() is loop
+
+    read = LoopRead(look, lambda here: [gauge("here", "Here.", float(here))])
+    with MetricsServer("127.0.0.1:0", read) as server:
+        assert "astraflow_here 1.0" in await asyncio.to_thread(scrape, server.address)
+        await asyncio.to_thread(server.close)
