@@ -164,9 +164,10 @@ class _Quiet(WSGIRequestHandler):
 
 
 def _serve(listen: str, registry: "CollectorRegistry") -> tuple[WSGIServer, Thread]:
-    from prometheus_client import make_wsgi_app  # noqa: PLC0415
+    import prometheus_client  # noqa: PLC0415
 
-    app = cast("WSGIApplication", make_wsgi_app(registry))
+    # Its own type leaves the application's arguments open.
+    app = cast("WSGIApplication", prometheus_client.make_wsgi_app(registry))  # pyright: ignore[reportUnknownMemberType]
     host, _, port = listen.rpartition(":")
     try:
         server = make_server(
