@@ -46,7 +46,12 @@ class Completed:
 
 
 class Completion:
-    """Completes the groups of one policy: rewards, filters, size, advantages."""
+    """Completes the groups of one policy: rewards, filters, size, advantages.
+
+    Attributes:
+        filtered_in_a_row: Groups that filters left nothing of, since the last one that was kept.
+        last_filter: Which of them dropped the last one.
+    """
 
     def __init__(
         self,
@@ -67,6 +72,8 @@ class Completion:
         self._min_group_size = min_group_size
         self._scale_by_std = scale_by_std
         self._faults = faults
+        self.filtered_in_a_row = 0
+        self.last_filter = ""
         self._group_count = 0
         self._dropped_groups = Counter[str]()
         self._dropped_rollouts = Counter[str]()
@@ -127,7 +134,9 @@ class Completion:
             self._dropped_groups[name] += not kept
             group = replace(group, samples=kept)
             if not kept:
-                break
+                self.filtered_in_a_row, self.last_filter = self.filtered_in_a_row + 1, name
+                return kept
+        self.filtered_in_a_row = 0
         return group.samples
 
     def _mask(self, name: str, each: RolloutFilter, group: WholeGroup) -> Sequence[bool]:

@@ -46,6 +46,7 @@ class Policy:
         gone_time: When its last trainer was last heard of; None: it has one, or never had.
         metrics: Of the last batch that was trained on.
         replay: What it may train on again.
+        completion: Of its groups.
     """
 
     def __init__(self, settings: PolicySettings, run: RunSettings, *, faults: Faults) -> None:
@@ -76,7 +77,7 @@ class Policy:
             settings=settings.buffer,
             least_groups=settings.groups_per_batch,
         )
-        self._completion = Completion(
+        self.completion = Completion(
             settings.policy_id,
             run.rollouts.filters,
             min_group_size=run.rollouts.min_group_size,
@@ -177,7 +178,7 @@ class Policy:
 
     def complete(self, group: TrainGroup, run_time: timedelta) -> None:
         """Move what filters keep of a whole group to the buffer, or drop all of it."""
-        done = self._completion.complete(group, train_version=self.train_version, run_time=run_time)
+        done = self.completion.complete(group, train_version=self.train_version, run_time=run_time)
         for drop in done.drops:
             self._drop(drop.samples, RolloutPlace.WAITING, drop.reason, by=drop.by)
         if not done.kept:
@@ -316,7 +317,7 @@ class Policy:
             **lease.metrics,
             **drop_metrics(self.books.drops),
             **time_metrics(tokens, wait_s=wait_s, train_s=train_s),
-            **self._completion.metrics(),
+            **self.completion.metrics(),
             **self._guarding.metrics(),
             **self.replay.metrics(),
         }

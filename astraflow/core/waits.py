@@ -63,6 +63,11 @@ def _too_few(
         f"{policy.fresh_groups} of {wanted} groups are whole",
         subject_id="" if group is None else group.group_id,
     )
+    dropped = policy.completion.filtered_in_a_row
+    if dropped >= wanted:
+        by = policy.completion.last_filter
+        message = f"filters dropped the last {dropped} groups, the last one {by}"
+        yield _link(WaitCause.ALL_DROPPED, waiter, message)
     if state.flow.is_paused:
         yield _link(WaitCause.PAUSED, waiter, "an operator paused the run")
         return

@@ -11,7 +11,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.mixing import MixPhase
 from astraflow.core.replay import ReplaySettings
 from astraflow.core.rollouts import Outcome
-from astraflow.core.status import RunState
+from astraflow.core.status import RunState, WaitCause
 
 HERE = __name__
 
@@ -216,6 +216,17 @@ class TestFilters:
         assert world.policy("solver").leased_count == 4
         assert world.policy("verifier").fresh_count == 2
         assert world.account("verifier").drops[0].filter == "route"
+
+    def test_a_trainer_that_waits_for_filters_is_told_so(self, make_world):
+        world = make_world(filters=(spec("zero_advantage"),))
+        _, node = world.started()
+        answer(world, node, (1, 1), (0, 0))
+        links = world.run.explain("solver", world.clock.now())
+        [link] = [link for link in links if link.cause is WaitCause.ALL_DROPPED]
+        assert "dropped the last 2 groups, the last one zero_advantage" in link.message
+        answer(world, node, (1, 0))
+        links = world.run.explain("solver", world.clock.now())
+        assert all(link.cause is not WaitCause.ALL_DROPPED for link in links)
 
     def test_a_filter_that_answers_wrongly_ends_the_run(self, make_world):
         world = make_world(filters=(spec(f"{HERE}:TooFew"),))
