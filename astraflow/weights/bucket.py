@@ -68,7 +68,6 @@ class Bucket:
             AstraflowError: SOURCE_UNREACHABLE for whatever else goes wrong.
         """
         with _told(f"{self.url}/{name} cannot be read"):
-            # fsspec's caches must not tell of objects what was true before.
             return bytes(self._fs.cat_file(self._path(name), start=first, end=end))
 
     def write(self, name: str, content: bytes) -> None:
@@ -104,6 +103,7 @@ class Bucket:
             AstraflowError: SOURCE_UNREACHABLE.
         """
         with suppress(FileNotFoundError), _told(f"{self.url}/{name} cannot be removed"):
+            self._fs.invalidate_cache()
             self._fs.rm(self._path(name), recursive=True)
 
     def names(self, folder: str = "") -> list[str]:
@@ -130,7 +130,7 @@ def _opened(url: str) -> tuple[Any, str]:
             Reason.CAPABILITY_MISSING, f"{url} needs pip install 'astraflow[store]'"
         ) from error
     try:
-        fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+        fs, root = fsspec.url_to_fs(url)
     except ImportError as error:
         raise AstraflowError(Reason.CAPABILITY_MISSING, f"{url}: {error}") from error
     except Exception as error:
