@@ -26,6 +26,7 @@ class EvalWork:
         share: Of the pool's credit, while training goes on.
         again: Groups with samples to be issued again.
         stuck_time: Since when nobody can serve the versions; None: somebody can.
+        waits_for: What it will fail of unless that changes; None: nothing.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class EvalWork:
         self.share = share
         self.again = deque[EvalGroup]()
         self.stuck_time: datetime | None = None
+        self.waits_for: Failure | None = None
         self._create_time = now
         self._finish_time: datetime | None = None
         self._state = EvalState.PENDING
@@ -183,7 +185,7 @@ class EvalWork:
             missing_count=self.missing_count,
             results=results,
             overall=overall(results),
-            failure=self._failure,
+            failure=self._failure or (None if self._state.is_final else self.waits_for),
             create_time=self._create_time,
             finish_time=self._finish_time,
         )

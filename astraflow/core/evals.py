@@ -44,7 +44,10 @@ class EvalResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRun:
-    """One evaluation of pinned versions on one suite; see `evals/v1/eval.proto`."""
+    """One evaluation of pinned versions on one suite; see `evals/v1/eval.proto`.
+
+    `failure` of one that is not final is what it waits for, and will fail of in a while.
+    """
 
     eval_run_id: EvalRunId
     suite: str

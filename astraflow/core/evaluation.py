@@ -246,9 +246,14 @@ class Evaluation:
         if any(may_serve_pinned(member, work.versions) for member in pool) or (
             not self.has_pool and self._may_come(work)
         ):
-            work.stuck_time = None
+            work.stuck_time = work.waits_for = None
             return False
-        work.stuck_time = work.stuck_time or now
+        if self.has_pool and pool and not self._may_come(work):
+            # Training is over: nobody goes back to an older version, and nobody else will come.
+            return True
+        if work.stuck_time is None:
+            work.stuck_time, work.waits_for = now, _not_served(work.versions)
+            self._state.do(EvalChanged(eval_run=work.view()))
         return now - work.stuck_time >= self._state.settings.last_version_grace
 
     def _may_come(self, work: EvalWork) -> bool:

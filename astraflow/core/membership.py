@@ -101,6 +101,7 @@ class Membership:
         record.note(member_id, member.region, report.reports)
         record.note_alive(member.relay_endpoint)
         _stand(member, report)
+        policy.load_failure = report.failure or policy.load_failure
         if report.state in (VersionState.LIVE, VersionState.FAILED):
             self._state.do(RecordVersion(member_id=member_id, report=report))
 

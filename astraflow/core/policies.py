@@ -12,7 +12,7 @@ from astraflow.core.batches import BatchGroup, EndCause
 from astraflow.core.books import Books
 from astraflow.core.buffer import FreshBuffer
 from astraflow.core.completion import Completion
-from astraflow.core.errors import Reason
+from astraflow.core.errors import Failure, Reason
 from astraflow.core.groups import TrainGroup
 from astraflow.core.guarding import Guarding
 from astraflow.core.ids import BatchId
@@ -43,6 +43,7 @@ class Policy:
         end: Why its data ended; None: it goes on.
         end_time: When.
         ended_ranks: Ranks that were told so.
+        load_failure: Why a RaaS could not load a version, the last one.
         gone_time: When its last trainer was last heard of; None: it has one, or never had.
         metrics: Of the last batch that was trained on.
         replay: What it may train on again.
@@ -66,6 +67,7 @@ class Policy:
         self.end_time: datetime | None = None
         self.ended_ranks: set[int] = set()
         self.gone_time: datetime | None = None
+        self.load_failure: Failure | None = None
         self.replay = Replay(
             settings.replay,
             groups_per_batch=settings.groups_per_batch,

@@ -28,6 +28,7 @@ from astraflow.core.evaluation import Evaluation
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, TaskId
 from astraflow.core.intake import Intake
 from astraflow.core.joining import Joining
+from astraflow.core.loading import Loading
 from astraflow.core.membership import Membership
 from astraflow.core.outbound import Outbound
 from astraflow.core.pacing import Pacing
@@ -64,6 +65,7 @@ class Run:
         self._evaluation = Evaluation(self._state, outbound)
         self._schedule = EvalSchedule(self._state, self._evaluation)
         self._pacing = Pacing(self._state, self._schedule)
+        self._loading = Loading(self._state)
         self._batching = Batching(self._state, self._training)
         self._balance = Balance(self._state, self._training)
         self._intake = Intake(
@@ -92,6 +94,7 @@ class Run:
             raise
         self._state.flow.fail(self._state.faults.first)
         self._pacing.advance(now)
+        self._loading.advance(now)
         self._evaluation.advance(now)
         self._batching.advance(now)
         if not self._evaluation.is_reading:
@@ -109,6 +112,7 @@ class Run:
             self._evaluation.next_deadline,
             self._ending.next_deadline,
             self._pacing.next_deadline,
+            self._loading.next_deadline,
         )
         return min((time for time in due if time is not None), default=None)
 

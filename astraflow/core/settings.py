@@ -111,6 +111,8 @@ class RunSettings:
         scale: Bounds of the pool, and how it is measured.
         session_ttl: A member that says nothing for so long is gone.
         max_message_nbytes: Largest message that the hub reads.
+        first_version_grace: For how long every RaaS may fail to load a policy that nobody
+            serves yet; then the run fails.
         leave_grace: How long members may take to leave once the run is over.
         last_version_grace: How long the end of the data waits for the last version to be
             live on every RaaS, so that nobody needs a trainer that has left.
@@ -129,6 +131,7 @@ class RunSettings:
     scale: ScaleSettings = field(default_factory=ScaleSettings)
     session_ttl: timedelta = timedelta(seconds=10)
     max_message_nbytes: int = 64 << 20
+    first_version_grace: timedelta = timedelta(seconds=60)
     leave_grace: timedelta = timedelta(seconds=10)
     last_version_grace: timedelta = timedelta(seconds=30)
     kept_rollout_count: int = 1024

@@ -176,6 +176,32 @@ def test_version_that_nobody_kept_fails_after_a_while(world):
     assert (run.state, run.failure.reason) == (EvalState.FAILED, Reason.VERSION_NOT_SERVED)
 
 
+def test_version_that_nobody_has_does_not_hold_up_the_end(make_world, suite):
+    world = make_world(suites=(suite(at_start=False, at_end=False),), step_count=2)
+    trainer, node = world.started(credit=4)
+    world.work(node)
+    run = create(world)
+    world.leave(node)
+    late = world.join("late", credit=4)
+    world.report(late, 0)
+    world.apply(ev.EvalCancelled(eval_run_id=run.eval_run_id))
+    world.publish(trainer, step=0)
+    old = create(world, request_id="old", versions={"solver": 0})
+    world.report(late, 1)
+    other = world.join("other", credit=4)
+    world.report(other, 1)
+    world.leave(late)
+    waiting = world.run.eval_run(old.eval_run_id)
+    assert waiting.failure.reason is Reason.VERSION_NOT_SERVED
+    for _ in range(6):
+        world.work(other)
+        if world.batches.get((trainer, 0)):
+            world.train(trainer)
+            world.report(other, world.policy().version)
+    assert world.state is RunState.DONE
+    assert world.run.eval_run(old.eval_run_id).state is EvalState.FAILED
+
+
 def test_request_is_idempotent(world):
     _, _node = world.started()
     first = create(world)
