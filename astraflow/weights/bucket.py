@@ -76,7 +76,7 @@ class Bucket:
         Raises:
             AstraflowError: SOURCE_UNREACHABLE: no room, no rights, no connection.
         """
-        with _told(f"{self.url}/{name} cannot be written"):
+        with _told(f"{self.url}/{name} cannot be written", lets=AstraflowError):
             if self._is_local:
                 _write_file(Path(self._path(name)), (content,))
             else:
@@ -88,7 +88,7 @@ class Bucket:
         Raises:
             AstraflowError: SOURCE_UNREACHABLE; what the parts raise.
         """
-        with _told(f"{self.url}/{name} cannot be written"):
+        with _told(f"{self.url}/{name} cannot be written", lets=AstraflowError):
             if self._is_local:
                 _write_file(Path(self._path(name)), parts)
                 return
@@ -152,11 +152,13 @@ def _write_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 @contextmanager
-def _told(what: str) -> Generator[None]:
+def _told(
+    what: str, *, lets: type[Exception] | tuple[type[Exception], ...] = FileNotFoundError
+) -> Generator[None]:
     """Say of any failure what it means: every file system has its own."""
     try:
         yield
-    except (FileNotFoundError, AstraflowError):
+    except lets:
         raise
     except Exception as error:
         raise AstraflowError(

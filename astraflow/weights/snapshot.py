@@ -2,20 +2,21 @@
 
 from collections.abc import Generator, Sequence
 from threading import Lock
+from typing import Final
 
 import numpy as np
 
 from astraflow.codec.changes import Change
 from astraflow.weights.state import HeldState, StagedState
 
-_BLOCK_NBYTES = 4 << 20
+_BLOCK_NBYTES: Final = 1 << 20
 
 
 class Snapshots:
     """Commits versions, and copies one of them while later ones are committed.
 
     Every change knows the bits that it takes the place of. A commit waits for one range that is
-    being copied (4 MiB), never for the rest.
+    being copied (1 MiB), never for the rest.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class Snapshots:
             return self._held
 
     def blocks(self) -> Generator[np.ndarray]:
-        """Yield what `begin` returned, by offset: u8[up to 4 MiB], copies."""
+        """Yield what `begin` returned, by offset: u8[up to 1 MiB], copies."""
         held = self._copied
         try:
             flat = np.zeros(0, np.uint8) if held is None else held.flat
