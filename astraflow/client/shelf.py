@@ -1,6 +1,7 @@
 """The shelf between the stream of batches and the thread that trains on them."""
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from threading import Condition
 
 from astraflow.client.batch_stream import ReceivedBatch
@@ -22,7 +23,7 @@ class Shelf:
         self._given: set[BatchId] = set()
         # A copy can be on its way while the ack is: it comes soon after, or never.
         self._settled: deque[BatchId] = deque(maxlen=64)
-        self._is_closed = False
+        self._is_closed = self._is_nudged = False
         self._error: AstraflowError | None = None
         self._end: EndOfData | None = None
 
@@ -46,21 +47,30 @@ class Shelf:
                 self._waiting[batch_id] = batch
                 self._changed.notify_all()
 
-    def take(self) -> ReceivedBatch | None:
+    def take(self, on_nudge: Callable[[], None] = lambda: None) -> ReceivedBatch | None:
         """Wait for the next batch; None when there will be none.
+
+        Args:
+            on_nudge: Called while there is none, after every `nudge`.
 
         Raises:
             AstraflowError: The one that it was closed with.
         """
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_news)
+                if self._error is not None:
+                    raise self._error
+                if self._is_closed or self._end or self._waiting:
+                    return self._taken()
+                self._is_nudged = False
+            on_nudge()
+
+    def nudge(self) -> None:
+        """Wake who waits for a batch, without one."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._end or self._is_closed)
-            if self._error is not None:
-                raise self._error
-            if self._is_closed or not self._waiting:
-                return None
-            batch_id, batch = self._waiting.popitem(last=False)
-            self._given.add(batch_id)
-            return batch
+            self._is_nudged = True
+            self._changed.notify_all()
 
     def settle(self, batch_id: BatchId) -> None:
         """Forget a batch that the run has settled."""
@@ -80,6 +90,17 @@ class Shelf:
         with self._changed:
             self._end = end_of_data
             self._changed.notify_all()
+
+    def _has_news(self) -> bool:
+        is_over = self._end is not None or self._is_closed
+        return bool(self._waiting) or is_over or self._is_nudged
+
+    def _taken(self) -> ReceivedBatch | None:
+        if self._is_closed or not self._waiting:
+            return None
+        batch_id, batch = self._waiting.popitem(last=False)
+        self._given.add(batch_id)
+        return batch
 
     def close(self, error: AstraflowError | None = None) -> None:
         """Hand out nothing more."""

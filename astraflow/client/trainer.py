@@ -135,12 +135,22 @@ class TrainerClient:
         """Why no batch follows; None while some may."""
         return self._life.shelf.end_of_data
 
+    def take_publish_order(self) -> bool:
+        """Return whether the run asked for a version since the last call; other orders stay."""
+        return self._life.take_publish_order()
+
     def take_orders(self) -> TrainerOrders:
         """Return what the run asked for since the last call."""
         return self._life.take_orders()
 
     def batches(
-        self, *, rank: int = 0, world_size: int = 1, max_tokens: int = 0, prefetch: int = 1
+        self,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        max_tokens: int = 0,
+        prefetch: int = 1,
+        when_asked: Callable[[], None] = lambda: None,
     ) -> Generator[TrainerBatch]:
         """Yield batches until the data ends or the run asks the trainer to leave.
 
@@ -149,6 +159,8 @@ class TrainerClient:
             world_size: Ranks that share every batch.
             max_tokens: Tokens per part, at most; 0: no limit.
             prefetch: Batches unsettled at once; with 1 the next one follows the ack.
+            when_asked: Called when the run asks for a version while there is no batch to train
+                on: `take_publish_order` says so. It may publish.
 
         Raises:
             AstraflowError: SESSION_FENCED, REQUEST_CONFLICT; NOT_READY when the hub is gone.
@@ -158,15 +170,15 @@ class TrainerClient:
         )
         reading = self._life.read(share)
         try:
-            while (batch := self._next()) is not None:
+            while (batch := self._next(when_asked)) is not None:
                 yield batch
         finally:
             reading.cancel()
 
-    def _next(self) -> TrainerBatch | None:
+    def _next(self, when_asked: Callable[[], None]) -> TrainerBatch | None:
         started = self._clock.monotonic()
         with self._life.meter.waiting():
-            batch = self._life.shelf.take()
+            batch = self._life.shelf.take(when_asked)
         if batch is None:
             return None
         self._life.meter.took(batch.header.batch_id, sum(part.token_count for part in batch.parts))

@@ -6,6 +6,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from threading import Event
 from typing import Any, Protocol, TypeVar
 
 from astraflow.client.batch_stream import BatchSink, BatchStream
@@ -58,6 +59,7 @@ class TrainerLife:
         self._loop = loop
         self._dial = dial
         self._orders: SimpleQueue[TrainerOrders] = SimpleQueue()
+        self._publish_order = Event()
         self._token_listeners: list[Callable[[bytes], None]] = []
         self._registered: Future[TrainerMember] = Future()
         self._life: Future[None] = Future()
@@ -121,9 +123,15 @@ class TrainerLife:
             while True:
                 orders.append(self._orders.get_nowait())
         return TrainerOrders(
-            publish=any(order.publish for order in orders),
+            publish=self.take_publish_order(),
             checkpoint_ids=tuple(i for order in orders for i in order.checkpoint_ids),
         )
+
+    def take_publish_order(self) -> bool:
+        """Return whether the run asked for a version since the last call."""
+        is_asked = self._publish_order.is_set()
+        self._publish_order.clear()
+        return is_asked
 
     async def _live(self) -> None:
         """Hold the session from the registration until `_leave`."""
@@ -150,13 +158,17 @@ class TrainerLife:
         """Fill the shelf until the data ends."""
         sink = BatchSink(
             batch=self.shelf.put,
-            publish=lambda: self._orders.put(TrainerOrders(publish=True)),
+            publish=self._asked,
             save=lambda name: self._orders.put(TrainerOrders(checkpoint_ids=(name,))),
         )
         stream = BatchStream(self.member.keeper, share=share, sink=sink)
         await stream.run()
         if stream.end_of_data is not None:
             self.shelf.end(stream.end_of_data)
+
+    def _asked(self) -> None:
+        self._publish_order.set()
+        self.shelf.nudge()
 
     def _died(self, future: "Future[None]") -> None:
         """Tell the trainer's thread that the session or the stream is over."""

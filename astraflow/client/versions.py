@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from astraflow.client.session import SessionKeeper
 from astraflow.core.ids import PolicyId
-from astraflow.core.versions import Source, VersionInfo, VersionReport
+from astraflow.core.versions import PublishAnswer, Source, VersionInfo, VersionReport
 from astraflow.wire.weights import decode_source, decode_version_info, encode_version_report
 from astraflow_proto.weights.v1 import version_service_pb2 as pb
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
@@ -71,3 +71,14 @@ class VersionClient:
             AstraflowError: VERSION_UNKNOWN.
         """
         await self._keeper.call(self._stub.ReportVersion, encode_version_report(report))
+
+    async def request_publish(self, policy_id: PolicyId) -> PublishAnswer:
+        """Ask for a version with more steps; return at once.
+
+        Raises:
+            AstraflowError: POLICY_UNKNOWN; NOT_READY without a trainer.
+        """
+        request = pb.RequestPublishRequest(policy_id=policy_id)
+        answer = await self._keeper.call(self._stub.RequestPublish, request)
+        newest = answer.newest_version if answer.HasField("newest_version") else None
+        return PublishAnswer(newest_version=newest, is_pending=answer.pending)

@@ -140,6 +140,22 @@ class Replay(Strict):
     """Bytes of tokens that they may take."""
 
 
+class Sync(Strict):
+    """When the weights of a policy become a version, and who decides so."""
+
+    style: Literal["steps", "asked"] = "steps"
+    """steps: the trainer, after every so many optimizer steps. asked: the rollout nodes, which ask
+    for a newer version; the trainer publishes after the step in progress, or says that there is
+    nothing newer."""
+    every: int = Field(default=1, ge=1)
+    """steps: optimizer steps per version. asked: groups that a node finishes before it asks."""
+
+    @property
+    def steps_per_version(self) -> int | None:
+        """Optimizer steps between versions; None: one comes when it is asked for."""
+        return self.every if self.style == "steps" else None
+
+
 class Trainer(Strict):
     """How one policy is trained."""
 
@@ -149,6 +165,7 @@ class Trainer(Strict):
     """Groups (prompts) per batch; rollouts per batch are this times group_size."""
     max_staleness: int = Field(default=2, ge=0)
     """Versions between sampling and training, at most. 0 is synchronous."""
+    sync: Sync = Sync()
     prefetch: int = Field(default=1, ge=1, le=8)
     """Batches held at once. 1 is strict: the next one follows the ack."""
     buffer: Buffer = Buffer()
@@ -174,6 +191,15 @@ class Trainer(Strict):
     store: str | None = None
     """URL of a bucket or shared directory, such as s3://bucket/runs or file:///shared/runs, to
     which versions also go, in a folder of the run's own; needs `astraflow[store]`."""
+
+    @model_validator(mode="after")
+    def _asked_versions_come_between_batches(self) -> Self:
+        if self.sync.style == "asked" and self.prefetch > 1:
+            raise ValueError(
+                "sync.style asked needs prefetch 1: a version that is asked for comes before the "
+                "next batch is drawn"
+            )
+        return self
 
 
 class Policy(Strict):
@@ -486,6 +512,17 @@ class Recipe(Strict):
         for name, workflow in self.workflows.items():
             for policy in workflow.policies:
                 _must_name(f"workflows.{name}", "policies", policy, self.policies)
+        return self
+
+    @model_validator(mode="after")
+    def _policies_that_wait_publish_by_themselves(self) -> Self:
+        asked = [name for name, each in self.policies.items() if each.trainer.sync.style == "asked"]
+        if asked and self.relation.kind != "independent":
+            raise ValueError(
+                f"relation.kind {self.relation.kind} waits for versions of every policy, but "
+                f"{', '.join(asked)} publishes only when asked; choose sync.style steps, or "
+                "relation.kind independent"
+            )
         return self
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from astraflow.core.batches import BatchOutcome, EndCause, EndOfData
-from astraflow.core.effects import RecordBatch, SendBatch, SendEndOfData
+from astraflow.core.effects import RecordBatch, SendBatch, SendEndOfData, SendPublishOrder
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import BatchAcked, BatchStreamOpened
 from astraflow.core.ids import BatchId
@@ -30,12 +30,18 @@ class Batching:
             AstraflowError: INVALID_FIELD, REQUEST_CONFLICT.
         """
         policy = self._state.policies[member.policy_id]
-        stream = RankStream(max_outstanding=event.max_outstanding, max_tokens=event.max_tokens)
+        most = event.max_outstanding
+        if policy.settings.steps_per_version is None:
+            # A version that is asked for comes between two batches: none is leased before it.
+            most = 1
+        stream = RankStream(max_outstanding=most, max_tokens=event.max_tokens)
         policy.desk.open_stream(event.rank, world_size=event.world_size, stream=stream)
         policy.ended_ranks.discard(event.rank)
         for lease in policy.desk.leases.values():
             if event.rank not in lease.acks:
                 self._deliver(member, policy, lease, event.rank)
+        if policy.is_asked and not event.rank:
+            self._state.do(SendPublishOrder(member_id=member.member_id))
 
     def ack(self, member: TrainerMember, event: BatchAcked, now: datetime) -> bool:
         """Settle a batch once every rank agrees; return whether it is settled.

@@ -54,6 +54,13 @@ class SendDirective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendPublishOrder:
+    """Ask a trainer for a version after the step in progress, on the stream of rank 0."""
+
+    member_id: MemberId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClearOutbox:
     """Forget what a member's streams have not taken yet.
 
@@ -193,6 +200,7 @@ Effect = (
     | CloseSession
     | SendBatch
     | SendEndOfData
+    | SendPublishOrder
     | AnnounceVersion
     | DrawPrompts
     | DrawEvalPrompts

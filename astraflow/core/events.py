@@ -212,6 +212,18 @@ class VersionPublished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublishRequested:
+    """A RaaS asks for a version with more steps. Answer: PublishAnswer.
+
+    Raises:
+        AstraflowError: SESSION_ENDED, POLICY_UNKNOWN; NOT_READY without a trainer.
+    """
+
+    member_id: MemberId
+    policy_id: PolicyId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionReported:
     """A RaaS says where a version stands on it. Answer: None.
 
@@ -369,6 +381,7 @@ Event = (
     | BatchAcked
     | VersionPublished
     | VersionReported
+    | PublishRequested
     | PromptsOffered
     | EvalPromptsOffered
     | EvalCreated

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from astraflow.core.barrier import OnTimeout, Standing
-from astraflow.core.effects import AnnounceVersion
-from astraflow.core.errors import Failure, Reason
+from astraflow.core.effects import AnnounceVersion, SendPublishOrder
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.eval_schedule import EvalSchedule
 from astraflow.core.ids import PolicyId
 from astraflow.core.policies import Policy
 from astraflow.core.sessions import RaasMember
 from astraflow.core.sources import version_with_sources
 from astraflow.core.state import State
-from astraflow.core.versions import VersionInfo
+from astraflow.core.versions import PublishAnswer, VersionInfo
 
 
 class Pacing:
@@ -40,6 +40,27 @@ class Pacing:
         """Announce a version that gained patches, if it was shown."""
         if info.version <= self._state.policies[info.policy_id].versions.shown_version:
             self._announce(info)
+
+    def request(self, policy: Policy) -> PublishAnswer:
+        """Ask the trainer of a policy for a version, once, unless the newest has all steps.
+
+        Raises:
+            AstraflowError: NOT_READY without a trainer.
+        """
+        trainer = self._state.sessions.trainer_of(policy.policy_id)
+        if trainer is None:
+            raise AstraflowError(
+                Reason.NOT_READY,
+                f"{policy.policy_id} has no trainer now; ask again once it has one",
+                retryable=True,
+            )
+        newest = policy.versions.newest
+        if policy.has_more and policy.end is None and not policy.is_asked:
+            policy.is_asked = True
+            self._state.do(SendPublishOrder(member_id=trainer.member_id))
+        return PublishAnswer(
+            newest_version=None if newest is None else newest.version, is_pending=policy.is_asked
+        )
 
     def _show(self, now: datetime) -> None:
         shown: list[VersionInfo] = []
@@ -113,7 +134,7 @@ def _standing(state: State, policy: Policy) -> Standing:
     return Standing(
         policy_id=policy.policy_id,
         made_version=policy.made_version,
-        next_version=policy.train_version + 1,
+        next_version=policy.next_version,
         published_version=policy.versions.newest_version,
         has_trainer=state.sessions.trainer_of(policy.policy_id) is not None,
         gone_time=policy.gone_time,

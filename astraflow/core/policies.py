@@ -46,6 +46,7 @@ class Policy:
         load_failure: Why a RaaS could not load a version, the last one.
         gone_time: When its last trainer was last heard of; None: it has one, or never had.
         metrics: Of the last batch that was trained on.
+        is_asked: Whether its trainer was asked for a version that has not come.
         replay: What it may train on again.
         completion: Of its groups.
     """
@@ -68,6 +69,7 @@ class Policy:
         self.ended_ranks: set[int] = set()
         self.gone_time: datetime | None = None
         self.load_failure: Failure | None = None
+        self.is_asked = False
         self.replay = Replay(
             settings.replay,
             groups_per_batch=settings.groups_per_batch,
@@ -98,6 +100,17 @@ class Policy:
         return max(0, self._version_after(len(self.desk.leases)))
 
     @property
+    def next_version(self) -> int:
+        """Version that comes of the next batch, or the same where it makes none."""
+        return self._version_after(len(self.desk.leases) + 1)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a version published now, or after the step in progress, had more steps."""
+        newest = self.versions.newest
+        return newest is None or self.step + len(self.desk.leases) > newest.step
+
+    @property
     def made_version(self) -> int:
         """Version that the acknowledged steps make; -1: not even the first one."""
         return self._version_after(0)
@@ -124,6 +137,7 @@ class Policy:
             groups_per_batch=self.fresh_per_batch,
             max_staleness=self.settings.max_staleness,
             steps_left=self.steps_left,
+            steps_per_version=self.settings.steps_per_version,
         )
 
     @property
@@ -150,11 +164,11 @@ class Policy:
             is_open: Whether the group is among the open ones already.
         """
         ahead = self.open_groups - self.desk.leased_groups - is_open
+        train_version = self._version_after(
+            len(self.desk.leases), batches_ahead=max(0, ahead) // self.fresh_per_batch
+        )
         return admission.min_version(
-            train_version=self.train_version,
-            groups_ahead=max(0, ahead),
-            groups_per_batch=self.fresh_per_batch,
-            max_staleness=self.settings.max_staleness,
+            train_version=max(0, train_version), max_staleness=self.settings.max_staleness
         )
 
     def admit(self, group: TrainGroup) -> None:
@@ -339,15 +353,18 @@ class Policy:
         self._drop(samples, RolloutPlace.FRESH, Reason.BUFFER_FULL)
         self.open_groups -= len(groups)
 
-    def _version_after(self, leased_batch_count: int) -> int:
+    def _version_after(self, leased_batch_count: int, *, batches_ahead: int = 0) -> int:
         newest = self.versions.newest
         if newest is None:
-            return -1
+            return batches_ahead // (self.settings.steps_per_version or 1) or -1
         return admission.train_version(
             newest=newest.version,
             newest_step=newest.step,
             step=self.step,
             leased_batch_count=leased_batch_count,
+            batches_ahead=batches_ahead,
+            steps_per_version=self.settings.steps_per_version,
+            is_asked=self.is_asked,
         )
 
     def _move(

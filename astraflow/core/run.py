@@ -221,6 +221,9 @@ class Run:
                 return self._publish(event, now)
             case ev.VersionReported(member_id=member_id, report=report):
                 return self._membership.report(member_id, report)
+            case ev.PublishRequested(member_id=member_id, policy_id=policy_id):
+                sessions.raas(member_id)
+                return self._pacing.request(self._state.policy(policy_id))
             case ev.PromptsOffered(prompts=prompts, data_set=data_set, is_last=is_last):
                 return self._training.prompts.offer(prompts, data_set=data_set, is_last=is_last)
             case ev.EvalPromptsOffered(eval_run_id=eval_run_id, prompts=prompts):
@@ -280,6 +283,7 @@ class Run:
                 f"{event.member_id} trains {member.policy_id}, not {info.policy_id}",
             )
         is_new = info.version == policy.versions.next_version
+        policy.is_asked &= not is_new
         if policy.versions.publish(info, now):
             self._pacing.announce_again(policy.versions.get(info.version))
         if is_new and info.policy_id == self._state.settings.workflow.policy_ids[0]:

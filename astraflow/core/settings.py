@@ -22,6 +22,7 @@ class PolicySettings:
         policy_id: Which.
         groups_per_batch: Groups (prompts) per batch.
         max_staleness: Versions between sampling and training, at most.
+        steps_per_version: Optimizer steps between versions; None: one comes when it is asked for.
         step_count: Batches to train on; None: until the data ends.
         scale_by_std: Divide advantages by the group's standard deviation.
         sampling: Defaults of its generations; the seed is set by the run.
@@ -34,6 +35,7 @@ class PolicySettings:
     policy_id: PolicyId
     groups_per_batch: int
     max_staleness: int
+    steps_per_version: int | None = 1
     step_count: int | None = None
     scale_by_std: bool = False
     sampling: SamplingParams = field(default_factory=SamplingParams)

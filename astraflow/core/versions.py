@@ -116,6 +116,19 @@ class VersionInfo:
     publish_time: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishAnswer:
+    """What a RaaS may expect that asked for a version.
+
+    Attributes:
+        newest_version: None: none yet.
+        is_pending: Whether one comes; False: the newest version has all steps.
+    """
+
+    newest_version: int | None
+    is_pending: bool
+
+
 class VersionState(StrEnum):
     """Where a version stands on one member."""
 

@@ -23,6 +23,7 @@ from astraflow.core.effects import (
     SendCancellation,
     SendDirective,
     SendEndOfData,
+    SendPublishOrder,
     SendTask,
 )
 from astraflow.dataflow.mailroom import Mailroom
@@ -69,7 +70,9 @@ class Hands:
         self.memory.see(effect, now)
         self.tallies.see(effect, self.memory.roster)
         match effect:
-            case SendTask() | SendCancellation() | SendDirective() | SendBatch() | SendEndOfData():
+            case SendTask() | SendCancellation() | SendDirective():
+                self.mail.post(effect)
+            case SendBatch() | SendEndOfData() | SendPublishOrder():
                 self.mail.post(effect)
             case ClearOutbox():
                 self.mail.clear(effect.member_id)

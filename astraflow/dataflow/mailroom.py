@@ -8,6 +8,7 @@ from astraflow.core.effects import (
     SendCancellation,
     SendDirective,
     SendEndOfData,
+    SendPublishOrder,
     SendTask,
 )
 from astraflow.core.ids import MemberId
@@ -17,9 +18,11 @@ from astraflow.core.tasks import RolloutTask, TaskCancellation
 from astraflow.dataflow.outbox import Outbox
 
 TaskItem: TypeAlias = RolloutTask | TaskCancellation | Directive
-BatchItem: TypeAlias = SendBatch | EndOfData | Directive | WaitReason
+BatchItem: TypeAlias = SendBatch | EndOfData | Directive | WaitReason | SendPublishOrder
 
-Mail: TypeAlias = SendTask | SendCancellation | SendDirective | SendBatch | SendEndOfData
+Mail: TypeAlias = (
+    SendTask | SendCancellation | SendDirective | SendBatch | SendEndOfData | SendPublishOrder
+)
 
 
 class Mailroom:
@@ -76,6 +79,8 @@ class Mailroom:
                 self._post_batch(mail.member_id, mail.rank, mail)
             case SendEndOfData():
                 self._post_batch(mail.member_id, mail.rank, mail.end_of_data)
+            case SendPublishOrder():
+                self._post_batch(mail.member_id, 0, mail)
 
     def _post_directive(self, mail: SendDirective) -> None:
         if mail.member_id in self._batches:

@@ -66,6 +66,7 @@ def _policy(name: str, policy: config.Policy) -> PolicySettings:
         policy_id=PolicyId(name),
         groups_per_batch=policy.trainer.groups_per_batch,
         max_staleness=policy.trainer.max_staleness,
+        steps_per_version=policy.trainer.sync.steps_per_version,
         step_count=policy.trainer.step_count,
         scale_by_std=policy.trainer.advantages.scale_by_std,
         sampling=_sampling(policy.sampling),

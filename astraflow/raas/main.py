@@ -75,6 +75,7 @@ def main_join(
         software=f"astraflow/{__version__}",
         tls=tls,
         kinds=_kinds(recipe),
+        ask_every=ask_every(recipe),
     )
     try:
         departure = asyncio.run(_join(recipe, settings, models or {}))
@@ -83,6 +84,15 @@ def main_join(
         return 1
     log.info("the node has left", departure=departure)
     return 0
+
+
+def ask_every(recipe: Recipe) -> dict[PolicyId, int]:
+    """Return after how many tasks a node asks for a newer version; policies left out: never."""
+    return {
+        PolicyId(name): policy.trainer.sync.every
+        for name, policy in recipe.policies.items()
+        if policy.trainer.sync.style == "asked"
+    }
 
 
 async def _join(

@@ -28,6 +28,7 @@ from astraflow.core.members import (
 )
 from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCancellation, TaskCredit
 from astraflow.core.versions import SourceKind
+from astraflow.raas.asking import AskingResults
 from astraflow.raas.headroom import headroom
 from astraflow.raas.load import LoadMeter, MeteredEngine
 from astraflow.raas.policies import PolicyDesk, ServedModel
@@ -65,6 +66,7 @@ class NodeSettings:
         tls: None: plain text.
         patience_s: How long the hub is tried again while it cannot be reached.
         kinds: Of the sources that weights are pulled from; None: all.
+        ask_every: Tasks after which it asks for a newer version, by policy; left out: never.
     """
 
     hub: str
@@ -79,6 +81,7 @@ class NodeSettings:
     tls: Tls | None = None
     patience_s: float = 30.0
     kinds: frozenset[SourceKind] | None = None
+    ask_every: Mapping[PolicyId, int] = field(default_factory=dict[PolicyId, int])
 
 
 class RaasNode:
@@ -181,12 +184,14 @@ class RaasNode:
         }
         sink = TaskSink(task=self._take, cancellation=self._cancel)
         tasks = client.tasks(credit=self._credit, sink=sink)
-        streams = (client.keeper.run(), client.rollouts.run(), *self._updates(client))
+        results = AskingResults(client.rollouts, client.versions, every=self._settings.ask_every)
+        updates = self._updates(client)
+        streams = (client.keeper.run(), client.rollouts.run(), results.run(), *updates)
         async with beside(*streams) as group:
             self._runner = EpisodeRunner(
                 desk=self._desk,
                 workflows=workflows,
-                results=client.rollouts,
+                results=results,
                 give_back=tasks.nack,
                 group=group,
                 capacity=self._settings.capacity,

@@ -11,7 +11,7 @@ from astraflow.core.batches import BatchOutcome
 from astraflow.trainers.checkpoints import Checkpoints
 from astraflow.trainers.learner import GrpoLearner
 from astraflow.trainers.mismatch import MismatchProbe
-from astraflow.trainers.origin import WeightOrigin
+from astraflow.trainers.pace import Pace
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tallies import TrainerTallies
 
@@ -24,12 +24,12 @@ def train(
     client: TrainerClient,
     learner: GrpoLearner,
     probe: MismatchProbe,
-    origin: WeightOrigin,
+    pace: Pace,
     checkpoints: Checkpoints,
     settings: Trainer,
     tallies: TrainerTallies,
 ) -> None:
-    """Publish the first weights, then train until the batches end.
+    """Train until the batches end; the first weights are published already.
 
     A version is published before the batch behind it is acknowledged, so no acknowledged work
     is ever lost with the process, and its readers pull while the next batch is waited for.
@@ -38,23 +38,25 @@ def train(
         AstraflowError: INTERNAL when a gradient is not finite, and what the run answers. The
             batch in hand returns to the run with the session.
     """
-    published = origin.publish(step=0)
-    checkpoints.save(step=0, version=published.info.version)
+    checkpoints.save(step=0, version=pace.last.info.version)
     for batch in batches:
         started = perf_counter()
-        probe.keep(published.info.version)
+        if pace.is_fresh:
+            probe.keep(pace.last.info.version)
         rows = TrainRows.from_parts(batch.parts)
         seen = probe.look(rows)
         learned = learner.step(rows, loss_token_count=batch.header.loss_token_count)
         step_s = perf_counter() - started
         step = learner.step_count
-        published = origin.publish(step=step)
-        tallies.published(published.info.version, perf_counter() - started - step_s)
+        published = pace.after_step(step, is_last=step == settings.step_count)
+        if published is not None:
+            tallies.published(published.info.version, perf_counter() - started - step_s)
         orders = client.take_orders()
         is_due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         if is_due or orders.checkpoint_ids:
-            checkpoints.save(step=step, version=published.info.version)
-        metrics = {**learned, **seen, **published.metrics, **_pace(batch, rows, step_s)}
+            checkpoints.save(step=step, version=pace.last.info.version)
+        costs: Mapping[str, float] = published.metrics if published else {}
+        metrics = {**learned, **seen, **costs, **_pace(batch, rows, step_s)}
         train_s = perf_counter() - started
         tallies.trained(metrics, wait_s=batch.wait_s, step_s=step_s, token_count=len(rows.tokens))
         client.ack(
@@ -67,7 +69,7 @@ def train(
             checkpoint_id=next(iter(orders.checkpoint_ids), ""),
         )
         _log_step(step, metrics, wait_s=batch.wait_s, train_s=train_s)
-    checkpoints.save(step=learner.step_count, version=published.info.version)
+    checkpoints.save(step=learner.step_count, version=pace.finish().info.version)
 
 
 def _pace(batch: TrainerBatch, rows: TrainRows, step_s: float) -> Mapping[str, float]:

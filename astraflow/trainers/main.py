@@ -141,6 +141,7 @@ def run_trainer(
     from astraflow.trainers.loop import train  # noqa: PLC0415
     from astraflow.trainers.mismatch import MismatchProbe  # noqa: PLC0415
     from astraflow.trainers.origin import WeightOrigin  # noqa: PLC0415
+    from astraflow.trainers.pace import Pace  # noqa: PLC0415
 
     prepare_torch(thread_count=settings.thread_count)
     model = load_causal_model(place.model_dir, device=settings.device)
@@ -156,21 +157,26 @@ def run_trainer(
         ) as client,
         _followed(publisher, client, settings) as followers,
     ):
+        origin = WeightOrigin(
+            model.module,
+            dtype=dtype,
+            publisher=publisher,
+            herald=client,
+            first_version=client.registration.next_version,
+            followers=followers,
+        )
+        pace = Pace(origin, settings.sync, is_asked=client.take_publish_order)
+        batches = client.batches(
+            max_tokens=settings.max_tokens_per_pass,
+            prefetch=settings.prefetch,
+            when_asked=pace.when_asked,
+        )
         train(
-            departure.watch(
-                client.batches(max_tokens=settings.max_tokens_per_pass, prefetch=settings.prefetch)
-            ),
+            departure.watch(batches),
             client=client,
             learner=learner,
             probe=MismatchProbe(model, learner, dtype=dtype),
-            origin=WeightOrigin(
-                model.module,
-                dtype=dtype,
-                publisher=publisher,
-                herald=client,
-                first_version=client.registration.next_version,
-                followers=followers,
-            ),
+            pace=pace,
             checkpoints=Checkpoints(
                 model.module,
                 model_dir=place.model_dir,

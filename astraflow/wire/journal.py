@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from astraflow.core import events as ev
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import EvalRunId, MemberId, PromptId, TaskId
+from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId, TaskId
 from astraflow.wire import common, control, rollout, weights
 from astraflow.wire.fields import decode_time, optional_span, set_span, set_time
 from astraflow.wire.journal_events import (
@@ -154,6 +154,12 @@ _KINDS: dict[type[Any], _Kind] = {
         pb.VersionReported,
         ev.VersionReported,
         report=(weights.encode_version_report, weights.decode_version_report, "report"),
+    ),
+    ev.PublishRequested: _of_member(
+        "publish_requested",
+        pb.PublishRequested,
+        ev.PublishRequested,
+        policy_id=(str, PolicyId, "policy_id"),
     ),
     ev.PromptsOffered: _Kind(
         "prompts_offered",

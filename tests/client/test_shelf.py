@@ -29,6 +29,18 @@ def taken(shelf):
     return None if batch is None else batch.header.batch_id
 
 
+def test_who_waits_is_nudged_and_waits_on(shelf, batch):
+    nudges = []
+
+    def on_nudge():
+        nudges.append(len(nudges))
+        shelf.put(batch(1))
+
+    shelf.nudge()
+    assert shelf.take(on_nudge).header.batch_id == "b1"
+    assert nudges == [0]
+
+
 def test_what_waits_is_handed_out_before_the_end(shelf, batch):
     shelf.put(batch(1))
     shelf.end(THE_END)

@@ -46,6 +46,7 @@ def make_settings(
     policies=("solver",),
     groups_per_batch=2,
     max_staleness=1,
+    steps_per_version=1,
     step_count=None,
     group_size=2,
     min_group_size=1,
@@ -61,6 +62,7 @@ def make_settings(
                 policy_id=policy,
                 groups_per_batch=groups_per_batch,
                 max_staleness=max_staleness,
+                steps_per_version=steps_per_version,
                 step_count=step_count,
                 **(serving or {}),
             )
@@ -137,6 +139,7 @@ class World:
         self.batches = {}  # (member, rank) -> [(header, parts)]
         self.ends = {}  # (member, rank) -> EndOfData
         self.directives = []
+        self.orders = []
         self.closed = []
         self.recorded = []
         self.batch_lines = []
@@ -175,6 +178,8 @@ class World:
                 self.ends[effect.member_id, effect.rank] = effect.end_of_data
             case ef.SendDirective():
                 self.directives.append(effect)
+            case ef.SendPublishOrder():
+                self.orders.append(effect.member_id)
             case ef.ClearOutbox():
                 self.tasks.pop(effect.member_id, None)
             case ef.CloseSession():
@@ -298,6 +303,9 @@ class World:
     def report(self, member, version, policy="solver", state=VersionState.LIVE, **changes):
         report = VersionReport(policy_id=policy, version=version, state=state, **changes)
         self.apply(ev.VersionReported(member_id=member, report=report))
+
+    def ask(self, member, policy="solver"):
+        return self.apply(ev.PublishRequested(member_id=member, policy_id=policy))
 
     def keep_alive(self, member):
         return self.apply(ev.MemberKeptAlive(member_id=member))

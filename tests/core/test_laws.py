@@ -53,6 +53,7 @@ def laws(make_world, suite, rollout_of, picture_of):
         @initialize(
             policies=st.sampled_from([("solver",), ("solver", "verifier")]),
             max_staleness=st.integers(0, 2),
+            steps_per_version=st.sampled_from([1, 1, 3, None]),
             group_size=st.integers(1, 3),
             prompt_count=st.one_of(st.none(), st.integers(0, 12)),
             step_count=st.integers(2, 8),
@@ -65,6 +66,7 @@ def laws(make_world, suite, rollout_of, picture_of):
             self,
             policies,
             max_staleness,
+            steps_per_version,
             group_size,
             prompt_count,
             step_count,
@@ -81,6 +83,7 @@ def laws(make_world, suite, rollout_of, picture_of):
             self.world = make_world(
                 policies=policies,
                 max_staleness=max_staleness,
+                steps_per_version=steps_per_version,
                 group_size=group_size + bool(self.composition),
                 step_count=step_count,
                 prompt_count=prompt_count,
@@ -90,6 +93,7 @@ def laws(make_world, suite, rollout_of, picture_of):
                 relation=VersionRelation(kind=relation, timeout=timedelta(seconds=20)),
             )
             self.max_staleness = max_staleness
+            self.steps_per_version = steps_per_version
             self.events = []
             self.effects = []
             self.looks = {}  # events -> what the state was after them
@@ -396,13 +400,38 @@ def laws(make_world, suite, rollout_of, picture_of):
                 assert (part.values("min_versions") >= newest - self.max_staleness).all()
             self.count_consumed(policy, parts)
             step = self.world.policy(policy).step + 1
-            if is_ack_first:
-                assert self.world.ack(trainer, header.batch_id, step=step)
-                self.world.publish(trainer, policy, step=step)
-            else:
-                self.world.publish(trainer, policy, step=step)
-                assert self.world.ack(trainer, header.batch_id, step=step)
+            if not is_ack_first:
+                self.publish_if_due(policy, step)
             assert self.world.ack(trainer, header.batch_id, step=step)
+            if is_ack_first and policy in self.trainers:
+                self.publish_if_due(policy, step)
+            assert self.world.ack(trainer, header.batch_id, step=step)
+
+        def publish_if_due(self, policy, step):
+            """What a trainer does after a step: a version that is due, or was asked for."""
+            state = self.world.run._state.policies[policy]
+            done = step - state.versions.newest.step
+            if state.is_asked or done >= (self.steps_per_version or 1 << 30):
+                self.world.publish(self.trainers[policy], policy, step=step)
+
+        @rule(pick=picks, which=picks)
+        def node_asks_for_a_version(self, pick, which):
+            member, policy = self.node(pick), self.policy(which)
+            if member is None or policy is None:
+                return
+            before = self.world.policy(policy).version
+            answer = self.world.ask(member, policy)
+            assert answer.newest_version == before
+            if answer.is_pending and not self.held_by(policy):
+                # A trainer without a batch publishes at once.
+                self.world.publish(
+                    self.trainers[policy], policy, step=self.world.policy(policy).step
+                )
+                assert not self.world.ask(member, policy).is_pending
+
+        def held_by(self, policy):
+            self.receive(policy)
+            return self.held[policy]
 
         def count_consumed(self, policy, parts):
             for part in parts:
@@ -503,7 +532,7 @@ def laws(make_world, suite, rollout_of, picture_of):
         def open_groups_are_bounded(self):
             if self.world:
                 for policy in self.world.run.status(self.world.clock.now()).policies:
-                    bound = (self.max_staleness + 1) * 2
+                    bound = (self.max_staleness + 1) * 2 * (self.steps_per_version or 1)
                     assert 0 <= policy.open_group_count <= bound
 
         @invariant()

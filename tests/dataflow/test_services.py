@@ -13,7 +13,6 @@ from astraflow.rpc.errors import is_answer, raised_from
 
 LEFT_OUT = {
     "SaveRun": "save_run",
-    "RequestPublish": "request_publish",
     "Pull": "pull",
     "PlanTransfer": "plan_transfer",
     "RenewTransfer": "renew_transfer",

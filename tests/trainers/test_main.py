@@ -22,6 +22,7 @@ from astraflow.dataflow.data import open_data_sets
 from astraflow.dataflow.server import serve_hub
 from astraflow.dataflow.tokens import HubTokens
 from astraflow.engines.embedded import EmbeddedEngine, load_tokenizer
+from astraflow.raas.main import ask_every
 from astraflow.raas.node import NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
 from astraflow.raas.seeds import seeded_sampling
@@ -99,7 +100,14 @@ def run_around(recipe, folder, warm_model):
         codes = tuple(spec.code for spec in workflow_specs(recipe))
         codes += tuple(spec.scorer for spec in workflow_specs(recipe))
         node = RaasNode(
-            NodeSettings(hub=address, token="join", name="node", capacity=64, codes=codes),
+            NodeSettings(
+                hub=address,
+                token="join",
+                name="node",
+                capacity=64,
+                codes=codes,
+                ask_every=ask_every(recipe),
+            ),
             models={"solver": ServedModel(engine=engine, tokenizer=load_tokenizer(warm_model))},
             puller=WeightPuller,
         )
@@ -290,3 +298,22 @@ def test_model_that_is_not_there_is_an_exit_code(tmp_path, make_recipe, capfd):
     )
     assert code == 1
     assert "nowhere has no config.json" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_versions_come_every_so_many_steps_and_the_last_one_too(tmp_path, make_recipe, warm_model):
+    recipe = make_recipe(step_count=5, max_staleness=0, sync={"every": 2})
+    steps = train(recipe, tmp_path, warm_model)
+    assert [line.get("weights/version") for line in steps] == [None, 1.0, None, 2.0, 3.0]
+    assert all(line["lag/max"] == 0 for line in steps)
+
+
+@pytest.mark.slow
+def test_versions_come_when_nodes_ask_for_them(tmp_path, make_recipe, warm_model):
+    recipe = make_recipe(step_count=5, max_staleness=1, sync={"style": "asked", "every": 6})
+    steps = train(recipe, tmp_path, warm_model)
+    assert len(steps) == 5
+    assert all(line["lag/max"] <= 1 for line in steps)
+    versions = [line["weights/version"] for line in steps if "weights/version" in line]
+    assert 1 <= len(versions) <= 5
+    assert versions[-1] == max(versions)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 
 from astraflow.core.batches import AckBatch, EndOfData, StreamBatches
-from astraflow.core.effects import SendBatch
+from astraflow.core.effects import SendBatch, SendPublishOrder
 from astraflow.core.events import BatchAcked, BatchStreamOpened, VersionPublished
 from astraflow.core.ids import MemberId
 from astraflow.core.members import Directive, Role
@@ -114,8 +114,12 @@ async def _send_batch(batch: SendBatch, context: Context) -> None:
         await context.write(pb.StreamBatchesResponse(part=message))
 
 
-def _event(item: EndOfData | WaitReason | Directive) -> pb.StreamBatchesResponse:
+def _event(
+    item: EndOfData | WaitReason | Directive | SendPublishOrder,
+) -> pb.StreamBatchesResponse:
     match item:
+        case SendPublishOrder():
+            return pb.StreamBatchesResponse(publish=pb.PublishOrder())
         case EndOfData():
             return pb.StreamBatchesResponse(end_of_data=rollout.encode_end_of_data(item))
         case WaitReason():

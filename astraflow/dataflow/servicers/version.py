@@ -4,8 +4,10 @@
 
 from itertools import count
 
-from astraflow.core.events import VersionReported
+from astraflow.core.events import PublishRequested, VersionReported
 from astraflow.core.ids import PolicyId
+from astraflow.core.members import Role
+from astraflow.core.versions import PublishAnswer
 from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.streams import Context, seated
@@ -14,7 +16,7 @@ from astraflow_proto.weights.v1 import version_service_pb2 as pb
 
 
 class VersionServicer:
-    """Convert, one call, convert; RequestPublish is left out."""
+    """Convert, one call, convert."""
 
     def __init__(self, hub: Hub, access: Access) -> None:
         self._hub = hub
@@ -57,3 +59,16 @@ class VersionServicer:
         report = wire.decode_version_report(request)
         await self._hub.take(VersionReported(member_id=member_id, report=report))
         return pb.ReportVersionResponse()
+
+    async def RequestPublish(
+        self, request: pb.RequestPublishRequest, context: Context
+    ) -> pb.RequestPublishResponse:
+        """Ask the trainer of a policy for a version."""
+        asked = PublishRequested(
+            member_id=self._access.member(context, Role.RAAS),
+            policy_id=PolicyId(request.policy_id),
+        )
+        answer: PublishAnswer = await self._hub.take(asked)
+        return pb.RequestPublishResponse(
+            pending=answer.is_pending, newest_version=answer.newest_version
+        )

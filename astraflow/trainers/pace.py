@@ -1,0 +1,70 @@
+"""Pace: after which steps the weights become a version."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from astraflow.config.recipe import Sync
+from astraflow.trainers.origin import Publication
+
+
+class Origin(Protocol):
+    """Publishes the present weights; `WeightOrigin` is one."""
+
+    def publish(self, *, step: int) -> Publication:
+        """Make them the next version."""
+        ...
+
+
+class Pace:
+    """Publishes when it is due or asked for, and never the same weights twice.
+
+    Attributes:
+        last: What was published last.
+    """
+
+    def __init__(self, origin: Origin, sync: Sync, *, is_asked: Callable[[], bool]) -> None:
+        """Publish the first weights.
+
+        Args:
+            origin: Of the versions.
+            sync: When they come.
+            is_asked: Returns whether the run asked for one since the last call.
+        """
+        self._origin = origin
+        self._steps_per_version = sync.steps_per_version
+        self._is_asked = is_asked
+        self._step = self._published_step = 0
+        self.last = origin.publish(step=0)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the present weights are those of the last version."""
+        return self._step == self._published_step
+
+    def after_step(self, step: int, *, is_last: bool = False) -> Publication | None:
+        """Publish what is due; the last step's weights are.
+
+        Returns:
+            None: these weights are no version, or not yet.
+        """
+        self._step = step
+        is_asked = self._is_asked()
+        every = self._steps_per_version
+        is_due = every is not None and step - self._published_step >= every
+        return self._publish() if is_due or is_asked or is_last else None
+
+    def when_asked(self) -> None:
+        """Publish while there is nothing to train on, if the run asks and there is news."""
+        if self._is_asked():
+            self._publish()
+
+    def finish(self) -> Publication:
+        """Publish the last weights, unless they are; return the last version."""
+        return self._publish() or self.last
+
+    def _publish(self) -> Publication | None:
+        if self.is_fresh:
+            return None
+        self.last = self._origin.publish(step=self._step)
+        self._published_step = self._step
+        return self.last

@@ -1,0 +1,76 @@
+"""When the weights of a trainer become a version."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from astraflow.config.recipe import Sync
+from astraflow.trainers.pace import Pace
+
+
+class Origin:
+    def __init__(self):
+        self.steps = []
+
+    def publish(self, *, step):
+        self.steps.append(step)
+        return SimpleNamespace(step=step)
+
+
+@pytest.fixture
+def origin():
+    return Origin()
+
+
+@pytest.fixture
+def orders():
+    return []
+
+
+@pytest.fixture
+def make_pace(origin, orders):
+    return lambda **sync: Pace(origin, Sync(**sync), is_asked=lambda: bool(orders and orders.pop()))
+
+
+def test_the_first_weights_are_published_and_then_those_of_every_step(make_pace, origin):
+    pace = make_pace()
+    for step in (1, 2, 3):
+        pace.after_step(step)
+        assert pace.is_fresh
+    assert origin.steps == [0, 1, 2, 3]
+
+
+def test_every_so_many_steps_make_one_version_and_an_order_begins_anew(make_pace, origin, orders):
+    pace = make_pace(every=3)
+    for step in range(1, 9):
+        if step == 4:
+            orders.append(True)
+        pace.after_step(step)
+    assert origin.steps == [0, 3, 4, 7]
+    assert not pace.is_fresh
+    assert pace.finish().step == 8
+    assert origin.steps[-1] == 8
+
+
+def test_nothing_comes_unasked_but_the_last_weights(make_pace, origin, orders):
+    pace = make_pace(style="asked")
+    assert pace.after_step(1) is None
+    orders.append(True)
+    assert pace.after_step(2).step == 2
+    assert pace.after_step(3) is None
+    assert pace.after_step(4, is_last=True).step == 4
+    assert origin.steps == [0, 2, 4]
+    assert pace.finish().step == 4
+    assert origin.steps == [0, 2, 4]
+
+
+def test_who_waits_publishes_what_is_new_when_asked_and_nothing_twice(make_pace, origin, orders):
+    pace = make_pace(style="asked")
+    orders.append(True)
+    pace.when_asked()
+    pace.after_step(1)
+    pace.when_asked()
+    assert origin.steps == [0]
+    orders.append(True)
+    pace.when_asked()
+    assert origin.steps == [0, 1]
