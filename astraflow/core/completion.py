@@ -103,7 +103,7 @@ class Completion:
                 f"{place}/groups_dropped_frac": groups / max(1, self._group_count),
                 f"{place}/rollouts_dropped": float(self._dropped_rollouts[name]),
             }
-            found |= {f"{place}/{key}": float(v) for key, v in each.metrics().items()}
+            found |= self._faults.metrics(place, each)
         return found
 
     def _whole(
@@ -141,7 +141,7 @@ class Completion:
 
     def _mask(self, name: str, each: RolloutFilter, group: WholeGroup) -> Sequence[bool]:
         everything = [True] * len(group.samples)
-        mask = self._faults.call(f"filter {name}", everything, each.keeps, group)
+        mask = self._faults.call(f"filter {name}", everything, lambda: list(each.keeps(group)))
         if len(mask) != len(group.samples):
             what = f"{len(mask)} answers for {len(group.samples)} samples"
             self._faults.note(f"filter {name}", what)

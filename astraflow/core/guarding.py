@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from astraflow.core.algorithms.faults import Faults
 from astraflow.core.algorithms.finding import batch_guard
 from astraflow.core.algorithms.plug_in import PlugInSpec
+from astraflow.core.algorithms.points import BatchGuard
 from astraflow.core.samples import FreshGroup
 
 
@@ -28,7 +29,7 @@ class Guarding:
     def unfit(self, groups: Sequence[FreshGroup]) -> tuple[str, tuple[FreshGroup, ...]] | None:
         """Return who refuses a batch, and the groups at fault; None: it is served."""
         for name, each in self._guards:
-            found = self._faults.call(f"guard {name}", (), each.unfit, groups)
+            found = self._unfit(name, each, groups)
             faulty = tuple(group for index, group in enumerate(groups) if index in found)
             if not faulty:
                 continue
@@ -48,5 +49,8 @@ class Guarding:
         found = {"data/guard/forced": float(self._forced)}
         for name, each in self._guards:
             found[f"data/guard/{name}/refused"] = float(self._refused[name])
-            found |= {f"data/guard/{name}/{k}": float(v) for k, v in each.metrics().items()}
+            found |= self._faults.metrics(f"data/guard/{name}", each)
         return found
+
+    def _unfit(self, name: str, each: BatchGuard, groups: Sequence[FreshGroup]) -> set[int]:
+        return self._faults.call(f"guard {name}", set[int](), lambda: set(each.unfit(groups)))

@@ -128,6 +128,8 @@ class Policy:
     @property
     def fresh_per_batch(self) -> int:
         """Fresh groups that the next batch takes; the rest of it is replayed."""
+        if not self.replay.target:
+            return self.settings.groups_per_batch
         return self.settings.groups_per_batch - self.replay.available(self.train_version)
 
     @property

@@ -158,7 +158,7 @@ class PromptQueue:
             "data/select/skipped_frac": (seen - admitted) / max(1, seen),
         } | self._mixing.metrics()
         for name, each in self._selectors:
-            found |= {f"data/select/{name}/{key}": float(v) for key, v in each.metrics().items()}
+            found |= self._state.faults.metrics(f"data/select/{name}", each)
         return found
 
     def _next(self) -> Prompt | None:

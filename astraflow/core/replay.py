@@ -6,7 +6,7 @@ a group is used 1 / (1 - r) times on average, as long as enough may be replayed.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from astraflow.core.algorithms.faults import Faults
@@ -47,6 +47,9 @@ class _Kept:
 class Replay:
     """What one policy may train on again.
 
+    Attributes:
+        target: Groups of a batch that are replayed, at most; 0: nothing is replayed.
+
     Example:
         Batches of 10 groups, ratio 0.3. The first batch has 10 fresh groups. Of these the second
         one has 3 again, with 7 fresh ones; with max_uses 2 the three are then forgotten.
@@ -61,7 +64,7 @@ class Replay:
             AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
         """
         self._settings = settings
-        self._target = int(settings.ratio * groups_per_batch + 1e-9)
+        self.target = int(settings.ratio * groups_per_batch + 1e-9)
         self._order = replay_order(settings.order)
         self._dice = dice
         self._faults = faults
@@ -85,7 +88,7 @@ class Replay:
         """Return how many groups a batch for a version would have again."""
         oldest = train_version - self._settings.max_staleness
         count = sum(count for version, count in self._free.items() if version >= oldest)
-        return min(self._target, count)
+        return min(self.target, count)
 
     def take(self, train_version: int, count: int) -> tuple[FreshGroup, ...]:
         """Return up to so many groups for a version, and have nobody else take them."""
@@ -101,8 +104,8 @@ class Replay:
             )
             for kept in found
         ]
-        picked = self._faults.call("replay order", (), self._order.pick, groups, count, self._dice)
-        taken = [found[index] for index in sorted(_sound(picked, len(found)))[:count]]
+        picked = self._faults.call("replay order", [], self._pick, groups, count)
+        taken = [found[index] for index in picked]
         self._lease(taken, is_leased=True)
         return tuple(kept.group for kept in taken)
 
@@ -114,7 +117,7 @@ class Replay:
             kept.use_count += 1
             if kept.use_count >= self._settings.max_uses:
                 self._forget(kept)
-        if self._target and self._settings.max_uses > 1:
+        if self.target and self._settings.max_uses > 1:
             for group in fresh:
                 self._kept[group.arrival] = _Kept(group=group)
                 self._free[group.min_version] += 1
@@ -149,14 +152,18 @@ class Replay:
 
     def metrics(self) -> Mapping[str, float]:
         """Return numbers for the log."""
-        if not self._target:
+        if not self.target:
             return {}
         return {
             "data/replay/groups": float(len(self._kept)),
             "data/replay/nbytes": float(self._nbytes),
             "data/replay/uses": float(self._use_count),
             "data/replay/evicted": float(self._evicted_count),
-        } | {f"data/replay/{k}": float(v) for k, v in self._order.metrics().items()}
+        } | self._faults.metrics("data/replay", self._order)
+
+    def _pick(self, groups: Sequence[UsedGroup], count: int) -> list[int]:
+        picked = dict.fromkeys(self._order.pick(groups, count, self._dice))
+        return sorted([index for index in picked if 0 <= index < len(groups)][:count])
 
     def _eligible(self, train_version: int) -> list[_Kept]:
         oldest = train_version - self._settings.max_staleness
@@ -196,7 +203,3 @@ class Replay:
             if not kept.is_leased:
                 self._forget(kept)
                 self._evicted_count += 1
-
-
-def _sound(indexes: Collection[int], count: int) -> set[int]:
-    return {index for index in indexes if 0 <= index < count}

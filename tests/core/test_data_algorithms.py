@@ -1,11 +1,11 @@
 """Data algorithms in a whole run: what is asked, kept, refused, replayed, and in the books."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from astraflow.core.algorithms.plug_in import PlugInSpec
-from astraflow.core.algorithms.points import BatchGuard, PromptSelector, RolloutFilter
+from astraflow.core.algorithms.points import BatchGuard, PromptSelector, ReplayOrder, RolloutFilter
 from astraflow.core.buffer import BufferOrder, BufferSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.mixing import MixPhase
@@ -331,6 +331,63 @@ class TestServing:
         world.work(node, 5)
         assert world.policy().leased_count == 4
         assert world.policy().fresh_count == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"filters": (spec(f"{HERE}:NoNumbers"),)}, "data/filter"),
+        ({"filters": (spec(f"{HERE}:NoAnswer"),)}, "NoneType"),
+        ({"serving": {"guards": (spec(f"{HERE}:NoGuard"),)}}, "TypeError"),
+        (
+            {"serving": {"replay": ReplaySettings(ratio=0.5, order=spec(f"{HERE}:Nonsense"))}},
+            "replay order",
+        ),
+    ],
+)
+def test_whatever_algorithms_do_wrong_the_books_are_exact(make_world, settings, said):
+    if "serving" in settings and "replay" in settings["serving"]:
+        bound = replace(settings["serving"]["replay"], max_staleness=1)
+        settings = {"serving": {"replay": bound}}
+    world = make_world(**settings)
+    trainer, node = world.started(credit=32)
+    world.work(node, 2)
+    for version in (1, 2):
+        if world.batches.get((trainer, 0)):
+            world.train(trainer)
+            world.report(node, version)
+            world.work(node, 2)
+    world.tick()
+    assert world.state is RunState.FAILED
+    assert said in world.run.status(world.clock.now()).failure.message
+    assert world.account().is_balanced
+
+
+@dataclass
+class NoNumbers(RolloutFilter):
+    def keeps(self, group):
+        return (True for _ in group.samples)
+
+    def metrics(self):
+        return {"a": "b"}
+
+
+@dataclass
+class NoAnswer(RolloutFilter):
+    def keeps(self, group):
+        return None
+
+
+@dataclass
+class NoGuard(BatchGuard):
+    def unfit(self, groups):
+        return 3
+
+
+@dataclass
+class Nonsense(ReplayOrder):
+    def pick(self, groups, count, dice):
+        return ["x"]
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from astraflow.core.algorithms.plug_in import PlugIn
 from astraflow.core.errors import Failure, Reason
 
 P = ParamSpec("P")
@@ -36,6 +37,15 @@ class Faults:
         except Exception as error:  # noqa: BLE001 - whatever the code of others may raise
             self.note(where, f"{type(error).__name__}: {error}")
             return default
+
+    def metrics(self, prefix: str, algorithm: PlugIn) -> dict[str, float]:
+        """Return the numbers of an algorithm under a prefix."""
+
+        def read() -> dict[str, float]:
+            found = algorithm.metrics().items()
+            return {f"{prefix}/{name}": float(value) for name, value in found}
+
+        return self.call(prefix, dict[str, float](), read)
 
     def note(self, where: str, what: str) -> None:
         """Remember that an algorithm failed."""

@@ -59,6 +59,28 @@ def test_algorithms_of_others_are_named_by_module_and_class():
     assert made == EveryOther(weights=(1.0, 2.5))
 
 
+def test_installed_packages_add_names(tmp_path, monkeypatch):
+    (tmp_path / "theirs.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from astraflow.core.algorithms.points import PromptSelector\n"
+        "@dataclass\n"
+        "class Theirs(PromptSelector):\n"
+        "    share: float = 0.5\n"
+    )
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    points = "[astraflow.prompt_selectors]\ntheirs = theirs:Theirs\n"
+    (info / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    finding._entry_points.cache_clear()
+    try:
+        assert make("theirs", share=1).share == 1.0
+        assert "theirs" in finding.names(finding.Point.SELECTOR)
+    finally:
+        finding._entry_points.cache_clear()
+
+
 def test_mistakes_are_named():
     assert "did you mean greso?" in refused("gresso").message
     assert "did you mean min_submit_easy?" in refused("greso", min_submit_eesy=1).message
