@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights import disk_writer
+from astraflow.weights import disk_writer, snapshot
 from astraflow.weights.disk_copy import DiskCopy
 from astraflow.weights.disk_files import RECORD, Record, read_patch
 from astraflow.weights.pulled import PullFailed
@@ -100,12 +100,16 @@ async def test_a_copy_of_a_version_is_whole_while_later_ones_are_written_over_it
     nodes, monkeypatch
 ):
     monkeypatch.setattr(disk_writer, "MAX_STEPS", 99)
+    monkeypatch.setattr(snapshot, "_BLOCK_NBYTES", 1024)
     await follow(nodes, 2)
     held = nodes.copy._snapshots.begin()
     expected = held.flat.copy()
     blocks = nodes.copy._snapshots.blocks()
-    await follow(nodes, 3)
-    assert (np.concatenate([*blocks]) == expected).all()
+    parts = []
+    for _ in range(5):
+        await follow(nodes, 1)
+        parts.append(next(blocks))
+    assert (np.concatenate([*parts, *blocks]) == expected).all()
     assert not (nodes.puller._held.flat == expected).all()
 
 
