@@ -16,6 +16,7 @@ from random import Random
 from typing import Final, Protocol
 
 from astraflow.core.versions import SourceKind, VersionInfo
+from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.weights.disk_copy import DiskCopy
 from astraflow.weights.object_writer import ObjectWriter
 from astraflow.weights.puller import WeightPuller
@@ -207,7 +208,8 @@ async def _fill_node(counts: Counts, rng: Random, seed: int) -> None:
 def _with_copy(world: World, disk: Disk) -> tuple[Receiver, DiskCopy]:
     copy = DiskCopy.open(disk.folder)
     receiver = Receiver(world)
-    receiver.puller = WeightPuller(POLICY, copy=copy, stall_timeout_s=5.0)
+    # A file size limit holds for shared memory too, which is not what is tried here.
+    receiver.puller = WeightPuller(POLICY, lane=GrpcLane(), copy=copy)
     return receiver, copy
 
 
