@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astraflow.cli.options import AsJson, Overrides, RunPath
+from astraflow.cli.options import AsJson, Overrides, RunPath, pairs
 
 if TYPE_CHECKING:
     from astraflow.config.recipe import Recipe
+    from astraflow.config.run_dir import RunDir
+    from astraflow.core.evals import EvalRun
     from astraflow.launch.evaluate import SuiteResult
 
 
@@ -26,10 +28,24 @@ def evaluate(
     suite: Annotated[
         str | None, typer.Option(help="A suite of the recipe; unset: the first.")
     ] = None,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Ask the run itself, which goes on training meanwhile."),
+    ] = False,
+    version: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="POLICY=VERSION", help="With --live: what to measure; unset: the newest."
+        ),
+    ] = None,
+    share: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="With --live: of the pool; unset: the recipe's."),
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure checkpoints of a run on a suite of its recipe, in this process.
+    """Measure checkpoints of a run on a suite of its recipe, in this process or in the run.
 
     Prompts, sampling and seeds are those of the run: the same weights give the same result.
     """
@@ -47,8 +63,40 @@ def evaluate(
     if name not in recipe.evals:
         known = ", ".join(recipe.evals) or "none"
         raise AstraflowError(Reason.EVAL_UNKNOWN, f"--suite {name}: the recipe has {known}")
+    if live:
+        _ask(run_dir, name, version or [], share, as_json=as_json)
+        return
     for each in step or ["first", "last"]:
         _show(_evaluate(recipe, run, each, name), each, as_json=as_json)
+
+
+def _ask(
+    run_dir: "RunDir", suite: str, version: list[str], share: float | None, *, as_json: bool
+) -> None:
+    import asyncio  # noqa: PLC0415
+
+    from astraflow.core.ids import PolicyId  # noqa: PLC0415
+    from astraflow.launch.live_eval import evaluate_live  # noqa: PLC0415
+
+    pinned = {
+        PolicyId(policy): _number(text) for policy, text in pairs(version, "--version").items()
+    }
+
+    def note(seen: "EvalRun") -> None:
+        if seen.failure is not None and not as_json:
+            typer.echo(f"waits: {seen.failure.message}", err=True)
+
+    done = asyncio.run(evaluate_live(run_dir, suite, versions=pinned, pool_share=share, note=note))
+    versions = ", ".join(f"{policy} {number}" for policy, number in done.versions.items())
+    _show(done, versions, as_json=as_json)
+
+
+def _number(text: str) -> int:
+    from astraflow.core.errors import AstraflowError, Reason  # noqa: PLC0415
+
+    if not text.isdecimal():
+        raise AstraflowError(Reason.INVALID_FIELD, f"--version: '{text}' is no version number")
+    return int(text)
 
 
 def _evaluate(recipe: "Recipe", run: Path, step: str, suite: str) -> "SuiteResult":
@@ -64,7 +112,7 @@ def _evaluate(recipe: "Recipe", run: Path, step: str, suite: str) -> "SuiteResul
     return asyncio.run(evaluate_suite(recipe, suite, checkpoints))
 
 
-def _show(result: "SuiteResult", step: str, *, as_json: bool) -> None:
+def _show(result: "SuiteResult | EvalRun", step: str, *, as_json: bool) -> None:
     import json  # noqa: PLC0415
     from dataclasses import asdict  # noqa: PLC0415
 
@@ -72,8 +120,12 @@ def _show(result: "SuiteResult", step: str, *, as_json: bool) -> None:
         fields: dict[str, Any] = asdict(result) | {"step": step}
         typer.echo(json.dumps(fields, default=str))
         return
-    for each in result.results:
-        parts = [f"avg@{each.repeats} {each.avg_at_k:.4f}", f"{each.prompt_count} prompts"]
+    whole = [result.overall] if result.overall and len(result.results) > 1 else []
+    for each in [*result.results, *whole]:
+        parts = [f"avg@{each.repeats} {each.avg_at_k:.4f}"]
+        parts += [f"pass@{k} {value:.4f}" for k, value in each.pass_at_k.items() if k > 1]
+        parts += [f"mean reward {each.mean_reward:.4f}", f"{each.prompt_count} prompts"]
         parts += [f"{key} {value:.4f}" for key, value in each.metrics.items()]
         missing = f", {each.missing_count} missing" if each.missing_count else ""
-        typer.echo(f"{step}: {result.suite}/{each.data_set}: {', '.join(parts)}{missing}")
+        data_set = each.data_set or "overall"
+        typer.echo(f"{step}: {result.suite}/{data_set}: {', '.join(parts)}{missing}")
