@@ -1,15 +1,19 @@
 """What the commands of each role do once their arguments are read."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from astraflow.config.loader import load_recipe
+from astraflow.config.recipe import Tracing
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.models import cache_dir
 from astraflow.launch.processes import hold_lifeline
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
+from astraflow.telemetry.otel import configure_tracing
+from astraflow.telemetry.traces import use_recorder
 
 
 def serve_hub(recipe: Path, *, overrides: Sequence[str], run_dir: Path | None) -> int:
@@ -19,7 +23,9 @@ def serve_hub(recipe: Path, *, overrides: Sequence[str], run_dir: Path | None) -
     hold_lifeline()
     configure_logging("hub")
     settings = load_recipe(recipe, overrides)
-    return main_serve(settings, run_dir=run_dir or Path("runs") / settings.name)
+    folder = run_dir or Path("runs") / settings.name
+    with _traced("hub", settings.tracing, folder):
+        return main_serve(settings, run_dir=folder)
 
 
 def join_pool(
@@ -39,15 +45,16 @@ def join_pool(
     _use_threads(settings.raas.engine.thread_count)
     from astraflow.raas.main import main_join  # noqa: PLC0415
 
-    return main_join(
-        settings,
-        hub=hub,
-        token=token,
-        name=name,
-        region=region,
-        models={policy: Path(path) for policy, path in models.items()},
-        tls=None if tls.is_plain else tls,
-    )
+    with _traced(name or "raas", settings.tracing, None):
+        return main_join(
+            settings,
+            hub=hub,
+            token=token,
+            name=name,
+            region=region,
+            models={policy: Path(path) for policy, path in models.items()},
+            tls=None if tls.is_plain else tls,
+        )
 
 
 def train(
@@ -72,17 +79,19 @@ def train(
     _use_threads(settings.policies[policy].trainer.thread_count)
     from astraflow.trainers.main import main_run  # noqa: PLC0415
 
-    return main_run(
-        settings,
-        policy_id=policy,
-        hub=hub,
-        token=token,
-        run_dir=run_dir or Path("runs") / settings.name,
-        model_dir=model or make_warm_up(recipe, overrides=overrides, policy=policy),
-        listen=listen,
-        advertise=advertise,
-        tls=None if tls.is_plain else tls,
-    )
+    folder = run_dir or Path("runs") / settings.name
+    with _traced(f"trainer-{policy}", settings.tracing, folder):
+        return main_run(
+            settings,
+            policy_id=policy,
+            hub=hub,
+            token=token,
+            run_dir=folder,
+            model_dir=model or make_warm_up(recipe, overrides=overrides, policy=policy),
+            listen=listen,
+            advertise=advertise,
+            tls=None if tls.is_plain else tls,
+        )
 
 
 def make_warm_up(recipe: Path, *, overrides: Sequence[str], policy: str) -> Path:
@@ -94,6 +103,17 @@ def make_warm_up(recipe: Path, *, overrides: Sequence[str], policy: str) -> Path
 
     model = settings.policies[policy].model
     return ensure_model(model, seed=settings.seed, cache_dir=cache_dir())
+
+
+@contextmanager
+def _traced(role: str, tracing: Tracing, run_dir: Path | None) -> Generator[None]:
+    """Record the spans of this process as the recipe says; at the end all are written."""
+    folder = tracing.path or (run_dir and run_dir / "traces")
+    configure_tracing(role, exporter=tracing.exporter, folder=folder, share=tracing.share)
+    try:
+        yield
+    finally:
+        use_recorder(None)
 
 
 def _use_threads(count: int) -> None:

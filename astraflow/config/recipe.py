@@ -470,6 +470,18 @@ class Metrics(Strict):
         return listen
 
 
+class Tracing(Strict):
+    """A trace per group, over all processes; see observability.md."""
+
+    exporter: str = "off"
+    """off; file or console: JSON lines; or the name of an installed OpenTelemetry exporter, such as
+    otlp, which reads its own OTEL_ variables. Needs `astraflow[otel]`."""
+    path: Path | None = None
+    """Folder of the exporter `file`; unset: traces, in the run's folder."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Of the groups, which are traced."""
+
+
 class Hub(Strict):
     """The Dataflow process."""
 
@@ -498,6 +510,7 @@ class Recipe(Strict):
     autoscale: Autoscale = Autoscale()
     hub: Hub = Hub()
     metrics: Metrics = Metrics()
+    tracing: Tracing = Tracing()
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:

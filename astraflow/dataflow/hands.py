@@ -33,6 +33,7 @@ from astraflow.dataflow.recorder import Recorder
 from astraflow.dataflow.seats import Seats, SessionLeft
 from astraflow.dataflow.tallies import Tallies
 from astraflow.dataflow.tokens import ended_error, fenced_error
+from astraflow.dataflow.traces import HubTraces
 from astraflow.dataflow.watches import Watches
 
 log = structlog.get_logger(__name__)
@@ -46,6 +47,7 @@ class Hands:
     Attributes:
         memory: What is known of members.
         tallies: What is counted.
+        traces: What is traced.
         draws: What has to be read from data sets.
         seats: Who streams what.
         mail: What waits for the streams.
@@ -54,10 +56,17 @@ class Hands:
     """
 
     def __init__(
-        self, *, recorder: Recorder, draws: Outbox[Draw], memory: Memory, tallies: Tallies
+        self,
+        *,
+        recorder: Recorder,
+        draws: Outbox[Draw],
+        memory: Memory,
+        tallies: Tallies,
+        traces: HubTraces,
     ) -> None:
         self.memory = memory
         self.tallies = tallies
+        self.traces = traces
         self.draws = draws
         self.seats = Seats()
         self.mail = Mailroom()
@@ -67,6 +76,7 @@ class Hands:
 
     def carry_out(self, effect: Effect, now: datetime) -> None:
         """Do what one effect asks for."""
+        effect = self.traces.stamp(effect, now)
         self.memory.see(effect, now)
         self.tallies.see(effect, self.memory.roster)
         match effect:

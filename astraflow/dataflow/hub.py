@@ -52,6 +52,7 @@ from astraflow.dataflow.prompts import DataSets, PromptSources
 from astraflow.dataflow.recorder import Recorder
 from astraflow.dataflow.tallies import Tallies
 from astraflow.dataflow.tokens import SessionTokens, token_digest
+from astraflow.dataflow.traces import HubTraces
 from astraflow.storage.journal import Journal
 from astraflow.wire.journal import record_bytes
 from astraflow_proto.rollout.v1 import rollout_pb2
@@ -90,7 +91,11 @@ class Hub:
         self.memory = memory or Memory()
         self.tallies = Tallies()
         self.hands = Hands(
-            recorder=recorder, draws=Outbox(), memory=self.memory, tallies=self.tallies
+            recorder=recorder,
+            draws=Outbox(),
+            memory=self.memory,
+            tallies=self.tallies,
+            traces=HubTraces(run.status(clock.now()).run_id),
         )
         self.commits = Commits(journal, self._carry_out, on_commit=self.tallies.committed)
         self.metrics_address = ""
@@ -167,6 +172,7 @@ class Hub:
             self.hands.mail.open_batches(event.member_id, event.rank)
         for effect in decided.effects:
             self.hands.carry_out(effect, decided.time)
+        self.hands.traces.see(event, decided.answer)
         self.memory.note(event, decided.answer, decided.time)
         self.hands.watches.touch()
 

@@ -49,6 +49,7 @@ def run_recipe(recipe: Recipe, *, runs: Path, console: Console) -> RunSummary:
     """
     started = time.monotonic()
     run_dir = claim_run_dir(runs, recipe.name)
+    recipe = _with_trace_folder(recipe, run_dir)
     run_dir.recipe.write_text(dump_recipe(recipe))
     launch = _Launch(recipe=recipe, run_dir=run_dir, console=console)
     state, failure = asyncio.run(launch.run())
@@ -85,6 +86,14 @@ def claim_run_dir(runs: Path, name: str) -> RunDir:
         shutil.move(run_dir.root, _free(runs, f"{name}.{made:%Y%m%d-%H%M%S}"))
     run_dir.root.mkdir(parents=True)
     return run_dir
+
+
+def _with_trace_folder(recipe: Recipe, run_dir: RunDir) -> Recipe:
+    """Let all processes write their spans into one folder."""
+    if recipe.tracing.path is not None:
+        return recipe
+    tracing = recipe.tracing.model_copy(update={"path": run_dir.root.absolute() / "traces"})
+    return recipe.model_copy(update={"tracing": tracing})
 
 
 def _free(runs: Path, name: str) -> Path:

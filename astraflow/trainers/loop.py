@@ -1,7 +1,7 @@
 """The training loop, on one screen: a batch, a step, a version, an ack."""
 
 from collections.abc import Iterable, Mapping
-from time import perf_counter
+from time import perf_counter, time_ns
 
 import structlog
 
@@ -14,6 +14,7 @@ from astraflow.trainers.mismatch import MismatchProbe
 from astraflow.trainers.pace import Pace
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tallies import TrainerTallies
+from astraflow.trainers.traces import trace_step
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -40,17 +41,23 @@ def train(
     """
     checkpoints.save(step=0, version=pace.last.info.version)
     for batch in batches:
-        started = perf_counter()
+        started, started_ns = perf_counter(), time_ns()
         if pace.is_fresh:
             probe.keep(pace.last.info.version)
         rows = TrainRows.from_parts(batch.parts)
         seen = probe.look(rows)
         learned = learner.step(rows, loss_token_count=batch.header.loss_token_count)
-        step_s = perf_counter() - started
+        step_s, stepped_ns = perf_counter() - started, time_ns()
         step = learner.step_count
         published = pace.after_step(step, is_last=step == settings.step_count)
         if published is not None:
             tallies.published(published.info.version, perf_counter() - started - step_s)
+        trace_step(
+            batch.header,
+            step=step,
+            version=published.info.version if published else None,
+            times_ns=(started_ns, stepped_ns, time_ns()),
+        )
         orders = client.take_orders()
         is_due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         if is_due or orders.checkpoint_ids:

@@ -12,6 +12,7 @@ from astraflow.core.ids import PolicyId, RolloutId, TrajectoryId
 from astraflow.core.rollouts import FinishReason, Trajectory, VersionSpan
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams
 from astraflow.engines.protocol import Generation
+from astraflow.telemetry.traces import span
 from astraflow.workflows.protocol import PolicyPort, Reply
 
 
@@ -167,7 +168,8 @@ class Recorder:
         port = self._port
         sampling = self._fit(replace(self._sampling, **overrides))
         start = len(self._tokens)
-        generation = await port.engine.generate(self._tokens, sampling, version=port.version)
+        with span("gen_ai.generate", prompt_token_count=start, policy=self.policy_id):
+            generation = await port.engine.generate(self._tokens, sampling, version=port.version)
         sampled = generation.tokens.tolist()
         self._tokens.extend(sampled)
         self._generations.append((start, generation))

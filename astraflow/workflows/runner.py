@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import cast
 
@@ -10,6 +10,7 @@ from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import WorkflowId
 from astraflow.core.rollouts import Outcome, Rollout, Trajectory
+from astraflow.telemetry.traces import span
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.protocol import Score, Workflow
 
@@ -53,8 +54,17 @@ async def run_episode(
     else that was raised. Only a cancellation goes through.
     """
     start_time = clock.now()
-    result = await _result(loaded, episode)
-    return _rollout(loaded, episode, result, start_time=start_time, finish_time=clock.now())
+    task = episode.task
+    with span(
+        "rl.sample",
+        parent=task.traceparent,
+        workflow=loaded.workflow_id,
+        group=task.group_id,
+        sample=episode.sample_index,
+    ) as traceparent:
+        result = await _result(loaded, episode)
+    rollout = _rollout(loaded, episode, result, start_time=start_time, finish_time=clock.now())
+    return replace(rollout, traceparent=traceparent) if traceparent else rollout
 
 
 async def _result(loaded: LoadedWorkflow, episode: Episode) -> _Result:

@@ -4,6 +4,7 @@ import inspect
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
+from astraflow.telemetry.traces import span
 from astraflow.workflows.protocol import Score, Scorer
 
 
@@ -27,9 +28,10 @@ class GuardedScorer:
             AstraflowError: SCORER_FAILED, or SCORER_TIMEOUT when the scorer raised that.
         """
         try:
-            score = self._scorer(prompt, text)
-            if inspect.isawaitable(score):
-                score = await score
+            with span("rl.reward", scorer=self._name):
+                score = self._scorer(prompt, text)
+                if inspect.isawaitable(score):
+                    score = await score
         except AstraflowError as error:
             if error.reason in (Reason.SCORER_FAILED, Reason.SCORER_TIMEOUT):
                 raise
