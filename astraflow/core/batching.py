@@ -156,7 +156,12 @@ class Batching:
         match event.outcome:
             case BatchOutcome.CONSUMED:
                 metrics = policy.consume(
-                    lease, now, step=event.step, wait_s=event.wait_s, train_s=event.train_s
+                    lease,
+                    now,
+                    step=event.step,
+                    wait_s=event.wait_s,
+                    train_s=event.train_s,
+                    checkpoint_id=event.checkpoint_id,
                 )
                 selected = self._training.prompts.metrics()
                 self._record(policy, lease, {**metrics, **selected, **event.metrics})

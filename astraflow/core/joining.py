@@ -53,8 +53,10 @@ class Joining:
         policy = self._state.policy(request.policy_id)
         known = self._known(event.resumes, request.resume, Role.TRAINER)
         self._must_train(request, known)
-        if not self._goes_on(known, request.resume):
-            policy.step = request.last_step
+        goes_on = self._goes_on(known, request.resume)
+        undone = 0
+        if not goes_on:
+            undone = policy.lineage.undone_count(request.checkpoint_id, request.last_step)
         live = self._take_over(event.resumes, request.resume, now)
         held = frozenset(request.resume.held_batch_ids if request.resume else ())
         if isinstance(live, TrainerMember):
@@ -64,6 +66,8 @@ class Joining:
         else:
             member = self._new_trainer(event, now)
             self._batching.regain(policy, held)
+        rolled_back = [] if goes_on else policy.roll_back(undone, request.last_step)
+        self._state.records.undo(policy.policy_id, {batch.batch_id for batch in rolled_back})
         policy.gone_time = None
         member.weight_endpoints = request.weight_endpoints
         member.keep_alive_time = now
@@ -75,6 +79,7 @@ class Joining:
             run_id=self._state.settings.run_id,
             max_staleness=policy.settings.max_staleness,
             next_version=policy.versions.next_version,
+            rolled_back_batch_count=len(rolled_back),
         )
 
     def _must_be_admissible(self, request: JoinPool, known: MemberId | None) -> None:

@@ -17,6 +17,7 @@ from astraflow.core.groups import TrainGroup
 from astraflow.core.guarding import Guarding
 from astraflow.core.ids import BatchId
 from astraflow.core.leases import Desk, Lease
+from astraflow.core.lineage import Lineage, TrainedBatch
 from astraflow.core.members import ModelIdentity
 from astraflow.core.records import Entry
 from astraflow.core.replay import Replay
@@ -49,6 +50,7 @@ class Policy:
         is_asked: Whether its trainer was asked for a version that has not come.
         replay: What it may train on again.
         completion: Of its groups.
+        lineage: What its weights were trained on.
     """
 
     def __init__(self, settings: PolicySettings, run: RunSettings, *, faults: Faults) -> None:
@@ -93,6 +95,8 @@ class Policy:
         )
         self._arrivals = 0
         self.metrics: Mapping[str, float] = {}
+        self.lineage = Lineage(settings.policy_id)
+        self._is_restoring = False
 
     @property
     def train_version(self) -> int:
@@ -297,15 +301,74 @@ class Policy:
         """Drop the groups of a batch."""
         self._drop(lease.samples, RolloutPlace.LEASED, Reason.BATCH_DISCARDED)
         self.open_groups -= len(lease.groups)
-        self.replay.forget(lease.replayed)
+        self.replay.forget(group.arrival for group in lease.replayed)
+
+    def roll_back(self, count: int, step: int) -> list[TrainedBatch]:
+        """Count the last batches as not trained: their weights are lost.
+
+        What is new enough goes back to the buffer as far as groups may be open; the rest is
+        dropped. The next version is that of the weights which are left.
+
+        Args:
+            count: Batches.
+            step: Optimizer steps that are left.
+
+        Returns:
+            Those that were rolled back, newest first; none when the data has ended.
+        """
+        if self.end is not None:
+            return []
+        self.step = step
+        newest = self.versions.newest
+        self._is_restoring = newest is not None and newest.step > step
+        undone = self.lineage.cut(count)
+        self.consumed_count -= len(undone)
+        for batch in undone:
+            self.books.move(RolloutPlace.TRAINED, RolloutPlace.LEASED, batch.sample_count)
+            self.books.replayed -= batch.replayed_count
+            self.replay.forget(batch.arrivals)
+            if batch.lease is None:
+                self.books.drop(RolloutPlace.LEASED, Reason.STALE, batch.sample_count)
+            else:
+                self._undo(batch.lease)
+        self.prune()
+        return undone
+
+    def _undo(self, lease: Lease) -> None:
+        for row in lease.rows:
+            row.use_count -= 1
+        self.replay.undo(lease.replayed)
+        for group in lease.groups:
+            samples = group.samples
+            if self.open_groups >= self.open_limit:
+                self._drop(samples, RolloutPlace.LEASED, Reason.BUFFER_FULL)
+                continue
+            self._buffer.put(group)
+            self._move(samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
+            self.open_groups += 1
+
+    def note_version(self) -> None:
+        """Note that a version was published: lost weights are restored with it."""
+        self._is_restoring = False
 
     def consume(
-        self, lease: Lease, now: datetime, *, step: int, wait_s: float, train_s: float
+        self,
+        lease: Lease,
+        now: datetime,
+        *,
+        step: int,
+        wait_s: float,
+        train_s: float,
+        checkpoint_id: str = "",
     ) -> dict[str, float]:
         """Count the groups of a batch as trained; return the batch's metrics."""
         samples = lease.samples + lease.replayed_samples
         self.step = step if step > self.step else self.step + 1
         self.consumed_count += 1
+        self.lineage.add(lease, self.step, checkpoint_id=checkpoint_id)
+        # A version more would come of weights that are restored.
+        oldest = self.versions.newest_version + 1 - self.settings.max_staleness
+        self.lineage.release(oldest)
         self.open_groups -= len(lease.groups)
         self.books.move(RolloutPlace.LEASED, RolloutPlace.TRAINED, len(lease.samples))
         self.books.replayed += len(lease.replayed_samples)
@@ -359,9 +422,10 @@ class Policy:
         newest = self.versions.newest
         if newest is None:
             return batches_ahead // (self.settings.steps_per_version or 1) or -1
+        is_restoring = self._is_restoring
         return admission.train_version(
-            newest=newest.version,
-            newest_step=newest.step,
+            newest=newest.version + is_restoring,
+            newest_step=self.step if is_restoring else newest.step,
             step=self.step,
             leased_batch_count=leased_batch_count,
             batches_ahead=batches_ahead,

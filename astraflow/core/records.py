@@ -1,11 +1,13 @@
 """Records: the newest rollouts, and what became of each, within a bound."""
 
 from collections import deque
+from collections.abc import Set
 from dataclasses import dataclass
 
-from astraflow.core.ids import MemberId, PolicyId, PromptId
+from astraflow.core.errors import Reason
+from astraflow.core.ids import BatchId, MemberId, PolicyId, PromptId
 from astraflow.core.rollouts import Rollout
-from astraflow.core.status import RolloutPlacement, RolloutRecord
+from astraflow.core.status import RolloutPlace, RolloutPlacement, RolloutRecord
 
 # tokens i32, logprobs f32 and sampled_mask bool
 _NBYTES_PER_TOKEN = 9
@@ -45,6 +47,15 @@ class Records:
         self._nbytes += nbytes
         while len(self._entries) > self._max_count or self._nbytes > self._max_nbytes:
             self._nbytes -= self._entries.popleft()[1]
+
+    def undo(self, policy_id: PolicyId, batch_ids: Set[BatchId]) -> None:
+        """Note that batches count as not trained; what went elsewhere since is there."""
+        for entry, _ in self._entries if batch_ids else ():
+            placed = entry.placements.get(policy_id)
+            if placed and placed.place is RolloutPlace.TRAINED and placed.batch_id in batch_ids:
+                entry.placements[policy_id] = RolloutPlacement(
+                    policy_id=policy_id, place=RolloutPlace.DROPPED, reason=Reason.STALE
+                )
 
     def newest_first(self) -> list[RolloutRecord]:
         """Return what is listed."""

@@ -6,7 +6,7 @@ a group is used 1 / (1 - r) times on average, as long as enough may be replayed.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from astraflow.core.algorithms.faults import Faults
@@ -132,10 +132,16 @@ class Replay:
         """Note that a batch is trained on after all."""
         self._lease(self._here(groups), is_leased=True)
 
-    def forget(self, groups: Sequence[FreshGroup]) -> None:
-        """Let nobody train on groups again."""
-        for kept in self._here(groups):
-            self._forget(kept)
+    def undo(self, again: Sequence[FreshGroup]) -> None:
+        """Note that the uses of one batch do not count."""
+        for kept in self._here(again):
+            kept.use_count -= 1
+
+    def forget(self, arrivals: Iterable[int]) -> None:
+        """Let nobody train on groups again, named by their arrival."""
+        for arrival in arrivals:
+            if arrival in self._kept:
+                self._forget(self._kept[arrival])
 
     def prune(self, train_version: int) -> None:
         """Forget what is too old for a version and all that follow."""

@@ -285,6 +285,8 @@ class Run:
         is_new = info.version == policy.versions.next_version
         policy.is_asked &= not is_new
         if policy.versions.publish(info, now):
+            if is_new:
+                policy.note_version()
             self._pacing.announce_again(policy.versions.get(info.version))
         if is_new and info.policy_id == self._state.settings.workflow.policy_ids[0]:
             self._training.prompts.begin_version(info.version)

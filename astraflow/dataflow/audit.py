@@ -6,8 +6,16 @@ from dataclasses import dataclass
 
 from astraflow.core.batches import BatchOutcome, BatchPart
 from astraflow.core.effects import CloseSession, SendBatch, SendTask
-from astraflow.core.events import BatchAcked, Event, RolloutArrived, TaskFinished, TaskNacked
+from astraflow.core.events import (
+    BatchAcked,
+    Event,
+    RolloutArrived,
+    TaskFinished,
+    TaskNacked,
+    TrainerRegistered,
+)
 from astraflow.core.ids import BatchId, MemberId, PolicyId, RolloutId, TaskId
+from astraflow.core.members import TrainerRegistration
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.core.run import Decision, Run
 
@@ -45,6 +53,8 @@ class Audit:
         self._batches: dict[BatchId, set[RolloutId]] = defaultdict(set)
         self._policies: dict[BatchId, PolicyId] = {}
         self._settled: set[BatchId] = set()
+        # The rollouts of each trained batch, oldest first.
+        self._lineages: dict[PolicyId, list[set[RolloutId]]] = defaultdict(list)
         self._consumed: dict[PolicyId, set[RolloutId]] = defaultdict(set)
         self._task_faults: list[str] = []
         self._rollout_faults: list[str] = []
@@ -93,6 +103,9 @@ class Audit:
             case TaskNacked():
                 if event.task_id in self._tasks:
                     self._end(event.task_id, "tasks_given_back")
+            case TrainerRegistered():
+                if isinstance(answer, TrainerRegistration):
+                    self._roll_back(event.request.policy_id, answer.rolled_back_batch_count)
             case BatchAcked():
                 if answer is True and event.batch_id not in self._settled:
                     self._settle(event)
@@ -112,6 +125,14 @@ class Audit:
         self._tasks.pop(task_id, None)
         self.counts[how] += 1
 
+    def _roll_back(self, policy_id: PolicyId, count: int) -> None:
+        """Begin another lineage, without the last batches."""
+        self.counts["batches_rolled_back"] += count
+        lineage = self._lineages[policy_id]
+        for rollouts in lineage[max(0, len(lineage) - count) :] if count else ():
+            self._consumed[policy_id] -= rollouts
+        del lineage[max(0, len(lineage) - count) :]
+
     def _settle(self, event: BatchAcked) -> None:
         self._settled.add(event.batch_id)
         rollouts = self._batches.pop(event.batch_id, None)
@@ -121,7 +142,9 @@ class Audit:
         if rollouts is None:
             # It was sent before the snapshot.
             return
-        trained = self._consumed[self._policies[event.batch_id]]
+        policy_id = self._policies[event.batch_id]
+        self._lineages[policy_id].append(rollouts)
+        trained = self._consumed[policy_id]
         again = rollouts & trained
         self._rollout_faults += [f"{each} is trained on in two batches" for each in sorted(again)]
         trained |= rollouts

@@ -106,6 +106,8 @@ def laws(make_world, suite, rollout_of, picture_of):
             self.lost = {}  # policy -> batches whose session ended
             self.steps = Counter()
             self.consumed = {policy: set() for policy in policies}
+            self.lineages = {policy: [] for policy in policies}  # (step, rollouts) per batch
+            self.counted = set()  # batches that counted after their session had ended
             self.sent = []
             self._listen()
             for policy in policies:
@@ -398,8 +400,8 @@ def laws(make_world, suite, rollout_of, picture_of):
             newest = self.world.policy(policy).version
             for part in parts:
                 assert (part.values("min_versions") >= newest - self.max_staleness).all()
-            self.count_consumed(policy, parts)
             step = self.world.policy(policy).step + 1
+            self.count_consumed(policy, parts, step)
             if not is_ack_first:
                 self.publish_if_due(policy, step)
             assert self.world.ack(trainer, header.batch_id, step=step)
@@ -433,7 +435,8 @@ def laws(make_world, suite, rollout_of, picture_of):
             self.receive(policy)
             return self.held[policy]
 
-        def count_consumed(self, policy, parts):
+        def count_consumed(self, policy, parts, step):
+            before = set(self.consumed[policy])
             for part in parts:
                 uses = part.values("use_count").tolist()
                 named = set(zip(part.rollout_ids, uses, strict=True))
@@ -441,6 +444,7 @@ def laws(make_world, suite, rollout_of, picture_of):
                 assert not new & self.consumed[policy]
                 assert {name for name, count in named if count} <= self.consumed[policy]
                 self.consumed[policy] |= new
+            self.lineages[policy].append((step, self.consumed[policy] - before))
 
         @rule(pick=picks, outcome=st.sampled_from([BatchOutcome.RETURNED, BatchOutcome.DISCARDED]))
         def trainer_gives_batch_back(self, pick, outcome):
@@ -479,6 +483,31 @@ def laws(make_world, suite, rollout_of, picture_of):
             self.trainers[policy] = trainer
             self.world.open_stream(trainer, max_outstanding=2)
 
+        @rule(pick=picks, back=st.integers(1, 4))
+        def trainer_comes_back_older(self, pick, back):
+            policy = self.policy(pick)
+            if policy is None or self.world.state.is_final:
+                return
+            self.receive(policy)
+            old = self.trainers[policy]
+            self.world.leave(old)
+            self.forget_trainer(old)
+            self.lost[policy] = []
+            lineage = self.lineages[policy]
+            undone = lineage[-back:]
+            kept = lineage[:-back]
+            step = kept[-1][0] if kept else 0
+            is_ended = self.world.run._state.policies[policy].end is not None
+            trainer = self.world.register(policy, last_step=step)
+            if not is_ended:
+                self.lineages[policy] = kept
+                self.consumed[policy] -= set().union(*(rollouts for _, rollouts in undone))
+            # The version that restores the weights is one that the others did not make.
+            self.was_given_up = True
+            self.trainers[policy] = trainer
+            self.world.publish(trainer, policy, step=step)
+            self.world.open_stream(trainer, max_outstanding=2)
+
         @rule(pick=picks)
         def trainer_acks_what_it_lost(self, pick):
             policy = self.policy(pick)
@@ -496,6 +525,11 @@ def laws(make_world, suite, rollout_of, picture_of):
                 trained = self.world.account(policy).trained_count - before
                 rollouts = {name for part in parts for name in part.rollout_ids}
                 assert trained <= len(rollouts)
+                step = self.world.policy(policy).step
+                if header.batch_id in self.counted:
+                    return
+                self.counted.add(header.batch_id)
+                self.lineages[policy].append((step, rollouts - self.consumed[policy]))
                 self.consumed[policy] |= rollouts
 
         # --- operators
