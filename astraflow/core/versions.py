@@ -160,6 +160,9 @@ class VersionReport:
     failure: Failure | None = None
     base_version: int | None = None
     pull_duration: timedelta | None = None
+    verify_duration: timedelta | None = None
+    decode_duration: timedelta | None = None
+    stage_duration: timedelta | None = None
     pause_duration: timedelta | None = None
     pulled_nbytes: int = 0
     reports: tuple[SourceReport, ...] = ()

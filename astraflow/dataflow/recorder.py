@@ -129,6 +129,9 @@ def _version_row(now: datetime, member_id: MemberId, report: VersionReport) -> d
         "base_version": report.base_version,
         "pulled_nbytes": report.pulled_nbytes,
         "pull_s": _seconds(report.pull_duration),
+        "verify_s": _seconds(report.verify_duration),
+        "decode_s": _seconds(report.decode_duration),
+        "stage_s": _seconds(report.stage_duration),
         "pause_s": _seconds(report.pause_duration),
     }
     if report.failure is not None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from astraflow.client.control import ControlClient
@@ -24,6 +23,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, JoinPool, RaasLoad, ServedPolicy
 from astraflow.core.versions import VersionInfo
+from astraflow.launch.pull_bar import PullBar
 from astraflow.launch.weight_files import compare, flatten, read_weights, write_weights
 from astraflow.weights.puller import WeightPuller
 from astraflow.wire.weights import layout_digest
@@ -94,10 +94,11 @@ async def pull_version(
     """
     infos = await _versions(run_dir.read_endpoint(), policy)
     info = _chosen(infos, version)
-    puller = WeightPuller(info.policy_id)
+    bar = PullBar(f"{info.policy_id} {info.version}", is_quiet=as_json)
+    puller = WeightPuller(info.policy_id, progress=bar)
     try:
         async with _transfer_token(run_dir, info.policy_id) as token:
-            with _progress(f"pulling {info.policy_id} {info.version}", is_quiet=as_json):
+            with bar.shown():
                 known = {each.version: each for each in infos}
                 pulled = await puller.pull(info, known, token)
     finally:
@@ -231,16 +232,3 @@ async def _transfer_token(run_dir: RunDir, policy_id: PolicyId) -> AsyncGenerato
         async with beside(client.keeper.run()):
             yield client.keeper.session.transfer_token
         await client.keeper.end("pulled what it wanted")
-
-
-def _progress(what: str, *, is_quiet: bool) -> Progress:
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=is_quiet,
-    )
-    progress.add_task(what, total=None)
-    return progress

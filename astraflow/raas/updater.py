@@ -25,7 +25,7 @@ from astraflow.core.versions import (
 from astraflow.engines.protocol import Engine
 from astraflow.raas.gate import VersionGate
 from astraflow.raas.tallies import NodeTallies
-from astraflow.weights.pulled import PullFailed
+from astraflow.weights.pulled import PullFailed, PullTimes
 
 # Of these only the patches matter: a chain longer than this is never shorter than the whole.
 _KNOWN_VERSIONS = 64
@@ -54,6 +54,11 @@ class Pulled(Protocol):
     @property
     def reports(self) -> tuple[SourceReport, ...]:
         """One per source tried."""
+        ...
+
+    @property
+    def times(self) -> PullTimes:
+        """What else took its time."""
         ...
 
 
@@ -233,6 +238,9 @@ class WeightUpdater:
                 state=VersionState.LIVE,
                 base_version=base,
                 pull_duration=pulled.duration,
+                verify_duration=pulled.times.verify,
+                decode_duration=pulled.times.decode,
+                stage_duration=pulled.times.stage,
                 pause_duration=timedelta(seconds=swap.pause_s),
                 pulled_nbytes=pulled.nbytes,
                 reports=pulled.reports,

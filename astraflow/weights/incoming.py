@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from time import perf_counter
 
 from astraflow.codec.chunks import Chunk
 from astraflow.core.errors import AstraflowError, Reason
@@ -34,6 +35,7 @@ class Incoming:
         nbytes: Payload received and verified.
         chunk_count: Chunks received and verified.
         bad_chunk_count: Chunks, or lists of their digests, that were refused.
+        verify_s: Seconds in which digests were compared.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Incoming:
         self.target = target
         self.base_version = base_version
         self.nbytes = self.chunk_count = self.bad_chunk_count = 0
+        self.verify_s = 0.0
         self._known = known
         self._indexes: tuple[PatchIndex, ...] = ()
         self._chunks: VerifiedChunks = leftover or {}
@@ -63,6 +66,16 @@ class Incoming:
     def chunks(self) -> VerifiedChunks:
         """What is here, for a later pull to begin with."""
         return self._chunks
+
+    @property
+    def left_nbytes(self) -> int | None:
+        """Payload of the plan that is not here, chunks counted as equal; None: no plan yet."""
+        if not self._indexes:
+            return None
+        return sum(
+            round(index.patch.payload_nbytes * (1 - len(chunks) / max(1, index.patch.chunk_count)))
+            for index, chunks in self.arriving()
+        )
 
     def spec(
         self, *, want: Sequence[tuple[bytes, int]] = (), goodput_bytes_per_s: float = 0.0
@@ -194,12 +207,14 @@ class Incoming:
             )
 
     def _take_chunk(self, sent: SentChunk, frame: Frame) -> None:
-        header = sent.chunk.header
+        header, started = sent.chunk.header, perf_counter()
         try:
             index = self._verified_index(sent)
         except AstraflowError:
             self.bad_chunk_count += 1
             raise
+        finally:
+            self.verify_s += perf_counter() - started
         frame.runs.check(header)
         chunks = self._chunks[index.patch.root_digest]
         if header.index not in chunks:

@@ -1,11 +1,26 @@
 """What came of a pull."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.updates import WeightUpdate
 from astraflow.core.versions import SourceReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullTimes:
+    """Where the time between a request and a staged version went.
+
+    Attributes:
+        verify: Of the pull: comparing digests of what came.
+        decode: From the last chunk to the state of the version, decoded and verified.
+        stage: From there until what the engine is to change lies ready.
+    """
+
+    verify: timedelta = timedelta()
+    decode: timedelta = timedelta()
+    stage: timedelta = timedelta()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +32,14 @@ class Pulled:
         nbytes: Payload received and verified, from all sources.
         duration: First request to last chunk verified.
         reports: One per source tried.
+        times: What else took its time.
     """
 
     update: WeightUpdate
     nbytes: int
     duration: timedelta
     reports: tuple[SourceReport, ...]
+    times: PullTimes = field(default_factory=PullTimes)
 
 
 class PullFailed(AstraflowError):  # noqa: N818 - it says what happened, as AstraflowError's reasons do

@@ -8,7 +8,7 @@ what is held stays as it was.
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -25,7 +25,7 @@ from astraflow.weights.disk_copy import DiskCopy
 from astraflow.weights.fetch import Fetch, FetchSettings, Lane, Progress
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming, VerifiedChunks
-from astraflow.weights.pulled import Pulled, PullFailed
+from astraflow.weights.pulled import Pulled, PullFailed, PullTimes
 from astraflow.weights.relay import Relay
 from astraflow.weights.routes import is_readable, payload_nbytes
 from astraflow.weights.state import HeldState, StagedState, stage
@@ -65,6 +65,7 @@ class WeightPuller:
         settings: FetchSettings | None = None,
         kinds: Collection[SourceKind] | None = None,
         copy: DiskCopy | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Start with nothing held.
 
@@ -78,7 +79,9 @@ class WeightPuller:
             settings: Of how sources are asked.
             kinds: Of the sources that are asked; None: all.
             copy: Keeps on disk what is held, and is closed with the puller; None: nobody does.
+            progress: Is told what comes; None: nobody is.
         """
+        self._progress = progress
         self._copy = copy
         self._is_restored = copy is None
         self._policy_id = policy_id
@@ -92,6 +95,8 @@ class WeightPuller:
         self._frame: Frame | None = None
         self._held: HeldState | None = None
         self._leftover: VerifiedChunks = {}
+        self._times = PullTimes()
+        self._arrived = 0.0
 
     @property
     def version(self) -> int | None:
@@ -122,10 +127,11 @@ class WeightPuller:
             self._sources(target),
             transfer_token,
             links=self._links,
-            progress=_progress(self._relay, self._copy),
+            progress=_told(self._relay, self._copy, self._progress),
             settings=self._settings,
         )
         async with self._one_at_a_time:
+            self._times, self._arrived = PullTimes(), 0.0
             await self._restore({**known, target.version: target})
             try:
                 update = await self._update(target, {**known, target.version: target}, fetch)
@@ -137,8 +143,9 @@ class WeightPuller:
         return Pulled(
             update=update,
             nbytes=sum(report.nbytes for report in reports),
-            duration=timedelta(seconds=time.monotonic() - started),
+            duration=timedelta(seconds=(self._arrived or time.monotonic()) - started),
             reports=reports,
+            times=self._times,
         )
 
     def full_update(self) -> WeightUpdate:
@@ -282,16 +289,24 @@ class WeightPuller:
                 await fetch.chunks(incoming, frame)
             finally:
                 self._leftover = incoming.chunks
+            self._arrived = time.monotonic()
             # Verified chunks that make no sound version would only do the same again.
             self._leftover = {}
             digests = {version: info.content_digest for version, info in known.items()}
             staging = asyncio.to_thread(stage, frame, base, incoming.patches(), digests)
             staged = await _to_the_end(staging)
+            decoded = time.monotonic()
         except BaseException:
             if self._relay is not None:
                 self._relay.fail()
             raise
-        return await _to_the_end(self._advance(staged, base, target, known))
+        update = await _to_the_end(self._advance(staged, base, target, known))
+        self._times = PullTimes(
+            verify=timedelta(seconds=incoming.verify_s),
+            decode=timedelta(seconds=decoded - self._arrived),
+            stage=timedelta(seconds=time.monotonic() - decoded),
+        )
+        return update
 
     async def _advance(
         self,
@@ -330,10 +345,10 @@ async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
         raise
 
 
-class _Both:
-    """Tells two of what a pull brings."""
+class _All:
+    """Tells several of what a pull brings."""
 
-    def __init__(self, *listeners: Progress) -> None:
+    def __init__(self, listeners: Sequence[Progress]) -> None:
         self._listeners = listeners
 
     def begin(self, incoming: Incoming, frame: Frame) -> None:
@@ -345,10 +360,10 @@ class _Both:
             each.note()
 
 
-def _progress(relay: Relay | None, copy: DiskCopy | None) -> Progress | None:
-    if relay is None or copy is None:
-        return relay or copy
-    return _Both(relay, copy)
+def _told(*listeners: Progress | None) -> Progress | None:
+    """Return one listener for those that are there."""
+    there = [each for each in listeners if each is not None]
+    return there[0] if len(there) == 1 else _All(there) if there else None
 
 
 def _whole_patch(target: VersionInfo) -> PatchInfo | None:

@@ -251,6 +251,9 @@ def encode_version_report(report: VersionReport) -> version_service_pb2.ReportVe
         reports=map(_encode_source_report, report.reports),
     )
     set_span(message.pull_duration, report.pull_duration)
+    set_span(message.verify_duration, report.verify_duration)
+    set_span(message.decode_duration, report.decode_duration)
+    set_span(message.stage_duration, report.stage_duration)
     set_span(message.pause_duration, report.pause_duration)
     return message
 
@@ -268,6 +271,9 @@ def decode_version_report(message: version_service_pb2.ReportVersionRequest) -> 
         failure=decode_failure(message.failure) if message.HasField("failure") else None,
         base_version=optional(message, "base_version"),
         pull_duration=optional_span(message, "pull_duration"),
+        verify_duration=optional_span(message, "verify_duration"),
+        decode_duration=optional_span(message, "decode_duration"),
+        stage_duration=optional_span(message, "stage_duration"),
         pause_duration=optional_span(message, "pause_duration"),
         pulled_nbytes=at_least(message.pulled_nbytes, 0, "pulled_nbytes"),
         reports=tuple(map(_decode_source_report, message.reports)),

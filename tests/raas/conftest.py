@@ -20,6 +20,7 @@ from astraflow.core.versions import VersionInfo
 from astraflow.raas.node import NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
 from astraflow.testing import CharTokenizer, SmallEngine
+from astraflow.weights.pulled import PullTimes
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.registry import workflow
 
@@ -36,6 +37,7 @@ class TinyPulled:
     nbytes: int = 12
     duration: timedelta = timedelta(milliseconds=5)
     reports: tuple = ()
+    times: PullTimes = PullTimes()  # noqa: RUF009 - frozen
 
 
 class TinyPuller:

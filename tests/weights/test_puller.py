@@ -372,3 +372,23 @@ def test_a_patch_of_another_byte_format_is_not_even_asked_for(training):
         await refused(puller, training, replace(info, patches=newer), Reason.PATCH_UNKNOWN)
 
     asyncio.run(go())
+
+
+async def test_a_pull_says_where_its_time_went_and_tells_who_listens(training, serve, tools):
+    class Bar:
+        def begin(self, incoming, frame):
+            self.incoming, self.left = incoming, []
+
+        def note(self):
+            self.left.append((self.incoming.nbytes, self.incoming.left_nbytes))
+
+    bar = Bar()
+    await serve()
+    info = training.publish()
+    puller = WeightPuller(training.policy_id, progress=bar)
+    pulled = await puller.pull(info, training.infos, training.token)
+    await puller.close()
+    assert bar.left[-1] == (pulled.nbytes, 0)
+    assert bar.left[0][1] == pulled.nbytes
+    times = pulled.times
+    assert min(times.verify, times.decode, times.stage).total_seconds() > 0

@@ -52,7 +52,7 @@ class ListSourcesResponse(_message.Message):
     def __init__(self, sources: _Optional[_Iterable[_Union[_version_pb2.Source, _Mapping]]] = ...) -> None: ...
 
 class ReportVersionRequest(_message.Message):
-    __slots__ = ("policy_id", "version", "state", "failure", "base_version", "pull_duration", "pause_duration", "pulled_nbytes", "reports")
+    __slots__ = ("policy_id", "version", "state", "failure", "base_version", "pull_duration", "pause_duration", "pulled_nbytes", "reports", "verify_duration", "decode_duration", "stage_duration")
     POLICY_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,9 @@ class ReportVersionRequest(_message.Message):
     PAUSE_DURATION_FIELD_NUMBER: _ClassVar[int]
     PULLED_NBYTES_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_DURATION_FIELD_NUMBER: _ClassVar[int]
+    DECODE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_DURATION_FIELD_NUMBER: _ClassVar[int]
     policy_id: str
     version: int
     state: _version_pb2.VersionState
@@ -71,7 +74,10 @@ class ReportVersionRequest(_message.Message):
     pause_duration: _duration_pb2.Duration
     pulled_nbytes: int
     reports: _containers.RepeatedCompositeFieldContainer[_version_pb2.SourceReport]
-    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[_Union[_version_pb2.VersionState, str]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., base_version: _Optional[int] = ..., pull_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pause_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pulled_nbytes: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[_version_pb2.SourceReport, _Mapping]]] = ...) -> None: ...
+    verify_duration: _duration_pb2.Duration
+    decode_duration: _duration_pb2.Duration
+    stage_duration: _duration_pb2.Duration
+    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[_Union[_version_pb2.VersionState, str]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., base_version: _Optional[int] = ..., pull_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pause_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pulled_nbytes: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[_version_pb2.SourceReport, _Mapping]]] = ..., verify_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., stage_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ReportVersionResponse(_message.Message):
     __slots__ = ()
