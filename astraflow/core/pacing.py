@@ -117,11 +117,13 @@ def slack_s(
 
 def _slack_s(policy: Policy, member: RaasMember, minimum: Mapping[PolicyId, int]) -> float | None:
     staleness, cadence_s = policy.settings.max_staleness, policy.window.cadence_s
-    if not staleness or cadence_s is None:
-        # Without staleness the trainer waits for all that is open: nothing grows old.
+    steps = policy.settings.steps_per_version
+    if not staleness or cadence_s is None or steps is None:
+        # Without staleness the trainer waits for all that is open: nothing grows old. Versions that
+        # come when they are asked for have no pace.
         return None
     sampled = max(member.live.get(policy.policy_id, 0), minimum[policy.policy_id])
-    return max(0, sampled + staleness + 1 - policy.train_version) * cadence_s
+    return max(0, sampled + staleness + 1 - policy.train_version) * steps * cadence_s
 
 
 def standings(state: State) -> tuple[Standing, ...]:

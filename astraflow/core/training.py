@@ -156,8 +156,9 @@ class Training:
         is_left = self._state.sessions.trainer_of(full.policy_id) is None
         if is_left or blocker_of(self._state, full) is not None:
             return True
-        staleness = full.settings.max_staleness
-        return 0 < staleness < starving.consumed_count - full.consumed_count
+        # Batches that may be open: whoever is so far ahead has nothing left that both train on.
+        most = (full.settings.max_staleness + 1) * (full.settings.steps_per_version or 1)
+        return 1 < most <= starving.consumed_count - full.consumed_count
 
     def _issue_new(self, now: datetime) -> bool:
         size = self._state.settings.rollouts.group_size
