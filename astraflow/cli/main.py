@@ -13,6 +13,7 @@ from astraflow.cli import (
     raas,
     rollouts,
     run,
+    simulate,
     status,
     trainer,
     weights,
@@ -34,6 +35,7 @@ app.command("status")(status.status)
 app.command("ledger")(ledger.ledger)
 app.command("eval")(evaluate.evaluate)
 app.command("rollouts")(rollouts.rollouts)
+app.command("simulate")(simulate.simulate)
 app.command("doctor")(doctor.doctor)
 app.add_typer(dataflow.app, name="dataflow")
 app.add_typer(raas.app, name="raas")

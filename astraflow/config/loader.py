@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args, get_origin
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -13,6 +13,7 @@ from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Reason
 
 _Place = tuple[int | str, ...]
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -29,15 +30,29 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         AstraflowError: INVALID_FIELD; lists every problem with its place.
     """
-    path = Path(path)
-    tree = _read(path)
+    return _with_absolute_paths(load_model(Recipe, path, overrides), Path(path).parent.absolute())
+
+
+def load_model(
+    model: type[ModelT], path: Path | str | None, overrides: Sequence[str] = ()
+) -> ModelT:
+    """Read a YAML file by a strict schema, with overrides as in `load_recipe`.
+
+    Args:
+        model: The schema.
+        path: A YAML file; None: every key has its default.
+        overrides: Each `a.b=value`.
+
+    Raises:
+        AstraflowError: INVALID_FIELD; lists every problem with its place.
+    """
+    tree = {} if path is None else _read(Path(path))
     for override in overrides:
         _override(tree, override)
     try:
-        recipe = Recipe.model_validate(tree)
+        return model.model_validate(tree)
     except ValidationError as error:
-        raise invalid_fields(error, Recipe, where=str(path)) from error
-    return _with_absolute_paths(recipe, path.parent.absolute())
+        raise invalid_fields(error, model, where=str(path or model.__name__)) from error
 
 
 def dump_recipe(recipe: Recipe) -> str:

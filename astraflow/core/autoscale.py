@@ -2,9 +2,9 @@
 
 A dead band on the share of time w that trainers waited, after the controller that AstraFlow
 published: above 0.10 the pool grows to G / (1 - w), below 0.05 it shrinks to what is consumed plus
-a tenth, between the two it stays. Production here never runs far ahead of consumption, because
-admission holds it back, so what the pool *could* produce is what it did produce, divided by how
-busy it was.
+a tenth, between the two it stays. Here admission holds production back to what is consumed, so
+both ways only the busy part of the pool counts: what it *could* produce is what it did produce,
+divided by how busy it was.
 
 Example:
     4 accelerators, trainers waited 0.6 of the window: 4 / (1 - 0.6) = 10. With 10 that were busy
@@ -24,8 +24,8 @@ WAIT_HIGH: Final = 0.10
 WAIT_LOW: Final = 0.05
 WAIT_CAP: Final = 0.95
 SHRINK_PAD: Final = 1.10
-# A pool that is less busy than this has no use for more nodes: something else holds it back.
-IDLE: Final = 0.3
+# A pool that is less busy than this has something to spare.
+FULL: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +171,13 @@ def target_of(balance: PoolBalance, present: int) -> tuple[int, str]:
     wait, live = balance.wait_fraction, balance.accelerator_count
     said = f"trainers waited {wait:.0%} of {_seconds(balance.span)}"
     if wait > WAIT_HIGH:
-        if live > 0 and balance.busy_fraction < IDLE:
+        busy = balance.busy_fraction if live > 0 else 1.0
+        grown = _ceil(live * busy / (1 - min(wait, WAIT_CAP)))
+        if grown <= present and busy < FULL:
             return present, (
-                f"{said}, but the pool was {balance.busy_fraction:.0%} busy: more nodes do not "
-                "help; see what the trainer waits for, or raise max_staleness"
+                f"{said}, but the pool was {busy:.0%} busy: more nodes do not help; see what the "
+                "trainer waits for, or raise max_staleness"
             )
-        grown = _ceil(live / (1 - min(wait, WAIT_CAP)))
         return max(present, grown), f"{said}: {live:.1f} accelerators are too few"
     need = _need(balance)
     if wait < WAIT_LOW and need is not None:

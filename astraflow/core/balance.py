@@ -1,6 +1,6 @@
 """Balance: what the pool made, what trainers used and how long they waited, over a window.
 
-Waits are integrals over time, exact between two events. The pool is looked at about 64 times per
+Waits are integrals over time, exact between two events. The pool is looked at about 32 times per
 window, so that an event costs the same in a pool of any size.
 """
 
@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from astraflow.core.autoscale import MemberBalance, PolicyBalance, PoolBalance, ScaleAdvice, advise
+from astraflow.core.autoscale import (
+    FULL,
+    MemberBalance,
+    PolicyBalance,
+    PoolBalance,
+    ScaleAdvice,
+    advise,
+)
 from astraflow.core.errors import Reason
 from astraflow.core.ids import MemberId, PolicyId
 from astraflow.core.pacing import blocker_of
@@ -20,12 +27,10 @@ from astraflow.core.state import State
 from astraflow.core.status import RolloutPlace
 from astraflow.core.training import Training
 
-_MARKS: Final = 64
+_MARKS: Final = 32
 # A pool whose size moved by less than this share is the same pool.
 _SAME: Final = 0.05
-# All of the pool is at work when a group waits for room, and in this share of the looks at it.
-_FULL: Final = 0.95
-_WEIGHT: Final = 1 / 32
+_WEIGHT: Final = 1 / 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +75,7 @@ class _Pool:
         live_s: Accelerators times seconds.
         busy_s: The same of those that were busy.
         usable: Share of the credit that is used when all of the pool is at work.
-        full_token_rate: Tokens per second of one accelerator, when last all were at work.
+        full_token_rate: Tokens per second of one accelerator when all were at work.
     """
 
     live_s: float = 0.0
@@ -90,7 +95,7 @@ class Balance:
         self._waits = {policy_id: _Wait() for policy_id in state.policies}
         self._pool = _Pool()
         self._time: datetime | None = None
-        self._size = 0
+        self._sizes = (0, 0)
         self._change_time: datetime | None = None
 
     def advance(self, now: datetime) -> None:
@@ -120,9 +125,10 @@ class Balance:
         wanted = settings.window if window is None else min(window, settings.window)
         last = self._mark(now)
         start, middle = self._at(now - wanted), self._at(now - wanted / 2)
-        ready = None
-        if self._change_time is not None:
-            ready = self._change_time + settings.cooldown + wanted
+        changed = self._change_time
+        if _moved(self._sizes, (self._present(), self._sizes[1])):
+            changed = now
+        ready = None if changed is None else changed + settings.cooldown + wanted
         first = self._marks[0] if self._marks else last
         # Marks are so far apart.
         if last.time - first.time < wanted - 2 * self._interval:
@@ -152,9 +158,18 @@ class Balance:
     def _look(self, now: datetime) -> None:
         """Take the pool as it is for the time since the last look."""
         before = self._marks[-1] if self._marks else None
-        live = [member for member in self._state.sessions.pool if self._is_live(member, now)]
+        policy_ids, sessions = self._state.settings.workflow.policy_ids, self._state.sessions
+        live = [
+            member
+            for member in sessions.pool
+            if member.is_ready(policy_ids)
+            and not member.is_draining
+            and not sessions.is_silent(member, now)
+        ]
         count = sum(map(accelerators, live))
-        self._note_size(count, now)
+        sizes = self._present(), count
+        if _moved(self._sizes, sizes):
+            self._sizes, self._change_time = sizes, now
         if before is not None:
             seconds = (now - before.time).total_seconds()
             self._pool.live_s += seconds * count
@@ -162,10 +177,10 @@ class Balance:
         self._marks.append(self._mark(now))
         self._note_full()
 
-    def _note_size(self, count: int, now: datetime) -> None:
-        if abs(count - self._size) >= max(1.0, _SAME * self._size):
-            self._size = count
-            self._change_time = now
+    def _present(self) -> int:
+        """Return the accelerators of all nodes but those that drain."""
+        pool = self._state.sessions.pool
+        return sum(accelerators(member) for member in pool if not member.is_draining)
 
     def _busy(self, live: list[RaasMember]) -> float:
         """Return which share of what the pool can do it is asked for."""
@@ -177,20 +192,17 @@ class Balance:
         return min(1.0, share / max(self._pool.usable, 1e-3))
 
     def _note_full(self) -> None:
-        """Measure what one accelerator does while all are at work."""
-        if len(self._marks) <= _MARKS // 4:
+        """Measure what one accelerator does while all are at work, and nobody is new."""
+        if len(self._marks) <= _MARKS // 2:
             return
-        first, last = self._marks[-1 - _MARKS // 4], self._marks[-1]
+        first, last = self._marks[-1 - _MARKS // 2], self._marks[-1]
+        if self._change_time is None or self._change_time > first.time:
+            return
         live_s, busy_s = last.live_s - first.live_s, last.busy_s - first.busy_s
-        if live_s > 0 and busy_s >= _FULL * live_s:
-            self._pool.full_token_rate = (last.token_count - first.token_count) / live_s
-
-    def _is_live(self, member: RaasMember, now: datetime) -> bool:
-        return (
-            member.is_ready(self._state.settings.workflow.policy_ids)
-            and not member.is_draining
-            and not self._state.sessions.is_silent(member, now)
-        )
+        if live_s > 0 and busy_s >= FULL * live_s:
+            rate = (last.token_count - first.token_count) / live_s
+            known = self._pool.full_token_rate
+            self._pool.full_token_rate = known + _WEIGHT * (rate - known) if known else rate
 
     def _mark(self, now: datetime) -> _Mark:
         members = self._state.sessions.pool
@@ -255,6 +267,12 @@ class Balance:
             for member in self._state.sessions.pool
             if not member.is_draining
         )
+
+
+def _moved(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether the pool is another one."""
+    pairs = zip(before, after, strict=True)
+    return any(abs(new - old) >= max(1.0, _SAME * old) for old, new in pairs)
 
 
 def accelerators(member: RaasMember) -> int:

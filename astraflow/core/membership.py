@@ -6,7 +6,7 @@ from typing import Final
 from astraflow.core.batching import Batching
 from astraflow.core.effects import CloseSession, RecordVersion, Renewal, SendDirective
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.events import CreditGiven
+from astraflow.core.events import CreditGiven, Event, MemberKeptAlive
 from astraflow.core.ids import MemberId
 from astraflow.core.intake import Intake
 from astraflow.core.members import Directive, DirectiveKind, RaasLoad, TrainerLoad
@@ -43,6 +43,13 @@ class Membership:
             directive=self._directive(member, now),
             server_time=now,
         )
+
+    def is_heard(self, event: Event, now: datetime) -> bool:
+        """Whether an event only says that a member is there which nobody took for silent."""
+        if not isinstance(event, MemberKeptAlive):
+            return False
+        member = self._state.sessions.find(event.member_id)
+        return member is not None and not self._state.sessions.is_silent(member, now)
 
     def give_credit(self, event: CreditGiven) -> None:
         """Bound the work of a RaaS from now on.

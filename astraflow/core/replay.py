@@ -86,6 +86,8 @@ class Replay:
 
     def available(self, train_version: int) -> int:
         """Return how many groups a batch for a version would have again."""
+        if not self._free:
+            return 0
         oldest = train_version - self._settings.max_staleness
         count = sum(count for version, count in self._free.items() if version >= oldest)
         return min(self.target, count)

@@ -87,11 +87,14 @@ class Run:
         Raises:
             AstraflowError: As the event's docstring says; nothing has changed then.
         """
+        changes_nothing = self._membership.is_heard(event, now)
         try:
             answer = self._take(event, now)
         except AstraflowError:
             self._state.take_effects()
             raise
+        if changes_nothing:
+            return Decision(answer=answer, effects=self._state.take_effects())
         self._state.flow.fail(self._state.faults.first)
         self._pacing.advance(now)
         self._loading.advance(now)

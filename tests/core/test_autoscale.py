@@ -68,7 +68,7 @@ def test_nothing_shrinks_while_nothing_is_consumed():
 
 
 def test_an_idle_pool_does_not_grow():
-    target, message = target_of(balance(wait=0.9, busy=0.1), 4)
+    target, message = target_of(balance(wait=0.5, busy=0.4), 4)
     assert target == 4
     assert "max_staleness" in message
 

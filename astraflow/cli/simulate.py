@@ -1,0 +1,47 @@
+"""`astraflow simulate`: a pool of any size, without GPUs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from astraflow.cli.options import AsJson, Overrides
+
+
+def simulate(
+    scenario: Annotated[
+        Path | None,
+        typer.Argument(help="YAML file; unset: eight equal nodes for an hour.", show_default=False),
+    ] = None,
+    *,
+    overrides: Overrides = None,
+    oracle: Annotated[
+        bool,
+        typer.Option("--oracle", help="Also simulate equal nodes of the same total speed."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a run: discrete events over the same state machine that the hub runs.
+
+    Nodes of different speeds join, leave and crash; the trainer's steps take as long as the
+    scenario says. Tells how long the trainer waited, how stale its rollouts were and what nodes
+    cost. Exit code 1: a law did not hold.
+    """
+    from astraflow.simulate.scenario import load_scenario, oracle_of  # noqa: PLC0415
+    from astraflow.simulate.simulation import simulate as run  # noqa: PLC0415
+    from astraflow.simulate.view import show  # noqa: PLC0415
+
+    settings = load_scenario(scenario, overrides or [])
+    report = run(settings)
+    best = run(oracle_of(settings)) if oracle else None
+    if as_json:
+        import json  # noqa: PLC0415
+
+        fields = report.to_json()
+        if best is not None:
+            fields["oracle"] = best.to_json()
+        typer.echo(json.dumps(fields))
+    else:
+        show(report, best)
+    if report.broken_laws:
+        raise typer.Exit(1)

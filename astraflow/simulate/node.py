@@ -1,0 +1,206 @@
+"""A simulated node: slots of a speed, versions that arrive later, and a will to leave or crash."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from astraflow.core import effects as ef
+from astraflow.core import events as ev
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.ids import MemberId, TaskId
+from astraflow.core.members import Contract, DirectiveKind, JoinPool, Resources, ServedPolicy
+from astraflow.core.rollouts import SampleFailure, TaskResult
+from astraflow.core.tasks import RegisteredCode, RolloutTask
+from astraflow.core.versions import VersionReport, VersionState
+from astraflow.simulate.hub import SimulatedHub
+from astraflow.simulate.samples import POLICY, Lengths, make_rollout
+from astraflow.simulate.scenario import Pool
+
+CODE = RegisteredCode(name="simulated")
+# Of the ttl: as seldom as a node may speak without being suspect.
+_KEEP_ALIVE_SHARE = 0.6
+_CANCELLED = Failure(reason=Reason.TASK_CANCELLED, message="the hub withdrew the task")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Work:
+    """A task that it holds; `open` are the samples without a rollout."""
+
+    task: RolloutTask
+    open: set[int]
+    sent_count: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SimulatedNode:
+    """One node, from its join to its end.
+
+    Attributes:
+        name: Unique in the pool.
+        pool: What it is like.
+        hub: Whom it works for.
+        lengths: Of rollouts.
+        on_end: Called once when it is gone.
+        is_gone: Whether it left or crashed.
+        member_id: Once it joined.
+    """
+
+    name: str
+    pool: Pool
+    hub: SimulatedHub
+    lengths: Lengths
+    on_end: Callable[["SimulatedNode"], None] = lambda _: None
+    is_gone: bool = False
+    member_id: MemberId | None = None
+    _version: int = -1
+    _newest: int = -1
+    _is_draining: bool = False
+    _busy: int = 0
+    _work: dict[TaskId, _Work] = field(default_factory=dict[TaskId, _Work])
+    _queue: deque[tuple[TaskId, int]] = field(default_factory=deque[tuple[TaskId, int]])
+
+    def join(self) -> None:
+        """Join the pool, unless it was given up before; then pull the newest weights."""
+        if self.is_gone:
+            return
+        request = JoinPool(
+            name=self.name,
+            contract=Contract(),
+            capacity=self.pool.slots,
+            policies=(ServedPolicy(policy_id=POLICY, max_context_token_count=1 << 20),),
+            codes=(CODE,),
+            resources=Resources(accelerator="simulated", accelerator_count=1),
+        )
+        secrets = ev.Secrets(token=b"", transfer_token=b"")
+        membership = self.hub.apply(ev.RaasJoined(request=request, secrets=secrets))
+        member_id: MemberId = membership.session.member_id
+        self.member_id = member_id
+        self.hub.workers[member_id] = self
+        credit = self.pool.slots + self.pool.queue
+        self.hub.apply(ev.CreditGiven(member_id=member_id, max_outstanding=credit))
+        known = self.hub.run.versions(POLICY)
+        if known:
+            self.see(known[-1].version)
+        self._after(_KEEP_ALIVE_SHARE * self.hub.settings.session_ttl.total_seconds(), self._speak)
+
+    def crash(self) -> None:
+        """Say nothing any more."""
+        if self.member_id is not None:
+            self.hub.workers.pop(self.member_id, None)
+        self._end()
+
+    def leave(self) -> None:
+        """End the session at once; what it holds goes back."""
+        if self.member_id is not None and not self.is_gone:
+            member_id = self.member_id
+            self._end()
+            self.hub.apply(ev.SessionLeft(member_id=member_id))
+
+    def drain(self) -> None:
+        """Finish what it holds, and leave."""
+        self._is_draining = True
+        if not self._work:
+            self.leave()
+
+    def take(self, task: RolloutTask) -> None:
+        """Begin a task, as far as slots are free."""
+        self._work[task.task_id] = _Work(task=task, open=set(task.sample_indexes))
+        self._queue.extend((task.task_id, index) for index in task.sample_indexes)
+        self._start_samples()
+
+    def cancel(self, effect: ef.SendCancellation) -> None:
+        """Stop a task and close it."""
+        work = self._work.pop(effect.task_id, None)
+        if work is None:
+            return
+        failures = tuple(
+            SampleFailure(sample_index=i, failure=_CANCELLED) for i in sorted(work.open)
+        )
+        self._close(work, failures)
+
+    def order(self, effect: ef.SendDirective) -> None:
+        """Drain when asked to; stop when the run is over."""
+        if effect.directive.kind is not DirectiveKind.CONTINUE:
+            self.drain()
+
+    def see(self, version: int) -> None:
+        """Begin to pull a version."""
+        if version > self._newest:
+            self._newest = version
+            self._after(self.pool.update_s, partial(self._load, version))
+
+    def _load(self, version: int) -> None:
+        if version <= self._version or self.member_id is None:
+            return
+        self._version = version
+        report = VersionReport(policy_id=POLICY, version=version, state=VersionState.LIVE)
+        self._say(ev.VersionReported(member_id=self.member_id, report=report))
+
+    def _speak(self) -> None:
+        if self.member_id is not None:
+            self._say(ev.MemberKeptAlive(member_id=self.member_id))
+            ttl_s = self.hub.settings.session_ttl.total_seconds()
+            self._after(_KEEP_ALIVE_SHARE * ttl_s, self._speak)
+
+    def _start_samples(self) -> None:
+        while self._queue and self._busy < self.pool.slots:
+            task_id, index = self._queue.popleft()
+            if task_id not in self._work:
+                continue
+            self._busy += 1
+            tokens = self.lengths.draw()
+            seconds = tokens / self.pool.tokens_per_s + 2 * self.pool.latency_s
+            self._after(seconds, partial(self._finish, task_id, index, tokens, self._version))
+
+    def _finish(self, task_id: TaskId, index: int, tokens: float, first_version: int) -> None:
+        self._busy -= 1
+        work = self._work.get(task_id)
+        if work is not None and self.member_id is not None:
+            work.open.discard(index)
+            work.sent_count += 1
+            rollout = make_rollout(
+                work.task,
+                index,
+                tokens=tokens,
+                first_version=first_version,
+                last_version=self._version,
+            )
+            self._say(ev.RolloutArrived(member_id=self.member_id, rollout=rollout))
+            if not work.open:
+                self._work.pop(task_id, None)
+                self._close(work, ())
+        self._start_samples()
+
+    def _close(self, work: _Work, failures: tuple[SampleFailure, ...]) -> None:
+        if self.member_id is None:
+            return
+        result = TaskResult(
+            task_id=work.task.task_id, rollout_count=work.sent_count, failures=failures
+        )
+        self._say(ev.TaskFinished(member_id=self.member_id, result=result))
+        if self._is_draining and not self._work:
+            self.leave()
+
+    def _say(self, event: ev.Event) -> None:
+        """Send something; a node whose session has ended is gone."""
+        if self.is_gone:
+            return
+        try:
+            self.hub.apply(event)
+        except AstraflowError as error:
+            if error.reason is not Reason.SESSION_ENDED:
+                raise
+            self._end()
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        def alive() -> None:
+            if not self.is_gone:
+                act()
+
+        self.hub.timeline.after(seconds, alive)
+
+    def _end(self) -> None:
+        if not self.is_gone:
+            self.is_gone = True
+            self.on_end(self)

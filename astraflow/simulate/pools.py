@@ -1,0 +1,166 @@
+"""Pools: nodes that are started, flap, and are scaled by the advice of the run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from random import Random
+
+from astraflow.core.events import MemberDrained
+from astraflow.core.scaler import Scaler
+from astraflow.simulate.hub import SimulatedHub
+from astraflow.simulate.node import SimulatedNode
+from astraflow.simulate.samples import Lengths
+from astraflow.simulate.scenario import Autoscale, Pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeChange:
+    """The number of nodes that are paid for, from a time on.
+
+    Attributes:
+        seconds: Since the start.
+        count: Nodes.
+    """
+
+    seconds: float
+    count: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Pools:
+    """All nodes of a simulation.
+
+    Attributes:
+        hub: Whom they work for.
+        lengths: Of rollouts.
+        random: Decides who flaps and when.
+        sizes: How many nodes there were, in order of time.
+        node_s: Seconds of nodes that have ended.
+        crash_count: Times that a node went silently.
+        leave_count: Times that a flapping node left in order.
+    """
+
+    hub: SimulatedHub
+    lengths: Lengths
+    random: Random
+    sizes: list[SizeChange] = field(default_factory=list[SizeChange])
+    node_s: float = 0.0
+    crash_count: int = 0
+    leave_count: int = 0
+    _births: dict[str, float] = field(default_factory=dict[str, float])
+
+    def start(self, name: str, pool: Pool) -> None:
+        """Start the nodes of a pool; some of them flap."""
+        flapping = round(pool.count * pool.flapping.share)
+        for number in range(pool.count):
+            if number < flapping:
+                self._flap(f"{name}-{number}", pool, life=0)
+            else:
+                self.add(f"{name}-{number}", pool)
+
+    def add(self, name: str, pool: Pool) -> SimulatedNode:
+        """Start one node."""
+        node = SimulatedNode(
+            name=name, pool=pool, hub=self.hub, lengths=self.lengths, on_end=self._bury
+        )
+        self._births[name] = self.hub.timeline.seconds
+        self._note_size()
+        self.hub.timeline.after(pool.join_s, node.join)
+        return node
+
+    @property
+    def total_node_s(self) -> float:
+        """Seconds of all nodes so far."""
+        now = self.hub.timeline.seconds
+        return self.node_s + sum(now - birth for birth in self._births.values())
+
+    def _bury(self, node: SimulatedNode) -> None:
+        self.node_s += self.hub.timeline.seconds - self._births.pop(node.name)
+        self._note_size()
+
+    def _note_size(self) -> None:
+        self.sizes.append(SizeChange(seconds=self.hub.timeline.seconds, count=len(self._births)))
+
+    def _flap(self, name: str, pool: Pool, *, life: int) -> None:
+        node = self.add(f"{name}.{life}", pool)
+        up_s = self.random.expovariate(1 / pool.flapping.up_s)
+        self.hub.timeline.after(up_s, partial(self._go, name, pool, node, life))
+
+    def _go(self, name: str, pool: Pool, node: SimulatedNode, life: int) -> None:
+        if not node.is_gone:
+            if self.random.random() < pool.flapping.crash_share:
+                self.crash_count += 1
+                node.crash()
+            else:
+                self.leave_count += 1
+                node.leave()
+        node.is_gone = True
+        down_s = self.random.expovariate(1 / pool.flapping.down_s)
+        self.hub.timeline.after(down_s, partial(self._flap, name, pool, life=life + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleStep:
+    """One change that the scaler made.
+
+    Attributes:
+        seconds: Since the start.
+        started: Nodes.
+        drained: Nodes.
+        target: Nodes wanted.
+        message: Why.
+    """
+
+    seconds: float
+    started: int
+    drained: int
+    target: int
+    message: str
+
+
+class Autoscaler:
+    """Acts on the advice of the run, as `astraflow autoscale` does.
+
+    Attributes:
+        steps: What it did.
+    """
+
+    def __init__(
+        self, settings: Autoscale, hub: SimulatedHub, start: Callable[[str], object], join_s: float
+    ) -> None:
+        """Begin to look at the advice.
+
+        Args:
+            settings: Of the scenario.
+            hub: Gives the advice.
+            start: Starts one node of a name.
+            join_s: What a node takes to join.
+        """
+        self.steps: list[ScaleStep] = []
+        self._settings = settings
+        self._hub = hub
+        self._start = start
+        timeout = timedelta(seconds=2 * join_s + 60)
+        self._scaler = Scaler(prefix="scaled", start_timeout=timeout)
+        hub.timeline.after(join_s + settings.poll_s, self._look)
+
+    def _look(self) -> None:
+        now = self._hub.timeline.now
+        advice = self._hub.run.scale_advice(now)
+        plan = self._scaler.plan(advice, now)
+        for name in plan.start:
+            self._start(name)
+        for member_id in plan.drain:
+            self._hub.apply(MemberDrained(member_id=member_id))
+        if plan.start or plan.drain:
+            self.steps.append(
+                ScaleStep(
+                    seconds=self._hub.timeline.seconds,
+                    started=len(plan.start),
+                    drained=len(plan.drain),
+                    target=advice.target_member_count,
+                    message=advice.message,
+                )
+            )
+        self._hub.timeline.after(self._settings.poll_s, self._look)

@@ -1,0 +1,72 @@
+"""Small scenarios: the laws hold, reports repeat, and placement and scaling do their work."""
+
+from math import ceil
+
+import pytest
+
+from astraflow.simulate.scenario import Scenario, ideal_count, oracle_of
+from astraflow.simulate.simulation import simulate
+
+SMALL = {
+    "hours": 0.5,
+    "rollouts": {"group_size": 4, "mean_tokens": 2000},
+    "trainer": {"groups_per_batch": 4, "demand": [{"step_s": 30}]},
+    "pools": {
+        "fast": {"count": 2, "slots": 4},
+        "slow": {"count": 2, "slots": 4, "tokens_per_s": 20, "latency_s": 0.3},
+    },
+}
+
+
+def scenario(**changes):
+    return Scenario.model_validate({**SMALL, **changes})
+
+
+def test_the_same_scenario_gives_the_same_report():
+    first, second = (simulate(scenario(hours=0.2)).to_json() for _ in range(2))
+    first.pop("wall_s"), second.pop("wall_s")
+    assert first == second
+
+
+def test_the_laws_hold_while_nodes_flap():
+    flapping = {"share": 1.0, "up_s": 200, "down_s": 60, "crash_share": 0.7}
+    report = simulate(scenario(pools={"only": {"count": 4, "slots": 4, "flapping": flapping}}))
+    assert report.crash_count
+    assert report.leave_count
+    assert report.books.reissued_count
+    assert report.books.is_balanced
+    assert not report.broken_laws
+
+
+def test_unlike_nodes_do_about_as_well_as_like_ones():
+    unlike = simulate(scenario())
+    oracle = simulate(oracle_of(scenario()))
+    assert unlike.wait_fraction <= oracle.wait_fraction + 0.05
+
+
+def test_a_slow_trainer_stops_the_pool():
+    slow = {"groups_per_batch": 4, "max_staleness": 1, "demand": [{"step_s": 600}]}
+    report = simulate(scenario(trainer=slow))
+    assert report.books.issued_count <= (report.step_count + 3) * 16
+    assert not report.broken_laws
+
+
+@pytest.mark.slow
+def test_scaling_follows_demand():
+    demand = [
+        {"at_s": 0, "step_s": 60},
+        {"at_s": 7200, "step_s": 15},
+        {"at_s": 14400, "step_s": 40},
+    ]
+    described = scenario(
+        hours=6,
+        trainer={"groups_per_batch": 4, "max_staleness": 8, "demand": demand},
+        pools={"pool": {"count": 2, "slots": 4, "queue": 4, "join_s": 30}},
+        autoscale={"max": 40, "window_s": 300, "cooldown_s": 60},
+    )
+    report = simulate(described)
+    for begin, step_s in ((0, 60), (7200, 15), (14400, 40)):
+        ideal = ceil(ideal_count(described, step_s))
+        settled = report.size_at(begin + 3 * 360 + 60)
+        assert abs(settled - ideal) <= 1, (step_s, ideal, settled)
+    assert not report.broken_laws
