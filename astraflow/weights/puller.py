@@ -8,7 +8,7 @@ what is held stays as it was.
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -18,18 +18,19 @@ import structlog
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.updates import WeightUpdate
-from astraflow.core.versions import PatchInfo, Source, SourceKind, VersionInfo
+from astraflow.core.versions import PatchInfo, SourceKind, VersionInfo
 from astraflow.rpc.tls import Tls
 from astraflow.weights.any_lane import AnyLane
 from astraflow.weights.disk_copy import DiskCopy
 from astraflow.weights.fetch import Fetch, FetchSettings, Lane, Progress
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming, VerifiedChunks
+from astraflow.weights.listeners import told
 from astraflow.weights.pulled import Pulled, PullFailed, PullTimes
 from astraflow.weights.relay import Relay
 from astraflow.weights.routes import is_readable, payload_nbytes
+from astraflow.weights.source_memory import SourceMemory
 from astraflow.weights.state import HeldState, StagedState, stage
-from astraflow.weights.tally import MeasuredLink
 from astraflow.weights.tensor_updates import dense_updates
 
 Result = TypeVar("Result")
@@ -43,10 +44,6 @@ _BARRED: Final = frozenset(
         Reason.CHUNK_INVALID,
     }
 )
-
-_SILENT: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT})
-
-_KEPT_LINKS: Final = 64
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -88,9 +85,7 @@ class WeightPuller:
         self._lane = lane or AnyLane(tls=tls, stall_timeout_s=stall_timeout_s)
         self._relay = relay
         self._settings = settings or FetchSettings()
-        self._kinds = frozenset(SourceKind if kinds is None else kinds)
-        self._links: dict[str, MeasuredLink] = {}
-        self._silent_until: dict[str, float] = {}
+        self._memory = SourceMemory(kinds, avoided_s=self._settings.avoided_s)
         self._one_at_a_time = asyncio.Lock()
         self._frame: Frame | None = None
         self._held: HeldState | None = None
@@ -124,10 +119,10 @@ class WeightPuller:
         started = time.monotonic()
         fetch = Fetch(
             self._lane,
-            self._sources(target),
+            self._memory.ordered(target),
             transfer_token,
-            links=self._links,
-            progress=_told(self._relay, self._copy, self._progress),
+            links=self._memory.links,
+            progress=told(self._relay, self._copy, self._progress),
             settings=self._settings,
         )
         async with self._one_at_a_time:
@@ -138,7 +133,7 @@ class WeightPuller:
             except AstraflowError as error:
                 raise PullFailed(error, fetch.reports()) from error
             finally:
-                self._remember(fetch)
+                self._memory.note(fetch)
         reports = fetch.reports()
         return Pulled(
             update=update,
@@ -221,26 +216,6 @@ class WeightPuller:
                     why=str(error),
                 )
         return await self._go(last, target, known, fetch)
-
-    def _sources(self, target: VersionInfo) -> list[Source]:
-        """Return who is asked; those that could not be reached of late come last."""
-        now = time.monotonic()
-        asked = [each for each in target.sources if each.kind in self._kinds]
-        return sorted(asked, key=lambda each: self._silent_until.get(each.address, now) > now)
-
-    def _remember(self, fetch: Fetch) -> None:
-        """Keep what was measured, of the sources asked last, and who did not answer."""
-        now = time.monotonic()
-        for each in fetch.reports():
-            is_silent = each.failure is not None and each.failure.reason in _SILENT
-            if is_silent and not each.nbytes:
-                self._silent_until[each.address] = now + self._settings.avoided_s
-        self._silent_until = {a: until for a, until in self._silent_until.items() if until > now}
-        for address, link in fetch.links().items():
-            self._links.pop(address, None)
-            self._links[address] = link
-        while len(self._links) > _KEPT_LINKS:
-            del self._links[next(iter(self._links))]
 
     def _has(self, target: VersionInfo) -> bool:
         return (
@@ -343,27 +318,6 @@ async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
-
-
-class _All:
-    """Tells several of what a pull brings."""
-
-    def __init__(self, listeners: Sequence[Progress]) -> None:
-        self._listeners = listeners
-
-    def begin(self, incoming: Incoming, frame: Frame) -> None:
-        for each in self._listeners:
-            each.begin(incoming, frame)
-
-    def note(self) -> None:
-        for each in self._listeners:
-            each.note()
-
-
-def _told(*listeners: Progress | None) -> Progress | None:
-    """Return one listener for those that are there."""
-    there = [each for each in listeners if each is not None]
-    return there[0] if len(there) == 1 else _All(there) if there else None
 
 
 def _whole_patch(target: VersionInfo) -> PatchInfo | None:

@@ -180,7 +180,7 @@ async def test_a_relay_that_waits_itself_is_not_left(training, relayed, make_pul
             await relayed.source.signed.wait()
             relayed.source.signed.clear()
         assert not waiting.done()
-        assert relayed.source.address not in hasty._silent_until
+        assert relayed.source.address not in hasty._memory._silent_until
         relayed.origin.stalls = False
         cut.cancel()
         pulled = await waiting
