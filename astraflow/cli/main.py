@@ -9,6 +9,7 @@ from astraflow.cli import (
     dataflow,
     doctor,
     evaluate,
+    explain,
     ledger,
     raas,
     rollouts,
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("status")(status.status)
+app.command("explain")(explain.explain)
 app.command("ledger")(ledger.ledger)
 app.command("eval")(evaluate.evaluate)
 app.command("rollouts")(rollouts.rollouts)

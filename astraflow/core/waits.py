@@ -7,10 +7,13 @@ from astraflow.core.barrier import Standing
 from astraflow.core.groups import TrainGroup
 from astraflow.core.pacing import blocker_of
 from astraflow.core.policies import Policy
-from astraflow.core.sessions import RaasMember
+from astraflow.core.sessions import RaasMember, TrainerMember
 from astraflow.core.state import State
 from astraflow.core.status import WaitCause, WaitReason
 from astraflow.core.training import Training
+
+# So many members are named where any of them would do.
+_NAMED = 4
 
 
 def explain(
@@ -27,15 +30,34 @@ def explain(
     if trainer is None:
         return (_link(WaitCause.NO_TRAINER, waiter, f"no trainer of {waiter} has joined"),)
     if not policy.desk.streams:
-        return ()
+        message = f"{trainer.name} has joined and has not asked for batches yet"
+        return (_link(WaitCause.NO_TRAINER, waiter, message),)
     if not policy.desk.has_room:
-        batch_id = next(iter(policy.desk.leases), "")
-        message = f"the trainer holds the {len(policy.desk.leases)} batches that it asked for"
-        return (_link(WaitCause.BATCH_HELD, waiter, message, subject_id=batch_id),)
+        return tuple(_held(state, policy, trainer, now))
     blocker = blocker_of(state, policy)
     if blocker is not None:
         return (_barrier(state, policy, blocker),)
     return tuple(_too_few(state, training, policy, now))
+
+
+def _held(
+    state: State, policy: Policy, trainer: TrainerMember, now: datetime
+) -> Iterator[WaitReason]:
+    batch_id = next(iter(policy.desk.leases), "")
+    message = f"the trainer holds the {len(policy.desk.leases)} batches that it asked for"
+    yield _link(WaitCause.BATCH_HELD, policy.policy_id, message, subject_id=batch_id)
+    if state.sessions.is_silent(trainer, now):
+        yield _silent(state, trainer, batch_id)
+
+
+def _silent(state: State, member: RaasMember | TrainerMember, waiter_id: str) -> WaitReason:
+    return WaitReason(
+        cause=WaitCause.MEMBER_SILENT,
+        waiter_id=waiter_id,
+        message=f"{member.name} is silent",
+        since_time=member.keep_alive_time,
+        resolve_time=state.sessions.end_of(member),
+    )
 
 
 def _barrier(state: State, policy: Policy, blocker: Standing) -> WaitReason:
@@ -95,16 +117,17 @@ def _incomplete(state: State, group: TrainGroup, now: datetime) -> Iterator[Wait
         waiter_id=task_id,
         subject_id=member.member_id,
         message=f"task {task_id} is at {member.name}",
+        since_time=assignment.issue_time,
         resolve_time=assignment.task.deadline,
     )
+    for policy_id, bounds in assignment.task.versions.items():
+        live = member.live.get(policy_id, -1)
+        if bounds.min is not None and live < bounds.min:
+            has = "no version" if live < 0 else f"version {live}"
+            message = f"{member.name} has {has} of {policy_id}, the task needs {bounds.min}"
+            yield _link(WaitCause.VERSION_NOT_LIVE, member.member_id, message)
     if state.sessions.is_silent(member, now):
-        yield WaitReason(
-            cause=WaitCause.MEMBER_SILENT,
-            waiter_id=member.member_id,
-            message=f"{member.name} is silent",
-            since_time=member.keep_alive_time,
-            resolve_time=state.sessions.end_of(member),
-        )
+        yield _silent(state, member, member.member_id)
 
 
 def _not_issued(
@@ -124,7 +147,9 @@ def _not_issued(
     if not pool:
         yield _link(WaitCause.NO_RAAS, waiter, "no RaaS serves the workflow's policies")
     elif state.newest_versions(policy_ids) is None or not ready:
-        yield _link(WaitCause.VERSION_NOT_LIVE, waiter, "no RaaS has loaded the weights yet")
+        names = ", ".join(member.name for member in pool[:_NAMED])
+        message = f"no RaaS has loaded the weights yet; there are {names}"
+        yield _link(WaitCause.VERSION_NOT_LIVE, waiter, message)
     elif full is not None:
         yield _link(
             WaitCause.STALENESS_LIMIT,

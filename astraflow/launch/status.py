@@ -1,6 +1,7 @@
 """What a live run does now, for people and machines."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -12,8 +13,10 @@ from rich.text import Text
 
 from astraflow.client.control import ControlClient
 from astraflow.config.run_dir import RunDir
+from astraflow.core.members import Role
 from astraflow.core.status import LedgerAccount, RunStatus, WaitReason
-from astraflow.launch.progress import line_of, nodes_of
+from astraflow.launch.progress import nodes_of
+from astraflow.launch.status_tables import policy_table, pool_table
 
 
 async def show_status(run_dir: RunDir, *, watch: bool, as_json: bool) -> None:
@@ -25,31 +28,42 @@ async def show_status(run_dir: RunDir, *, watch: bool, as_json: bool) -> None:
     endpoint = run_dir.read_endpoint()
     async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
         if not watch:
-            await _show_once(control, as_json=as_json)
+            await _show_once(control, metrics=endpoint.metrics_address, as_json=as_json)
         elif as_json:
             async for status in control.watch_run():
                 _print_json(status)
         else:
             with Live(auto_refresh=False) as live:
                 async for status in control.watch_run():
-                    live.update(_lines(status), refresh=True)
+                    waits = () if status.state.is_final else await _waits(control, status)
+                    live.update(tables_of(status, waits), refresh=True)
 
 
-async def _show_once(control: ControlClient, *, as_json: bool) -> None:
+async def _show_once(control: ControlClient, *, metrics: str, as_json: bool) -> None:
     status = await control.get_run()
     books = await control.ledger.accounts()
-    waits = [w for p in status.policies for w in await control.ledger.explain_wait(p.policy_id)]
+    waits = await _waits(control, status)
     if as_json:
         _print_json(status, books=books, waits=waits)
         return
     console = Console()
-    console.print(_lines(status), _books(books))
-    for wait in waits:
-        console.print(f"[dim]{wait.waiter_id} waits:[/] {wait.message}")
+    console.print(tables_of(status, waits), _books(books))
+    addresses = {m.name: m.resources.metrics_address for m in status.members}
+    for name, address in {"hub": metrics, **addresses}.items():
+        if address:
+            console.print(f"[dim]metrics of {name}:[/] http://{address}/metrics")
 
 
-def _lines(status: RunStatus) -> Group:
-    lines = [Text(nodes_of(status)), *(Text(line_of(policy)) for policy in status.policies)]
+async def _waits(control: ControlClient, status: RunStatus) -> list[WaitReason]:
+    return [w for p in status.policies for w in await control.ledger.explain_wait(p.policy_id)]
+
+
+def tables_of(status: RunStatus, waits: Sequence[WaitReason]) -> Group:
+    """Return the run as people see it: policies, pool, who takes part, what is waited for."""
+    lines: list[Table | Text] = [Text(nodes_of(status)), policy_table(status)]
+    if any(member.role is Role.RAAS for member in status.members):
+        lines.append(pool_table(status))
+    lines += [Text(f"{wait.waiter_id} waits: {wait.message}", style="dim") for wait in waits]
     if status.failure is not None:
         lines.append(Text(f"{status.failure.reason}: {status.failure.message}", style="red"))
     return Group(*lines)

@@ -1,0 +1,73 @@
+from datetime import UTC, datetime
+
+from rich.console import Console
+
+from astraflow.core.members import MemberState, MemberStatus, RaasLoad, Role
+from astraflow.core.status import PolicyStatus, RunState, RunStatus, WaitCause, WaitReason
+from astraflow.launch.status import tables_of
+from astraflow.launch.status_tables import staleness_of
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def status() -> RunStatus:
+    policy = PolicyStatus(
+        policy_id="solver",
+        version=7,
+        step=7,
+        open_group_count=3,
+        max_open_group_count=32,
+        fresh_count=8,
+        leased_count=0,
+        trained_count=40,
+        staleness_counts={0: 8, 1: 4},
+        buffer_group_count=2,
+        buffer_nbytes=1_500_000,
+    )
+    nodes = tuple(
+        MemberStatus(
+            member_id=name,
+            name=name,
+            role=Role.RAAS,
+            state=MemberState.LIVE,
+            region=region,
+            versions={"solver": version},
+            load=RaasLoad(tokens_per_s=500),
+            outstanding_count=5,
+            max_outstanding=8,
+            join_time=NOW,
+            keep_alive_time=NOW,
+        )
+        for name, region, version in (("a", "east", 7), ("b", "west", 4), ("c", "west", 7))
+    )
+    return RunStatus(
+        run_id="r",
+        state=RunState.RUNNING,
+        policies=(policy,),
+        members=nodes,
+        start_time=NOW,
+        server_time=NOW,
+    )
+
+
+def test_a_table_tells_policies_pool_and_waits():
+    wait = WaitReason(cause=WaitCause.NO_CREDIT, waiter_id="solver", message="no credit is left")
+    console = Console(width=160, record=True, file=None)
+    with console.capture() as shown:
+        console.print(tables_of(status(), [wait]))
+    text = shown.get()
+    for words in (
+        "2 groups, 1.5 MB",
+        "3/32",
+        "0 █▅ 1",
+        "10/16",
+        "1,000",
+        "≤ 3",
+        "no credit is left",
+    ):
+        assert words in text
+
+
+def test_staleness_is_a_histogram_in_one_line():
+    assert staleness_of({}) == "-"
+    assert staleness_of({0: 8, 2: 4}) == "0 █▁▅ 2"
