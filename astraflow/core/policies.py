@@ -261,6 +261,7 @@ class Policy:
             "buffer/size": float(self._buffer.sample_count),
             "buffer/open_groups": float(self.open_groups),
             "buffer/nbytes": float(self._buffer.nbytes),
+            "data/replay/rollouts": float(sum(len(group.samples) for group in replayed)),
             "data/replay/frac": len(replayed) / (len(groups) + len(replayed)),
         }
         lease = Lease(

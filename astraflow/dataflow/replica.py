@@ -13,6 +13,7 @@ from astraflow.storage.snapshot import read_snapshot, write_snapshot
 from astraflow.wire.journal import read_record
 from astraflow.wire.journal_events import RunOpened
 from astraflow.wire.snapshot import dump_state, load_state
+from astraflow.workflows.registry import see_working_directory
 
 # Whose objects a snapshot holds.
 _MODULES = (
@@ -55,6 +56,8 @@ class Replica:
         data = read_snapshot(path)
         if data is None:
             return None
+        # Algorithms of the user's own may lie beside them.
+        see_working_directory()
         (opened, run, memory), position = load_state(data, modules=_MODULES)
         return cls(opened, run, memory, position=position)
 

@@ -136,7 +136,7 @@ def _policy(steps: Sequence[Row], live: Sequence[Row]) -> PolicySummary:
     return PolicySummary(
         steps=len(steps),
         versions=1 + max((row["version"] for row in live), default=-1),
-        rollouts=int(sum(row.get("batch/rollouts", 0) for row in steps)),
+        rollouts=int(sum(map(_rollouts, steps))),
         reward_first=_mean(rewards[:tenth]),
         reward_last=_mean(rewards[-tenth:]),
         staleness_max=max((row.get("lag/max", 0.0) for row in steps), default=0.0),
@@ -145,6 +145,11 @@ def _policy(steps: Sequence[Row], live: Sequence[Row]) -> PolicySummary:
         patch_share=_mean([float(row.get("base_version") is not None) for row in live]) or 0.0,
         pause_ms=round(1e3 * median([row.get("pause_s") or 0.0 for row in live] or [0.0]), 3),
     )
+
+
+def _rollouts(step: Row) -> float:
+    """Return how many rollouts a step was the first to train on."""
+    return step.get("batch/rollouts", 0) - step.get("data/replay/rollouts", 0)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -121,7 +121,7 @@ def code_digest(kind: Kind, name: str) -> bytes:
 
 def _target(kind: Kind, name: str) -> str:
     """Return `module:attribute` of a name."""
-    _see_working_directory()
+    see_working_directory()
     if ":" in name:
         return name
     target = _BUILT_IN[kind].get(name) or _entry_points(kind).get(name)
@@ -146,7 +146,7 @@ def _entry_points(kind: Kind) -> Mapping[str, str]:
 
 
 @cache
-def _see_working_directory() -> None:
+def see_working_directory() -> None:
     """Let `module:Class` name a file beside the user, as `python -m` does."""
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:

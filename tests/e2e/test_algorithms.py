@@ -19,6 +19,7 @@ def test_three_algorithms_compose_and_the_books_are_exact(tmp_path, cache):
     [books] = run.books
     assert books["balanced"]
     assert books["replayed_count"] > 0
+    assert books["trained_count"] == run.summary["rollouts"]
     filtered = sum(d["count"] for d in books["drops"] if d["filter"] == "zero_advantage")
     assert filtered % 8 == 0
     assert filtered > 0

@@ -24,7 +24,7 @@ def test_summary_adds_up_what_the_hub_recorded(tmp_path):
     run_dir = RunDir(tmp_path)
     steps = [
         {"policy": "solver", "step": n, "reward/mean": n / 10, "batch/rollouts": 8}
-        | {"lag/max": n % 3}
+        | {"lag/max": n % 3, "data/replay/rollouts": n // 10 * 3}
         | {"batch/sampled_tokens": 40, "time/wait_batch_frac": 0.5}
         for n in range(1, 11)
     ]
@@ -37,7 +37,7 @@ def test_summary_adds_up_what_the_hub_recorded(tmp_path):
     written = json.loads(run_dir.summary.read_text())
     assert written == summary.to_json()
     assert (written["accuracy_before"], written["accuracy_after"]) == (0.3, 0.9)
-    assert (written["steps"], written["rollouts"], written["versions"]) == (10, 80, 2)
+    assert (written["steps"], written["rollouts"], written["versions"]) == (10, 77, 2)
     assert written["weights_nbytes"] == {"solver": 1100}
     assert written["tokens_per_s"] == 20.0
     solver = written["policies"]["solver"]
