@@ -140,6 +140,9 @@ class Replay(Strict):
     """Bytes of tokens that they may take."""
 
 
+LaneChoice = Literal["auto"] | tuple[Literal["grpc", "tcp", "shm", "ucx"], ...]
+
+
 class Sync(Strict):
     """When the weights of a policy become a version, and who decides so."""
 
@@ -166,6 +169,9 @@ class Trainer(Strict):
     max_staleness: int = Field(default=2, ge=0)
     """Versions between sampling and training, at most. 0 is synchronous."""
     sync: Sync = Sync()
+    lanes: LaneChoice = "auto"
+    """Over which weights are served, gRPC in any case: auto is shared memory and TCP, beside TLS
+    shared memory alone; or a list of grpc, tcp, shm, ucx."""
     prefetch: int = Field(default=1, ge=1, le=8)
     """Batches held at once. 1 is strict: the next one follows the ack."""
     buffer: Buffer = Buffer()
@@ -395,6 +401,8 @@ class Raas(Strict):
     """Rollouts that one node runs at once."""
     engine: Engine = Engine()
     relay: Relay = Relay()
+    lanes: LaneChoice = "auto"
+    """Over which weights are pulled, the most wanted first; gRPC is the way out in any case."""
     sources: Literal["auto", "store"] = "auto"
     """Where weights come from. auto: whoever has them, nearest first. store: the object store
     alone, for pools that cannot reach the trainer."""

@@ -24,6 +24,8 @@ from astraflow.rpc.address import is_loopback, split_address
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.prometheus import LoopRead, MetricsServer
+from astraflow.transport.hosts import chosen_lanes
+from astraflow.weights.any_lane import AnyLane
 from astraflow.weights.disk_copy import DiskCopy
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay_server import RelayServer
@@ -111,12 +113,13 @@ async def _join(
             engines.push_async_callback(relays.close)
 
         copies = _copies(recipe, models)
+        lanes = chosen_lanes(recipe.raas.lanes, settings.tls)
 
         def puller(policy_id: PolicyId) -> WeightPuller:
             relay = None if relays is None else relays.relays[policy_id]
             return WeightPuller(
                 policy_id,
-                tls=settings.tls,
+                lane=AnyLane(tls=settings.tls, lanes=lanes),
                 relay=relay,
                 kinds=settings.kinds,
                 copy=copies.get(policy_id),

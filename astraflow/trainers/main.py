@@ -18,12 +18,13 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, ModelIdentity, RegisterTrainer, Resources
-from astraflow.core.versions import WeightEndpoint
+from astraflow.core.versions import Lane, WeightEndpoint
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.prometheus import OFF, MetricsServer
 from astraflow.trainers.departure import Departure
 from astraflow.trainers.tallies import TrainerTallies
+from astraflow.transport.hosts import chosen_lanes
 from astraflow.weights.gains import Gains
 from astraflow.weights.object_writer import ObjectWriter
 from astraflow.weights.publisher import WeightPublisher
@@ -203,7 +204,12 @@ def _joined(
     """Serve the weights and take the trainer's place in the run."""
     with (
         WeightServer(
-            publisher, listen=place.listen, advertise=place.advertise, tls=place.tls, loop=loop
+            publisher,
+            listen=place.listen,
+            advertise=place.advertise,
+            tls=place.tls,
+            loop=loop,
+            lanes=_served(settings, place.tls),
         ) as server,
         TrainerClient(
             hub=place.hub,
@@ -241,6 +247,12 @@ def _followed(
         gains = Gains(publisher, client.publish_version, then=writer.look)
         log.info("versions also go to an object store", url=url)
         yield (writer, followers.enter_context(gains))
+
+
+def _served(settings: Trainer, tls: Tls | None) -> tuple[Lane, ...] | None:
+    """Return the lanes beside gRPC; None: the usual ones."""
+    lanes = chosen_lanes(settings.lanes, tls)
+    return None if lanes is None else tuple(lane for lane in lanes if lane is not Lane.GRPC)
 
 
 def _model_dir(recipe: Recipe, policy_id: str, model_dir: Path | None) -> Path:

@@ -29,6 +29,26 @@ def hosted_lanes(tls: Tls | None) -> tuple[Lane, ...]:
     return DEFAULT_HOSTED if tls is None or tls.is_plain else (Lane.SHM,)
 
 
+def chosen_lanes(names: Sequence[str], tls: Tls | None) -> tuple[Lane, ...] | None:
+    """Return the lanes of a recipe, in its order; `auto`: None.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for lanes in the clear beside TLS.
+    """
+    if names == "auto":
+        return None
+    lanes = tuple(map(Lane, names))
+    clear = [lane for lane in lanes if lane in (Lane.TCP, Lane.UCX)]
+    if clear and tls is not None and not tls.is_plain:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"lanes: {', '.join(clear)} would carry weights in the clear beside TLS; leave out, "
+            "or choose auto",
+            metadata={"field": "lanes"},
+        )
+    return lanes
+
+
 class LaneHosts:
     """Serves transfers over every lane but gRPC, for one event loop."""
 

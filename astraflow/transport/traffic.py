@@ -3,12 +3,12 @@
 from collections import Counter
 from typing import Final
 
-from astraflow.wire.patches import SentChunk, TransferPlan
+from astraflow.wire.patches import SentChunk, SentItem
 
 RECEIVED_NBYTES: Final = Counter[str]()
 
 
-def received(lane: str, item: TransferPlan | SentChunk) -> TransferPlan | SentChunk:
+def received(lane: str, item: SentItem) -> SentItem:
     """Count an item that came over a lane; return it."""
     if isinstance(item, SentChunk):
         RECEIVED_NBYTES[lane] += len(item.chunk.payload)

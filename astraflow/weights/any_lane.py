@@ -1,8 +1,9 @@
 """AnyLane: object stores by their URI, every other source over its lanes."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from astraflow.core.layout import Layout
+from astraflow.core.versions import Lane
 from astraflow.rpc.tls import Tls
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.object_lane import ObjectLane
@@ -12,14 +13,21 @@ from astraflow.wire.patches import SentItem, TransferSpec
 class AnyLane:
     """Pulls from whatever address a source has: host:port, or a URI."""
 
-    def __init__(self, *, tls: Tls | None = None, stall_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        *,
+        tls: Tls | None = None,
+        stall_timeout_s: float = 30.0,
+        lanes: Sequence[Lane] | None = None,
+    ) -> None:
         """Start without a connection.
 
         Args:
             tls: Of TransferServices; None: plain text.
             stall_timeout_s: A source that sends nothing for so long is given up.
+            lanes: See Lanes.
         """
-        self._lanes = Lanes(tls=tls, stall_timeout_s=stall_timeout_s)
+        self._lanes = Lanes(tls=tls, stall_timeout_s=stall_timeout_s, lanes=lanes)
         self._objects = ObjectLane(stall_timeout_s=stall_timeout_s)
 
     def pull(

@@ -1,0 +1,24 @@
+"""Lanes by their names in a recipe."""
+
+from pathlib import Path
+
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import Lane
+from astraflow.rpc.tls import Tls
+from astraflow.transport.hosts import chosen_lanes
+
+SECURE = Tls(ca=Path("ca.pem"))
+
+
+def test_lanes_come_in_the_order_of_the_recipe():
+    assert chosen_lanes("auto", None) is None
+    assert chosen_lanes(("tcp", "grpc"), None) == (Lane.TCP, Lane.GRPC)
+    assert chosen_lanes(("shm",), SECURE) == (Lane.SHM,)
+
+
+def test_nothing_travels_in_the_clear_beside_tls():
+    with pytest.raises(AstraflowError, match="tcp") as caught:
+        chosen_lanes(("shm", "tcp"), SECURE)
+    assert caught.value.reason is Reason.INVALID_FIELD
