@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import structlog
+from structlog.contextvars import bind_contextvars
 
 from astraflow.config.loader import dump_recipe
 from astraflow.config.recipe import Recipe
@@ -116,6 +117,8 @@ async def _serve(
     journal: Journal | None,
     run_dir: RunDir,
 ) -> RunStatus:
+    # On every record of the hub from here on: calls inherit it from the server's start.
+    bind_contextvars(run=hub.run.status(hub.now()).run_id)
     access = Access(tokens, sessions=hub.memory.sessions, roles=hub.memory.roles)
     tls = recipe.hub.tls
     server = await start_server(
@@ -133,7 +136,7 @@ async def _serve(
             # It may wait for the loop that closes it.
             exits.push_async_callback(asyncio.to_thread, metrics.close)
             hub.metrics_address = metrics.address
-            log.info("hub serves", address=server.address, run=hub.run.status(hub.now()).run_id)
+            log.info("hub serves", address=server.address)
             if on_ready is not None:
                 on_ready(hub, server.address)
             try:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 import structlog
+from structlog.contextvars import bind_contextvars
 
 from astraflow.client.duplex import beside
 from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
@@ -174,7 +175,9 @@ class RaasNode:
     async def _serve(self, client: RaasClient) -> Departure:
         membership = await client.join()
         self._admit(membership.session)
-        log.info("joined", run_id=membership.run_id, member_id=membership.session.member_id)
+        # On every record from here on; the node's tasks inherit it.
+        bind_contextvars(run=membership.run_id, member=membership.session.member_id)
+        log.info("joined")
         loaded = build_workflows(membership.workflows)
         workflows = {
             spec.workflow_id: NodeWorkflow(

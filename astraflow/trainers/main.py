@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
+from structlog.contextvars import bind_contextvars
 
 from astraflow import __version__
 from astraflow.client.loop_thread import LoopThread
@@ -230,6 +231,8 @@ def _joined(
         ) as client,
     ):
         client.on_transfer_token(server.set_transfer_token)
+        session = client.registration.session
+        bind_contextvars(run=client.registration.run_id, member=session.member_id)
         yield client
 
 

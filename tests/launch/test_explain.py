@@ -3,6 +3,7 @@ import json
 import pytest
 
 from astraflow.config.run_dir import HubEndpoint
+from astraflow.core.versions import SourceKind
 from astraflow.launch.explain import show_waits
 from astraflow.testing.recipes import small_recipe
 from astraflow.testing.run import JOIN_TOKEN, OPERATOR_TOKEN, start_run
@@ -51,3 +52,18 @@ async def test_a_trainer_that_works_is_what_is_waited_for(recipe, tmp_path):
         await run.add_node()
         run.add_trainer(step_s=0.5)
         assert "holds the 1 batches" in await until(run, "holds the 1 batches")
+
+
+async def test_a_version_that_no_node_can_have_is_named(recipe, tmp_path, capsys):
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        await run.add_node(kinds=frozenset({SourceKind.OBJECT_STORE}))
+        run.add_trainer()
+        text = await until(run, "no RaaS has loaded the weights yet; there are raas-1")
+        (member,) = [m.member_id for m in run.status().members if m.name == "raas-1"]
+    assert "└─ 0 of 2 groups are whole" in text
+    lines = capsys.readouterr().out.splitlines()
+    joined = [line for line in lines if "RaaS joined" in line or "] joined " in line]
+    assert len(joined) == 2
+    for line in joined:
+        assert f"member={member}" in line
+        assert "run=test-" in line
