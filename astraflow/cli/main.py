@@ -6,6 +6,7 @@ import typer
 
 from astraflow import __version__
 from astraflow.cli import (
+    autoscale,
     dataflow,
     doctor,
     evaluate,
@@ -37,6 +38,7 @@ app.command("explain")(explain.explain)
 app.command("ledger")(ledger.ledger)
 app.command("eval")(evaluate.evaluate)
 app.command("rollouts")(rollouts.rollouts)
+app.command("autoscale")(autoscale.autoscale)
 app.command("simulate")(simulate.simulate)
 app.command("doctor")(doctor.doctor)
 app.add_typer(dataflow.app, name="dataflow")

@@ -66,23 +66,27 @@ class Roles:
         )
 
     def raas(self, index: int, hub: str) -> RoleCommand:
-        """Return one rollout node."""
+        """Return one rollout node of those that the run starts with."""
+        return self.node(f"raas-{index}", hub, index=index)
+
+    def node(self, name: str, hub: str, *, index: int | None = None) -> RoleCommand:
+        """Return a rollout node of a name; one without an index takes a free port for metrics."""
         models = [f"{policy}={path}" for policy, path in self.models.items()]
         return self._command(
-            f"raas-{index}",
-            *("raas", "join", str(self.run_dir.recipe), "--hub", hub, "--name", f"raas-{index}"),
+            name,
+            *("raas", "join", str(self.run_dir.recipe), "--hub", hub, "--name", name),
             *(part for model in models for part in ("--model", model)),
-            *self._metrics(1 + len(self.recipe.policies) + index),
+            *self._metrics(None if index is None else 1 + len(self.recipe.policies) + index),
             threads=self.recipe.raas.engine.thread_count,
         )
 
-    def _metrics(self, place: int) -> tuple[str, ...]:
-        """Give a process a port of its own for its metrics, after the hub's."""
+    def _metrics(self, place: int | None) -> tuple[str, ...]:
+        """Give a process a port of its own for its metrics, after the hub's; None: a free one."""
         listen = self.recipe.metrics.listen
         host, _, port = listen.rpartition(":")
         if not host or not int(port):
             return ()
-        return ("--set", f"metrics.listen={host}:{int(port) + place}")
+        return ("--set", f"metrics.listen={host}:{0 if place is None else int(port) + place}")
 
     def _command(self, name: str, *arguments: str, threads: int = 1) -> RoleCommand:
         return RoleCommand(

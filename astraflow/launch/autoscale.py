@@ -1,0 +1,176 @@
+"""`astraflow autoscale`: looks at the hub's advice and acts on it until the run is over."""
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from rich.console import Console
+
+from astraflow.client.control import ControlClient
+from astraflow.config.loader import load_recipe
+from astraflow.config.recipe import Recipe
+from astraflow.config.run_dir import HubEndpoint, RunDir
+from astraflow.core.autoscale import ScaleAdvice
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.scaler import ScalePlan, Scaler
+from astraflow.core.status import RunStatus
+from astraflow.launch.executors import Executor, LocalExecutor, ShellExecutor
+from astraflow.launch.models import prepare_models
+from astraflow.launch.roles import Roles, RunTokens
+
+_START_TIMEOUT = timedelta(minutes=10)
+
+
+async def show_advice(run_dir: RunDir, *, as_json: bool) -> None:
+    """Print what the hub advises, once; nothing is changed."""
+    endpoint = run_dir.read_endpoint()
+    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+        _print(await control.scale_advice(), ScalePlan(), as_json=as_json)
+
+
+async def autoscale(run_dir: RunDir, *, poll_s: float, as_json: bool) -> None:
+    """Start and drain nodes as the hub advises, until the run is over or Ctrl-C.
+
+    Raises:
+        AstraflowError: NOT_READY when the run has no hub.
+    """
+    endpoint = run_dir.read_endpoint()
+    recipe = load_recipe(run_dir.recipe)
+    executor = await make_executor(recipe, run_dir, endpoint)
+    try:
+        async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+            settings = recipe.autoscale
+            loop = _Loop(
+                control=control, executor=executor, drain_s=settings.drain_s, as_json=as_json
+            )
+            await loop.run(poll_s)
+    finally:
+        await executor.close()
+
+
+async def make_executor(recipe: Recipe, run_dir: RunDir, endpoint: HubEndpoint) -> Executor:
+    """Return what starts the nodes of a run, as its recipe says."""
+    settings = recipe.autoscale
+    if settings.start is not None:
+        return ShellExecutor(
+            start=settings.start,
+            stop=settings.stop,
+            join_token=endpoint.join_token,
+            values={
+                "hub": endpoint.address,
+                "recipe": str(run_dir.recipe.absolute()),
+                "run": str(run_dir.root.absolute()),
+            },
+        )
+    read_end, write_end = os.pipe()
+    try:
+        models = await prepare_models(recipe, run_dir, lifeline=read_end, note=lambda _: None)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    tokens = RunTokens(join=endpoint.join_token, operator=endpoint.operator_token)
+    roles = Roles(recipe=recipe, run_dir=run_dir, tokens=tokens, models=models)
+    return LocalExecutor(roles, hub=endpoint.address)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Loop:
+    """One maintainer at work."""
+
+    control: ControlClient
+    executor: Executor
+    drain_s: float | None
+    as_json: bool
+    scaler: Scaler = field(
+        default_factory=lambda: Scaler(prefix=f"auto-{os.getpid()}", start_timeout=_START_TIMEOUT)
+    )
+    leaving: dict[str, str] = field(default_factory=dict[str, str])
+    last: str = ""
+
+    async def run(self, poll_s: float) -> None:
+        """Look and act until the run is over."""
+        stopped = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        while not stopped.is_set() and await self._step():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), poll_s)
+
+    async def _step(self) -> bool:
+        """Act once; False: the run is over."""
+        try:
+            status = await self.control.get_run()
+            if status.state.is_final:
+                return False
+            advice = await self.control.scale_advice()
+        except AstraflowError as error:
+            if error.reason is Reason.NOT_READY:
+                return False
+            raise
+        await self._clean_up(status)
+        plan = self.scaler.plan(advice, datetime.now(UTC))
+        self._report(advice, plan)
+        await self._act(advice, plan)
+        return True
+
+    async def _act(self, advice: ScaleAdvice, plan: ScalePlan) -> None:
+        for name in plan.start:
+            try:
+                await self.executor.start(name)
+            except AstraflowError as error:
+                self.scaler.forget(name)
+                Console(stderr=True).print(f"[red]{name} was not started:[/] {error.message}")
+        names = {member.member_id: member.name for member in advice.members}
+        for member_id in plan.drain:
+            self.leaving[member_id] = names[member_id]
+            with suppress(AstraflowError):
+                await self.control.drain_member(member_id, grace_s=self.drain_s)
+
+    async def _clean_up(self, status: RunStatus) -> None:
+        """Tell the executor of those who have left."""
+        present = {member.member_id for member in status.members}
+        for member_id in [each for each in self.leaving if each not in present]:
+            name = self.leaving.pop(member_id)
+            try:
+                await self.executor.stop(name)
+            except AstraflowError as error:
+                Console(stderr=True).print(f"[yellow]{name} is not cleaned up:[/] {error.message}")
+
+    def _report(self, advice: ScaleAdvice, plan: ScalePlan) -> None:
+        """Print what is done, and anything new; a pool that stays is not told every time."""
+        now = f"{advice.action} {advice.member_count} {advice.target_member_count}"
+        if plan != ScalePlan() or now != self.last or self.as_json:
+            _print(advice, plan, as_json=self.as_json)
+        self.last = now
+
+
+def to_json(advice: ScaleAdvice, plan: ScalePlan) -> dict[str, Any]:
+    """Return advice and what is done about it as JSON values."""
+    fields = asdict(advice)
+    balance: dict[str, Any] = fields.pop("balance")
+    balance["window_s"] = balance.pop("span").total_seconds()
+    # Of the hub only; the wire does not carry them.
+    del balance["token_rate"], balance["full_token_rate"]
+    fields["retired"] = sorted(advice.retired)
+    cooldown = advice.cooldown_time
+    fields["cooldown_time"] = None if cooldown is None else cooldown.isoformat()
+    wait = {"wait_fraction": advice.balance.wait_fraction}
+    return {**fields, **balance, **wait, "started": plan.start, "drained": plan.drain}
+
+
+def _print(advice: ScaleAdvice, plan: ScalePlan, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(to_json(advice, plan)), flush=True)  # noqa: T201 - the command's output
+        return
+    count, target = advice.member_count, advice.target_member_count
+    Console().print(f"[bold]{advice.action}[/] {count} to {target} nodes: {advice.message}")
+    for name in plan.start:
+        Console().print(f"  starts {name}")
+    for member in advice.members:
+        if member.member_id in plan.drain:
+            Console().print(f"  drains {member.name}, which holds {member.inflight_count}")
