@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from astraflow.core.ids import MemberId
+from astraflow.core.live_members import RaasMember, TrainerMember
 from astraflow.core.members import Resources, Role, ServedPolicy
-from astraflow.core.sessions import RaasMember, Sessions, TrainerMember
+from astraflow.core.sessions import Sessions
 from astraflow.core.sources import version_with_sources
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.wire.weights import decode_version_info, encode_version_info

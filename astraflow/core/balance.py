@@ -20,9 +20,9 @@ from astraflow.core.autoscale import (
 )
 from astraflow.core.errors import Reason
 from astraflow.core.ids import MemberId, PolicyId
+from astraflow.core.live_members import RaasMember
 from astraflow.core.pacing import blocker_of
 from astraflow.core.policies import Policy
-from astraflow.core.sessions import RaasMember
 from astraflow.core.state import State
 from astraflow.core.status import RolloutPlace
 from astraflow.core.training import Training

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from astraflow.core.effects import DrawEvalPrompts, EvalChanged
-from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.eval_pins import may_come, must_be_servable, not_served, pin
 from astraflow.core.eval_work import EvalWork
 from astraflow.core.evals import EvalRun, EvalState
 from astraflow.core.events import EvalCreated
@@ -17,7 +18,7 @@ from astraflow.core.settings import SuiteSettings
 from astraflow.core.state import State
 from astraflow.core.tasks import CancelReason, Prompt
 
-# Finished evaluations that can still be asked for.
+# Finished evaluations, and requests, that can still be asked for.
 _KEPT_COUNT = 256
 
 
@@ -88,10 +89,12 @@ class Evaluation:
             )
         if self._state.flow.is_final or self._state.flow.stop is not None:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; evaluate its checkpoints")
-        pinned = self._pin(suite, event.versions)
-        self._must_be_servable(pinned)
+        pinned = pin(self._state, suite, event.versions)
+        must_be_servable(self._state, pinned)
         work = self.start(suite, pinned, now, share=share)
         self._requests[event.request_id] = (work.eval_run_id, event)
+        while len(self._requests) > _KEPT_COUNT:
+            del self._requests[next(iter(self._requests))]
         return work.view()
 
     def start(
@@ -187,7 +190,7 @@ class Evaluation:
                 self._retire(work)
             elif work.has_unissued and self._is_stuck(work, now):
                 self._withdraw(work)
-                work.fail(_not_served(work.versions), now)
+                work.fail(not_served(work.versions), now)
                 self._retire(work)
             elif work.state is not before or work.is_worth_showing():
                 self._state.do(EvalChanged(eval_run=work.view()))
@@ -244,43 +247,17 @@ class Evaluation:
         """Whether nobody has been able to serve the versions for too long."""
         pool = [member for member in self._state.sessions.pool if not member.is_draining]
         if any(may_serve_pinned(member, work.versions) for member in pool) or (
-            not self.has_pool and self._may_come(work)
+            not self.has_pool and may_come(self._state, work.versions)
         ):
             work.stuck_time = work.waits_for = None
             return False
-        if self.has_pool and pool and not self._may_come(work):
+        if self.has_pool and pool and not may_come(self._state, work.versions):
             # Training is over: nobody goes back to an older version, and nobody else will come.
             return True
         if work.stuck_time is None:
-            work.stuck_time, work.waits_for = now, _not_served(work.versions)
+            work.stuck_time, work.waits_for = now, not_served(work.versions)
             self._state.do(EvalChanged(eval_run=work.view()))
         return now - work.stuck_time >= self._state.settings.last_version_grace
-
-    def _may_come(self, work: EvalWork) -> bool:
-        """Whether a RaaS may still load these versions: they are the newest."""
-        return self._state.newest_versions(tuple(work.versions)) == dict(work.versions)
-
-    def _must_be_servable(self, versions: Mapping[PolicyId, int]) -> None:
-        is_newest = self._state.newest_versions(tuple(versions)) == dict(versions)
-        pool = self._state.sessions.pool
-        if not is_newest and not any(may_serve_pinned(member, versions) for member in pool):
-            failure = _not_served(versions)
-            raise AstraflowError(failure.reason, failure.message)
-
-    def _pin(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> dict[PolicyId, int]:
-        policy_ids = suite.suite.policy_ids
-        pinned: dict[PolicyId, int] = {}
-        for policy_id in policy_ids:
-            ledger = self._state.policy(policy_id).versions
-            pinned[policy_id] = versions.get(policy_id, max(0, ledger.shown_version))
-            ledger.get(pinned[policy_id])
-        foreign = set(versions) - set(policy_ids)
-        if foreign:
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
-                f"suite {suite.suite.suite} does not measure {', '.join(sorted(foreign))}",
-            )
-        return pinned
 
     def was_measured(self, suite: SuiteSettings, versions: Mapping[PolicyId, int]) -> bool:
         """Whether these versions were measured on a suite, or are just now."""
@@ -321,11 +298,3 @@ class Evaluation:
                 for group in groups
             ):
                 member.pinned.update(work.versions.items())
-
-
-def _not_served(versions: Mapping[PolicyId, int]) -> Failure:
-    names = ", ".join(f"{policy_id} {version}" for policy_id, version in versions.items())
-    return Failure(
-        reason=Reason.VERSION_NOT_SERVED,
-        message=f"no RaaS serves version {names} any more, nor has kept it",
-    )

@@ -7,10 +7,10 @@ from astraflow.core.errors import Failure, Reason
 from astraflow.core.evaluation import Evaluation
 from astraflow.core.groups import Assignment, EvalGroup, Group, TrainGroup
 from astraflow.core.ids import TaskId
+from astraflow.core.live_members import RaasMember
 from astraflow.core.outbound import Outbound
 from astraflow.core.records import Entry
 from astraflow.core.rollouts import Disposition, ItemAck, Outcome, Rollout, TaskResult
-from astraflow.core.sessions import RaasMember
 from astraflow.core.state import State
 from astraflow.core.tasks import CancelReason
 from astraflow.core.training import Training

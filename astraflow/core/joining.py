@@ -8,6 +8,7 @@ from astraflow.core.effects import AnnounceVersion, ClearOutbox, SendTask
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import RaasJoined, Secrets, TrainerRegistered
 from astraflow.core.ids import BatchId, MemberId, TaskId
+from astraflow.core.live_members import Member, RaasMember, TrainerMember
 from astraflow.core.members import (
     JoinPool,
     PoolMembership,
@@ -18,7 +19,7 @@ from astraflow.core.members import (
     TrainerRegistration,
 )
 from astraflow.core.membership import Membership
-from astraflow.core.sessions import Departed, Member, RaasMember, TrainerMember
+from astraflow.core.sessions import Departed
 from astraflow.core.sources import version_with_sources
 from astraflow.core.state import State
 

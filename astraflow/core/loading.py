@@ -3,8 +3,8 @@
 from datetime import datetime
 
 from astraflow.core.errors import Failure, Reason
+from astraflow.core.live_members import RaasMember
 from astraflow.core.policies import Policy
-from astraflow.core.sessions import RaasMember
 from astraflow.core.state import State
 
 

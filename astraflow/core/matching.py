@@ -5,10 +5,10 @@ from datetime import datetime
 
 from astraflow.core.groups import Group
 from astraflow.core.ids import PolicyId
+from astraflow.core.live_members import RaasMember
 from astraflow.core.pacing import slack_s
 from astraflow.core.placement import Room, Want, choose, keeps_up, training_room
 from astraflow.core.policies import Policy
-from astraflow.core.sessions import RaasMember
 from astraflow.core.speed import size_of
 from astraflow.core.state import State
 from astraflow.core.tasks import Prompt, VersionRange

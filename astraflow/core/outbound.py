@@ -7,7 +7,7 @@ from datetime import datetime
 from astraflow.core.effects import SendCancellation, SendTask
 from astraflow.core.groups import Assignment, EvalGroup, Group
 from astraflow.core.ids import PolicyId, TaskId, WorkflowId
-from astraflow.core.sessions import RaasMember
+from astraflow.core.live_members import RaasMember
 from astraflow.core.state import State
 from astraflow.core.tasks import (
     CancelReason,

@@ -8,8 +8,8 @@ from astraflow.core.effects import AnnounceVersion, SendPublishOrder
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.eval_schedule import EvalSchedule
 from astraflow.core.ids import PolicyId
+from astraflow.core.live_members import RaasMember
 from astraflow.core.policies import Policy
-from astraflow.core.sessions import RaasMember
 from astraflow.core.sources import version_with_sources
 from astraflow.core.state import State
 from astraflow.core.versions import PublishAnswer, VersionInfo

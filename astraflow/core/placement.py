@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import floor
 
 from astraflow.core.ids import PolicyId
-from astraflow.core.sessions import RaasMember
+from astraflow.core.live_members import RaasMember
 
 
 @dataclass(frozen=True, slots=True)

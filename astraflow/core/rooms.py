@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from astraflow.core.ids import MemberId
 
 if TYPE_CHECKING:
-    from astraflow.core.sessions import RaasMember
+    from astraflow.core.live_members import RaasMember
 
 
 class Rooms:

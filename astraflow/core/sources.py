@@ -16,7 +16,8 @@ from itertools import islice
 from typing import Final
 
 from astraflow.core.ids import MemberId, PolicyId
-from astraflow.core.sessions import RaasMember, Sessions, TrainerMember
+from astraflow.core.live_members import RaasMember, TrainerMember
+from astraflow.core.sessions import Sessions
 from astraflow.core.versions import Source, SourceKind, SourceState, VersionInfo
 
 FANOUT: Final = 4

@@ -5,9 +5,9 @@ from datetime import datetime
 
 from astraflow.core.barrier import Standing
 from astraflow.core.groups import TrainGroup
+from astraflow.core.live_members import RaasMember, TrainerMember
 from astraflow.core.pacing import blocker_of
 from astraflow.core.policies import Policy
-from astraflow.core.sessions import RaasMember, TrainerMember
 from astraflow.core.state import State
 from astraflow.core.status import WaitCause, WaitReason
 from astraflow.core.training import Training

@@ -2,6 +2,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from astraflow.core.live_members import RaasMember
 from astraflow.core.members import Resources, Role
 from astraflow.core.placement import (
     Want,
@@ -13,7 +14,6 @@ from astraflow.core.placement import (
     pick,
     training_room,
 )
-from astraflow.core.sessions import RaasMember
 from astraflow.core.speed import Speed
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -3,8 +3,9 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from astraflow.core.live_members import RaasMember
 from astraflow.core.members import Resources, Role
-from astraflow.core.sessions import RaasMember, Sessions
+from astraflow.core.sessions import Sessions
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

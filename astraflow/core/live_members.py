@@ -1,0 +1,125 @@
+"""Live members: one session each, with what it holds and what is known of it."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from astraflow.core.groups import Assignment
+from astraflow.core.ids import MemberId, PolicyId, TaskId
+from astraflow.core.members import RaasLoad, Resources, Role, ServedPolicy, TrainerLoad
+from astraflow.core.rooms import Rooms
+from astraflow.core.speed import Speed
+from astraflow.core.versions import WeightEndpoint
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Member:
+    """One live session.
+
+    Attributes:
+        drain_time: When the grace of a drain ends; None: no limit.
+    """
+
+    member_id: MemberId
+    name: str
+    role: Role
+    incarnation: int
+    region: str
+    resources: Resources
+    join_time: datetime
+    keep_alive_time: datetime
+    load: RaasLoad | TrainerLoad | None = None
+    is_draining: bool = False
+    drain_time: datetime | None = None
+    accepted_count: int = 0
+    reissued_count: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RaasMember(Member):
+    """A RaaS.
+
+    Attributes:
+        policies: What it has engines for.
+        live: Version that each engine samples with.
+        failed: Newest version that each engine failed to load.
+        evicted: Versions that its relay no longer has, the last ones.
+        refused: Pinned versions that it said it cannot serve.
+        pinned: Versions of which evaluation tasks were sent to it while they were live.
+        max_outstanding: Credit, in samples.
+        max_eval_outstanding: Of these, for evaluations; None: all.
+        assignments: Tasks that it holds.
+        speed: As measured.
+        number: Rises by one per session that is opened.
+        rooms: Where its credit is entered; None: nowhere.
+    """
+
+    policies: dict[PolicyId, ServedPolicy]
+    relay_endpoint: str = ""
+    live: dict[PolicyId, int] = field(default_factory=dict[PolicyId, int])
+    failed: dict[PolicyId, int] = field(default_factory=dict[PolicyId, int])
+    evicted: dict[PolicyId, tuple[int, ...]] = field(
+        default_factory=dict[PolicyId, tuple[int, ...]]
+    )
+    refused: set[tuple[PolicyId, int]] = field(default_factory=set[tuple[PolicyId, int]])
+    pinned: set[tuple[PolicyId, int]] = field(default_factory=set[tuple[PolicyId, int]])
+    max_outstanding: int = 0
+    max_eval_outstanding: int | None = None
+    outstanding: int = 0
+    eval_outstanding: int = 0
+    assignments: dict[TaskId, Assignment] = field(default_factory=dict[TaskId, Assignment])
+    speed: Speed = field(default_factory=Speed)
+    number: int = 0
+    rooms: Rooms | None = None
+
+    @property
+    def free_count(self) -> int:
+        """Samples that it can take."""
+        return max(0, self.max_outstanding - self.outstanding)
+
+    def serves(self, policy_ids: tuple[PolicyId, ...]) -> bool:
+        """Whether it has an engine for each."""
+        return all(policy_id in self.policies for policy_id in policy_ids)
+
+    def is_ready(self, policy_ids: tuple[PolicyId, ...]) -> bool:
+        """Whether each of these engines holds a version of the run."""
+        return all(policy_id in self.live for policy_id in policy_ids)
+
+    def give_credit(self, max_outstanding: int, max_eval_outstanding: int | None) -> None:
+        """Bound its work from now on."""
+        self.max_outstanding = max_outstanding
+        self.max_eval_outstanding = max_eval_outstanding
+        self._enter()
+
+    def hold(self, assignment: Assignment) -> None:
+        """Count a task against the credit."""
+        self.assignments[assignment.task_id] = assignment
+        self._count(assignment, len(assignment.open_indexes))
+
+    def answer(self, assignment: Assignment, index: int) -> None:
+        """Give back the credit of one sample; one that was answered before changes nothing."""
+        if index in assignment.open_indexes:
+            assignment.open_indexes.discard(index)
+            self._count(assignment, -1)
+
+    def release(self, assignment: Assignment) -> None:
+        """Give back the credit of what is left of a task, and forget it."""
+        del self.assignments[assignment.task_id]
+        self._count(assignment, -len(assignment.open_indexes))
+
+    def _count(self, assignment: Assignment, count: int) -> None:
+        self.outstanding += count
+        if assignment.is_eval:
+            self.eval_outstanding += count
+        self._enter()
+
+    def _enter(self) -> None:
+        if self.rooms is not None:
+            self.rooms.note(self)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TrainerMember(Member):
+    """A trainer of one policy."""
+
+    policy_id: PolicyId
+    weight_endpoints: tuple[WeightEndpoint, ...] = ()
