@@ -237,7 +237,8 @@ class Balance:
     def _between(self, first: _Mark, last: _Mark) -> PoolBalance:
         seconds = (last.time - first.time).total_seconds()
         seen_s = last.live_s - first.live_s
-        looked = max(1e-9, (self._marks[-1].time - first.time).total_seconds())
+        looked_at = self._marks[-1].time if self._marks else last.time
+        looked = max(1e-9, (looked_at - first.time).total_seconds())
         live = seen_s / min(seconds, looked) if seconds > 0 else 0.0
         return PoolBalance(
             span=last.time - first.time,
