@@ -25,7 +25,7 @@ from astraflow.simulate.simulation import simulate
 
 STEP_S: Final = 480.0
 TOKENS: Final = 40000.0
-WINDOW_S: Final = 300.0
+WINDOW_S: Final = 600.0
 COOLDOWN_S: Final = 60.0
 HOUR_S: Final = 3600.0
 PACES: Final = ((0, 40.0), (4, 16.0), (8, 10.0), (12, 30.0), (16, 13.0), (20, 50.0))

@@ -214,7 +214,8 @@ def advise(
 ) -> ScaleAdvice:
     """Return what to do with the pool.
 
-    It grows by what the whole window says, and shrinks only as far as both halves of it allow.
+    It grows when the whole window says so, by what its later half says where that is more, and
+    shrinks only as far as both halves allow.
 
     Args:
         settings: Bounds.
@@ -228,6 +229,8 @@ def advise(
     target, message = target_of(whole, present)
     if target < present:
         target = max(target_of(half, present)[0] for half in halves)
+    elif target > present:
+        target = max(target, target_of(halves[-1], present)[0])
     is_early = ready_time is None or now < ready_time
     if is_early and members:
         target, message = present, f"too early to tell: {message}"

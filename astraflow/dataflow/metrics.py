@@ -57,7 +57,12 @@ class HubMetrics:
         yield from view.counts
 
     def _own(self) -> Iterator[Family]:
-        stats = self._probe.stats
+        stats, advice = self._probe.stats, self._hub.scale_advice()
+        yield gauge(
+            "scale_nodes", "Live or joining, without those that drain.", advice.member_count
+        )
+        yield gauge("scale_target_nodes", "As many there should be.", advice.target_member_count)
+        yield gauge("pool_busy_ratio", "Of what the pool can do.", advice.balance.busy_fraction)
         yield counter("hub_events_total", "Events decided.", self._hub.event_count)
         yield counter(
             "hub_journal_bytes_total", "Written to the journal.", self._hub.commits.nbytes
