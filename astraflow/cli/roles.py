@@ -69,6 +69,7 @@ def train(
     listen: str,
     advertise: str | None,
     tls: Tls,
+    resume: bool = False,
 ) -> int:
     """Run a trainer; return its exit code."""
     hold_lifeline()
@@ -90,6 +91,7 @@ def train(
             model_dir=model or make_warm_up(recipe, overrides=overrides, policy=policy),
             listen=listen,
             advertise=advertise,
+            resume=resume,
             tls=None if tls.is_plain else tls,
         )
 

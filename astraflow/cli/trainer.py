@@ -46,6 +46,12 @@ def run_trainer(
             help="How others dial that: auto, fqdn, or a host or IP; unset: as listened on."
         ),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on from the newest checkpoint in --run-dir that the run knows."
+        ),
+    ] = False,
     tls_certificate: CertificateFile = None,
     tls_key: KeyFile = None,
     tls_ca: CaFile = None,
@@ -64,6 +70,7 @@ def run_trainer(
             run_dir=run_dir,
             listen=listen,
             advertise=advertise,
+            resume=resume,
             tls=Tls(certificate=tls_certificate, key=tls_key, ca=tls_ca),
         )
     )

@@ -101,7 +101,7 @@ class TrainerMember:
         """
         answer = await self.keeper.call(self._stub.AckBatch, encode_ack_batch(ack))
         if ack.outcome is BatchOutcome.CONSUMED:
-            self._request = replace(self._request, last_step=ack.step)
+            self._request = replace(self._request, last_step=ack.step, checkpoint_id="")
         return answer.settled
 
     async def publish(self, info: VersionInfo, *, checkpoint_id: str = "") -> int:

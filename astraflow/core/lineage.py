@@ -80,9 +80,11 @@ class Lineage:
         Raises:
             AstraflowError: CHECKPOINT_UNKNOWN.
         """
+        if not self._batches:
+            return 0
         kept = self._checkpoints.get(checkpoint_id) if checkpoint_id else self._kept(step)
         if kept is None:
-            newest = self._batches[-1].step if self._batches else 0
+            newest = self._batches[-1].step
             known = ", ".join(list(self._checkpoints)[-3:]) or "none"
             raise AstraflowError(
                 Reason.CHECKPOINT_UNKNOWN,
@@ -103,7 +105,7 @@ class Lineage:
 
     def _kept(self, step: int) -> int | None:
         """Return how many batches are behind so many steps; None: no batch ended there."""
-        if not self._batches or step == 0:
+        if step == 0:
             return 0
         for index in range(len(self._batches), 0, -1):
             if self._batches[index - 1].step <= step:

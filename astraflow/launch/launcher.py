@@ -31,6 +31,8 @@ _HUB_START_S = 60.0
 _END_S = 20.0
 _RAAS_RESTARTS = 3
 _HUB_RESTARTS = 16
+_TRAINER_RESTARTS = 16
+_TRAINER = "trainer-"
 
 
 def run_recipe(recipe: Recipe, *, runs: Path, console: Console) -> RunSummary:
@@ -224,6 +226,8 @@ class _Launch:
         """
         if process.command.name == "hub":
             process = await self._guard_hub(process, scene)
+        elif _is_trainer(process):
+            process = await self._guard_trainer(process, scene)
         is_raas = _is_raas(process)
         while True:
             code = await process.wait()
@@ -254,6 +258,24 @@ class _Launch:
             hub = await self._start(hub.command, scene.lifeline)
         return hub
 
+    async def _guard_trainer(self, trainer: RoleProcess, scene: "_Scene") -> RoleProcess:
+        """Start a trainer again that was killed; return the one that ended otherwise."""
+        policy = trainer.command.name.removeprefix(_TRAINER)
+        for _ in range(_TRAINER_RESTARTS):
+            code = await trainer.wait()
+            if code >= 0 or self.interrupts > 2 or self._is_over():
+                break
+            scene.progress.note(
+                f"[yellow]the trainer of {policy} was killed ({code}); it goes on from its last "
+                "checkpoint[/]"
+            )
+            command = scene.roles.trainer(policy, scene.hub, resume=True)
+            trainer = await self._start(command, scene.lifeline)
+        return trainer
+
+    def _is_over(self) -> bool:
+        return self.last is not None and self.last.state.is_final
+
     def _is_ending(self) -> bool:
         return self.last is not None and (
             self.last.state.is_final or self.last.state is RunState.STOPPING
@@ -275,6 +297,10 @@ class _Scene:
     control: ControlClient
     progress: Progress
     lifeline: int
+
+
+def _is_trainer(process: RoleProcess) -> bool:
+    return process.command.name.startswith(_TRAINER)
 
 
 def _is_raas(process: RoleProcess) -> bool:

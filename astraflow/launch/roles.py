@@ -55,13 +55,14 @@ class Roles:
             *("--run-dir", str(self.run_dir.root)),
         )
 
-    def trainer(self, policy_id: str, hub: str) -> RoleCommand:
-        """Return the trainer of one policy."""
+    def trainer(self, policy_id: str, hub: str, *, resume: bool = False) -> RoleCommand:
+        """Return the trainer of one policy; one that resumes goes on from its last checkpoint."""
         return self._command(
             f"trainer-{policy_id}",
             *("trainer", "run", str(self.run_dir.recipe), "--policy", policy_id, "--hub", hub),
             *("--model", str(self.models[policy_id]), "--run-dir", str(self.run_dir.root)),
             *self._metrics(1 + list(self.recipe.policies).index(policy_id)),
+            *(("--resume",) if resume else ()),
             threads=self.recipe.policies[policy_id].trainer.thread_count,
         )
 

@@ -3,12 +3,15 @@
 import json
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from astraflow.config.run_dir import RunDir
+from astraflow.trainers.resume import OPTIMIZER_FILE, STATE_FILE
 
 # What belongs to a model beside its weights and config.json, where it has it.
 _COMPANIONS = (
@@ -21,13 +24,21 @@ _COMPANIONS = (
     "merges.txt",
     "chat_template.jinja",
 )
+# The newest one may not be acknowledged yet; then its predecessor is resumed.
+_RESUMABLE_COUNT = 2
 
 
 class Checkpoints:
     """Writes the weights of one policy into the folder of a run."""
 
     def __init__(
-        self, module: nn.Module, *, model_dir: Path, run_dir: RunDir, policy_id: str
+        self,
+        module: nn.Module,
+        *,
+        model_dir: Path,
+        run_dir: RunDir,
+        policy_id: str,
+        optimizer: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         """Prepare.
 
@@ -36,21 +47,47 @@ class Checkpoints:
             model_dir: Where the tokenizer lies that belongs to them.
             run_dir: Where checkpoints go.
             policy_id: Whose.
+            optimizer: Returns the state of the optimizer; None: nobody resumes from these.
         """
         self._module = module
         self._model_dir = model_dir
         self._run_dir = run_dir
         self._policy_id = policy_id
+        self._optimizer = optimizer
         self._saved_step: int | None = None
 
-    def save(self, *, step: int, version: int) -> str:
-        """Write the present weights, unless those of this step are there; return the name."""
+    def save(self, *, step: int, version: int | None, checkpoint_id: str = "") -> str:
+        """Write the present state, unless that of this step is there.
+
+        Args:
+            step: Optimizer steps behind it.
+            version: What these weights are published as; None: they are not.
+            checkpoint_id: What the run calls it; empty: by the directory's name.
+
+        Returns:
+            The checkpoint's id.
+        """
         target = self._run_dir.checkpoint(self._policy_id, step)
+        name = checkpoint_id or target.name
         if self._saved_step != step:
-            state = {"step": step, "version": version}
-            save_model(self._module, target, companions_of=self._model_dir, state=state)
+            state = {"step": step, "version": version, "checkpoint_id": name}
+            optimizer = self._optimizer() if self._optimizer is not None else None
+            save_model(
+                self._module,
+                target,
+                companions_of=self._model_dir,
+                state=state,
+                optimizer=optimizer,
+            )
             self._saved_step = step
-        return target.name
+            self._thin_out()
+        return name
+
+    def _thin_out(self) -> None:
+        """Keep the optimizer's state, twice the weights, of the newest checkpoints alone."""
+        folder = self._run_dir.checkpoints(self._policy_id)
+        for path in sorted(folder.glob(f"step_*/{OPTIMIZER_FILE}"))[:-_RESUMABLE_COUNT]:
+            path.unlink()
 
 
 def save_model(
@@ -59,6 +96,7 @@ def save_model(
     *,
     companions_of: Path | None = None,
     state: dict[str, Any] | None = None,
+    optimizer: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a Hugging Face directory; a reader sees all of it or nothing.
 
@@ -67,6 +105,7 @@ def save_model(
         target: The directory; one that is there is replaced.
         companions_of: Directory whose tokenizer files are copied.
         state: Written as `trainer_state.json`.
+        optimizer: Written as `optimizer.pt`.
     """
     draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
     shutil.rmtree(draft, ignore_errors=True)
@@ -77,7 +116,9 @@ def save_model(
         if source.exists():
             shutil.copyfile(source, draft / name)
     if state is not None:
-        (draft / "trainer_state.json").write_text(json.dumps(state) + "\n")
+        (draft / STATE_FILE).write_text(json.dumps(state) + "\n")
+    if optimizer is not None:
+        torch.save(optimizer, draft / OPTIMIZER_FILE)
     place(draft, target)
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,6 +62,15 @@ class GrpoLearner:
     def step_count(self) -> int:
         """Optimizer steps done."""
         return self._step_count
+
+    def state(self) -> Mapping[str, Any]:
+        """Return the optimizer's state."""
+        return self._optimizer.state()
+
+    def resume(self, step: int, optimizer: Path) -> None:
+        """Go on after a step, with the optimizer's state in a file; the weights are there."""
+        self._optimizer.load(torch.load(optimizer, map_location="cpu", weights_only=True))
+        self._step_count = step
 
     def step(self, rows: TrainRows, *, loss_token_count: int) -> Mapping[str, float]:
         """Change the weights once.

@@ -39,7 +39,8 @@ def train(
         AstraflowError: INTERNAL when a gradient is not finite, and what the run answers. The
             batch in hand returns to the run with the session.
     """
-    checkpoints.save(step=0, version=pace.last.info.version)
+    if not learner.step_count:
+        checkpoints.save(step=0, version=pace.version)
     for batch in batches:
         started, started_ns = perf_counter(), time_ns()
         if pace.is_fresh:
@@ -59,9 +60,11 @@ def train(
             times_ns=(started_ns, stepped_ns, time_ns()),
         )
         orders = client.take_orders()
-        is_due = settings.checkpoint_every and step % settings.checkpoint_every == 0
-        if is_due or orders.checkpoint_ids:
-            checkpoints.save(step=step, version=pace.last.info.version)
+        checkpoint_id = next(iter(orders.checkpoint_ids), "")
+        if checkpoint_id or _is_due(step, settings):
+            checkpoint_id = checkpoints.save(
+                step=step, version=pace.version, checkpoint_id=checkpoint_id
+            )
         costs: Mapping[str, float] = published.metrics if published else {}
         metrics = {**learned, **seen, **costs, **_pace(batch, rows, step_s)}
         train_s = perf_counter() - started
@@ -73,10 +76,16 @@ def train(
             metrics=metrics,
             wait_s=batch.wait_s,
             train_s=train_s,
-            checkpoint_id=next(iter(orders.checkpoint_ids), ""),
+            checkpoint_id=checkpoint_id,
         )
         _log_step(step, metrics, wait_s=batch.wait_s, train_s=train_s)
     checkpoints.save(step=learner.step_count, version=pace.finish().info.version)
+
+
+def _is_due(step: int, settings: Trainer) -> bool:
+    """Whether a checkpoint is written: the last one before its batch is acknowledged, too."""
+    every = settings.checkpoint_every
+    return step == settings.step_count or (every is not None and step % every == 0)
 
 
 def _pace(batch: TrainerBatch, rows: TrainRows, step_s: float) -> Mapping[str, float]:

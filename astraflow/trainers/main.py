@@ -3,8 +3,9 @@
 import os
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 import structlog
@@ -24,6 +25,7 @@ from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.prometheus import OFF, MetricsServer
 from astraflow.trainers.departure import Departure
+from astraflow.trainers.resume import OPTIMIZER_FILE, StartPoint, start_points
 from astraflow.trainers.tallies import TrainerTallies
 from astraflow.transport.hosts import chosen_lanes
 from astraflow.weights.gains import Gains
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+# The session of a trainer that was killed ends after its ttl, a minute at the most.
+_TAKEN_S = 90.0
+_TAKEN_RETRY_S = 0.2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerPlace:
@@ -45,7 +51,9 @@ class TrainerPlace:
         hub: host:port.
         token: The run's join token.
         run_dir: Where checkpoints go.
-        model_dir: First weights, architecture and tokenizer.
+        model_dir: The policy's first weights, architecture and tokenizer.
+        start: What it begins with; None: the first weights.
+        is_resuming: Whether it waits for the session of a predecessor to end.
         listen: host:port on which it serves its weights.
         advertise: How others dial that; None: as listened on.
         tls: None: plain text.
@@ -59,7 +67,14 @@ class TrainerPlace:
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
     tls: Tls | None = None
+    start: StartPoint | None = None
+    is_resuming: bool = False
     metrics: str = OFF
+
+    @property
+    def start_point(self) -> StartPoint:
+        """What it begins with."""
+        return self.start or StartPoint(directory=self.model_dir)
 
 
 def main_run(
@@ -73,6 +88,7 @@ def main_run(
     listen: str = "127.0.0.1:0",
     advertise: str | None = None,
     tls: Tls | None = None,
+    resume: bool = False,
     log_file: Path | None = None,
     log_json: bool = False,
 ) -> int:
@@ -90,6 +106,7 @@ def main_run(
         listen: host:port on which it serves its weights.
         advertise: How others dial that: auto, fqdn, a host or IP; None: as listened on.
         tls: None: plain text.
+        resume: Go on from the newest checkpoint in `run_dir` that the run knows.
         log_file: Appended to; None: standard error.
         log_json: Log JSON lines.
 
@@ -99,11 +116,13 @@ def main_run(
     """
     configure_logging(f"trainer-{policy_id}", log_file=log_file, json=log_json)
     try:
+        directory = _model_dir(recipe, policy_id, model_dir)
         place = TrainerPlace(
             hub=hub,
             token=token,
             run_dir=RunDir(run_dir),
-            model_dir=_model_dir(recipe, policy_id, model_dir),
+            model_dir=directory,
+            is_resuming=resume,
             listen=listen,
             advertise=advertise,
             tls=tls,
@@ -111,7 +130,10 @@ def main_run(
         )
         settings = recipe.policies[policy_id].trainer
         with LoopThread() as loop:
-            run_trainer(PolicyId(policy_id), settings, place, loop=loop)
+            if resume:
+                _resume(PolicyId(policy_id), settings, place, loop=loop)
+            else:
+                run_trainer(PolicyId(policy_id), settings, place, loop=loop)
     except AstraflowError as error:
         log.error("the trainer failed", reason=error.reason, why=error.message)  # noqa: TRY400
         return 1
@@ -119,6 +141,21 @@ def main_run(
         log.warning("stopped at once; the batch in hand returns to the run")
         return 1
     return 0
+
+
+def _resume(
+    policy_id: PolicyId, settings: Trainer, place: TrainerPlace, *, loop: LoopThread
+) -> None:
+    """Train on from the newest checkpoint that the run knows."""
+    for start in start_points(place.run_dir, policy_id, model_dir=place.model_dir):
+        try:
+            run_trainer(policy_id, settings, replace(place, start=start), loop=loop)
+        except AstraflowError as error:
+            if error.reason is not Reason.CHECKPOINT_UNKNOWN:
+                raise
+            log.warning("the run does not know a checkpoint", checkpoint_id=start.checkpoint_id)
+        else:
+            return
 
 
 def run_trainer(
@@ -146,9 +183,12 @@ def run_trainer(
     from astraflow.trainers.pace import Pace  # noqa: PLC0415
 
     prepare_torch(thread_count=settings.thread_count)
-    model = load_causal_model(place.model_dir, device=settings.device)
+    start = place.start_point
+    model = load_causal_model(start.directory, device=settings.device)
     dtype = Dtype(settings.export_dtype)
     learner = GrpoLearner(model, settings)
+    if start.step:
+        learner.resume(start.step, start.directory / OPTIMIZER_FILE)
     publisher = WeightPublisher(policy_id, layout_of(model.module, dtype))
     departure, tallies = Departure(), TrainerTallies(policy_id)
     with (
@@ -166,8 +206,16 @@ def run_trainer(
             herald=client,
             first_version=client.registration.next_version,
             followers=followers,
+            restored_from=_restored(start, client.registration.next_version),
         )
-        pace = Pace(origin, settings.sync, is_asked=client.take_publish_order)
+        if start.step or client.registration.rolled_back_batch_count:
+            log.info(
+                "goes on from a checkpoint",
+                step=start.step,
+                restored_from=start.version,
+                rolled_back_batches=client.registration.rolled_back_batch_count,
+            )
+        pace = Pace(origin, settings.sync, is_asked=client.take_publish_order, step=start.step)
         batches = client.batches(
             max_tokens=settings.max_tokens_per_pass,
             prefetch=settings.prefetch,
@@ -184,12 +232,19 @@ def run_trainer(
                 model_dir=place.model_dir,
                 run_dir=place.run_dir,
                 policy_id=policy_id,
+                optimizer=learner.state,
             ),
             settings=settings,
             tallies=tallies,
         )
         end = client.end_of_data
         log.info("the trainer leaves", step=learner.step_count, cause=end and end.cause)
+
+
+def _restored(start: StartPoint, next_version: int) -> int | None:
+    """Return what these weights were in this run; None: they come from elsewhere."""
+    is_older = start.version is not None and start.version < next_version
+    return start.version if is_older else None
 
 
 @contextmanager
@@ -203,37 +258,52 @@ def _joined(
     metrics_address: str,
 ) -> Generator[TrainerClient]:
     """Serve the weights and take the trainer's place in the run."""
-    with (
-        WeightServer(
-            publisher,
-            listen=place.listen,
-            advertise=place.advertise,
-            tls=place.tls,
-            loop=loop,
-            lanes=_served(settings, place.tls),
-        ) as server,
-        TrainerClient(
-            hub=place.hub,
-            token=place.token,
-            tls=place.tls,
-            loop=loop,
-            register=RegisterTrainer(
-                policy_id=policy_id,
-                name=f"trainer-{policy_id}",
-                contract=Contract(software=f"astraflow/{__version__}"),
-                identity=ModelIdentity(name=place.model_dir.name),
-                groups_per_batch=settings.groups_per_batch,
-                weight_endpoints=(WeightEndpoint(rank=0, endpoint=server.endpoint),),
-                resources=Resources(
-                    core_count=os.cpu_count() or 0, metrics_address=metrics_address
-                ),
-            ),
-        ) as client,
-    ):
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            WeightServer(
+                publisher,
+                listen=place.listen,
+                advertise=place.advertise,
+                tls=place.tls,
+                loop=loop,
+                lanes=_served(settings, place.tls),
+            )
+        )
+        start = place.start_point
+        register = RegisterTrainer(
+            policy_id=policy_id,
+            name=f"trainer-{policy_id}",
+            contract=Contract(software=f"astraflow/{__version__}"),
+            identity=ModelIdentity(name=place.model_dir.name),
+            groups_per_batch=settings.groups_per_batch,
+            checkpoint_id=start.checkpoint_id,
+            last_step=start.step,
+            version=start.version,
+            weight_endpoints=(WeightEndpoint(rank=0, endpoint=server.endpoint),),
+            resources=Resources(core_count=os.cpu_count() or 0, metrics_address=metrics_address),
+        )
+        client = _take_place(stack, place, register, loop)
         client.on_transfer_token(server.set_transfer_token)
         session = client.registration.session
         bind_contextvars(run=client.registration.run_id, member=session.member_id)
         yield client
+
+
+def _take_place(
+    stack: ExitStack, place: TrainerPlace, register: RegisterTrainer, loop: LoopThread
+) -> TrainerClient:
+    """Register; one that resumes waits until the session of its predecessor has ended."""
+    deadline = monotonic() + (_TAKEN_S if place.is_resuming else 0.0)
+    while True:
+        client = TrainerClient(
+            hub=place.hub, token=place.token, tls=place.tls, loop=loop, register=register
+        )
+        try:
+            return stack.enter_context(client)
+        except AstraflowError as error:
+            if error.reason is not Reason.POLICY_TAKEN or monotonic() > deadline:
+                raise
+        sleep(_TAKEN_RETRY_S)
 
 
 @contextmanager

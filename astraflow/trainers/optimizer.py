@@ -1,7 +1,8 @@
 """AdamW on fp32 master weights: rising rate, clipped gradients, no step on a NaN."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import nn
@@ -60,3 +61,12 @@ class AdamW:
             group["lr"] = self.rate(step)
         tensors.step(self._adam)
         return norm
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what the next step depends on beside weights and gradients."""
+        return self._adam.state_dict()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; learning rate and decay stay those of the settings."""
+        own = self._adam.state_dict()["param_groups"]
+        self._adam.load_state_dict({"state": state["state"], "param_groups": own})

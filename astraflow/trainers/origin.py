@@ -22,7 +22,14 @@ class Followers(Protocol):
 class Publisher(Protocol):
     """Encodes versions and holds them to be pulled."""
 
-    def publish(self, version: int, tensors: Mapping[str, Tensor], *, step: int) -> VersionInfo:
+    def publish(
+        self,
+        version: int,
+        tensors: Mapping[str, Tensor],
+        *,
+        step: int,
+        restored_from: int | None = None,
+    ) -> VersionInfo:
         """Make a version ready to be pulled."""
         ...
 
@@ -77,13 +84,26 @@ class WeightOrigin:
         herald: Herald,
         first_version: int,
         followers: Sequence[Followers] = (),
+        restored_from: int | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            module: Of the weights.
+            dtype: What they are published as.
+            publisher: Encodes them.
+            herald: Tells the run.
+            first_version: Number of the next version.
+            followers: Told of every version.
+            restored_from: Version that the present weights were published as before.
+        """
         self._tensors = dict(module.named_parameters())
         self._whole_nbytes = dtype.itemsize * sum(each.numel() for each in self._tensors.values())
         self._publisher = publisher
         self._herald = herald
         self._next_version = first_version
         self._followers = followers
+        self._restored_from = restored_from
 
     def publish(self, *, step: int) -> Publication:
         """Make the present weights the next version.
@@ -92,7 +112,10 @@ class WeightOrigin:
             AstraflowError: What the publisher and the run answer, such as VERSION_NOT_NEXT.
         """
         started = perf_counter()
-        info = self._publisher.publish(self._next_version, self._tensors, step=step)
+        info = self._publisher.publish(
+            self._next_version, self._tensors, step=step, restored_from=self._restored_from
+        )
+        self._restored_from = None
         self._next_version = self._herald.publish_version(info)
         for each in self._followers:
             each.wake()

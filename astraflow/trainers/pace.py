@@ -22,24 +22,32 @@ class Pace:
         last: What was published last.
     """
 
-    def __init__(self, origin: Origin, sync: Sync, *, is_asked: Callable[[], bool]) -> None:
+    def __init__(
+        self, origin: Origin, sync: Sync, *, is_asked: Callable[[], bool], step: int = 0
+    ) -> None:
         """Publish the first weights.
 
         Args:
             origin: Of the versions.
             sync: When they come.
             is_asked: Returns whether the run asked for one since the last call.
+            step: Optimizer steps behind the first weights.
         """
         self._origin = origin
         self._steps_per_version = sync.steps_per_version
         self._is_asked = is_asked
-        self._step = self._published_step = 0
-        self.last = origin.publish(step=0)
+        self._step = self._published_step = step
+        self.last = origin.publish(step=step)
 
     @property
     def is_fresh(self) -> bool:
         """Whether the present weights are those of the last version."""
         return self._step == self._published_step
+
+    @property
+    def version(self) -> int | None:
+        """What the present weights are published as; None: they are not."""
+        return self.last.info.version if self.is_fresh else None
 
     def after_step(self, step: int, *, is_last: bool = False) -> Publication | None:
         """Publish what is due; the last step's weights are.

@@ -6,11 +6,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from astraflow.config.recipe import Trainer
 from astraflow.config.run_dir import RunDir
 from astraflow.core.dtype import Dtype
 from astraflow.trainers.causal_model import load_causal_model
 from astraflow.trainers.checkpoints import Checkpoints, save_model
 from astraflow.trainers.export import export_bits
+from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.resume import OPTIMIZER_FILE, start_points
 
 
 def same_weights(left, right):
@@ -31,7 +34,7 @@ def test_saved_model_loads_as_it_was(tmp_path, model_dir):
     assert same_weights(AutoModelForCausalLM.from_pretrained(directory), model.module)
     assert AutoTokenizer.from_pretrained(directory)("ba").input_ids == [1, 4, 3]
     state = json.loads((directory / "trainer_state.json").read_text())
-    assert state == {"step": 7, "version": 9}
+    assert state == {"step": 7, "version": 9, "checkpoint_id": "step_000007"}
 
 
 def test_same_step_is_written_once(tmp_path, model_dir):
@@ -69,3 +72,36 @@ def test_masters_are_saved_in_f32(tmp_path, make_model):
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "float32"
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+
+
+def learned(model, learner, seed):
+    """Make one step along a gradient that depends on a seed alone."""
+    chance = torch.Generator().manual_seed(seed)
+    for weights in model.module.parameters():
+        weights.grad = torch.randn(weights.shape, generator=chance)
+    learner._step_count += 1
+    learner._optimizer.step(learner.step_count)
+
+
+def test_training_goes_on_bit_for_bit(tmp_path, model_dir):
+    run_dir, settings = RunDir(tmp_path), Trainer()
+    model = load_causal_model(model_dir, device="cpu")
+    learner = GrpoLearner(model, settings)
+    checkpoints = Checkpoints(
+        model.module,
+        model_dir=model_dir,
+        run_dir=run_dir,
+        policy_id="solver",
+        optimizer=learner.state,
+    )
+    for step in (1, 2, 3):
+        learned(model, learner, step)
+        checkpoints.save(step=step, version=step + 4)
+    learned(model, learner, 4)
+    points = start_points(run_dir, "solver", model_dir=model_dir)
+    assert [(point.step, point.version) for point in points] == [(3, 7), (2, 6), (0, None)]
+    again = load_causal_model(points[0].directory, device="cpu")
+    resumed = GrpoLearner(again, settings)
+    resumed.resume(points[0].step, points[0].directory / OPTIMIZER_FILE)
+    learned(again, resumed, 4)
+    assert same_weights(model.module, again.module)

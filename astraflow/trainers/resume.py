@@ -1,0 +1,53 @@
+"""Resuming: where a trainer that comes back starts from."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from astraflow.config.run_dir import RunDir
+
+STATE_FILE = "trainer_state.json"
+OPTIMIZER_FILE = "optimizer.pt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPoint:
+    """The state that a trainer begins with.
+
+    Attributes:
+        directory: Of the weights.
+        checkpoint_id: What the run knows it by; empty: it starts from nothing.
+        step: Optimizer steps in it.
+        version: What these weights were published as; None: they were not.
+    """
+
+    directory: Path
+    checkpoint_id: str = ""
+    step: int = 0
+    version: int | None = None
+
+
+def start_points(run_dir: RunDir, policy_id: str, *, model_dir: Path) -> Sequence[StartPoint]:
+    """Return where a policy can be resumed, newest first; the last one is the very beginning.
+
+    A checkpoint that was written and not acknowledged is among them: the run refuses it, and
+    its predecessor is the one.
+    """
+    folder = run_dir.checkpoints(policy_id)
+    found = [
+        _read(directory)
+        for directory in sorted(folder.glob("step_*"), reverse=True)
+        if (directory / OPTIMIZER_FILE).is_file()
+    ]
+    return (*(point for point in found if point.step), StartPoint(directory=model_dir))
+
+
+def _read(directory: Path) -> StartPoint:
+    state = json.loads((directory / STATE_FILE).read_text())
+    return StartPoint(
+        directory=directory,
+        checkpoint_id=state.get("checkpoint_id", directory.name),
+        step=state["step"],
+        version=state["version"],
+    )
