@@ -1,5 +1,6 @@
 """Links: what the bytes and the decoding of a patch cost a reader, in time."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,16 +9,41 @@ from astraflow.core.versions import CodecProfile, PatchInfo
 PROFILES: Final = (CodecProfile.FAST, CodecProfile.COMPACT)
 """What is coded and decoded by this release."""
 
-# Bytes of a compact patch for one of the fast one, at 1 % changed: 0.87 to 1.36.
-_COMPACT_SHARE: Final = 0.65
-_COMPACT_ENCODED_PER_S: Final = 2.5e9
 # What coding a second patch costs however small it is, and what measured goodputs are off by.
-_WORTH_S: Final = 0.01
+_LEAST_S: Final = 0.01
 
 # Bytes of the model per second of one core: decoding, verifying and applying a patch.
 _APPLIED_PER_S: Final = {CodecProfile.FAST: 10e9, CodecProfile.COMPACT: 3.5e9}
 # The same from nothing: raw bytes are copied, planes are put together again.
 _FILLED_PER_S: Final = {CodecProfile.FAST: 5e9, CodecProfile.COMPACT: 1e9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compact:
+    """What it costs to code a patch compactly after it was coded fast.
+
+    Attributes:
+        share: Bytes for one of the fast patch; at 1 % changed 0.87 to 1.36.
+        encoded_per_s: Bytes of the model.
+    """
+
+    share: float = 0.65
+    encoded_per_s: float = 2.5e9
+
+    def seconds(self, model_nbytes: int) -> float:
+        """Return how long readers wait for it."""
+        return model_nbytes / self.encoded_per_s + _LEAST_S
+
+    def is_worth(self, links: Iterable["Link"], nbytes: int, model_nbytes: int) -> bool:
+        """Whether readers with known links, together, have a new version sooner.
+
+        Args:
+            links: What they told.
+            nbytes: Of the fast patch.
+            model_nbytes: Of what is coded.
+        """
+        known = (each for each in links if each.goodput_bytes_per_s > 0)
+        return sum(each.gained_s(nbytes, model_nbytes, self) for each in known) > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +67,18 @@ class Link:
         counts = range(1, len(self.profiles) + 1)
         return tuple(frozenset(self.profiles[:count]) for count in counts)
 
-    def is_slow_for(self, nbytes: int, model_nbytes: int) -> bool:
-        """Whether waiting for a compact patch to be coded takes less time than a fast one's bytes.
+    def gained_s(self, nbytes: int, model_nbytes: int, compact: "Compact") -> float:
+        """Return how much sooner the reader is done if it waits for a compact patch.
 
         Args:
-            nbytes: Of the fast patch.
+            nbytes: Of the fast patch, which there is.
             model_nbytes: Of what is coded.
+            compact: What coding it costs.
         """
-        if self.goodput_bytes_per_s <= 0:
-            return False
-        saved = nbytes * (1 - _COMPACT_SHARE) / self.goodput_bytes_per_s
+        saved = nbytes * (1 - compact.share) / self.goodput_bytes_per_s
         slower = 1 / _APPLIED_PER_S[CodecProfile.COMPACT] - 1 / _APPLIED_PER_S[CodecProfile.FAST]
         decoding = model_nbytes * slower / max(self.core_count, 1)
-        return saved > decoding + model_nbytes / _COMPACT_ENCODED_PER_S + _WORTH_S
+        return saved - decoding - compact.seconds(model_nbytes)
 
     def cost(self, info: PatchInfo, nbytes: int, model_nbytes: int) -> float:
         """Return what a patch costs: seconds, or bytes where the goodput is unknown.

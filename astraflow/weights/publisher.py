@@ -15,6 +15,7 @@ from astraflow.core.versions import CodecProfile, VersionInfo
 from astraflow.weights.exported import Exported
 from astraflow.weights.frame import Frame
 from astraflow.weights.history import History
+from astraflow.weights.links import Compact
 from astraflow.weights.maker import make_patch, make_whole
 from astraflow.weights.parts import WHOLE, Part, Shard
 from astraflow.weights.stages import Stages
@@ -63,6 +64,7 @@ class WeightPublisher:
             Frame(layout), self.history, keep=keep_patches, spare_nbytes=spare_nbytes
         )
         self._digest = StateDigest()
+        self._compact = Compact()
         self._infos: dict[int, VersionInfo] = {}
 
     @property
@@ -144,11 +146,15 @@ class WeightPublisher:
         nbytes, whole_nbytes = patch.info.payload_nbytes, part.payload_nbytes
         if base is None or (nbytes >= whole_nbytes and whole_nbytes):
             return []
-        if not any(link.is_slow_for(nbytes, whole_nbytes) for link in self.store.links):
+        if not self._compact.is_worth(self.store.links, nbytes, whole_nbytes):
             return [patch]
         profile = CodecProfile.COMPACT
         compact = make_patch(self.history, base, version, profile=profile, is_kept=True)
         stages.end("compact")
+        self._compact = Compact(
+            share=compact.info.payload_nbytes / nbytes,
+            encoded_per_s=whole_nbytes / max(stages.seconds["compact_s"], 1e-9),
+        )
         return [patch, compact]
 
     def _enter(
