@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import astraflow.wire
+from astraflow.core.autoscale import ScaleAdvice
 from astraflow.core.batches import BatchHeader, BatchPart, StreamBatches
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout
@@ -234,6 +235,21 @@ def shares(kind: Any) -> Callable[[], st.SearchStrategy[Any]]:
     return lambda: built(kind, rank=st.integers(0, 3), world_size=st.integers(4, 8))
 
 
+@st.composite
+def advices(draw: st.DrawFn) -> ScaleAdvice:
+    """Without the hub's own measures, which are not on the wire."""
+    drawn = draw(built(ScaleAdvice, retired=st.just(frozenset())))
+    members = {member.member_id: member for member in drawn.members}
+    balance = replace(
+        drawn.balance,
+        accelerator_count=float(drawn.accelerator_count),
+        token_rate=0.0,
+        full_token_rate=0.0,
+    )
+    retired = draw(st.frozensets(st.sampled_from([*members]))) if members else frozenset()
+    return replace(drawn, balance=balance, members=tuple(members.values()), retired=retired)
+
+
 SPECIAL: Mapping[Any, Callable[[], st.SearchStrategy[Any]]] = {
     Column: columns,
     Trajectory: trajectories,
@@ -248,6 +264,7 @@ SPECIAL: Mapping[Any, Callable[[], st.SearchStrategy[Any]]] = {
     VersionRange: ranges,
     JoinPool: lambda: built(JoinPool, policies=st.tuples(built(ServedPolicy))),
     BatchHeader: shares(BatchHeader),
+    ScaleAdvice: advices,
     StreamBatches: shares(StreamBatches),
 }
 
