@@ -27,6 +27,8 @@ from astraflow.launch.report import show_summary
 from astraflow.launch.roles import Roles, RunTokens
 from astraflow.launch.summary import STOPPED, RunSummary, summarise
 
+# A hub that was killed is there again long before, on a busy machine too.
+_HUB_PATIENCE_S = 20.0
 _HUB_START_S = 60.0
 _END_S = 20.0
 _RAAS_RESTARTS = 3
@@ -161,7 +163,8 @@ class _Launch:
             for index in range(self.recipe.raas.count):
                 await self._start(roles.raas(index, hub), lifeline)
             self.raas_count = self.recipe.raas.count
-            async with ControlClient(hub, token=self.tokens.operator) as control:
+            token = self.tokens.operator
+            async with ControlClient(hub, token=token, patience_s=_HUB_PATIENCE_S) as control:
                 await self._watch(
                     _Scene(
                         hub=hub, roles=roles, control=control, progress=progress, lifeline=lifeline
