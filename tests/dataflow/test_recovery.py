@@ -108,6 +108,7 @@ async def test_a_snapshot_takes_the_place_of_records(start_hub, recipe_of):
     assert (await read_ledger(hub.run_dir)).holds
 
 
+@pytest.mark.slow
 async def test_the_hub_compacts_as_records_come(start_hub, recipe_of):
     recipe = recipe_of(
         hub__journal={"compact_nbytes": 1 << 16},

@@ -10,6 +10,7 @@ from astraflow.core.algorithms.plug_in import PlugInSpec
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
+@pytest.mark.slow
 def test_the_algorithm_that_is_shown_runs(run_example):
     assert "1 passed" in run_example("algorithms.md")
 

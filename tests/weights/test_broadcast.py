@@ -177,6 +177,7 @@ async def test_versions_come_by_broadcast_until_the_sender_dies_then_by_pulling(
     await puller.close()
 
 
+@pytest.mark.slow
 async def test_a_sender_that_hangs_is_left_at_the_deadline(peers: list[Peer]):
     source = Source()
     puller = BroadcastPuller(source, await join(peers, rank=1, deadline_s=15.0))
