@@ -53,8 +53,8 @@ class AdamW:
         if not isfinite(norm):
             raise AstraflowError(
                 Reason.INTERNAL,
-                f"step {step}: the norm of the gradient is {norm}; the weights are those of step "
-                f"{step - 1}. Lower trainer.optimizer.learning_rate or max_grad_norm, and look at "
+                f"step {step}: the norm of the gradient is {norm}, not finite; the weights "
+                f"are those of step {step - 1}. Lower trainer.optimizer.learning_rate or max_grad_norm, and look at "
                 "mismatch/logp_abs_max and train/ratio_max of the steps before",
             )
         for group in self._adam.param_groups:
