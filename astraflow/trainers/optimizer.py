@@ -55,7 +55,8 @@ class AdamW:
                 Reason.INTERNAL,
                 f"step {step}: the norm of the gradient is {norm}, not finite; the weights "
                 f"are those of step {step - 1}. Lower trainer.optimizer.learning_rate or "
-                "max_grad_norm, and look at mismatch/logp_abs_max and train/ratio_max of the steps before",
+                "max_grad_norm, and look at mismatch/logp_abs_max and train/ratio_max of the steps "
+                "before",
             )
         for group in self._adam.param_groups:
             group["lr"] = self.rate(step)
