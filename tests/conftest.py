@@ -1,10 +1,12 @@
 """A small hub on a real socket, with switches for faults, for what talks to a hub."""
 
 import asyncio
+import logging
 from collections import Counter, defaultdict
 from datetime import timedelta
 
 import pytest
+import structlog
 from grpc import StatusCode
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -365,3 +367,19 @@ async def fake_hub():
 def fake_hub_class():
     """For hubs on another event loop."""
     return FakeHub
+
+
+@pytest.fixture(autouse=True)
+def _own_logging():
+    """Undo what a test, or a main function that it calls, sets about this process's logs."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in root.handlers[:]:
+        if handler not in handlers:
+            root.removeHandler(handler)
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()

@@ -7,21 +7,6 @@ import structlog
 from astraflow.telemetry.logging import configure_logging
 
 
-@pytest.fixture(autouse=True)
-def _restored():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    for handler in root.handlers[:]:
-        if handler not in handlers:
-            root.removeHandler(handler)
-            handler.close()
-    for handler in handlers:
-        root.addHandler(handler)
-    root.setLevel(level)
-    structlog.reset_defaults()
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "logs" / "hub.log"
