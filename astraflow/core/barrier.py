@@ -3,14 +3,14 @@
 A policy's next version may be made when it is at most `most_ahead` versions newer than those of
 all others that still train. Lockstep is a distance of one, and new versions are shown to the pool
 together. Whoever has no trainer is waited for up to the timeout, and then given up until it is
-back: a slow trainer is waited for as long as it lives.
+back: a slow trainer is waited for as long as it lives. Independent policies give it up at once.
 
 Example:
     Lockstep, both at version 4. A makes 5 and has to wait: 6 would be two ahead of B. B's trainer
     dies at 10:00:00, A arrives at 10:00:20. With a timeout of 60 s B is given up at 10:01:00.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -110,11 +110,19 @@ class Barrier:
         waits_for = self._partners(policy, others) if self.is_lockstep else ()
         return min([policy.published_version, *(other.published_version for other in waits_for)])
 
-    def advance(self, standings: Iterable[Standing], now: datetime) -> tuple[PolicyId, ...]:
-        """Note who waits for whom; return who is given up now."""
+    def advance(
+        self, standings: Iterable[Standing], now: datetime, *, missed: Collection[PolicyId] = ()
+    ) -> tuple[PolicyId, ...]:
+        """Note who waits for whom; return who is given up now.
+
+        Args:
+            standings: Of all policies that still train.
+            now: The time.
+            missed: Without a trainer, while work of others waits for a version of them.
+        """
         known = {standing.policy_id: standing for standing in standings}
         self._given_up = {p for p in self._given_up if p in known and not known[p].has_trainer}
-        self._note_waits(known, now)
+        self._note_waits(known, missed, now)
         late = tuple(p for p in self._waited_since if self._deadline(p) <= now)
         self._given_up.update(late)
         for policy_id in late:
@@ -131,7 +139,10 @@ class Barrier:
         return self._deadline(policy_id) if policy_id in self._waited_since else None
 
     def _partners(self, policy: Standing, others: Iterable[Standing]) -> list[Standing]:
-        left_out = self._given_up | {policy.policy_id}
+        return self._without(self._given_up | {policy.policy_id}, others)
+
+    @staticmethod
+    def _without(left_out: Collection[PolicyId], others: Iterable[Standing]) -> list[Standing]:
         return [other for other in others if other.policy_id not in left_out]
 
     def _behind(self, policy: Standing, others: Iterable[Standing]) -> list[Standing]:
@@ -144,14 +155,17 @@ class Barrier:
             if policy.next_version - other.made_version > most
         ]
 
-    def _note_waits(self, known: Mapping[PolicyId, Standing], now: datetime) -> None:
+    def _note_waits(
+        self, known: Mapping[PolicyId, Standing], missed: Collection[PolicyId], now: datetime
+    ) -> None:
         before = self._waited_since
+        behind = {o.policy_id for p in known.values() for o in self._behind(p, known.values())}
         self._waited_since = {
             other.policy_id: other.gone_time or before.get(other.policy_id, now)
-            for policy in known.values()
-            for other in self._behind(policy, known.values())
-            if not other.has_trainer
+            for other in self._without(self._given_up, known.values())
+            if not other.has_trainer and (other.policy_id in behind or other.policy_id in missed)
         }
 
     def _deadline(self, policy_id: PolicyId) -> datetime:
-        return self._waited_since[policy_id] + self._relation.timeout
+        is_free = self._relation.most_ahead is None
+        return self._waited_since[policy_id] + (timedelta() if is_free else self._relation.timeout)

@@ -9,6 +9,8 @@ from astraflow.core.groups import Assignment, EvalGroup, Group, TrainGroup
 from astraflow.core.ids import TaskId
 from astraflow.core.live_members import RaasMember
 from astraflow.core.outbound import Outbound
+from astraflow.core.policies import Policy
+from astraflow.core.reach import newest_in_reach, waits_in_vain
 from astraflow.core.records import Entry
 from astraflow.core.rollouts import Disposition, ItemAck, Outcome, Rollout, TaskResult
 from astraflow.core.state import State
@@ -115,8 +117,7 @@ class Intake:
             member.pinned -= pinned
             is_counted = False
         member.is_draining |= failure.reason is Reason.MEMBER_DRAINING
-        for index in sorted(assignment.open_indexes):
-            self._fail_if_held(assignment, index, failure, now, is_counted=is_counted)
+        self._reissue(assignment, failure, now, is_counted=is_counted)
 
     def lose(
         self, member: RaasMember, assignment: Assignment, now: datetime, *, is_lost: bool
@@ -132,8 +133,7 @@ class Intake:
             message=f"the session of {member.name} ended",
             retryable=True,
         )
-        for index in sorted(assignment.open_indexes):
-            self._fail_if_held(assignment, index, failure, now, is_counted=is_lost)
+        self._reissue(assignment, failure, now, is_counted=is_lost)
 
     def expire(self, now: datetime) -> None:
         """Issue again what is out for too long; its RaaS keeps the credit until it answers."""
@@ -148,8 +148,20 @@ class Intake:
                 message=f"task {assignment.task_id} had no result after {self._state.task_ttl}",
                 retryable=True,
             )
-            for index in sorted(assignment.open_indexes):
-                self._fail_if_held(assignment, index, failure, now, is_counted=True)
+            self._reissue(assignment, failure, now, is_counted=True)
+
+    def recall(self, policy: Policy, now: datetime) -> None:
+        """Issue again what waits for a version of a policy that nobody can have any more."""
+        reach = newest_in_reach(self._state, policy)
+        failure = Failure(
+            reason=Reason.VERSION_NOT_SERVED,
+            message=f"nobody has the version of {policy.policy_id} that the task waits for",
+            retryable=True,
+        )
+        for assignment in list(self._state.assignments.values()):
+            if waits_in_vain(self._state, policy, assignment, reach):
+                self._outbound.withdraw(assignment, CancelReason.VERSION_LOST)
+                self._reissue(assignment, failure, now, is_counted=False)
 
     @property
     def next_deadline(self) -> datetime | None:
@@ -189,6 +201,12 @@ class Intake:
                 purpose=group.purpose,
             )
         )
+
+    def _reissue(
+        self, assignment: Assignment, failure: Failure, now: datetime, *, is_counted: bool
+    ) -> None:
+        for index in sorted(assignment.open_indexes):
+            self._fail_if_held(assignment, index, failure, now, is_counted=is_counted)
 
     def _fail_if_held(
         self,

@@ -10,6 +10,7 @@ from astraflow.core.eval_schedule import EvalSchedule
 from astraflow.core.ids import PolicyId
 from astraflow.core.live_members import RaasMember
 from astraflow.core.policies import Policy
+from astraflow.core.reach import is_missed, newest_in_reach
 from astraflow.core.sources import version_with_sources
 from astraflow.core.state import State
 from astraflow.core.versions import PublishAnswer, VersionInfo
@@ -22,19 +23,26 @@ class Pacing:
         self._state = state
         self._schedule = schedule
         self._relation = state.settings.relation
+        self._reach: dict[PolicyId, int] = {}
 
     @property
     def next_deadline(self) -> datetime | None:
         """When the next policy without a trainer is given up."""
         return None if self._state.flow.is_final else self._state.barrier.next_deadline
 
-    def advance(self, now: datetime) -> None:
-        """Give up who was waited for long enough; show the versions that may be seen."""
-        if self._relation.most_ahead is not None and not self._state.flow.is_final:
-            late = self._state.barrier.advance(standings(self._state), now)
-            if late and self._relation.on_timeout is OnTimeout.STOP:
+    def advance(self, now: datetime) -> tuple[PolicyId, ...]:
+        """Give up who was waited for long enough; show the versions that may be seen.
+
+        Returns:
+            Policies given up of which less can be had than before: work may wait in vain.
+        """
+        if len(self._state.policies) > 1 and not self._state.flow.is_final:
+            missed = [p.policy_id for p in self._state.policies.values() if self._is_missed(p)]
+            late = self._state.barrier.advance(standings(self._state), now, missed=missed)
+            if late and not self._is_free and self._relation.on_timeout is OnTimeout.STOP:
                 self._fail(late)
         self._show(now)
+        return self._note_reach()
 
     def announce_again(self, info: VersionInfo) -> None:
         """Announce a version that gained patches, if it was shown."""
@@ -61,6 +69,19 @@ class Pacing:
         return PublishAnswer(
             newest_version=None if newest is None else newest.version, is_pending=policy.is_asked
         )
+
+    @property
+    def _is_free(self) -> bool:
+        return self._relation.most_ahead is None
+
+    def _is_missed(self, policy: Policy) -> bool:
+        return policy.end is None and is_missed(self._state, policy)
+
+    def _note_reach(self) -> tuple[PolicyId, ...]:
+        before, state = self._reach, self._state
+        given_up = state.barrier.given_up
+        self._reach = {p: newest_in_reach(state, state.policies[p]) for p in sorted(given_up)}
+        return tuple(p for p, reach in self._reach.items() if p not in before or reach < before[p])
 
     def _show(self, now: datetime) -> None:
         shown: list[VersionInfo] = []

@@ -96,7 +96,8 @@ class Run:
         if changes_nothing:
             return Decision(answer=answer, effects=self._state.take_effects())
         self._state.flow.fail(self._state.faults.first)
-        self._pacing.advance(now)
+        for policy_id in self._pacing.advance(now):
+            self._intake.recall(self._state.policies[policy_id], now)
         self._loading.advance(now)
         self._evaluation.advance(now)
         self._batching.advance(now)

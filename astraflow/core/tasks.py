@@ -167,6 +167,7 @@ class CancelReason(StrEnum):
     EVAL_CANCELLED = "eval_cancelled"
     DEADLINE = "deadline"
     STOP = "stop"
+    VERSION_LOST = "version_lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

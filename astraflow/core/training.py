@@ -15,6 +15,7 @@ from astraflow.core.pacing import blocker_of
 from astraflow.core.placement import Room, is_slow, pick
 from astraflow.core.policies import Policy
 from astraflow.core.prompt_queue import PromptQueue
+from astraflow.core.reach import newest_in_reach
 from astraflow.core.records import Entry
 from astraflow.core.speed import size_of
 from astraflow.core.state import State
@@ -259,8 +260,15 @@ class Training:
     def _versions(self, takers: Iterable[Policy], *, is_open: bool) -> dict[PolicyId, VersionRange]:
         ranges = dict.fromkeys(self._workflow.policy_ids, VersionRange())
         for policy in takers:
-            ranges[policy.policy_id] = VersionRange(min=policy.min_version(is_open=is_open))
+            ranges[policy.policy_id] = VersionRange(min=self._min_version(policy, is_open=is_open))
         return ranges
+
+    def _min_version(self, policy: Policy, *, is_open: bool) -> int:
+        """Return the oldest version to ask for; of a policy given up, one that can be had."""
+        wanted = policy.min_version(is_open=is_open)
+        if policy.policy_id not in self._state.barrier.given_up:
+            return wanted
+        return max(0, min(wanted, newest_in_reach(self._state, policy)))
 
     def _finish(self, group: TrainGroup, index: int, now: datetime) -> None:
         group.finish(index)

@@ -5,12 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astraflow.core.barrier import Barrier, OnTimeout, RelationKind, Standing, VersionRelation
+from astraflow.core.errors import Failure, Reason
 from astraflow.core.status import RunState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(seconds=60)
 LOCKSTEP = VersionRelation(kind=RelationKind.LOCKSTEP, timeout=MINUTE)
 PAIR = ("solver", "verifier")
+LOST = Failure(reason=Reason.TASK_CANCELLED)
 
 
 def standing(policy, made, **more):
@@ -232,3 +234,36 @@ def test_policies_at_one_pace_share_every_group(make_world):
             if batches(world, trainers[policy]):
                 world.train(trainers[policy], policy)
     assert world.account("verifier").issued_count == world.account("solver").issued_count
+
+
+@pytest.mark.parametrize("kind", RelationKind)
+def test_work_does_not_wait_for_a_version_that_died_with_its_trainer(make_world, kind):
+    relation = VersionRelation(kind=kind, timeout=MINUTE)
+    world = make_world(policies=PAIR, relation=relation, max_staleness=1)
+    trainers, node = world.started()
+    trainers = dict(zip(PAIR, trainers, strict=True))
+    for _ in range(2):
+        world.work(node)
+        for policy, trainer in trainers.items():
+            world.train(trainer, policy)
+    world.report(node, 2, "solver")
+    in_vain = [task for task in world.tasks[node] if task.versions["verifier"].min == 1]
+    assert in_vain
+    world.tasks[node].clear()
+    pass_time(world, 300, trainers["verifier"])
+    again = world.tasks[node]
+    assert {(t.group_id, t.sample_indexes) for t in in_vain} <= {
+        (t.group_id, t.sample_indexes) for t in again
+    }
+    assert all(task.versions["verifier"].min == 0 for task in again)
+    assert all(task.versions["solver"].min >= 1 for task in again)
+    for task in in_vain:
+        world.finish(node, task, failures=[(i, LOST) for i in task.sample_indexes])
+    steps = world.policy("solver").step
+    for _ in range(6):
+        world.report(node, world.run.versions("solver")[-1].version, "solver")
+        world.work(node)
+        while batches(world, trainers["solver"]):
+            world.train(trainers["solver"])
+    assert world.policy("solver").step >= steps + 3
+    assert all(account.is_balanced for account in world.run.accounts())

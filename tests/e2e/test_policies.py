@@ -27,10 +27,6 @@ def start_all(run):
     run.until(lambda: min(run.step("solver"), run.step("verifier")) >= 3)
 
 
-@pytest.mark.xfail(
-    reason="a task that waits for a version that died with its trainer is not handed back",
-    strict=False,
-)
 def test_the_other_goes_on_alone_after_the_timeout(tmp_path, cache):
     with by_hand("sort-pair.yaml", *LOCKSTEP, run_dir=tmp_path / "run", cache=cache) as run:
         start_all(run)

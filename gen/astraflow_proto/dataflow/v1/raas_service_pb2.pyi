@@ -22,6 +22,7 @@ class CancelReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CANCEL_REASON_EVAL_CANCELLED: _ClassVar[CancelReason]
     CANCEL_REASON_DEADLINE: _ClassVar[CancelReason]
     CANCEL_REASON_STOP: _ClassVar[CancelReason]
+    CANCEL_REASON_VERSION_LOST: _ClassVar[CancelReason]
 
 class Disposition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -36,6 +37,7 @@ CANCEL_REASON_GROUP_DONE: CancelReason
 CANCEL_REASON_EVAL_CANCELLED: CancelReason
 CANCEL_REASON_DEADLINE: CancelReason
 CANCEL_REASON_STOP: CancelReason
+CANCEL_REASON_VERSION_LOST: CancelReason
 DISPOSITION_UNSPECIFIED: Disposition
 DISPOSITION_ACCEPTED: Disposition
 DISPOSITION_DUPLICATE: Disposition
