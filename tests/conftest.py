@@ -14,6 +14,7 @@ from astraflow.core.members import PoolMembership, Session, TrainerRegistration
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.rpc.auth import SESSION_KEY, bearer_of, secret_of
 from astraflow.rpc.server import Servicer, start_server
+from astraflow.wire.batches import encode_batch_header, encode_batch_part, encode_end_of_data
 from astraflow.wire.common import decode_raas_load, decode_trainer_load, encode_directive
 from astraflow.wire.dataflow import (
     decode_ack_batch,
@@ -26,14 +27,8 @@ from astraflow.wire.dataflow import (
     encode_task_cancellation,
     encode_trainer_registration,
 )
-from astraflow.wire.rollout import (
-    decode_rollout,
-    decode_task_result,
-    encode_batch_header,
-    encode_batch_part,
-    encode_end_of_data,
-    encode_rollout_task,
-)
+from astraflow.wire.rollout import decode_rollout, decode_task_result
+from astraflow.wire.tasks import encode_rollout_task
 from astraflow.wire.weights import decode_version_info, decode_version_report, encode_version_info
 from astraflow_proto.dataflow.v1 import raas_service_pb2, session_service_pb2, trainer_service_pb2
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import add_RaasServiceServicer_to_server

@@ -8,9 +8,9 @@ import structlog
 from astraflow.client.patience import Patience
 from astraflow.client.session import SessionKeeper
 from astraflow.core.batches import BatchHeader, BatchPart, EndOfData, StreamBatches
+from astraflow.wire.batches import decode_batch_header, decode_batch_part, decode_end_of_data
 from astraflow.wire.common import decode_directive
 from astraflow.wire.dataflow import encode_stream_batches
-from astraflow.wire.rollout import decode_batch_header, decode_batch_part, decode_end_of_data
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
 from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceStub
 

@@ -37,7 +37,8 @@ from astraflow.wire.fields import (
     optional,
     optional_span,
 )
-from astraflow.wire.rollout import decode_prompt, decode_rollout, encode_prompt, encode_rollout
+from astraflow.wire.rollout import decode_rollout, encode_rollout
+from astraflow.wire.tasks import decode_prompt, encode_prompt
 from astraflow_proto.control.v1 import control_service_pb2, ledger_pb2, run_pb2
 
 RUN_STATES = EnumTable(RunState, run_pb2.RunState, "RUN_STATE")

@@ -36,7 +36,7 @@ from astraflow.wire.fields import (
     set_span,
     set_time,
 )
-from astraflow.wire.rollout import decode_code, decode_workflow, encode_code, encode_workflow
+from astraflow.wire.tasks import decode_code, decode_workflow, encode_code, encode_workflow
 from astraflow.wire.weights import decode_weight_endpoint, encode_weight_endpoint
 from astraflow_proto.dataflow.v1 import raas_service_pb2, trainer_service_pb2, wait_pb2
 

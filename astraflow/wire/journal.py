@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from astraflow.core import events as ev
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId, TaskId
-from astraflow.wire import common, control, rollout, weights
+from astraflow.wire import common, control, rollout, tasks, weights
 from astraflow.wire.fields import decode_time, optional_span, set_span, set_time
 from astraflow.wire.journal_events import (
     RunOpened,
@@ -164,7 +164,7 @@ _KINDS: dict[type[Any], _Kind] = {
     ev.PromptsOffered: _Kind(
         "prompts_offered",
         lambda e: pb.PromptsOffered(
-            prompts=map(rollout.encode_prompt, e.prompts), data_set=e.data_set, is_last=e.is_last
+            prompts=map(tasks.encode_prompt, e.prompts), data_set=e.data_set, is_last=e.is_last
         ),
         lambda m: ev.PromptsOffered(
             prompts=read_prompts(m.prompts), data_set=m.data_set, is_last=m.is_last

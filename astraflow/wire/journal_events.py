@@ -8,7 +8,7 @@ from astraflow.core.batches import AckBatch, StreamBatches
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId
 from astraflow.core.members import JoinPool, RaasLoad
 from astraflow.core.tasks import Prompt, TaskCredit
-from astraflow.wire import common, dataflow, rollout
+from astraflow.wire import common, dataflow, tasks
 from astraflow.wire.fields import optional
 from astraflow_proto.journal.v1 import record_pb2 as pb
 from astraflow_proto.rollout.v1 import task_pb2
@@ -176,13 +176,13 @@ def read_acked(message: pb.BatchAcked) -> ev.BatchAcked:
 
 def read_prompts(messages: Iterable[task_pb2.Prompt]) -> tuple[Prompt, ...]:
     """Read a prompts record."""
-    return tuple(map(rollout.decode_prompt, messages))
+    return tuple(map(tasks.decode_prompt, messages))
 
 
 def write_eval_prompts(event: ev.EvalPromptsOffered) -> pb.EvalPromptsOffered:
     """Return a eval prompts record."""
     data_sets = [
-        pb.DataSetPrompts(data_set=name, prompts=map(rollout.encode_prompt, prompts))
+        pb.DataSetPrompts(data_set=name, prompts=map(tasks.encode_prompt, prompts))
         for name, prompts in event.prompts.items()
     ]
     return pb.EvalPromptsOffered(eval_run_id=event.eval_run_id, data_sets=data_sets)

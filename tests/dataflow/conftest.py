@@ -49,8 +49,11 @@ from astraflow.dataflow.tokens import HubTokens
 from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from
-from astraflow.wire import common, rollout, weights
+from astraflow.wire import common, weights
 from astraflow.wire import dataflow as wire
+from astraflow.wire.batches import decode_batch_header, decode_batch_part, decode_end_of_data
+from astraflow.wire.rollout import encode_rollout, encode_task_result
+from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
 from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub
 from astraflow_proto.dataflow.v1 import raas_service_pb2, session_service_pb2
@@ -266,9 +269,9 @@ class FakeRaas(Member):
     async def send(self, stream, item: Rollout | TaskResult):
         message = raas_service_pb2.RolloutItem()
         if isinstance(item, Rollout):
-            message.rollout.CopyFrom(rollout.encode_rollout(item))
+            message.rollout.CopyFrom(encode_rollout(item))
         else:
-            message.result.CopyFrom(rollout.encode_task_result(item))
+            message.result.CopyFrom(encode_task_result(item))
         await stream.write(raas_service_pb2.StreamRolloutsRequest(items=[message]))
         (answer,) = (await stream.read()).acks
         ack = wire.decode_item_ack(answer)
@@ -296,7 +299,7 @@ class FakeRaas(Member):
             tasks, rollouts = await self.open_tasks(self.capacity), await self.open_rollouts()
             while (message := await tasks.read()) is not aio.EOF:
                 if message.HasField("task"):
-                    task = rollout.decode_rollout_task(message.task)
+                    task = decode_rollout_task(message.task)
                     self.tasks_seen.append(task)
                     await self.answer(rollouts, task)
                 elif message.HasField("directive"):
@@ -375,16 +378,16 @@ class FakeTrainer(Member):
         while (message := await stream.read()) is not aio.EOF:
             match message.WhichOneof("event"):
                 case "header":
-                    header = rollout.decode_batch_header(message.header)
+                    header = decode_batch_header(message.header)
                     self.headers.append(header)
                     for _ in range(header.part_count):
                         part = (await stream.read()).part
-                        self.parts.append(rollout.decode_batch_part(part))
+                        self.parts.append(decode_batch_part(part))
                     self.step += 1
                     await self.publish()
                     await self.ack(header.batch_id)
                 case "end_of_data":
-                    self.end = rollout.decode_end_of_data(message.end_of_data)
+                    self.end = decode_end_of_data(message.end_of_data)
                 case _:
                     pass
         await self.leave()

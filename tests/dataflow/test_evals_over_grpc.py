@@ -10,7 +10,7 @@ from astraflow.core.errors import Reason
 from astraflow.core.status import RunState
 from astraflow.core.tasks import TaskPurpose, VersionRange
 from astraflow.wire import evals as wire
-from astraflow.wire import rollout
+from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.evals.v1 import eval_service_pb2 as pb
 
 SUITE = {
@@ -103,7 +103,7 @@ async def test_an_eval_counts_what_was_right(start_hub, eval_recipe):
         created = await scene.evals.CreateEvalRun(request, metadata=raas.metadata)
         finished = 0
         while finished < 3:
-            task = rollout.decode_rollout_task((await tasks.read()).task)
+            task = decode_rollout_task((await tasks.read()).task)
             await raas.answer(rollouts, task)
             finished += task.purpose is TaskPurpose.EVAL
         request = pb.GetEvalRunRequest(eval_run_id=created.eval_run.eval_run_id)

@@ -14,7 +14,9 @@ from astraflow.core.status import RunState
 from astraflow.dataflow.compact import write_snapshot_of
 from astraflow.launch.ledger import read_ledger
 from astraflow.wire import dataflow as wire
-from astraflow.wire import rollout as wire_rollout
+from astraflow.wire.batches import decode_batch_header
+from astraflow.wire.rollout import encode_rollout
+from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1.ledger_service_pb2 import GetLedgerRequest
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 
@@ -28,7 +30,7 @@ async def work(hub, *, answered=True):
     await raas.report_version("solver", 0)
     raas.live["solver"] = 0
     tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
-    task = wire_rollout.decode_rollout_task((await tasks.read()).task)
+    task = decode_rollout_task((await tasks.read()).task)
     if answered:
         await raas.answer(rollouts, task)
     return trainer, raas, task
@@ -71,7 +73,7 @@ async def follow(trainer):
     stream = trainer.batches()
     async for message in stream:
         if message.WhichOneof("event") == "header":
-            header = wire_rollout.decode_batch_header(message.header)
+            header = decode_batch_header(message.header)
             trainer.step += 1
             await trainer.publish()
             await trainer.ack(header.batch_id)
@@ -88,7 +90,7 @@ async def test_a_node_must_resume_before_it_speaks(start_hub, recipe_of, reason_
         assert await reason_of(again.report_version("solver", 0)) is Reason.SESSION_ENDED
         await again.join(SessionResume(resume_token=raas.token, incarnation=1))
         tasks = await again.open_tasks()
-        sent = wire_rollout.decode_rollout_task((await tasks.read()).task)
+        sent = decode_rollout_task((await tasks.read()).task)
         assert sent == task
 
 
@@ -172,7 +174,7 @@ async def test_a_journal_that_fails_stops_the_hub_and_no_ack_leaves(start_hub, r
             database.close()
             stub = RaasServiceStub(hub.channel)
             call = stub.StreamRollouts(metadata=raas.metadata)
-            item = wire_rollout.encode_rollout(raas.sample(task, task.sample_indexes[0]))
+            item = encode_rollout(raas.sample(task, task.sample_indexes[0]))
             request = wire.raas_service_pb2.StreamRolloutsRequest()
             request.items.add().rollout.CopyFrom(item)
             await call.write(request)

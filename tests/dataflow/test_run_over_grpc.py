@@ -6,7 +6,7 @@ import json
 from astraflow.config.run_dir import read_json_lines
 from astraflow.core.batches import EndCause
 from astraflow.core.status import RunState
-from astraflow.wire import rollout
+from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1 import control_service_pb2, ledger_service_pb2
 
 
@@ -114,7 +114,7 @@ async def test_several_raas_share_the_work(start_hub, recipe_of):
             await node.join()
             await node.report_version("solver", 0)
             tasks = await node.open_tasks(credit=2)
-            task = rollout.decode_rollout_task((await tasks.read()).task)
+            task = decode_rollout_task((await tasks.read()).task)
             assert task.sample_indexes == (0, 1)
             groups.add(task.group_id)
     assert len(groups) == 3
@@ -130,7 +130,7 @@ async def test_the_books_can_be_read_while_it_runs(start_hub, recipe_of):
         rollouts, tasks = await raas.open_rollouts(), await raas.open_tasks(2)
         await raas.report_version("solver", 0)
         message = await tasks.read()
-        task = rollout.decode_rollout_task(message.task)
+        task = decode_rollout_task(message.task)
         await raas.answer(rollouts, task)
         answer = await scene.ledger.GetLedger(
             ledger_service_pb2.GetLedgerRequest(), metadata=scene.operator

@@ -11,7 +11,10 @@ from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.members import DirectiveKind, SessionResume
 from astraflow.core.rollouts import Disposition, SampleFailure, TaskResult
 from astraflow.core.status import RunState
-from astraflow.wire import common, rollout
+from astraflow.wire import common
+from astraflow.wire.batches import decode_batch_header
+from astraflow.wire.rollout import encode_rollout
+from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1 import control_service_pb2
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 
@@ -29,7 +32,7 @@ async def ready(scene, raas):
 async def next_task(tasks):
     message = await tasks.read()
     assert message is not aio.EOF
-    return rollout.decode_rollout_task(message.task)
+    return decode_rollout_task(message.task)
 
 
 async def keep(member):
@@ -149,7 +152,7 @@ async def test_an_item_that_is_not_sound_costs_only_itself(start_hub, recipe_of)
         tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
         task = await next_task(tasks)
         broken = pb.RolloutItem()
-        broken.rollout.CopyFrom(rollout.encode_rollout(raas.sample(task, 0)))
+        broken.rollout.CopyFrom(encode_rollout(raas.sample(task, 0)))
         broken.rollout.trajectories[0].version_spans[0].length = 1
         await rollouts.write(pb.StreamRolloutsRequest(items=[broken]))
         (answer,) = (await rollouts.read()).acks
@@ -206,7 +209,7 @@ async def test_unsettled_batches_come_again_whole(start_hub, recipe_of):
                 message = await stream.read()
                 while not message.HasField("header"):
                     message = await stream.read()
-                headers.append(rollout.decode_batch_header(message.header))
+                headers.append(decode_batch_header(message.header))
                 parts = [await stream.read() for _ in range(headers[-1].part_count)]
                 assert all(part.HasField("part") for part in parts)
             working.cancel()

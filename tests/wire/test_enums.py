@@ -4,14 +4,25 @@ import pytest
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.wire import common, control, dataflow, evals, fields, patches, rollout, weights
+from astraflow.wire import (
+    batches,
+    common,
+    control,
+    dataflow,
+    evals,
+    fields,
+    patches,
+    rollout,
+    tasks,
+    weights,
+)
 from astraflow.wire.enums import EnumTable
 from astraflow_proto.common.v1 import member_pb2, session_pb2
 from astraflow_proto.rollout.v1 import trajectory_pb2
 
 # No type of ours: a view is for one call, and nobody gives advice yet.
 WITHOUT_TABLE = {"RolloutView", "ScaleAction"}
-WIRE = (common, control, dataflow, evals, fields, patches, rollout, weights)
+WIRE = (batches, common, control, dataflow, evals, fields, patches, rollout, tasks, weights)
 
 
 class Role(StrEnum):

@@ -16,7 +16,7 @@ from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.mailroom import TaskItem
 from astraflow.dataflow.streams import Context, either, seated, together
-from astraflow.wire import common, rollout
+from astraflow.wire import common, rollout, tasks
 from astraflow.wire import dataflow as wire
 from astraflow.wire.fields import invalid
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
@@ -130,7 +130,7 @@ def _steering(member_id: MemberId, request: pb.StreamTasksRequest) -> CreditGive
 
 def _task_event(item: TaskItem) -> pb.StreamTasksResponse:
     if isinstance(item, RolloutTask):
-        return pb.StreamTasksResponse(task=rollout.encode_rollout_task(item))
+        return pb.StreamTasksResponse(task=tasks.encode_rollout_task(item))
     if isinstance(item, Directive):
         return pb.StreamTasksResponse(directive=common.encode_directive(item))
     return pb.StreamTasksResponse(cancellation=wire.encode_task_cancellation(item))

@@ -17,7 +17,7 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.mailroom import BatchItem
 from astraflow.dataflow.streams import Context, either, seated
 from astraflow.dataflow.waits import INTERVAL_S, tell_waits
-from astraflow.wire import common, rollout, weights
+from astraflow.wire import batches, common, weights
 from astraflow.wire import dataflow as wire
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
 
@@ -104,13 +104,13 @@ def _seconds(span: timedelta | None) -> float:
 
 async def _send_batch(batch: SendBatch, context: Context) -> None:
     """Write a batch part by part, as the peer reads it; large parts are coded on a thread."""
-    header = rollout.encode_batch_header(batch.header)
+    header = batches.encode_batch_header(batch.header)
     await context.write(pb.StreamBatchesResponse(header=header))
     for part in batch.parts:
         if part.token_count > _LARGE_TOKEN_COUNT:
-            message = await asyncio.to_thread(rollout.encode_batch_part, part)
+            message = await asyncio.to_thread(batches.encode_batch_part, part)
         else:
-            message = rollout.encode_batch_part(part)
+            message = batches.encode_batch_part(part)
         await context.write(pb.StreamBatchesResponse(part=message))
 
 
@@ -121,7 +121,7 @@ def _event(
         case SendPublishOrder():
             return pb.StreamBatchesResponse(publish=pb.PublishOrder())
         case EndOfData():
-            return pb.StreamBatchesResponse(end_of_data=rollout.encode_end_of_data(item))
+            return pb.StreamBatchesResponse(end_of_data=batches.encode_end_of_data(item))
         case WaitReason():
             return pb.StreamBatchesResponse(wait_reason=wire.encode_wait_reason(item))
         case Directive():
