@@ -4,6 +4,7 @@ Without a C compiler the install goes on, and the codec does its work in numpy, 
 """
 
 import sys
+from glob import glob
 
 from setuptools import Extension, setup
 
@@ -15,7 +16,7 @@ setup(
         Extension(
             "astraflow.codec._kernels",
             ["astraflow/codec/_kernels.c"],
-            depends=["astraflow/codec/_kernels_body.h"],
+            depends=sorted(glob("astraflow/codec/_kernels_*.h")),
             extra_compile_args=flags,
             py_limited_api=True,
             optional=True,

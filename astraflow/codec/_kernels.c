@@ -18,9 +18,11 @@
 #if defined(__GNUC__)
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define PREFETCH(at) __builtin_prefetch(at)
+#define PREFETCH_TO_WRITE(at) __builtin_prefetch(at, 1)
 #else
 #define ALWAYS_INLINE inline
 #define PREFETCH(at) ((void)(at))
+#define PREFETCH_TO_WRITE(at) ((void)(at))
 #define restrict
 #endif
 #if defined(__GNUC__) && defined(__x86_64__)
@@ -40,7 +42,9 @@ static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)_
 #endif
 
 #define SEGMENT 4096 /* elements that are scanned before their changes are worked on */
-#define AHEAD 128
+#define PART 256 /* changes that are worked on together */
+#define AHEAD 32 /* changes whose places are fetched before they are written */
+#define FETCH_AHEAD 4096 /* bytes */
 #define CLASSES 16
 #define MAX_LANES 256
 #define NONE (~(uint64_t)0)
@@ -60,7 +64,8 @@ static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)_
     } while (0)
 
 typedef struct { uint64_t low, high; } sums_t;
-typedef struct { uint64_t *positions; uint8_t *before, *values; } changes_t;
+typedef struct { uint64_t *positions; uint8_t *before, *values; sums_t sums; } changes_t;
+typedef struct { uint64_t positions[PART], before[PART], values[PART]; } part_t;
 typedef struct { uint8_t *at; size_t used, room; } stream_t;
 typedef struct {
     stream_t gaps, distances, escapes;
@@ -68,6 +73,10 @@ typedef struct {
     int too_long;
     sums_t sums;
 } fast_out_t;
+typedef struct {
+    const uint8_t *gap, *gap_end, *distance, *escape;
+    size_t escape_count, next;
+} fast_in_t;
 typedef struct { int shift; uint32_t field, low, top; } rule_t;
 typedef struct {
     uint8_t *classes;
@@ -76,8 +85,12 @@ typedef struct {
     size_t count, room;
     sums_t sums;
 } scan_t;
+/* A segment in blocks of 64 elements: of each class its members, and how many came before. */
 typedef struct {
-    uint64_t next[CLASSES];
+    uint64_t masks[SEGMENT / 64][CLASSES], seen[SEGMENT / 64][CLASSES];
+    uint8_t class_of[SEGMENT];
+} classes_t;
+typedef struct {
     size_t at[CLASSES];
     const uint64_t *ranks, *distances;
 } class_state_t;
@@ -101,6 +114,11 @@ static ALWAYS_INLINE void store(uint8_t *bits, size_t i, uint64_t v, int size) {
     else if (size == 2) { uint16_t w = (uint16_t)v; memcpy(bits + 2 * i, &w, 2); }
     else if (size == 4) { uint32_t w = (uint32_t)v; memcpy(bits + 4 * i, &w, 4); }
     else memcpy(bits + 8 * i, &v, 8);
+}
+
+/* What comes next of a stream: the processor's own prefetching ends with each page. */
+static ALWAYS_INLINE void fetch_ahead(const uint8_t *at, int size) {
+    for (int line = 0; line < size; line++) PREFETCH(at + FETCH_AHEAD + 64 * line);
 }
 
 static ALWAYS_INLINE uint64_t ones(int size) { return ~(uint64_t)0 >> (64 - 8 * size); }
@@ -173,6 +191,9 @@ static int reserve(scan_t *out, size_t more) {
 static const uint64_t class_bits[4][CLASSES] __attribute__((aligned(64))) = {{ROW(0)}, {ROW(1)}, {ROW(2)}, {ROW(3)}};
 #undef B
 #undef ROW
+#define EIGHT(n) n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7
+static const uint16_t counting[32] __attribute__((aligned(64))) = {EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)};
+#undef EIGHT
 #endif
 
 #define LEVEL 0
@@ -190,7 +211,7 @@ static const uint64_t class_bits[4][CLASSES] __attribute__((aligned(64))) = {{RO
 #undef FN
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx2,bmi,bmi2,popcnt,lzcnt")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx512vbmi2,avx2,bmi,bmi2,popcnt,lzcnt")
 #define LEVEL 2
 #define FN(name) name##_2
 #include "_kernels_body.h"
@@ -254,7 +275,7 @@ static PyObject *highest_level(PyObject *self, PyObject *none) {
 #if HAS_X86
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) level = 1;
-    if (level && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq")) level = 2;
+    if (level && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("avx512vbmi2")) level = 2;
 #endif
     return PyLong_FromLong(level);
 }
@@ -297,19 +318,19 @@ static PyObject *decode_fast(PyObject *self, PyObject *args) {
     unsigned long long first;
     if (!PyArg_ParseTuple(args, "iy*iiKy*y*y*w*w*w*", &level, &old, &size, &back, &first, &gaps, &distances, &escapes, &positions, &before, &values)) return NULL;
     size_t count = (size_t)distances.len;
+    changes_t out = {positions.buf, before.buf, values.buf, {0, 0}};
     int ok = fits(&positions, count, 8, "positions") && fits(&before, count, size, "before") && fits(&values, count, size, "values");
     if (ok) {
-        changes_t out = {positions.buf, before.buf, values.buf};
+        fast_in_t in = {gaps.buf, (const uint8_t *)gaps.buf + gaps.len, distances.buf, escapes.buf, (size_t)(escapes.len / size), 0};
         const char *why;
         Py_BEGIN_ALLOW_THREADS
-        why = AT(level, decode_fast)(old.buf, (size_t)(old.len / size), size, back, gaps.buf, (size_t)gaps.len, distances.buf, count, escapes.buf, (size_t)(escapes.len / size), first, &out);
+        why = AT(level, decode_fast)(old.buf, (size_t)(old.len / size), size, back, &in, count, first, &out);
         Py_END_ALLOW_THREADS
         if (why) ok = fail(why);
     }
     PyBuffer_Release(&old), PyBuffer_Release(&gaps), PyBuffer_Release(&distances), PyBuffer_Release(&escapes);
     PyBuffer_Release(&positions), PyBuffer_Release(&before), PyBuffer_Release(&values);
-    if (!ok) return NULL;
-    Py_RETURN_NONE;
+    return ok ? Py_BuildValue("KK", (unsigned long long)out.sums.low, (unsigned long long)out.sums.high) : NULL;
 }
 
 static PyObject *digest_array(PyObject *self, PyObject *args) {
@@ -358,7 +379,10 @@ static PyObject *scatter(PyObject *self, PyObject *args) {
         uint64_t worst = 0, n = (uint64_t)(bits.len / size);
         Py_BEGIN_ALLOW_THREADS
         for (size_t j = 0; j < count; j++) worst = at[j] > worst ? at[j] : worst;
-        if (!count || worst < n) BY_SIZE(size, for (size_t j = 0; j < count; j++) store(bits.buf, at[j], load(values.buf, j, S), S));
+        if (!count || worst < n) BY_SIZE(size, for (size_t j = 0; j < count; j++) {
+            PREFETCH_TO_WRITE((uint8_t *)bits.buf + S * at[j + AHEAD < count ? j + AHEAD : j]);
+            store(bits.buf, at[j], load(values.buf, j, S), S);
+        });
         Py_END_ALLOW_THREADS
         if (count && worst >= n) {
             PyErr_SetString(PyExc_IndexError, "a position lies beyond the state");
@@ -483,6 +507,7 @@ static PyObject *apply_classes(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "iy*iKiIIIy*y*y*w*w*w*", &level, &old, &size, &first, &rule.shift, &rule.field, &rule.low, &rule.top, &counts, &tokens, &low_bits, &positions, &before, &values)) return NULL;
     size_t n = (size_t)tokens.len / 2, sum = 0;
     const char *why = "needs more memory than there is";
+    changes_t out = {positions.buf, before.buf, values.buf, {0, 0}};
     int ok = fits(&counts, CLASSES, 4, "counts") && fits(&positions, n, 8, "positions") && fits(&before, n, size, "before") && fits(&values, n, size, "values") && rule.top < CLASSES;
     if (ok) {
         class_state_t state = {0};
@@ -492,7 +517,6 @@ static PyObject *apply_classes(PyObject *self, PyObject *args) {
         }
         ok = sum == n ? 1 : fail("has another number of changes than it says");
         if (ok) {
-            changes_t out = {positions.buf, before.buf, values.buf};
             Py_BEGIN_ALLOW_THREADS
             uint64_t *ranks = malloc(8 * (n + CLASSES)), *distances = malloc(8 * (n + CLASSES));
             uint8_t *padded = malloc((size_t)low_bits.len + 16);
@@ -511,8 +535,7 @@ static PyObject *apply_classes(PyObject *self, PyObject *args) {
     PyBuffer_Release(&old), PyBuffer_Release(&counts), PyBuffer_Release(&tokens), PyBuffer_Release(&low_bits);
     PyBuffer_Release(&positions), PyBuffer_Release(&before), PyBuffer_Release(&values);
     if (!ok && !PyErr_Occurred()) fail("rule or buffers do not fit");
-    if (!ok) return NULL;
-    Py_RETURN_NONE;
+    return ok ? Py_BuildValue("KK", (unsigned long long)out.sums.low, (unsigned long long)out.sums.high) : NULL;
 }
 
 /* Symbols backwards into `words`, from its end; returns the first word. NULL: no code for one. */

@@ -21,7 +21,7 @@ def decode_fast(
     before: Buffer,
     values: Buffer,
     /,
-) -> None: ...
+) -> tuple[int, int]: ...
 def digest_array(level: int, bits: Buffer, size: int, first: int, /) -> tuple[int, int]: ...
 def digest_changes(
     level: int, positions: Buffer, before: Buffer, values: Buffer, size: int, /
@@ -59,7 +59,7 @@ def apply_classes(
     before: Buffer,
     values: Buffer,
     /,
-) -> None: ...
+) -> tuple[int, int]: ...
 def rans_encode(
     symbols: Buffer,
     counts: Buffer,

@@ -57,26 +57,61 @@ static ALWAYS_INLINE uint64_t FN(changed)(const uint8_t *old, const uint8_t *new
 #endif
 }
 
-/* Indices of changed elements in [from, to): returns how many. */
-static ALWAYS_INLINE size_t FN(find)(const uint8_t *old, const uint8_t *new_, size_t from, size_t to, int size, uint32_t *found) {
+/* Offsets of the set bits of a mask, from `at` on: returns how many. Up to 64 are written. */
+static ALWAYS_INLINE size_t FN(list)(uint64_t mask, size_t at, uint16_t *found) {
+#if LEVEL == 2
+    /* Without a branch: whether 64 elements hold a change is a coin toss. */
+    __m512i low = _mm512_add_epi16(_mm512_load_si512(counting), _mm512_set1_epi16((short)at));
+    __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(32));
+    size_t in_low = (size_t)__builtin_popcount((uint32_t)mask);
+    _mm512_storeu_si512(found, _mm512_maskz_compress_epi16((__mmask32)mask, low));
+    _mm512_storeu_si512(found + in_low, _mm512_maskz_compress_epi16((__mmask32)(mask >> 32), high));
+    return in_low + (size_t)__builtin_popcount((uint32_t)(mask >> 32));
+#else
+    size_t count = 0;
+#if LEVEL == 1
+    count = (size_t)__builtin_popcountll(mask);
+    found[0] = (uint16_t)(at + _tzcnt_u64(mask)), mask = _blsr_u64(mask);
+    found[1] = (uint16_t)(at + _tzcnt_u64(mask)), mask = _blsr_u64(mask);
+    for (size_t j = 2; mask; mask &= mask - 1) found[j++] = (uint16_t)(at + first_bit(mask));
+#else
+    for (; mask; mask &= mask - 1) found[count++] = (uint16_t)(at + first_bit(mask));
+#endif
+    return count;
+#endif
+}
+
+/* Offsets from `from` of changed elements in [from, to): returns how many. */
+static ALWAYS_INLINE size_t FN(find)(const uint8_t *old, const uint8_t *new_, size_t from, size_t to, int size, uint16_t *found) {
     size_t count = 0, i = from;
-    for (; i + 64 <= to; i += 64)
-        for (uint64_t mask = FN(changed)(old, new_, i, size); mask; mask &= mask - 1)
-            found[count++] = (uint32_t)(i + first_bit(mask));
+    for (; i + 64 <= to; i += 64) {
+        fetch_ahead(old + i * (size_t)size, size);
+        fetch_ahead(new_ + i * (size_t)size, size);
+        count += FN(list)(FN(changed)(old, new_, i, size), i - from, found + count);
+    }
     for (; i < to; i++)
-        if (load(old, i, size) != load(new_, i, size)) found[count++] = (uint32_t)i;
+        if (load(old, i, size) != load(new_, i, size)) found[count++] = (uint16_t)(i - from);
     return count;
 }
 
-static ALWAYS_INLINE void FN(mix)(const uint64_t *restrict positions, const uint64_t *restrict bits, size_t count, uint64_t scale, sums_t *sums) {
-    uint64_t low = 0, high = 0;
+/* What changes add to the sums of the digest: old bits out, new bits in. */
+static ALWAYS_INLINE void FN(account)(const part_t *part, size_t count, int size, sums_t *sums) {
+    uint64_t scale = (uint64_t)size * DIGEST_A, low = 0, high = 0;
     for (size_t j = 0; j < count; j++) {
-        uint64_t x = mix_low(positions[j] * scale + bits[j] * DIGEST_B + DIGEST_KEY);
-        low += x;
-        high += mix_high(x);
+        uint64_t at = part->positions[j] * scale + DIGEST_KEY;
+        uint64_t x = mix_low(at + part->values[j] * DIGEST_B), y = mix_low(at + part->before[j] * DIGEST_B);
+        low += x - y;
+        high += mix_high(x) - mix_high(y);
     }
     sums->low += low;
     sums->high += high;
+}
+
+/* Old and new bits of changed elements, side by side; `first` is the position of element 0. */
+static ALWAYS_INLINE void FN(gather)(const uint8_t *old, const uint8_t *new_, size_t from, const uint16_t *found, size_t count, uint64_t first, int size, part_t *part) {
+    for (size_t j = 0; j < count; j++) part->positions[j] = first + from + found[j];
+    for (size_t j = 0; j < count; j++) part->before[j] = load(old, from + found[j], size);
+    for (size_t j = 0; j < count; j++) part->values[j] = load(new_, from + found[j], size);
 }
 
 static ALWAYS_INLINE sums_t FN(digest_array_of)(const uint8_t *bits, size_t count, uint64_t first, int size) {
@@ -112,49 +147,57 @@ static sums_t FN(digest_changes)(const uint64_t *positions, const uint8_t *befor
     BY_SIZE(size, return FN(digest_changes_of)(positions, before, values, count, S));
 }
 
-/* What a segment changes, for the digest: old bits out, new bits in. */
-static ALWAYS_INLINE void FN(account)(const uint8_t *old, const uint8_t *new_, const uint32_t *found, size_t count, uint64_t first, int size, sums_t *sums) {
-    uint64_t positions[SEGMENT / 8], bits[SEGMENT / 8];
-    sums_t out = {0, 0};
-    for (size_t start = 0; start < count; start += SEGMENT / 8) {
-        size_t part = count - start < SEGMENT / 8 ? count - start : SEGMENT / 8;
-        for (size_t j = 0; j < part; j++) positions[j] = first + found[start + j];
-        for (size_t j = 0; j < part; j++) bits[j] = load(new_, found[start + j], size);
-        FN(mix)(positions, bits, part, (uint64_t)size * DIGEST_A, sums);
-        for (size_t j = 0; j < part; j++) bits[j] = load(old, found[start + j], size);
-        FN(mix)(positions, bits, part, (uint64_t)size * DIGEST_A, &out);
+/* Gaps as bytes: so many of 255 as fit, then the rest. */
+static ALWAYS_INLINE uint8_t *FN(put_gaps)(const uint16_t *found, size_t count, size_t from, size_t *next, uint8_t *gaps) {
+    for (size_t j = 0; j < count; j++) {
+        size_t at = from + found[j], gap = at - *next, is_wide = gap >= 255;
+        *next = at + 1;
+        *gaps = 255;
+        gaps += is_wide;
+        gap -= 255 & (0 - is_wide);
+        for (; gap >= 255; gap -= 255) *gaps++ = 255;
+        *gaps++ = (uint8_t)gap;
     }
-    sums->low -= out.low;
-    sums->high -= out.high;
+    return gaps;
+}
+
+/* Distances as bytes; those of 255 and more whole in `escapes`, whose end is returned. */
+static ALWAYS_INLINE uint8_t *FN(put_distances)(const part_t *part, size_t count, int size, uint8_t *distances, uint8_t *escapes) {
+    uint64_t folded[PART];
+    uint8_t far = 0;
+    for (size_t j = 0; j < count; j++) {
+        folded[j] = fold(part->before[j], part->values[j], size);
+        distances[j] = (uint8_t)(folded[j] < 255 ? folded[j] : 255);
+        far |= folded[j] >= 255;
+    }
+    for (size_t j = 0; far && j < count; j++)
+        if (folded[j] >= 255) {
+            memcpy(escapes, &folded[j], (size_t)size);
+            escapes += size;
+        }
+    return escapes;
 }
 
 static ALWAYS_INLINE int FN(encode_fast_of)(const uint8_t *old, const uint8_t *new_, size_t n, uint64_t first, int size, fast_out_t *out) {
-    uint32_t found[SEGMENT];
+    uint16_t found[SEGMENT + 64];
     size_t next = 0;
+    part_t part;
     for (size_t from = 0; from < n; from += SEGMENT) {
         size_t to = n - from < SEGMENT ? n : from + SEGMENT;
         size_t count = FN(find)(old, new_, from, to, size, found);
-        FN(account)(old, new_, found, count, first, size, &out->sums);
         out->count += count;
         if (out->gaps.used + out->distances.used + out->escapes.used > out->limit) out->too_long = 1;
-        if (out->too_long || !count) continue;
-        if (!grow(&out->gaps, count + (to - next) / 255 + 1) || !grow(&out->distances, count) || !grow(&out->escapes, count * (size_t)size)) return 0;
-        uint8_t *gaps = out->gaps.at + out->gaps.used, *distances = out->distances.at + out->distances.used, *escapes = out->escapes.at + out->escapes.used;
-        for (size_t j = 0; j < count; j++) {
-            size_t at = found[j], gap = at - next;
-            uint64_t folded = fold(load(old, at, size), load(new_, at, size), size);
-            next = at + 1;
-            for (; gap >= 255; gap -= 255) *gaps++ = 255;
-            *gaps++ = (uint8_t)gap;
-            *distances++ = folded < 255 ? (uint8_t)folded : 255;
-            if (folded >= 255) {
-                memcpy(escapes, &folded, (size_t)size);
-                escapes += size;
-            }
+        if (count && !out->too_long && (!grow(&out->gaps, count + (to - next) / 255 + 1) || !grow(&out->distances, count) || !grow(&out->escapes, count * (size_t)size))) return 0;
+        for (size_t start = 0; start < count; start += PART) {
+            size_t more = count - start < PART ? count - start : PART;
+            FN(gather)(old, new_, from, found + start, more, first, size, &part);
+            FN(account)(&part, more, size, &out->sums);
+            if (out->too_long) continue;
+            uint8_t *gaps = out->gaps.at + out->gaps.used, *escapes = out->escapes.at + out->escapes.used;
+            out->gaps.used += (size_t)(FN(put_gaps)(found + start, more, from, &next, gaps) - gaps);
+            out->escapes.used += (size_t)(FN(put_distances)(&part, more, size, out->distances.at + out->distances.used, escapes) - escapes);
+            out->distances.used += more;
         }
-        out->gaps.used = (size_t)(gaps - out->gaps.at);
-        out->distances.used = (size_t)(distances - out->distances.at);
-        out->escapes.used = (size_t)(escapes - out->escapes.at);
     }
     return 1;
 }
@@ -163,48 +206,78 @@ static int FN(encode_fast)(const uint8_t *old, const uint8_t *new_, size_t n, ui
     BY_SIZE(size, return FN(encode_fast_of)(old, new_, n, first, S, out));
 }
 
-static ALWAYS_INLINE const char *FN(decode_fast_of)(const uint8_t *old, size_t n, int size, int back, const uint8_t *gaps, size_t gap_nbytes, const uint8_t *distances, size_t count, const uint8_t *escapes, size_t escape_count, uint64_t first, changes_t *out) {
-    const uint8_t *gap = gaps, *gap_end = gaps + gap_nbytes;
-    size_t next = 0, escaped = 0;
-    /* Where, some changes ahead of what: the old bits are on their way meanwhile. */
-    for (size_t start = 0; start < count; start += AHEAD) {
-        size_t stop = count - start < AHEAD ? count : start + AHEAD;
-        for (size_t j = start; j < stop; j++) {
-            while (gap < gap_end && *gap == 255) next += 255, gap++;
-            if (gap == gap_end) return "has another number of gaps than of changes";
-            next += *gap++;
-            if (next >= n) return "changes an element beyond its range";
-            PREFETCH(old + next * (size_t)size);
-            out->positions[j] = next++;
-        }
-        for (size_t j = start; j < stop; j++) {
-            uint64_t folded = distances[j], before = load(old, out->positions[j], size);
-            if (folded == 255) {
-                if (escaped == escape_count) return "has another number of escapes than it says";
-                folded = load(escapes, escaped++, size);
-                if (folded < 255) return "is not canonical";
-            } else if (!folded)
-                return "is not canonical";
-            out->positions[j] += first;
-            store(out->before, j, before, size);
-            store(out->values, j, unfold(before, folded, back, size), size);
-        }
+/* Where the next `count` changes are, rising; their old bits are on their way from then on. */
+static ALWAYS_INLINE const char *FN(take_gaps)(fast_in_t *in, size_t count, const uint8_t *old, size_t n, uint64_t first, int size, uint64_t *positions) {
+    const uint8_t *gap = in->gap;
+    size_t next = in->next;
+    for (size_t j = 0; j < count; j++) {
+        while (gap < in->gap_end && *gap == 255) next += 255, gap++;
+        if (gap == in->gap_end) return "has another number of gaps than of changes";
+        next += *gap++;
+        if (next >= n) return "changes an element beyond its range";
+        PREFETCH(old + next * (size_t)size);
+        positions[j] = first + next++;
     }
-    if (gap != gap_end) return "has another number of gaps than of changes";
-    return escaped == escape_count ? NULL : "has another number of escapes than it says";
+    in->gap = gap, in->next = next;
+    return NULL;
 }
 
-static const char *FN(decode_fast)(const uint8_t *old, size_t n, int size, int back, const uint8_t *gaps, size_t gap_nbytes, const uint8_t *distances, size_t count, const uint8_t *escapes, size_t escape_count, uint64_t first, changes_t *out) {
-    if (back) BY_SIZE(size, return FN(decode_fast_of)(old, n, S, 1, gaps, gap_nbytes, distances, count, escapes, escape_count, first, out));
-    BY_SIZE(size, return FN(decode_fast_of)(old, n, S, 0, gaps, gap_nbytes, distances, count, escapes, escape_count, first, out));
+/* How far the next `count` changes lead. */
+static ALWAYS_INLINE const char *FN(take_distances)(fast_in_t *in, size_t count, int size, uint64_t *folded) {
+    const uint8_t *distances = in->distance;
+    uint8_t none = 0, far = 0;
+    for (size_t j = 0; j < count; j++) {
+        folded[j] = distances[j];
+        none |= distances[j] == 0;
+        far |= distances[j] == 255;
+    }
+    in->distance += count;
+    for (size_t j = 0; far && j < count; j++) {
+        if (folded[j] != 255) continue;
+        if (!in->escape_count) return "has another number of escapes than it says";
+        folded[j] = load(in->escape, 0, size);
+        in->escape += size, in->escape_count--;
+        none |= folded[j] < 255;
+    }
+    return none ? "is not canonical" : NULL;
+}
+
+/* Bits that some distances lead to, and what that adds to the digest. */
+static ALWAYS_INLINE void FN(move)(part_t *part, const uint64_t *folded, size_t count, int back, int size, sums_t *sums, size_t at, const changes_t *out) {
+    for (size_t j = 0; j < count; j++) part->values[j] = unfold(part->before[j], folded[j], back, size);
+    FN(account)(part, count, size, sums);
+    for (size_t j = 0; j < count; j++) out->positions[at + j] = part->positions[j];
+    for (size_t j = 0; j < count; j++) store(out->before, at + j, part->before[j], size);
+    for (size_t j = 0; j < count; j++) store(out->values, at + j, part->values[j], size);
+}
+
+static ALWAYS_INLINE const char *FN(decode_fast_of)(const uint8_t *old, size_t n, int size, int back, fast_in_t *in, size_t count, uint64_t first, changes_t *out) {
+    part_t parts[2];
+    uint64_t folded[PART];
+    const char *why = FN(take_gaps)(in, count < PART ? count : PART, old, n, first, size, parts[0].positions);
+    for (size_t start = 0, turn = 0; !why && start < count; start += PART, turn ^= 1) {
+        size_t part = count - start < PART ? count - start : PART, rest = count - start - part;
+        why = FN(take_gaps)(in, rest < PART ? rest : PART, old, n, first, size, parts[turn ^ 1].positions);
+        if (!why) why = FN(take_distances)(in, part, size, folded);
+        if (why) break;
+        for (size_t j = 0; j < part; j++) parts[turn].before[j] = load(old, parts[turn].positions[j] - first, size);
+        FN(move)(&parts[turn], folded, part, back, size, &out->sums, start, out);
+    }
+    if (!why && in->gap != in->gap_end) why = "has another number of gaps than of changes";
+    return why ? why : in->escape_count ? "has another number of escapes than it says" : NULL;
+}
+
+static const char *FN(decode_fast)(const uint8_t *old, size_t n, int size, int back, fast_in_t *in, size_t count, uint64_t first, changes_t *out) {
+    if (back) BY_SIZE(size, return FN(decode_fast_of)(old, n, S, 1, in, count, first, out));
+    BY_SIZE(size, return FN(decode_fast_of)(old, n, S, 0, in, count, first, out));
 }
 
 /* How often each exponent occurs among the changed elements. */
 static ALWAYS_INLINE void FN(exponents_of)(const uint8_t *old, const uint8_t *new_, size_t n, int size, int shift, uint64_t field, uint32_t *histogram) {
-    uint32_t found[SEGMENT];
+    uint16_t found[SEGMENT + 64];
     for (size_t from = 0; from < n; from += SEGMENT) {
         size_t count = FN(find)(old, new_, from, n - from < SEGMENT ? n : from + SEGMENT, size, found);
-        for (size_t j = 0; j < count; j++) histogram[load(old, found[j], size) >> shift & field]++;
+        for (size_t j = 0; j < count; j++) histogram[load(old, from + found[j], size) >> shift & field]++;
     }
 }
 
@@ -212,216 +285,5 @@ static void FN(exponents)(const uint8_t *old, const uint8_t *new_, size_t n, int
     BY_SIZE(size, FN(exponents_of)(old, new_, n, S, shift, field, histogram));
 }
 
-/* A number of 64 bits per class: the mask of its elements among 64, or how many there were. */
-typedef struct {
-#if LEVEL == 2
-    __m512i half[CLASSES / 8];
-#else
-    uint64_t each[CLASSES];
-#endif
-} FN(by_class_t);
-
-static ALWAYS_INLINE void FN(spill)(const FN(by_class_t) *from, uint64_t *to) {
-#if LEVEL == 2
-    for (int h = 0; h < CLASSES / 8; h++) _mm512_storeu_si512(to + 8 * h, from->half[h]);
-#else
-    memcpy(to, from->each, sizeof from->each);
-#endif
-}
-
-static ALWAYS_INLINE void FN(classify)(const uint8_t *old, int size, const rule_t *rule, uint64_t valid, uint8_t *class_of, FN(by_class_t) *masks) {
-#if LEVEL == 2
-    __m512i classes;
-    if (size == 2) {
-        const __m512i field = _mm512_set1_epi16((short)rule->field), low = _mm512_set1_epi16((short)rule->low), top = _mm512_set1_epi16((short)rule->top);
-        const __m128i shift = _mm_cvtsi32_si128(rule->shift);
-        __m512i a = _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old), shift), field);
-        __m512i b = _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old + 64), shift), field);
-        a = _mm512_min_epu16(_mm512_subs_epu16(a, low), top);
-        b = _mm512_min_epu16(_mm512_subs_epu16(b, low), top);
-        classes = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(a)), _mm512_cvtepi16_epi8(b), 1);
-        _mm512_storeu_si512(class_of, classes);
-    } else {
-        for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), rule);
-        classes = _mm512_loadu_si512(class_of);
-    }
-    /* Four masks, one per bit of the class; a class is where all four are as its number has them. */
-    for (int h = 0; h < CLASSES / 8; h++) masks->half[h] = _mm512_set1_epi64((long long)valid);
-    for (int bit = 0; bit < 4; bit++) {
-        __m512i has = _mm512_set1_epi64((long long)_mm512_test_epi8_mask(classes, _mm512_set1_epi8((char)(1 << bit))));
-        for (int h = 0; h < CLASSES / 8; h++) {
-            __m512i wants = _mm512_load_si512(class_bits[bit] + 8 * h);
-            masks->half[h] = _mm512_ternarylogic_epi64(masks->half[h], has, wants, 0x90);
-        }
-    }
-#else
-    for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), rule);
-#if LEVEL == 1
-    __m256i a = _mm256_loadu_si256((const __m256i *)class_of), b = _mm256_loadu_si256((const __m256i *)(class_of + 32));
-    for (int c = 0; c < CLASSES; c++) {
-        __m256i each = _mm256_set1_epi8((char)c);
-        masks->each[c] = valid & ((uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, each)) | (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(b, each)) << 32);
-    }
-#else
-    memset(masks->each, 0, sizeof masks->each);
-    for (int t = 0; t < 64; t++) masks->each[class_of[t]] |= (uint64_t)1 << t;
-    for (int c = 0; c < CLASSES; c++) masks->each[c] &= valid;
-#endif
-#endif
-}
-
-static ALWAYS_INLINE void FN(advance)(FN(by_class_t) *seen, const FN(by_class_t) *masks) {
-#if LEVEL == 2
-    for (int h = 0; h < CLASSES / 8; h++) seen->half[h] = _mm512_add_epi64(seen->half[h], _mm512_popcnt_epi64(masks->half[h]));
-#else
-    for (int c = 0; c < CLASSES; c++) seen->each[c] += (uint64_t)__builtin_popcountll(masks->each[c]);
-#endif
-}
-
-static ALWAYS_INLINE int FN(scan_classes_of)(const uint8_t *old, const uint8_t *new_, size_t n, uint64_t first, int size, const rule_t *rule, scan_t *out) {
-    FN(by_class_t) seen, masks;
-    uint64_t seen_of[CLASSES], mask_of[CLASSES], next[CLASSES] = {0};
-    uint8_t class_of[64], tail_old[64 * 8] = {0}, tail_new[64 * 8] = {0};
-    uint32_t found[SEGMENT];
-    memset(&seen, 0, sizeof seen);
-    for (size_t from = 0; from < n; from += SEGMENT) {
-        size_t to = n - from < SEGMENT ? n : from + SEGMENT, count = 0;
-        if (!reserve(out, SEGMENT)) return 0;
-        for (size_t i = from; i < to; i += 64) {
-            const uint8_t *a = old + i * (size_t)size, *b = new_ + i * (size_t)size;
-            uint64_t valid = ~(uint64_t)0;
-            if (to - i < 64) {
-                size_t rest = to - i;
-                memcpy(tail_old, a, rest * (size_t)size);
-                memcpy(tail_new, b, rest * (size_t)size);
-                a = tail_old, b = tail_new, valid = ((uint64_t)1 << rest) - 1;
-            }
-            uint64_t mask = FN(changed)(a, b, 0, size) & valid;
-            FN(classify)(a, size, rule, valid, class_of, &masks);
-            if (mask) {
-                FN(spill)(&seen, seen_of);
-                FN(spill)(&masks, mask_of);
-            }
-            for (; mask; mask &= mask - 1) {
-                uint64_t t = first_bit(mask);
-                unsigned c = class_of[t];
-                uint64_t rank = seen_of[c] + (uint64_t)__builtin_popcountll(mask_of[c] & (((uint64_t)1 << t) - 1));
-                size_t k = out->count++;
-                out->classes[k] = (uint8_t)c;
-                out->gaps[k] = (uint32_t)(rank - next[c]);
-                out->distances[k] = fold(load(a, t, size), load(b, t, size), size) - 1;
-                next[c] = rank + 1;
-                found[count++] = (uint32_t)(i + t);
-            }
-            FN(advance)(&seen, &masks);
-        }
-        FN(account)(old, new_, found, count, first, size, &out->sums);
-    }
-    return 1;
-}
-
-static int FN(scan_classes)(const uint8_t *old, const uint8_t *new_, size_t n, uint64_t first, int size, const rule_t *rule, scan_t *out) {
-    BY_SIZE(size, return FN(scan_classes_of)(old, new_, n, first, S, rule, out));
-}
-
-/* Which classes have a change among the next elements: bit c. */
-static ALWAYS_INLINE unsigned FN(due)(const FN(by_class_t) *seen, const uint64_t *next) {
-    unsigned due = 0;
-#if LEVEL == 2
-    for (int h = 0; h < CLASSES / 8; h++) due |= (unsigned)_mm512_cmpgt_epu64_mask(seen->half[h], _mm512_loadu_si512(next + 8 * h)) << 8 * h;
-#else
-    for (int c = 0; c < CLASSES; c++) due |= (unsigned)(seen->each[c] > next[c]) << c;
-#endif
-    return due;
-}
-
-static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t n, uint64_t first, int size, const rule_t *rule, class_state_t *state, size_t count, changes_t *out) {
-    FN(by_class_t) seen, masks;
-    uint64_t seen_of[CLASSES], mask_of[CLASSES], folded[64];
-    uint8_t class_of[64], tail[64 * 8] = {0};
-    size_t done = 0;
-    memset(&seen, 0, sizeof seen);
-    for (unsigned c = 0; c < CLASSES; c++) state->next[c] = state->ranks[state->at[c]];
-    for (size_t i = 0; i < n && done < count; i += 64) {
-        const uint8_t *a = old + i * (size_t)size;
-        uint64_t valid = ~(uint64_t)0, hits = 0;
-        if (n - i < 64) {
-            memcpy(tail, a, (n - i) * (size_t)size);
-            a = tail, valid = ((uint64_t)1 << (n - i)) - 1;
-        }
-        FN(classify)(a, size, rule, valid, class_of, &masks);
-        FN(advance)(&seen, &masks);
-        unsigned due = FN(due)(&seen, state->next);
-        if (!due) continue;
-        FN(spill)(&seen, seen_of);
-        FN(spill)(&masks, mask_of);
-        for (; due; due &= due - 1) {
-            unsigned c = (unsigned)first_bit(due);
-            uint64_t before = seen_of[c] - (uint64_t)__builtin_popcountll(mask_of[c]);
-            do {
-                uint64_t t = FN(select_bit)(mask_of[c], state->next[c] - before);
-                hits |= (uint64_t)1 << t;
-                size_t k = state->at[c]++;
-                folded[t] = state->distances[k] + 1;
-                state->next[c] = state->ranks[k + 1];
-            } while (state->next[c] < seen_of[c]);
-        }
-        for (; hits; hits &= hits - 1) {
-            uint64_t t = first_bit(hits), before = load(a, t, size);
-            out->positions[done] = first + i + t;
-            store(out->before, done, before, size);
-            store(out->values, done, unfold(before, folded[t], 0, size), size);
-            done++;
-        }
-    }
-    return done == count ? NULL : "changes an element beyond its range";
-}
-
-static const char *FN(apply_classes)(const uint8_t *old, size_t n, uint64_t first, int size, const rule_t *rule, class_state_t *state, size_t count, changes_t *out) {
-    BY_SIZE(size, return FN(apply_classes_of)(old, n, first, S, rule, state, count, out));
-}
-
-/* `tables`: of each symbol's run; slots are 4096 per table: symbol | frequency - 1 << 8 | bias << 20. */
-static const char *FN(rans_decode)(const rans_in_t *in, uint8_t *out) {
-    uint32_t x[MAX_LANES];
-    const uint8_t *word = in->words, *end = in->words + 2 * in->word_count;
-    size_t i = 0, lane = 0;
-    memcpy(x, in->states, 4 * in->lanes);
-    for (size_t run = 0; run < in->run_count; run++) {
-        size_t stop = i + in->counts[run];
-        const uint32_t *slots = in->slots + 4096 * (size_t)in->tables[run];
-#if LEVEL == 2
-        while (i < stop) {
-            size_t part = 16 - lane % 16 < stop - i ? 16 - lane % 16 : stop - i;
-            if (end - word < 32) break;
-            __mmask16 on = (__mmask16)(((1u << part) - 1) << (lane % 16));
-            uint32_t *at = x + (lane & ~(size_t)15);
-            __m512i v = _mm512_loadu_si512(at);
-            __m512i entry = _mm512_i32gather_epi32(_mm512_and_si512(v, _mm512_set1_epi32(4095)), slots, 4);
-            __m512i frequency = _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(entry, 8), _mm512_set1_epi32(4095)), _mm512_set1_epi32(1));
-            __m512i y = _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srli_epi32(v, 12)), _mm512_srli_epi32(entry, 20));
-            __mmask16 low = _mm512_mask_cmplt_epu32_mask(on, y, _mm512_set1_epi32(1 << 16));
-            __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)word));
-            y = _mm512_mask_or_epi32(y, low, _mm512_slli_epi32(y, 16), _mm512_maskz_expand_epi32(low, words));
-            _mm512_mask_storeu_epi32(at, on, y);
-            word += 2 * __builtin_popcount(low);
-            _mm512_mask_cvtepi32_storeu_epi8(out + i - lane % 16, on, entry);
-            i += part;
-            lane = (lane + part) & (in->lanes - 1);
-        }
-#endif
-        for (; i < stop; i++, lane = (lane + 1) & (in->lanes - 1)) {
-            uint32_t entry = slots[x[lane] & 4095];
-            out[i] = (uint8_t)entry;
-            x[lane] = ((entry >> 8 & 4095) + 1) * (x[lane] >> 12) + (entry >> 20);
-            if (x[lane] < 1 << 16) {
-                if (word == end) return "ends before its last symbol";
-                x[lane] = x[lane] << 16 | (uint32_t)word[0] | (uint32_t)word[1] << 8;
-                word += 2;
-            }
-        }
-    }
-    for (size_t l = 0; l < in->lanes; l++)
-        if (x[l] != 1 << 16) return "does not end where it began";
-    return word == end ? NULL : "has bytes behind its last symbol";
-}
+#include "_kernels_classes.h"
+#include "_kernels_rans.h"

@@ -4,7 +4,7 @@ import numpy as np
 import zstandard
 
 from astraflow.codec import dense_planes, sparse_compact, sparse_fast
-from astraflow.codec.changes import Change
+from astraflow.codec.changes import Change, Found
 from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
 from astraflow.codec.shared_tables import read_shared_tables
 from astraflow.core.errors import AstraflowError, Reason
@@ -21,29 +21,15 @@ def decode_change(chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change 
     Raises:
         AstraflowError: CHUNK_INVALID when the payload contradicts itself or its header.
     """
-    header = chunk.header
-    match header.encoding:
-        case Encoding.UNCHANGED:
-            _unpacked(chunk, 0)
-            return None
-        case Encoding.DENSE | Encoding.DENSE_PLANES:
-            new = decode_whole(chunk)
-            indices = np.flatnonzero(new != old)
-            before, values = old[indices], new[indices]
-        case Encoding.SPARSE_FAST:
-            payload, count = _plain(chunk), header.changed_count
-            indices, before, values = sparse_fast.decode(payload, old, changed_count=count)
-        case Encoding.SPARSE_COMPACT:
-            payload, section = _plain(chunk), read_shared_tables(tables).get(header.dtype)
-            if section is None:
-                raise _invalid(header, f"needs tables for {header.dtype}, of which there are none")
-            indices, before, values = sparse_compact.decode(
-                payload, old, section, changed_count=header.changed_count
-            )
-    if not len(indices):
+    if chunk.header.encoding is Encoding.UNCHANGED:
+        _unpacked(chunk, 0)
         return None
-    indices += header.offset // header.dtype.itemsize
-    return Change(dtype=header.dtype, positions=indices, before=before, values=values)
+    positions, before, values, sums = _found(chunk, old, tables)
+    if not len(positions):
+        return None
+    return Change(
+        dtype=chunk.header.dtype, positions=positions, before=before, values=values, sums=sums
+    )
 
 
 def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -82,6 +68,22 @@ def decode_whole(chunk: Chunk, tables: bytes = b"") -> np.ndarray:
     if header.encoding is not Encoding.DENSE_PLANES:
         raise _invalid(header, f"is {header.encoding}, which needs a base")
     return dense_planes.decode(header.dtype, _plain(chunk), header.element_count)
+
+
+def _found(chunk: Chunk, old: np.ndarray, tables: bytes) -> Found:
+    header = chunk.header
+    first, count = header.offset // header.dtype.itemsize, header.changed_count
+    if header.encoding is Encoding.SPARSE_FAST:
+        return sparse_fast.decode(_plain(chunk), old, changed_count=count, first=first)
+    if header.encoding is Encoding.SPARSE_COMPACT:
+        section = read_shared_tables(tables).get(header.dtype)
+        if section is None:
+            raise _invalid(header, f"needs tables for {header.dtype}, of which there are none")
+        payload = _plain(chunk)
+        return sparse_compact.decode(payload, old, section, changed_count=count, first=first)
+    new = decode_whole(chunk)
+    indices = np.flatnonzero(new != old)
+    return Found(indices + first, old[indices], new[indices])
 
 
 def _dense(chunk: Chunk) -> np.ndarray:

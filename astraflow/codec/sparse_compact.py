@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 
 from astraflow.codec import kernels, rans
+from astraflow.codec.changes import Found
 from astraflow.codec.exponents import MAX_CLASS_COUNT, ClassRule
 from astraflow.codec.ordering import folded_distances, moved
 from astraflow.codec.shared_tables import ClassTables
@@ -100,8 +101,13 @@ def encode(scanned: Scanned, tables: ClassTables) -> bytes | None:
 
 
 def decode(
-    payload: bytes | memoryview, old: np.ndarray, tables: ClassTables, *, changed_count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    payload: bytes | memoryview,
+    old: np.ndarray,
+    tables: ClassTables,
+    *,
+    changed_count: int,
+    first: int = 0,
+) -> Found:
     """Return what changed in a range.
 
     Args:
@@ -109,9 +115,7 @@ def decode(
         old: Bits (uN[element_count]) of the whole range in the base.
         tables: Of the patch and the dtype.
         changed_count: From the chunk's header.
-
-    Returns:
-        i64[n] rising indices, the old bits uN[n] and the new bits uN[n].
+        first: Position of the range's first element.
 
     Raises:
         AstraflowError: CHUNK_INVALID when the payload contradicts itself or the range.
@@ -120,16 +124,16 @@ def decode(
         counts, tokens, low_bits = _read(memoryview(payload), tables, changed_count)
         level = kernels.level()
         if level < 0:
-            return _apply(tables.rule, old, counts, tokens, low_bits)
-        indices = np.empty(changed_count, np.int64)
-        found = np.empty((2, changed_count), old.dtype)
-        arguments = (level, old, old.itemsize, 0, *tables.rule.arguments)
-        kernels.loops.apply_classes(
-            *arguments, counts, tokens, low_bits, indices, found[0], found[1]
+            return _apply(tables.rule, old, counts, tokens, low_bits, first)
+        positions = np.empty(changed_count, np.int64)
+        bits = np.empty((2, changed_count), old.dtype)
+        arguments = (level, old, old.itemsize, first, *tables.rule.arguments)
+        sums = kernels.loops.apply_classes(
+            *arguments, counts, tokens, low_bits, positions, bits[0], bits[1]
         )
     except ValueError as error:
         raise AstraflowError(Reason.CHUNK_INVALID, f"a compact payload {error}") from None
-    return indices, found[0], found[1]
+    return Found(positions, bits[0], bits[1], sums)
 
 
 def _read(
@@ -189,8 +193,13 @@ def _histogram(classes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def _apply(
-    rule: ClassRule, old: np.ndarray, counts: np.ndarray, tokens: np.ndarray, low_bits: bytes
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rule: ClassRule,
+    old: np.ndarray,
+    counts: np.ndarray,
+    tokens: np.ndarray,
+    low_bits: bytes,
+    first: int,
+) -> Found:
     numbers = numbers_of(tokens, low_bits)
     gaps, distances = numbers[: len(tokens) // 2], numbers[len(tokens) // 2 :]
     largest = np.iinfo(old.dtype).max
@@ -208,7 +217,7 @@ def _apply(
     order = np.argsort(indices)
     indices = indices[order]
     folded = (distances[order] + np.uint64(1)).astype(old.dtype)
-    return indices, old[indices], moved(old[indices], folded)
+    return Found(indices + first, old[indices], moved(old[indices], folded))
 
 
 def _parts(counts: np.ndarray) -> list[tuple[int, slice]]:

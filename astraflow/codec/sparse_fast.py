@@ -24,6 +24,7 @@ import numpy as np
 import zstandard
 
 from astraflow.codec import kernels
+from astraflow.codec.changes import Found
 from astraflow.codec.ordering import folded_distances, moved, moved_back
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -114,22 +115,20 @@ def streams_of(
 
 
 def decode(
-    payload: bytes | memoryview, old: np.ndarray, *, changed_count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    payload: bytes | memoryview, old: np.ndarray, *, changed_count: int, first: int = 0
+) -> Found:
     """Return what changed in a range.
 
     Args:
         payload: As `Streams.payload` made it.
         old: Bits (uN[element_count]) of the whole range in the base.
         changed_count: From the chunk's header.
-
-    Returns:
-        i64[n] rising indices, the old bits uN[n] and the new bits uN[n].
+        first: Position of the range's first element.
 
     Raises:
         AstraflowError: CHUNK_INVALID when the payload contradicts itself or the range.
     """
-    return _decode(payload, old, changed_count, is_back=False)
+    return _decode(payload, old, changed_count, first, is_back=False)
 
 
 def decode_back(
@@ -148,8 +147,8 @@ def decode_back(
     Raises:
         AstraflowError: CHUNK_INVALID when the payload contradicts itself or the range.
     """
-    indices, _, old = _decode(payload, new, changed_count, is_back=True)
-    return indices, old
+    found = _decode(payload, new, changed_count, 0, is_back=True)
+    return found.positions, found.values
 
 
 def read_streams(
@@ -178,23 +177,23 @@ def read_streams(
 
 
 def _decode(
-    payload: bytes | memoryview, start: np.ndarray, changed_count: int, *, is_back: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    payload: bytes | memoryview, start: np.ndarray, changed_count: int, first: int, *, is_back: bool
+) -> Found:
     try:
         streams = read_streams(
             payload, len(start), itemsize=start.itemsize, changed_count=changed_count
         )
         level = kernels.level()
         if level < 0:
-            return _decode_streams(streams, start, is_back=is_back)
-        indices = np.empty(changed_count, np.int64)
-        found = np.empty((2, changed_count), start.dtype)
-        kernels.loops.decode_fast(
-            level, start, start.itemsize, is_back, 0, *streams, indices, found[0], found[1]
+            return _decode_streams(streams, start, first, is_back=is_back)
+        positions = np.empty(changed_count, np.int64)
+        bits = np.empty((2, changed_count), start.dtype)
+        sums = kernels.loops.decode_fast(
+            level, start, start.itemsize, is_back, first, *streams, positions, bits[0], bits[1]
         )
     except ValueError as error:
         raise AstraflowError(Reason.CHUNK_INVALID, f"a sparse payload {error}") from None
-    return indices, found[0], found[1]
+    return Found(positions, bits[0], bits[1], sums)
 
 
 def _compressor() -> zstandard.ZstdCompressor:
@@ -228,8 +227,8 @@ def _unpacked(stream: memoryview, nbytes: int) -> bytes:
 
 
 def _decode_streams(
-    streams: tuple[bytes, bytes, bytes], start: np.ndarray, *, is_back: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    streams: tuple[bytes, bytes, bytes], start: np.ndarray, first: int, *, is_back: bool
+) -> Found:
     gaps, distances = (np.frombuffer(each, np.uint8) for each in streams[:2])
     escapes = np.frombuffer(streams[2], start.dtype)
     indices = _decode_gaps(gaps, len(distances), len(start))
@@ -241,7 +240,7 @@ def _decode_streams(
     folded = distances.astype(start.dtype)
     folded[escaped] = escapes
     move = moved_back if is_back else moved
-    return indices, start[indices], move(start[indices], folded)
+    return Found(indices + first, start[indices], move(start[indices], folded))
 
 
 def _encode_gaps(indices: np.ndarray) -> bytes:

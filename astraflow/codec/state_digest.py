@@ -68,7 +68,10 @@ class StateDigest:
 
     def after(self, change: Change) -> "StateDigest":
         """Return the digest of the state that a change leaves."""
-        return self.plus_sums(*changed_sums(change.positions, change.before, change.values))
+        sums = change.sums
+        if sums is None:
+            sums = changed_sums(change.positions, change.before, change.values)
+        return self.plus_sums(*sums)
 
     @classmethod
     def from_bytes(cls, digest: bytes) -> Self:

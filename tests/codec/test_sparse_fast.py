@@ -20,7 +20,7 @@ def encode(indices, old, new, limit_nbytes=1 << 30):
 
 def round_trip(indices, old, new):
     payload = encode(indices, old, new).payload()
-    found, before, values = sparse_fast.decode(payload, old, changed_count=len(indices))
+    found, before, values, _ = sparse_fast.decode(payload, old, changed_count=len(indices))
     assert (before == old[indices]).all()
     return found, values
 
