@@ -4,7 +4,6 @@ Without a C compiler the install goes on, and the codec does its work in numpy, 
 """
 
 import sys
-from glob import glob
 
 from setuptools import Extension, setup
 
@@ -16,7 +15,7 @@ setup(
         Extension(
             "astraflow.codec._kernels",
             ["astraflow/codec/_kernels.c"],
-            depends=sorted(glob("astraflow/codec/_kernels_*.h")),
+            depends=[f"astraflow/codec/_kernels_{part}.h" for part in ("body", "classes", "rans")],
             extra_compile_args=flags,
             py_limited_api=True,
             optional=True,

@@ -124,7 +124,7 @@ def decode(
         counts, tokens, low_bits = _read(memoryview(payload), tables, changed_count)
         level = kernels.level()
         if level < 0:
-            return _apply(tables.rule, old, counts, tokens, low_bits, first)
+            return _apply(tables.rule, old, counts, tokens, low_bits, first=first)
         positions = np.empty(changed_count, np.int64)
         bits = np.empty((2, changed_count), old.dtype)
         arguments = (level, old, old.itemsize, first, *tables.rule.arguments)
@@ -198,6 +198,7 @@ def _apply(
     counts: np.ndarray,
     tokens: np.ndarray,
     low_bits: bytes,
+    *,
     first: int,
 ) -> Found:
     numbers = numbers_of(tokens, low_bits)
