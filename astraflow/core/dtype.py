@@ -33,12 +33,12 @@ class Dtype(StrEnum):
     @property
     def bits(self) -> np.dtype[np.unsignedinteger]:
         """The unsigned integer type of the same size: how weights are compared, bit by bit."""
-        return np.dtype(f"<u{self.itemsize}")
+        return _BITS[self]
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
         """The numpy type; for those that numpy lacks (bf16, fp8), the type of their bits."""
-        return np.dtype(_NUMPY.get(self, self.bits))
+        return _NUMPY[self]
 
     @classmethod
     def of(cls, dtype: DTypeLike) -> "Dtype":
@@ -64,7 +64,9 @@ _ITEMSIZES = {
     Dtype.F8_E5M2: 1,
 }
 
-_NUMPY: dict[Dtype, str] = {
+_BITS = {dtype: np.dtype(f"<u{nbytes}") for dtype, nbytes in _ITEMSIZES.items()}
+
+_NAMES = {
     Dtype.BOOL: "?",
     Dtype.I8: "i1",
     Dtype.U8: "u1",
@@ -79,4 +81,8 @@ _NUMPY: dict[Dtype, str] = {
     Dtype.F64: "<f8",
 }
 
-_BY_NUMPY = {np.dtype(name): dtype for dtype, name in _NUMPY.items()}
+_NUMPY: dict[Dtype, np.dtype[np.generic]] = {
+    dtype: np.dtype(_NAMES[dtype]) if dtype in _NAMES else bits for dtype, bits in _BITS.items()
+}
+
+_BY_NUMPY = {np.dtype(name): dtype for dtype, name in _NAMES.items()}

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from astraflow.core.batches import BatchHeader, BatchPart, EndOfData
+from astraflow.core.batches import BatchHeader, EndOfData
 from astraflow.core.evals import EvalRun
 from astraflow.core.ids import BatchId, EvalRunId, MemberId, PolicyId, TaskId
 from astraflow.core.members import Directive
+from astraflow.core.packing import Share
 from astraflow.core.rollouts import Rollout
 from astraflow.core.status import RunState
 from astraflow.core.tasks import CancelReason, Prompt, RolloutTask, TaskPurpose
@@ -96,7 +97,7 @@ class SendBatch:
     member_id: MemberId
     rank: int
     header: BatchHeader
-    parts: tuple[BatchPart, ...]
+    parts: Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

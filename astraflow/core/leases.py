@@ -7,10 +7,10 @@ groups go back to the buffer, and an ack that comes later counts only while they
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from astraflow.core.batches import BatchHeader, BatchOutcome, BatchPart
+from astraflow.core.batches import BatchHeader, BatchOutcome
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, PolicyId
-from astraflow.core.packing import pack, share_out
+from astraflow.core.packing import Share, share_out
 from astraflow.core.samples import FreshGroup, Row, Sample
 
 # Outcomes kept so that a repeated ack is answered as the first one.
@@ -60,15 +60,13 @@ class Lease:
         samples = self.samples + self.replayed_samples
         return [row for sample in samples for row in sample.rows]
 
-    def deliver(
-        self, rank: int, *, world_size: int, max_tokens: int
-    ) -> tuple[BatchHeader, tuple[BatchPart, ...]]:
+    def deliver(self, rank: int, *, world_size: int, max_tokens: int) -> tuple[BatchHeader, Share]:
         """Return what one rank is sent; every rank, and every time, the same rows."""
         rows = self.rows
         lengths = [len(row.trajectory.tokens) for row in rows]
         policy_ids = self._policy_ids(rows)
         heads = tuple(group.head for group in (*self.groups, *self.replayed))
-        parts = pack(
+        parts = Share(
             self.batch_id,
             [rows[index] for index in share_out(lengths, world_size)[rank]],
             max_tokens=max_tokens,

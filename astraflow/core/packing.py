@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from astraflow.core.batches import BatchPart
-from astraflow.core.ids import BatchId, GroupId, PolicyId
+from astraflow.core.ids import BatchId, GroupId, PolicyId, RolloutId
 from astraflow.core.rollouts import NOT_SAMPLED, Column, ColumnAxis, FinishReason, Outcome
 from astraflow.core.samples import Row
 
 # A part must stay below 64 MiB on the wire; its columns take 25 bytes per token, and extra
 # columns of workflows may double that.
 MAX_TOKENS_PER_PART = 1 << 20
+# A part of so many takes about 1.4 MB, and some ms from rows to the wire.
+_TOKENS_PER_PART = 1 << 16
 
 # Numbers on the wire: the order in which `rollout.proto` and `trajectory.proto` count.
 OUTCOME_NUMBERS = {outcome: number for number, outcome in enumerate(Outcome, start=1)}
@@ -53,57 +55,85 @@ def split(lengths: Sequence[int], max_tokens: int) -> list[slice]:
     return runs
 
 
-def pack(
-    batch_id: BatchId,
-    rows: Sequence[Row],
-    *,
-    max_tokens: int,
-    group_indexes: Mapping[GroupId, int],
-    policy_ids: Sequence[PolicyId],
-) -> tuple[BatchPart, ...]:
-    """Lay the rows of one rank end to end, in parts.
+class Share(Sequence[BatchPart]):
+    """The rows of one rank in parts, each laid end to end when it is asked for.
 
-    Args:
-        batch_id: Which batch.
-        rows: Of this rank, in order.
-        max_tokens: Per part; 0: as many as a message may hold.
-        group_indexes: Positions in the header's groups.
-        policy_ids: The header's; the first is the batch's own.
+    So a batch costs the run next to nothing, and whoever sends it holds one part at a time.
     """
-    bound = min(max_tokens or MAX_TOKENS_PER_PART, MAX_TOKENS_PER_PART)
-    runs = split([len(row.trajectory.tokens) for row in rows], bound)
-    return tuple(
-        _part(batch_id, index, rows[run], group_indexes, policy_ids)
-        for index, run in enumerate(runs)
-    )
 
+    def __init__(
+        self,
+        batch_id: BatchId,
+        rows: Sequence[Row],
+        *,
+        max_tokens: int,
+        group_indexes: Mapping[GroupId, int],
+        policy_ids: Sequence[PolicyId],
+    ) -> None:
+        """Take rows as they are now.
 
-def _part(
-    batch_id: BatchId,
-    index: int,
-    rows: Sequence[Row],
-    group_indexes: Mapping[GroupId, int],
-    policy_ids: Sequence[PolicyId],
-) -> BatchPart:
-    lengths = np.array([len(row.trajectory.tokens) for row in rows], np.int64)
-    columns = _token_columns(rows, lengths, policy_ids)
-    columns |= _row_columns(rows, group_indexes)
-    columns |= _shared_columns(rows, taken=columns)
-    return BatchPart(
-        batch_id=batch_id,
-        index=index,
-        row_offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
-        trajectory_ids=tuple(row.trajectory.trajectory_id for row in rows),
-        rollout_ids=tuple(row.rollout.rollout_id for row in rows),
-        columns=columns,
-    )
+        Args:
+            batch_id: Which batch.
+            rows: Of this rank, in order.
+            max_tokens: Per part; 0: as many as travel well.
+            group_indexes: Positions in the header's groups.
+            policy_ids: The header's; the first is the batch's own.
+        """
+        bound = min(max_tokens or _TOKENS_PER_PART, MAX_TOKENS_PER_PART)
+        self._batch_id = batch_id
+        self._rows = rows
+        # A row may be trained on again before the part is made.
+        self._use_counts = [row.use_count for row in rows]
+        self._runs = split([len(row.trajectory.tokens) for row in rows], bound)
+        self._group_indexes = group_indexes
+        self._policy_ids = policy_ids
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @overload
+    def __getitem__(self, index: int) -> BatchPart: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[BatchPart]: ...
+
+    def __getitem__(self, index: int | slice) -> BatchPart | Sequence[BatchPart]:
+        numbers = range(len(self._runs))[index]
+        if isinstance(numbers, range):
+            return [self._part(number) for number in numbers]
+        return self._part(numbers)
+
+    @property
+    def rollout_ids(self) -> list[RolloutId]:
+        """Of all rows, in order."""
+        return [row.rollout.rollout_id for row in self._rows]
+
+    def token_count(self, index: int) -> int:
+        """Return how many tokens a part will have."""
+        return sum(len(row.trajectory.tokens) for row in self._rows[self._runs[index]])
+
+    def _part(self, index: int) -> BatchPart:
+        rows = self._rows[self._runs[index]]
+        lengths = np.array([len(row.trajectory.tokens) for row in rows], np.int64)
+        columns = _token_columns(rows, lengths, self._policy_ids)
+        columns |= _row_columns(rows, self._group_indexes)
+        columns["use_count"] = _row_column(self._use_counts[self._runs[index]], np.int32)
+        columns |= _shared_columns(rows, taken=columns)
+        return BatchPart(
+            batch_id=self._batch_id,
+            index=index,
+            row_offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+            trajectory_ids=tuple(row.trajectory.trajectory_id for row in rows),
+            rollout_ids=tuple(row.rollout.rollout_id for row in rows),
+            columns=columns,
+        )
 
 
 def _token_columns(
     rows: Sequence[Row], lengths: np.ndarray, policy_ids: Sequence[PolicyId]
 ) -> dict[str, Column]:
     trajectories = [row.trajectory for row in rows]
-    sampled = np.concatenate([t.sampled_mask for t in trajectories])  # bool[T]
+    sampled = _joined([t.sampled_mask for t in trajectories])  # bool[T]
     spans = [(t.policy_id, span) for t in trajectories for span in t.version_spans]
     span_lengths = [span.length for _, span in spans]
     versions = np.full(len(sampled), NOT_SAMPLED, np.int64)
@@ -124,13 +154,19 @@ def _token_columns(
     advantages = np.repeat(np.array([row.advantage for row in rows], np.float32), lengths)
     advantages[~loss_mask] = 0
     values |= {
-        "tokens": np.concatenate([t.tokens for t in trajectories]),
+        "tokens": _joined([t.tokens for t in trajectories]),
         "loss_mask": loss_mask,
-        "logprobs": np.concatenate([t.logprobs for t in trajectories]),
+        "logprobs": _joined([t.logprobs for t in trajectories]),
         "versions": versions,
         "advantages": advantages,
     }
     return {name: Column(axis=ColumnAxis.TOKEN, values=array) for name, array in values.items()}
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return arrays end to end over bytes, which travel without another copy."""
+    joined = b"".join([np.ascontiguousarray(array).data for array in arrays])
+    return np.frombuffer(joined, arrays[0].dtype)
 
 
 _ROW_COLUMNS: Mapping[str, tuple[Any, Callable[[Row], float]]] = {
@@ -143,19 +179,20 @@ _ROW_COLUMNS: Mapping[str, tuple[Any, Callable[[Row], float]]] = {
     "temperature": (np.float32, lambda row: row.trajectory.sampling.temperature),
     "group_reward_mean": (np.float32, lambda row: row.group_mean),
     "group_reward_std": (np.float32, lambda row: row.group_std),
-    "use_count": (np.int32, lambda row: row.use_count),
 }
 
 
 def _row_columns(rows: Sequence[Row], group_indexes: Mapping[GroupId, int]) -> dict[str, Column]:
-    arrays = {
-        name: np.array([value(row) for row in rows], dtype)
+    columns = {
+        name: _row_column([value(row) for row in rows], dtype)
         for name, (dtype, value) in _ROW_COLUMNS.items()
     }
-    arrays["group_index"] = np.array(
-        [group_indexes[row.rollout.group_id] for row in rows], np.int32
-    )
-    return {name: Column(axis=ColumnAxis.ROW, values=array) for name, array in arrays.items()}
+    indexes = [group_indexes[row.rollout.group_id] for row in rows]
+    return columns | {"group_index": _row_column(indexes, np.int32)}
+
+
+def _row_column(values: Sequence[float], dtype: Any) -> Column:
+    return Column(axis=ColumnAxis.ROW, values=np.array(values, dtype))
 
 
 def _shared_columns(rows: Sequence[Row], *, taken: Mapping[str, Column]) -> dict[str, Column]:

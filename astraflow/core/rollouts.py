@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from itertools import pairwise
+from math import isfinite
 
 import numpy as np
 
@@ -150,29 +151,31 @@ class Trajectory:
 def _trajectory_fault(t: Trajectory) -> str | None:  # noqa: PLR0911 - a flat list of checks
     """Say what contradicts what, or None."""
     length = len(t.tokens)
-    if t.tokens.dtype != np.int32 or t.sampled_mask.dtype != np.bool_:
+    if t.tokens.dtype != _I32 or t.sampled_mask.dtype != _BOOL:
         return "tokens must be i32 and sampled_mask bool"
-    if t.logprobs.dtype != np.float32:
+    if t.logprobs.dtype != _F32:
         return "logprobs must be f32"
     if length == 0 or t.tokens.shape != t.sampled_mask.shape or t.tokens.shape != t.logprobs.shape:
         return "tokens, sampled_mask and logprobs must be arrays of one length, at least 1"
-    if t.tokens.min() < 0:
+    if np.minimum.reduce(t.tokens) < 0:
         return "a token id is negative"
     if any(span.length < 1 or span.version < 0 for span in t.version_spans):
         return "a version span needs a length of at least 1 and a version of at least 0"
-    if t.sampled_count != int(t.sampled_mask.sum()):
+    if t.sampled_count != np.count_nonzero(t.sampled_mask):
         return "the version spans do not cover the sampled tokens"
-    if not np.isfinite(t.logprobs).all() or t.logprobs.max() > _LOGPROB_SLACK:
+    # NaN is neither.
+    if not (np.minimum.reduce(t.logprobs) > -np.inf and np.maximum.reduce(t.logprobs) <= _SLACK):
         return "a log-probability is not finite or above 0"
-    if t.logprobs[~t.sampled_mask].any():
+    if np.count_nonzero(t.logprobs.astype(np.bool_) > t.sampled_mask):
         return "a token that was not sampled has a log-probability"
-    if not 0 <= t.branch_offset <= length or t.sampled_mask[: t.branch_offset].any():
+    if not 0 <= t.branch_offset <= length or np.count_nonzero(t.sampled_mask[: t.branch_offset]):
         return "the shared part of a branch lies outside it or is sampled"
     return None
 
 
 # A log-softmax in single precision may end a few ulps above 0.
-_LOGPROB_SLACK = 1e-4
+_SLACK = 1e-4
+_I32, _F32, _BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -239,7 +242,7 @@ def _rollout_fault(r: Rollout) -> str | None:  # noqa: PLR0911 - a flat list of 
     """Say what contradicts what, or None."""
     if r.sample_index < 0:
         return "sample_index is negative"
-    if r.reward is not None and (r.outcome not in REWARDED or not np.isfinite(r.reward)):
+    if r.reward is not None and (r.outcome not in REWARDED or not isfinite(r.reward)):
         return f"a rollout that is {r.outcome} has no reward of {r.reward}"
     if r.reward is None and r.outcome in (Outcome.SCORED, Outcome.POLICY_FAULT):
         return f"a rollout that is {r.outcome} needs a reward"

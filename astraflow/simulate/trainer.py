@@ -81,7 +81,7 @@ class SimulatedTrainer:
     def _finish(self, batch: ef.SendBatch, wait_s: float, step_s: float) -> None:
         timeline = self.hub.timeline
         self.trained_s += step_s
-        names = [name for part in batch.parts for name in part.rollout_ids]
+        names = batch.parts.rollout_ids
         self.seen.update(names)
         self.steps.append((timeline.seconds, wait_s, len(names)))
         self._publish(len(self.steps))

@@ -16,11 +16,11 @@ from astraflow.wire.enums import EnumTable
 from astraflow.wire.fields import (
     at_least,
     decode_vector,
-    encode_tensor,
+    fill_tensor,
     invalid,
     required,
 )
-from astraflow.wire.rollout import decode_columns, encode_columns
+from astraflow.wire.rollout import decode_columns, fill_columns
 from astraflow_proto.rollout.v1 import (
     batch_pb2,
 )
@@ -78,14 +78,19 @@ def _decode_group(message: batch_pb2.BatchGroup) -> BatchGroup:
 
 def encode_batch_part(part: BatchPart) -> batch_pb2.BatchPart:
     """Return a BatchPart for the wire."""
-    return batch_pb2.BatchPart(
-        batch_id=part.batch_id,
-        index=part.index,
-        row_offsets=encode_tensor(part.row_offsets),
-        trajectory_ids=part.trajectory_ids,
-        rollout_ids=part.rollout_ids,
-        columns=encode_columns(part.columns),
-    )
+    message = batch_pb2.BatchPart()
+    fill_batch_part(message, part)
+    return message
+
+
+def fill_batch_part(message: batch_pb2.BatchPart, part: BatchPart) -> None:
+    """Fill an empty BatchPart in place: megabytes are not copied from message to message."""
+    message.batch_id = part.batch_id
+    message.index = part.index
+    fill_tensor(message.row_offsets, part.row_offsets)
+    message.trajectory_ids.extend(part.trajectory_ids)
+    message.rollout_ids.extend(part.rollout_ids)
+    fill_columns(message.columns, part.columns)
 
 
 def decode_batch_part(message: batch_pb2.BatchPart) -> BatchPart:

@@ -1,6 +1,6 @@
 """astraflow.rollout.v1: rollouts and their trajectories."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import (
@@ -28,8 +28,8 @@ from astraflow.wire.fields import (
     at_least,
     decode_tensor,
     decode_vector,
-    encode_tensor,
     encode_versions,
+    fill_tensor,
     optional,
     optional_time,
     required,
@@ -50,14 +50,14 @@ KV_POLICIES = EnumTable(
 COLUMN_AXES = EnumTable(ColumnAxis, column_pb2.ColumnAxis, "COLUMN_AXIS")
 
 
-def encode_columns(columns: Mapping[str, Column]) -> dict[str, column_pb2.Column]:
-    """Return columns for the wire."""
-    return {
-        name: column_pb2.Column(
-            axis=COLUMN_AXES.encode(column.axis), tensor=encode_tensor(column.values)
-        )
-        for name, column in columns.items()
-    }
+def fill_columns(
+    messages: MutableMapping[str, column_pb2.Column], columns: Mapping[str, Column]
+) -> None:
+    """Fill an empty map of columns."""
+    for name, column in columns.items():
+        message = messages[name]
+        message.axis = COLUMN_AXES.encode(column.axis)
+        fill_tensor(message.tensor, column.values)
 
 
 def decode_columns(messages: Mapping[str, column_pb2.Column]) -> dict[str, Column]:
@@ -76,13 +76,10 @@ def decode_columns(messages: Mapping[str, column_pb2.Column]) -> dict[str, Colum
 
 def encode_trajectory(trajectory: Trajectory) -> trajectory_pb2.Trajectory:
     """Return a Trajectory for the wire."""
-    return trajectory_pb2.Trajectory(
+    message = trajectory_pb2.Trajectory(
         trajectory_id=trajectory.trajectory_id,
         policy_id=trajectory.policy_id,
         agent=trajectory.agent,
-        tokens=encode_tensor(trajectory.tokens),
-        sampled_mask=encode_tensor(trajectory.sampled_mask),
-        logprobs=encode_tensor(trajectory.logprobs),
         version_spans=map(_encode_version_span, trajectory.version_spans),
         sampling=encode_sampling(trajectory.sampling),
         finish_reason=FINISH_REASONS.encode(trajectory.finish_reason),
@@ -90,9 +87,13 @@ def encode_trajectory(trajectory: Trajectory) -> trajectory_pb2.Trajectory:
         branch_offset=trajectory.branch_offset,
         segment_index=trajectory.segment_index,
         reward=trajectory.reward,
-        columns=encode_columns(trajectory.columns),
         engine=trajectory.engine,
     )
+    fill_tensor(message.tokens, trajectory.tokens)
+    fill_tensor(message.sampled_mask, trajectory.sampled_mask)
+    fill_tensor(message.logprobs, trajectory.logprobs)
+    fill_columns(message.columns, trajectory.columns)
+    return message
 
 
 def _encode_version_span(span: VersionSpan) -> trajectory_pb2.VersionSpan:

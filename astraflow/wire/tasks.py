@@ -1,5 +1,7 @@
 """astraflow.rollout.v1: prompts, tasks, and how they are sampled."""
 
+from functools import lru_cache
+
 from astraflow.core.ids import (
     EvalRunId,
     GroupId,
@@ -47,6 +49,8 @@ _KNOBS = (
     "seed",
 )
 _DEFAULT_SAMPLING = SamplingParams()
+# Thousands of rollouts are sampled alike.
+_KEPT_COUNT = 256
 
 
 def encode_sampling(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
@@ -71,6 +75,12 @@ def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
     Raises:
         AstraflowError: INVALID_FIELD for a knob out of range.
     """
+    return _read_sampling(message.SerializeToString())
+
+
+@lru_cache(maxsize=_KEPT_COUNT)
+def _read_sampling(data: bytes) -> SamplingParams:
+    message = sampling_pb2.SamplingParams.FromString(data)
     given = {knob: getattr(message, knob) for knob in _KNOBS if message.HasField(knob)}
     sampling = SamplingParams(
         **given,

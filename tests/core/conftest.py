@@ -172,7 +172,7 @@ class World:
                 self.cancelled.append(effect)
             case ef.SendBatch():
                 key = (effect.member_id, effect.rank)
-                self.batches.setdefault(key, []).append((effect.header, effect.parts))
+                self.batches.setdefault(key, []).append((effect.header, tuple(effect.parts)))
             case ef.SendEndOfData():
                 assert (effect.member_id, effect.rank) not in self.ends
                 self.ends[effect.member_id, effect.rank] = effect.end_of_data

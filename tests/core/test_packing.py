@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.core.packing import FINISH_NUMBERS, OUTCOME_NUMBERS, pack, share_out, split
+from astraflow.core.packing import FINISH_NUMBERS, OUTCOME_NUMBERS, Share, share_out, split
 from astraflow.core.rollouts import Column, ColumnAxis, FinishReason, Outcome, VersionSpan
 from astraflow.core.samples import Row
 
@@ -36,7 +36,7 @@ def rows(trajectory, rollout_of):
 
 def packed(rows, **more):
     defaults = {"max_tokens": 0, "group_indexes": {"g": 7}, "policy_ids": ("solver",)}
-    return pack("b", rows, **(defaults | more))
+    return Share("b", rows, **(defaults | more))
 
 
 @settings(deadline=None, max_examples=50)
@@ -130,7 +130,7 @@ def test_columns_of_workflows_travel_when_every_row_has_them(rows):
 
 
 def test_no_rows_make_no_part():
-    assert packed([]) == ()
+    assert list(packed([])) == []
 
 
 def test_numbers_are_those_of_the_contract():
@@ -141,3 +141,16 @@ def test_numbers_are_those_of_the_contract():
     for finish in FinishReason:
         number = trajectory_pb2.FinishReason.Value(f"FINISH_REASON_{finish.name}")
         assert FINISH_NUMBERS[finish] == number
+
+
+def test_a_part_is_of_the_rows_as_they_were_when_the_batch_was_drawn(rows):
+    share = packed(rows)
+    rows[0].use_count = 1
+    assert share[0].values("use_count").tolist() == [0, 0]
+
+
+def test_a_share_tells_its_rollouts_without_making_a_part(rows):
+    share = packed(rows, max_tokens=3)
+    assert share.rollout_ids == [name for part in share for name in part.rollout_ids]
+    assert [share.token_count(index) for index in range(len(share))] == [5, 2]
+    assert [part.index for part in share[1:]] == [1]
