@@ -32,10 +32,11 @@ class SlotLayer(CacheLayerMixin):
         """Keep the states of prompts; return them: a prompt attends to itself."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        count, _, length, _ = key_states.shape
-        rows = slice(self._plan.first_row, self._plan.first_row + count)
-        self._kept_keys[rows, :, :length] = key_states
-        self._kept_values[rows, :, :length] = value_states
+        length = key_states.shape[2]
+        prompts = self._plan.prompts
+        rows = slice(self._plan.first_row, self._plan.first_row + len(prompts))
+        self._kept_keys[rows, :, :length] = key_states[prompts]
+        self._kept_values[rows, :, :length] = value_states[prompts]
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -77,14 +78,16 @@ class SlotPlan:
         row_capacity: Slots.
         capacity: Columns: tokens per slot.
         first_row: Where the rows of a prompt pass go.
+        prompts: i64[n], which prompt of the pass each of these n rows begins with.
     """
 
-    __slots__ = ("capacity", "first_row", "row_capacity")
+    __slots__ = ("capacity", "first_row", "prompts", "row_capacity")
 
     def __init__(self, *, row_capacity: int, capacity: int) -> None:
         self.row_capacity = row_capacity
         self.capacity = capacity
         self.first_row = 0
+        self.prompts = torch.empty(0, dtype=torch.long)
 
 
 class SlotCache(Cache):
@@ -97,10 +100,17 @@ class SlotCache(Cache):
         self._layers = [SlotLayer(self._plan) for _ in range(layer_count)]
         super().__init__(layers=list(self._layers))
 
-    def expect_prompts(self, *, first_row: int, row_count: int, length: int) -> None:
-        """Let the next pass write prompts of `length` to fresh rows."""
-        self._reserve(first_row + row_count, length)
+    def expect_prompts(self, prompts: torch.Tensor, *, first_row: int, length: int) -> None:
+        """Let the next pass write prompts of `length` to fresh rows.
+
+        Args:
+            prompts: i64[n], which prompt of the pass each of n rows begins with.
+            first_row: Where these rows are.
+            length: Padded.
+        """
+        self._reserve(first_row + len(prompts), length)
         self._plan.first_row = first_row
+        self._plan.prompts = prompts
 
     def step_states(self, *, rows: int, length: int) -> list[torch.Tensor]:
         """Return keys, then values, of each layer in turn, [rows, heads, length, head size].

@@ -141,7 +141,8 @@ class Decoder:
         rows_per_pass = max(1, _TOKENS_PER_RECOMPUTE // length)
         for first in range(0, self._rows.count, rows_per_pass):
             rows = slice(first, min(first + rows_per_pass, self._rows.count))
-            self._read(self._ids(rows, length), first_row=first, kept=np.zeros(1, np.int64))
+            each = np.arange(rows.stop - rows.start)
+            self._read(self._ids(rows, length), each, first_row=first, kept=np.zeros(1, np.int64))
 
     def _start(self) -> None:
         settings = self._settings
@@ -156,14 +157,16 @@ class Decoder:
         return padded_rows(row_count, step=self._settings.architecture.row_step)
 
     def _prefill(self, requests: list[Request], length: int) -> list[Ended]:
+        """Read each prompt once, however many requests begin with it."""
         rows = self._rows.add(requests)
         for request in requests:
             request.take_over(self._version, sampled_count=0)
-        ids = self._ids(rows, length)
-        ends = self._rows.column("length", rows) - 1
-        kept, places = _kept_positions(ends, row_count=len(requests), length=length)
-        logits = self._read(ids, first_row=rows.start, kept=kept)
-        return self._sample(logits[np.arange(len(requests)), places], rows)
+        firsts, prompts = _distinct(requests)
+        ends = self._rows.column("length", rows)[firsts] - 1
+        kept, places = _kept_positions(ends, row_count=len(firsts), length=length)
+        ids = self._ids(rows, length)[firsts]
+        logits = self._read(ids, prompts, first_row=rows.start, kept=kept)
+        return self._sample(logits[np.arange(len(firsts)), places][prompts], rows)
 
     def _ids(self, rows: slice, length: int) -> np.ndarray:
         """Return the tokens of rows, i64[rows, length]; what follows the last means nothing."""
@@ -172,12 +175,15 @@ class Decoder:
         ids[:, :columns] = self._rows.tokens[rows, :columns]
         return ids
 
-    def _read(self, ids: np.ndarray, *, first_row: int, kept: np.ndarray) -> torch.Tensor:
+    def _read(
+        self, ids: np.ndarray, prompts: np.ndarray, *, first_row: int, kept: np.ndarray
+    ) -> torch.Tensor:
         """Fill the cache of some rows.
 
         Args:
             ids: i64[n, length], padded at the end.
-            first_row: Where the n rows are.
+            prompts: i64[m], which of the n prompts each row begins with.
+            first_row: Where the m rows are.
             kept: i64[k], positions whose logits are returned.
 
         Returns:
@@ -185,7 +191,7 @@ class Decoder:
         """
         count: int = ids.shape[0]
         length: int = ids.shape[1]
-        self._cache.expect_prompts(first_row=first_row, row_count=count, length=length)
+        self._cache.expect_prompts(self._tensor(prompts), first_row=first_row, length=length)
         output: Output = self._module(
             input_ids=self._tensor(ids),
             position_ids=self._tensor(np.arange(length))[None].expand(count, length),
@@ -230,6 +236,18 @@ class Decoder:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array, device=self._settings.device)
+
+
+def _distinct(requests: Sequence[Request]) -> tuple[np.ndarray, np.ndarray]:
+    """Find requests that begin with the same prompt.
+
+    Returns:
+        i64[n], the first request of each of n prompts; i64[m], the prompt of each request.
+    """
+    numbers: dict[bytes, int] = {}
+    prompts = [numbers.setdefault(each.prompt.tobytes(), len(numbers)) for each in requests]
+    _, firsts = np.unique(prompts, return_index=True)
+    return firsts, np.array(prompts)
 
 
 def _kept_positions(
