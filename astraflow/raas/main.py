@@ -22,6 +22,7 @@ from astraflow.raas.policies import ServedModel
 from astraflow.raas.tallies import node_families
 from astraflow.rpc.address import is_loopback, split_address
 from astraflow.rpc.tls import Tls
+from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.prometheus import LoopRead, MetricsServer
 from astraflow.transport.hosts import chosen_lanes
@@ -130,6 +131,7 @@ async def _join(
         # It may wait for the loop that closes it.
         engines.push_async_callback(asyncio.to_thread, metrics.close)
         node.metrics_address = metrics.address
+        keep_for_good()
         with _signals(node):
             return await node.run()
 

@@ -22,6 +22,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, ModelIdentity, RegisterTrainer, Resources
 from astraflow.core.versions import Lane, WeightEndpoint
 from astraflow.rpc.tls import Tls
+from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.prometheus import OFF, MetricsServer
 from astraflow.trainers.departure import Departure
@@ -221,6 +222,7 @@ def run_trainer(
             prefetch=settings.prefetch,
             when_asked=pace.when_asked,
         )
+        keep_for_good()
         train(
             departure.watch(batches),
             client=client,

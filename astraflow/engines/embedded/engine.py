@@ -76,6 +76,7 @@ class EmbeddedEngine:
         self._slots = Slots(module)
         self._swapping = asyncio.Lock()
         self._is_closed = False
+        self._submitted: list[Request] = []
         # Its own thread: torch bounds threads per thread, and decoding needs the other cores.
         self._stager = ThreadPoolExecutor(1, "staging", torch.set_num_threads, (thread_count,))
         self._worker = Worker(module, settings, thread_count=thread_count, kv=kv)
@@ -157,10 +158,11 @@ class EmbeddedEngine:
     ) -> Generation:
         """Sample one completion; see `Engine.generate`."""
         request = self._request(prompt, sampling, version)
-        self._put(Submit(request=request))
+        self._submit(request)
         try:
             return await request.reply
         except asyncio.CancelledError:
+            self._put_submitted()
             self._worker.put(Withdraw(request=request))
             raise
 
@@ -227,11 +229,13 @@ class EmbeddedEngine:
     def load(self) -> EngineLoad:
         """Return how busy it was after the last decode step."""
         load = self._worker.load
-        return replace(load, queued_count=load.queued_count + self._worker.inbox_count)
+        unseen = len(self._submitted) + self._worker.unseen_count
+        return replace(load, queued_count=load.queued_count + unseen)
 
     async def close(self) -> None:
         """Stop; running generations end with ENGINE_FAILED."""
         self._is_closed = True
+        self._put_submitted()
         self._worker.put(Halt(error=_closed()))
         self._stager.shutdown(wait=False)
         await asyncio.to_thread(self._worker.join)
@@ -280,8 +284,21 @@ class EmbeddedEngine:
                 await reply
             raise
 
+    def _submit(self, request: Request) -> None:
+        """Hand a request over with all others of this turn of the event loop: read together."""
+        self._require_running()
+        if not self._submitted:
+            asyncio.get_running_loop().call_soon(self._put_submitted)
+        self._submitted.append(request)
+
+    def _put_submitted(self) -> None:
+        if self._submitted:
+            requests, self._submitted = self._submitted, []
+            self._worker.put(Submit(requests=requests))
+
     def _put(self, message: Message) -> None:
         self._require_running()
+        self._put_submitted()
         self._worker.put(message)
 
     def _require_running(self) -> None:

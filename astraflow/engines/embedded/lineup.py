@@ -9,6 +9,10 @@ from astraflow.engines.embedded.shapes import padded_length
 
 # Prompt tokens read between two decode steps, so that running rows are not kept waiting.
 _PROMPT_TOKENS_PER_STEP = 8192
+# Decode steps that a request may wait for others to be read with, unless so many of the running
+# rows wait already: a pass over few rows costs almost as much as one over many.
+_PATIENCE = 3
+_ENOUGH = 0.5
 
 
 class Lineup:
@@ -17,6 +21,7 @@ class Lineup:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self._waiting: deque[Request] = deque()
+        self._waited_count = 0
 
     @property
     def waiting_count(self) -> int:
@@ -59,6 +64,8 @@ class Lineup:
 
     def _next(self) -> list[Request]:
         admitted: list[Request] = []
+        if self._is_patient():
+            return admitted
         tokens = 0
         while self._waiting and len(admitted) < self.decoder.free_count:
             tokens += padded_length(len(self._waiting[0].prompt))
@@ -66,6 +73,13 @@ class Lineup:
                 break
             admitted.append(self._waiting.popleft())
         return admitted
+
+    def _is_patient(self) -> bool:
+        """Whether requests wait a step longer for others."""
+        waiting, running = len(self._waiting), self.decoder.running_count
+        is_few = waiting < min(self.decoder.free_count, _ENOUGH * running)
+        self._waited_count = self._waited_count + 1 if waiting and is_few else 0
+        return 0 < self._waited_count <= _PATIENCE
 
 
 def _failed(error: Exception) -> AstraflowError:

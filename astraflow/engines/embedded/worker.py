@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -24,9 +25,9 @@ from astraflow.engines.protocol import EngineLoad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """Generate for a request."""
+    """Generate for requests that came together."""
 
-    request: Request
+    requests: Sequence[Request]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,8 @@ class Worker:
         self._live = Lineup(Decoder(module, settings))
         self._pinned: dict[int, Lineup] = {}
         self._past_sampled_count = 0
+        self._handed_count = 0
+        self._seen_count = 0
         self._busy_s = 0.0
         self._replies: list[_Reply] = []
         self._failure: AstraflowError | None = None
@@ -117,12 +120,14 @@ class Worker:
         return self._failure
 
     @property
-    def inbox_count(self) -> int:
-        """Messages that it has not seen."""
-        return self._inbox.qsize()
+    def unseen_count(self) -> int:
+        """Requests that it was handed and has not seen."""
+        return self._handed_count - self._seen_count
 
     def put(self, message: Message) -> None:
         """Hand a message over."""
+        if isinstance(message, Submit):
+            self._handed_count += len(message.requests)
         self._inbox.put(message)
 
     def join(self) -> None:
@@ -160,8 +165,10 @@ class Worker:
 
     def _follow(self, message: Message) -> None:
         match message:
-            case Submit(request=request):
-                self._submit(request)
+            case Submit(requests=requests):
+                self._seen_count += len(requests)
+                for request in requests:
+                    self._submit(request)
             case Withdraw(request=request):
                 for lineup in (self._live, *self._pinned.values()):
                     lineup.withdraw(request)
@@ -182,8 +189,8 @@ class Worker:
             self._collect(lineup.end(error))
         while not self._inbox.empty():
             match self._inbox.get():
-                case Submit(request=request):
-                    self._replies.append((request.reply, error))
+                case Submit(requests=requests):
+                    self._replies.extend((request.reply, error) for request in requests)
                 case Commit(reply=reply) | Pin(reply=reply) | Unpin(reply=reply):
                     self._replies.append((reply, error))
                 case Withdraw() | Halt():

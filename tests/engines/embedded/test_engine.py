@@ -63,8 +63,10 @@ def knobs(length: int = 20, **fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_new_tokens": length, "seed": 1, "ignore_eos": True, **fields})
 
 
-async def test_in_f32_the_company_changes_no_bit(model: Any):
-    prompts = [[3 + (i * j) % 11 for j in range(1, 2 + 3 * i)] for i in range(22)]
+@pytest.mark.parametrize("group_size", [1, 4])
+async def test_in_f32_the_company_changes_no_bit(model: Any, group_size: int):
+    names = [i - i % group_size for i in range(22)]
+    prompts = [[3 + (i * j) % 11 for j in range(1, 2 + 3 * i)] for i in names]
     asked = [knobs(3 + i, seed=i) for i in range(22)]
     async with running(model, max_batch=20) as engine:
         alone = [await engine.generate(p, s) for p, s in zip(prompts, asked, strict=True)]
@@ -72,6 +74,14 @@ async def test_in_f32_the_company_changes_no_bit(model: Any):
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens)
         np.testing.assert_array_equal(one.logprobs.view(np.uint32), other.logprobs.view(np.uint32))
+
+
+async def test_who_comes_late_is_not_kept_waiting_for_company(model: Any):
+    async with running(model) as engine:
+        others = [asyncio.ensure_future(engine.generate([3, i], knobs(200))) for i in range(8)]
+        await engine.generate([4], knobs(2))
+        assert engine.load().running_count == len(others)
+        await asyncio.gather(*others)
 
 
 @pytest.mark.parametrize(
