@@ -41,10 +41,10 @@ static ALWAYS_INLINE unsigned first_bit(uint64_t mask) { return (unsigned)__buil
 static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)__builtin_clzll(mask); }
 #endif
 
-#define SEGMENT 4096 /* elements that are scanned before their changes are worked on */
-#define PART 256 /* changes that are worked on together */
+#define SEGMENT 4096 /* elements that are scanned before their changes are worked on: 64 blocks of 64 */
+#define PART 64 /* changes that are worked on together */
 #define AHEAD 32 /* changes whose places are fetched before they are written */
-#define FETCH_AHEAD 4096 /* bytes */
+#define FETCH_AHEAD 2048 /* bytes */
 #define CLASSES 16
 #define MAX_LANES 256
 #define NONE (~(uint64_t)0)
@@ -85,9 +85,9 @@ typedef struct {
     size_t count, room;
     sums_t sums;
 } scan_t;
-/* A segment in blocks of 64 elements: of each class its members, and how many came before. */
+/* A segment in blocks of 64 elements: their classes, and how many of each came before a block. */
 typedef struct {
-    uint64_t masks[SEGMENT / 64][CLASSES], seen[SEGMENT / 64][CLASSES];
+    uint64_t seen[SEGMENT / 64][CLASSES];
     uint8_t class_of[SEGMENT];
 } classes_t;
 typedef struct {

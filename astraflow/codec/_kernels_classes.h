@@ -1,6 +1,6 @@
 /* Elements sorted by the exponent of the base, compiled once per level; included by _kernels_body.h. */
 
-/* A number of 64 bits per class: the mask of its elements among 64, or how many there were. */
+/* How many elements of each class there were. */
 typedef struct {
 #if LEVEL == 2
     __m512i half[CLASSES / 8];
@@ -17,12 +17,27 @@ static ALWAYS_INLINE void FN(spill)(const FN(by_class_t) *from, uint64_t *to) {
 #endif
 }
 
-static ALWAYS_INLINE void FN(classify)(const uint8_t *old, int size, const rule_t *rule, uint64_t valid, uint8_t *class_of, FN(by_class_t) *masks) {
+/* Which of 64 elements are of a class. */
+static ALWAYS_INLINE uint64_t FN(members)(const uint8_t *class_of, size_t c) {
 #if LEVEL == 2
-    __m512i classes;
+    return _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(class_of), _mm512_set1_epi8((char)c));
+#elif LEVEL == 1
+    __m256i each = _mm256_set1_epi8((char)c), low = _mm256_loadu_si256((const __m256i *)class_of), high = _mm256_loadu_si256((const __m256i *)(class_of + 32));
+    return (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(low, each)) | (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(high, each)) << 32;
+#else
+    uint64_t mask = 0;
+    for (size_t t = 0; t < 64; t++) mask |= (uint64_t)(class_of[t] == c) << t;
+    return mask;
+#endif
+}
+
+/* The classes of 64 elements; those that are `valid` are counted. */
+static ALWAYS_INLINE void FN(classify)(const uint8_t *old, int size, rule_t rule, uint64_t valid, uint8_t *class_of, FN(by_class_t) *seen) {
+#if LEVEL == 2
+    __m512i classes, masks[CLASSES / 8];
     if (size == 2) {
-        const __m512i field = _mm512_set1_epi16((short)rule->field), low = _mm512_set1_epi16((short)rule->low), top = _mm512_set1_epi16((short)rule->top);
-        const __m128i shift = _mm_cvtsi32_si128(rule->shift);
+        const __m512i field = _mm512_set1_epi16((short)rule.field), low = _mm512_set1_epi16((short)rule.low), top = _mm512_set1_epi16((short)rule.top);
+        const __m128i shift = _mm_cvtsi32_si128(rule.shift);
         __m512i a = _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old), shift), field);
         __m512i b = _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old + 64), shift), field);
         a = _mm512_min_epu16(_mm512_subs_epu16(a, low), top);
@@ -30,49 +45,30 @@ static ALWAYS_INLINE void FN(classify)(const uint8_t *old, int size, const rule_
         classes = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(a)), _mm512_cvtepi16_epi8(b), 1);
         _mm512_storeu_si512(class_of, classes);
     } else {
-        for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), rule);
+        for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), &rule);
         classes = _mm512_loadu_si512(class_of);
     }
     /* Four masks, one per bit of the class; a class is where all four are as its number has them. */
-    for (int h = 0; h < CLASSES / 8; h++) masks->half[h] = _mm512_set1_epi64((long long)valid);
+    for (int h = 0; h < CLASSES / 8; h++) masks[h] = _mm512_set1_epi64((long long)valid);
     for (int bit = 0; bit < 4; bit++) {
         __m512i has = _mm512_set1_epi64((long long)_mm512_test_epi8_mask(classes, _mm512_set1_epi8((char)(1 << bit))));
-        for (int h = 0; h < CLASSES / 8; h++) {
-            __m512i wants = _mm512_load_si512(class_bits[bit] + 8 * h);
-            masks->half[h] = _mm512_ternarylogic_epi64(masks->half[h], has, wants, 0x90);
-        }
+        for (int h = 0; h < CLASSES / 8; h++) masks[h] = _mm512_ternarylogic_epi64(masks[h], has, _mm512_load_si512(class_bits[bit] + 8 * h), 0x90);
     }
+    for (int h = 0; h < CLASSES / 8; h++) seen->half[h] = _mm512_add_epi64(seen->half[h], _mm512_popcnt_epi64(masks[h]));
 #else
-    for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), rule);
+    for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), &rule);
 #if LEVEL == 1
-    __m256i a = _mm256_loadu_si256((const __m256i *)class_of), b = _mm256_loadu_si256((const __m256i *)(class_of + 32));
-    for (int c = 0; c < CLASSES; c++) {
-        __m256i each = _mm256_set1_epi8((char)c);
-        masks->each[c] = valid & ((uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, each)) | (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(b, each)) << 32);
-    }
+    for (unsigned c = 0; c < CLASSES; c++) seen->each[c] += (uint64_t)__builtin_popcountll(valid & FN(members)(class_of, c));
 #else
-    memset(masks->each, 0, sizeof masks->each);
-    for (int t = 0; t < 64; t++) masks->each[class_of[t]] |= (uint64_t)1 << t;
-    for (int c = 0; c < CLASSES; c++) masks->each[c] &= valid;
+    for (int t = 0; t < 64 && valid >> t; t++) seen->each[class_of[t]]++;
 #endif
 #endif
 }
 
-static ALWAYS_INLINE void FN(advance)(FN(by_class_t) *seen, const FN(by_class_t) *masks) {
-#if LEVEL == 2
-    for (int h = 0; h < CLASSES / 8; h++) seen->half[h] = _mm512_add_epi64(seen->half[h], _mm512_popcnt_epi64(masks->half[h]));
-#else
-    for (int c = 0; c < CLASSES; c++) seen->each[c] += (uint64_t)__builtin_popcountll(masks->each[c]);
-#endif
-}
-
-/* Which class each element of a segment has; returns the blocks of 64. Counts go on in `seen`. */
-static ALWAYS_INLINE void FN(sort_block)(const uint8_t *a, int size, const rule_t *rule, uint64_t valid, size_t block, FN(by_class_t) *seen, classes_t *to) {
-    FN(by_class_t) masks;
-    FN(classify)(a, size, rule, valid, to->class_of + 64 * block, &masks);
+/* The next block of a segment: its classes, and how many of each came before it. */
+static ALWAYS_INLINE void FN(sort_block)(const uint8_t *a, int size, rule_t rule, uint64_t valid, size_t block, FN(by_class_t) *seen, classes_t *to) {
     FN(spill)(seen, to->seen[block]);
-    FN(spill)(&masks, to->masks[block]);
-    FN(advance)(seen, &masks);
+    FN(classify)(a, size, rule, valid, to->class_of + 64 * block, seen);
 }
 
 static ALWAYS_INLINE int FN(scan_classes_of)(const uint8_t *old, const uint8_t *new_, size_t n, uint64_t first, int size, const rule_t *rule, scan_t *out) {
@@ -97,7 +93,7 @@ static ALWAYS_INLINE int FN(scan_classes_of)(const uint8_t *old, const uint8_t *
             }
             fetch_ahead(a, size);
             fetch_ahead(b, size);
-            FN(sort_block)(a, size, rule, valid, (i - from) / 64, &seen, &sorted);
+            FN(sort_block)(a, size, *rule, valid, (i - from) / 64, &seen, &sorted);
             count += FN(list)(FN(changed)(a, b, 0, size) & valid, i - from, found + count);
         }
         for (size_t start = 0; start < count; start += PART) {
@@ -106,7 +102,7 @@ static ALWAYS_INLINE int FN(scan_classes_of)(const uint8_t *old, const uint8_t *
             FN(account)(&part, more, size, &out->sums);
             for (size_t j = 0; j < more; j++) {
                 size_t t = found[start + j], block = t / 64, c = sorted.class_of[t];
-                uint64_t below = sorted.masks[block][c] & (((uint64_t)1 << (t & 63)) - 1);
+                uint64_t below = FN(members)(sorted.class_of + 64 * block, c) & (((uint64_t)1 << (t & 63)) - 1);
                 uint64_t rank = sorted.seen[block][c] + (uint64_t)__builtin_popcountll(below);
                 out->classes[out->count + j] = (uint8_t)c;
                 out->gaps[out->count + j] = (uint32_t)(rank - next[c]);
@@ -127,7 +123,7 @@ static int FN(scan_classes)(const uint8_t *old, const uint8_t *new_, size_t n, u
 static ALWAYS_INLINE size_t FN(place)(const classes_t *sorted, size_t c, uint64_t rank) {
     size_t block = 0;
     for (size_t step = SEGMENT / 128; step; step /= 2) block += step & (0 - (size_t)(sorted->seen[block + step][c] <= rank));
-    return 64 * block + FN(select_bit)(sorted->masks[block][c], rank - sorted->seen[block][c]);
+    return 64 * block + FN(select_bit)(FN(members)(sorted->class_of + 64 * block, c), rank - sorted->seen[block][c]);
 }
 
 static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t n, uint64_t first, int size, const rule_t *rule, class_state_t *state, size_t count, changes_t *out) {
@@ -149,22 +145,27 @@ static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t
                 a = tail, valid = ((uint64_t)1 << (to - i)) - 1;
             }
             fetch_ahead(a, size);
-            FN(sort_block)(a, size, rule, valid, block, &seen, &sorted);
+            FN(sort_block)(a, size, *rule, valid, block, &seen, &sorted);
         }
         /* Blocks that are not there hold nothing. */
         for (; block < SEGMENT / 64; block++) FN(spill)(&seen, sorted.seen[block]);
         FN(spill)(&seen, seen_of);
         memset(hits, 0, sizeof hits);
+        uint64_t touched = 0;
         for (size_t c = 0; c < CLASSES; c++) {
             size_t k = state->at[c];
             for (; state->ranks[k] < seen_of[c]; k++) {
                 size_t t = FN(place)(&sorted, c, state->ranks[k]);
                 hits[t / 64] |= (uint64_t)1 << (t & 63);
+                touched |= (uint64_t)1 << t / 64;
                 store(folded_of, t, state->distances[k] + 1, size);
             }
             state->at[c] = k;
         }
-        for (block = 0; block < SEGMENT / 64; block++) in_segment += FN(list)(hits[block], 64 * block, found + in_segment);
+        for (; touched; touched &= touched - 1) {
+            block = first_bit(touched);
+            in_segment += FN(list)(hits[block], 64 * block, found + in_segment);
+        }
         for (size_t start = 0; start < in_segment; start += PART) {
             size_t more = in_segment - start < PART ? in_segment - start : PART;
             for (size_t j = 0; j < more; j++) part.positions[j] = first + from + found[start + j];
