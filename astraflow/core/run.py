@@ -81,19 +81,26 @@ class Run:
             schedule=self._schedule,
         )
 
-    def apply(self, event: ev.Event, now: datetime) -> Decision:
+    def apply(self, event: ev.Event, now: datetime, *, goes_on: bool = False) -> Decision:
         """Decide what comes of an event.
+
+        Args:
+            event: What happens.
+            now: When.
+            goes_on: Whether another event follows at once that came together with this one: unless
+                a group became whole, what comes of both is decided with that one.
 
         Raises:
             AstraflowError: As the event's docstring says; nothing has changed then.
         """
         changes_nothing = self._membership.is_heard(event, now)
+        group_count = len(self._state.groups)
         try:
             answer = self._take(event, now)
         except AstraflowError:
             self._state.take_effects()
             raise
-        if changes_nothing:
+        if changes_nothing or (goes_on and len(self._state.groups) == group_count):
             return Decision(answer=answer, effects=self._state.take_effects())
         self._state.flow.fail(self._state.faults.first)
         for policy_id in self._pacing.advance(now):

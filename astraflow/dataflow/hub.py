@@ -7,11 +7,11 @@ to be read from a disk is read by one worker and comes back as an event of its o
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -58,6 +58,10 @@ from astraflow.wire.journal import record_bytes
 from astraflow_proto.rollout.v1 import rollout_pb2
 
 log = structlog.get_logger(__name__)
+
+
+# An event, and the message that a RolloutArrived came in.
+Arrival: TypeAlias = tuple[Event, rollout_pb2.Rollout | None]
 
 
 class Hub:
@@ -131,12 +135,40 @@ class Hub:
         """Wait until what was decided so far is safe, or up to a ticket of `commits`."""
         await self.commits.passed(self.commits.ticket if ticket is None else ticket)
 
-    def apply(self, event: Event, *, received: rollout_pb2.Rollout | None = None) -> Any:
+    def apply_lot(self, lot: Sequence[Arrival]) -> list[Any]:
+        """Decide what comes of events that came together, in order, at less cost than one by one.
+
+        Returns:
+            Their answers, as `apply`.
+
+        Raises:
+            AstraflowError: As the event's docstring says; those before it have happened.
+        """
+        answers: list[Any] = []
+        try:
+            for number, (event, received) in enumerate(lot, 1):
+                goes_on = number < len(lot)
+                answers.append(self.apply(event, received=received, goes_on=goes_on))
+        except AstraflowError:
+            if answers:
+                # What came before the refused one is decided now.
+                self.apply(Ticked())
+            raise
+        return answers
+
+    def apply(
+        self,
+        event: Event,
+        *,
+        received: rollout_pb2.Rollout | None = None,
+        goes_on: bool = False,
+    ) -> Any:
         """Decide what comes of an event; it is carried out when the journal holds it.
 
         Args:
             event: What happens.
             received: The message that a RolloutArrived came in.
+            goes_on: Whether the next event comes at once, as `Run.apply`.
 
         Returns:
             The answer that the event's docstring names; it is safe after `safe`.
@@ -146,8 +178,10 @@ class Hub:
         """
         now, started = self._clock.now(), time.thread_time()
         kept = without_secrets(event)
-        record = record_bytes(kept, now, received=received) if self._keeps_records else b""
-        outcome = self.run.apply(event, now)
+        record = b""
+        if self._keeps_records:
+            record = record_bytes(kept, now, received=received, goes_on=goes_on)
+        outcome = self.run.apply(event, now, goes_on=goes_on)
         self.event_count += 1
         self.commits.put(
             Decided(
@@ -159,10 +193,14 @@ class Hub:
             )
         )
         self.max_apply_s = max(self.max_apply_s, time.thread_time() - started)
+        if not goes_on:
+            self._note_deadline()
+        return outcome.answer
+
+    def _note_deadline(self) -> None:
         due = self.run.next_deadline
         if due is not None and (self._due is None or due < self._due):
             self._is_sooner.set()
-        return outcome.answer
 
     def _carry_out(self, decided: Decided) -> None:
         event = decided.event

@@ -68,7 +68,7 @@ class Replica:
         Raises:
             AstraflowError: JOURNAL_FAILED when it is no first record; what `begin` raises.
         """
-        opened, time = read_record(record)
+        opened, time, _ = read_record(record)
         if not isinstance(opened, RunOpened):
             raise AstraflowError(
                 Reason.JOURNAL_FAILED,
@@ -92,11 +92,11 @@ class Replica:
         Raises:
             AstraflowError: JOURNAL_FAILED when it cannot be, which is another release's journal.
         """
-        event, time = read_record(record)
+        event, time, goes_on = read_record(record)
         if isinstance(event, RunOpened):
             raise self._refusal(AstraflowError(Reason.INTERNAL, "a second run begins"))
         try:
-            decision = self.run.apply(event, time)
+            decision = self.run.apply(event, time, goes_on=goes_on)
         except AstraflowError as error:
             raise self._refusal(error) from error
         for effect in decision.effects:

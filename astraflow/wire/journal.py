@@ -41,7 +41,11 @@ Entry = ev.Event | RunOpened
 
 
 def record_bytes(
-    entry: Entry, time: datetime, *, received: rollout_pb2.Rollout | None = None
+    entry: Entry,
+    time: datetime,
+    *,
+    received: rollout_pb2.Rollout | None = None,
+    goes_on: bool = False,
 ) -> bytes:
     """Return one record.
 
@@ -49,8 +53,9 @@ def record_bytes(
         entry: What happened.
         time: When it was decided.
         received: The rollout of a RolloutArrived as it came, so that it is not encoded again.
+        goes_on: Whether the next record came together with it.
     """
-    record = pb.Record()
+    record = pb.Record(goes_on=goes_on)
     set_time(record.time, time)
     if received is not None and isinstance(entry, ev.RolloutArrived):
         record.rollout_arrived.member_id = entry.member_id
@@ -61,8 +66,11 @@ def record_bytes(
     return record.SerializeToString()
 
 
-def read_record(data: bytes) -> tuple[Entry, datetime]:
+def read_record(data: bytes) -> tuple[Entry, datetime, bool]:
     """Read one record.
+
+    Returns:
+        What happened, when, and whether the next record came together with it.
 
     Raises:
         AstraflowError: JOURNAL_FAILED when this release cannot read it.
@@ -70,7 +78,8 @@ def read_record(data: bytes) -> tuple[Entry, datetime]:
     try:
         record = pb.Record.FromString(data)
         field = record.WhichOneof("event")
-        return _FIELDS[field].decode(getattr(record, field)), decode_time(record.time)
+        entry = _FIELDS[field].decode(getattr(record, field))
+        return entry, decode_time(record.time), record.goes_on
     except (AstraflowError, DecodeError, ValueError, KeyError) as error:
         raise AstraflowError(
             Reason.JOURNAL_FAILED,

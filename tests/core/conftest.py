@@ -147,6 +147,7 @@ class World:
         self.announced = []
         self.states = []
         self.is_over = False
+        self.goes_on = False  # whether what happens next comes together with what follows
         self.drawn = Counter()
         self._prompt_count = prompt_count
         self._row_count = row_count
@@ -156,7 +157,7 @@ class World:
     # --- the hub ---------------------------------------------------------------------
 
     def apply(self, event):
-        decision = self.run.apply(event, self.clock.now())
+        decision = self.run.apply(event, self.clock.now(), goes_on=self.goes_on)
         follow_ups = []
         for effect in decision.effects:
             follow_ups += self._carry_out(effect) or []

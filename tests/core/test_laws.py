@@ -59,6 +59,7 @@ def laws(make_world, suite, rollout_of, picture_of):
             step_count=st.integers(2, 8),
             has_eval=st.booleans(),
             is_hasty=st.booleans(),
+            sends_lots=st.booleans(),
             relation=st.sampled_from(RelationKind),
             data=st.data(),
         )
@@ -72,11 +73,13 @@ def laws(make_world, suite, rollout_of, picture_of):
             step_count,
             has_eval,
             is_hasty,
+            sends_lots,
             relation,
             data,
         ):
             self.composition = data.draw(self.compositions)
             self.is_hasty = is_hasty
+            self.sends_lots = sends_lots
             self.was_given_up = False
             self.left_behind = []  # (member, task, samples not sent) of sessions that ended
             suites = (suite(policies=policies, every=2),) if has_eval else ()
@@ -122,9 +125,9 @@ def laws(make_world, suite, rollout_of, picture_of):
             """Write down every event and its effects, and look at each task that is sent."""
             run, apply = self.world.run, self.world.run.apply
 
-            def listening(event, now):
-                decision = apply(event, now)
-                self.events.append((event, now))
+            def listening(event, now, *, goes_on):
+                decision = apply(event, now, goes_on=goes_on)
+                self.events.append((event, now, goes_on))
                 self.effects.append(decision.effects)
                 if len(self.events) % _LOOK_EVERY == 0:
                     self.looks[len(self.events)] = picture_of(run)
@@ -635,11 +638,13 @@ def laws(make_world, suite, rollout_of, picture_of):
             task, left = self.nodes[member][task_id]
             if not self.world.live(member):
                 return
+            self.world.goes_on = self.sends_lots
             for index in sorted(left):
                 reward = float(index % 2) if self.composition else 1.0
                 versions = self.versions(member, task)
                 self.world.send(member, task, index, versions=versions, reward=reward)
             self.nodes[member].pop(task_id, None)
+            self.world.goes_on = False
             self.world.finish(member, task)
 
         def replay(self):
@@ -647,8 +652,9 @@ def laws(make_world, suite, rollout_of, picture_of):
                 self.world.settings,
                 start_time=self.world.run.status(self.world.clock.now()).start_time,
             )
-            for number, (event, now) in enumerate(self.events):
-                again = run.apply(*read_record(record_bytes(event, now)))
+            for number, (event, now, goes_on) in enumerate(self.events):
+                read, time, still = read_record(record_bytes(event, now, goes_on=goes_on))
+                again = run.apply(read, time, goes_on=still)
                 assert list(map(kinds, again.effects)) == list(map(kinds, self.effects[number]))
                 if number + 1 in self.looks:
                     assert picture_of(run) == self.looks[number + 1]

@@ -76,3 +76,27 @@ def test_an_event_that_raises_changes_nothing(make_world):
         world.publish(trainer, version=7)
     assert caught.value.reason is Reason.VERSION_NOT_NEXT
     assert (world.run.status(world.clock.now()), world.run.accounts()) == before
+
+
+class TestEventsThatComeTogether:
+    def test_credit_that_they_free_is_used_after_the_last_one(self, make_world):
+        world = make_world(group_size=4, keeps_together=False)
+        _, node = world.started(credit=4)
+        first, second = world.pop_task(node), world.pop_task(node)
+        there = len(world.tasks[node])
+        world.goes_on = True
+        world.send(node, first, first.sample_indexes[0])
+        assert len(world.tasks[node]) == there
+        world.goes_on = False
+        world.send(node, second, second.sample_indexes[0])
+        assert len(world.tasks[node]) == there + 2
+
+    def test_a_group_that_became_whole_waits_for_nothing(self, make_world):
+        world = make_world(groups_per_batch=1)
+        trainer, node = world.started()
+        task = world.pop_task(node)
+        world.goes_on = True
+        world.send(node, task, 0)
+        assert not world.batches
+        world.send(node, task, 1)
+        assert world.batches[trainer, 0]

@@ -267,22 +267,27 @@ class FakeRaas(Member):
         return Rollout(**(fields | changes))
 
     async def send(self, stream, item: Rollout | TaskResult):
-        message = raas_service_pb2.RolloutItem()
-        if isinstance(item, Rollout):
-            message.rollout.CopyFrom(encode_rollout(item))
-        else:
-            message.result.CopyFrom(encode_task_result(item))
-        await stream.write(raas_service_pb2.StreamRolloutsRequest(items=[message]))
-        (answer,) = (await stream.read()).acks
-        ack = wire.decode_item_ack(answer)
-        self.acks.append(ack)
+        (ack,) = await self.send_all(stream, [item])
         return ack
+
+    async def send_all(self, stream, items: list[Rollout | TaskResult]):
+        request = raas_service_pb2.StreamRolloutsRequest()
+        for item in items:
+            if isinstance(item, Rollout):
+                request.items.add().rollout.CopyFrom(encode_rollout(item))
+            else:
+                request.items.add().result.CopyFrom(encode_task_result(item))
+        await stream.write(request)
+        acks = []
+        while len(acks) < len(items):
+            acks += map(wire.decode_item_ack, (await stream.read()).acks)
+        self.acks += acks
+        return acks
 
     async def answer(self, stream, task: RolloutTask):
         samples = self.samples(task)
-        for sample in samples:
-            await self.send(stream, sample)
-        await self.send(stream, TaskResult(task_id=task.task_id, rollout_count=len(samples)))
+        result = TaskResult(task_id=task.task_id, rollout_count=len(samples))
+        await self.send_all(stream, [*samples, result])
 
     async def follow(self, policy_id):
         """Report every version as live as soon as it is announced."""

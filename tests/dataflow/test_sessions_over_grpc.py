@@ -154,12 +154,14 @@ async def test_an_item_that_is_not_sound_costs_only_itself(start_hub, recipe_of)
         broken = pb.RolloutItem()
         broken.rollout.CopyFrom(encode_rollout(raas.sample(task, 0)))
         broken.rollout.trajectories[0].version_spans[0].length = 1
-        await rollouts.write(pb.StreamRolloutsRequest(items=[broken]))
-        (answer,) = (await rollouts.read()).acks
-        assert answer.disposition == pb.DISPOSITION_REJECTED
-        assert answer.item_id == broken.rollout.rollout_id
         sound = raas.sample(task, 0)
-        assert (await raas.send(rollouts, sound)).disposition is Disposition.ACCEPTED
+        request = pb.StreamRolloutsRequest(items=[broken])
+        request.items.add().rollout.CopyFrom(encode_rollout(sound))
+        await rollouts.write(request)
+        refused, taken = (await rollouts.read()).acks
+        assert refused.disposition == pb.DISPOSITION_REJECTED
+        assert refused.item_id == broken.rollout.rollout_id
+        assert taken.disposition == pb.DISPOSITION_ACCEPTED
         assert (await raas.send(rollouts, sound)).disposition is Disposition.DUPLICATE
 
 

@@ -43,9 +43,11 @@ def entries(draw, kind):
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_event_comes_back(kind, data):
     entry = data.draw(entries(kind))
-    again, time = read_record(record_bytes(entry, NOW))
+    goes_on = data.draw(st.booleans())
+    again, time, still_goes_on = read_record(record_bytes(entry, NOW, goes_on=goes_on))
     assert same(entry, again)
     assert time == NOW
+    assert still_goes_on is goes_on
 
 
 @given(data=st.data())

@@ -3,7 +3,7 @@
 # ruff: noqa: N802 - methods are named by the contract
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TypeAlias
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -13,7 +13,7 @@ from astraflow.core.members import Directive, Role
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.core.tasks import RolloutTask
 from astraflow.dataflow.access import Access
-from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.hub import Arrival, Hub
 from astraflow.dataflow.mailroom import TaskItem
 from astraflow.dataflow.streams import Context, either, seated, together
 from astraflow.wire import common, rollout, tasks
@@ -21,8 +21,11 @@ from astraflow.wire import dataflow as wire
 from astraflow.wire.fields import invalid
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 
-# Messages of one stream whose acks wait for the journal; then the peer waits.
-_UNACKED_MESSAGE_COUNT = 32
+# Lots of one stream whose acks wait for the journal; then the peer waits.
+_UNACKED_LOT_COUNT = 32
+
+# Taking so many items needs a few ms of the event loop; they are what came together.
+_LOT_COUNT = 64
 
 # Acks with the ticket of what they wait for; None: the peer has sent everything.
 _Taken: TypeAlias = "asyncio.Queue[tuple[int, list[ItemAck]] | None]"
@@ -65,7 +68,7 @@ class RaasServicer:
     ) -> None:
         """Take rollouts and task results; acknowledge each once it is safe."""
         member_id = self._access.member(context, Role.RAAS)
-        taken: _Taken = asyncio.Queue(_UNACKED_MESSAGE_COUNT)
+        taken: _Taken = asyncio.Queue(_UNACKED_LOT_COUNT)
         async with seated(self._hub.hands.seats, member_id, "rollouts", context):
             await together(
                 self._receive(member_id, request_iterator, taken), self._answer(taken, context)
@@ -75,8 +78,11 @@ class RaasServicer:
         self, member_id: MemberId, requests: AsyncIterator[pb.StreamRolloutsRequest], taken: _Taken
     ) -> None:
         async for request in requests:
-            acks = [self._take(member_id, item) for item in request.items]
-            await taken.put((self._hub.commits.ticket, acks))
+            for start in range(0, len(request.items), _LOT_COUNT):
+                acks = self._take(member_id, request.items[start : start + _LOT_COUNT])
+                await taken.put((self._hub.commits.ticket, acks))
+                # Other members have their turn.
+                await asyncio.sleep(0)
         await taken.put(None)
 
     async def _answer(self, taken: _Taken, context: Context) -> None:
@@ -85,26 +91,31 @@ class RaasServicer:
             await self._hub.safe(ticket)
             await context.write(pb.StreamRolloutsResponse(acks=map(wire.encode_item_ack, acks)))
 
-    def _take(self, member_id: MemberId, item: pb.RolloutItem) -> ItemAck:
-        """Hand one item over; one that is not sound costs only itself."""
-        is_rollout = item.WhichOneof("item") == "rollout"
-        try:
-            if is_rollout:
-                sample = rollout.decode_rollout(item.rollout)
-                event = RolloutArrived(member_id=member_id, rollout=sample)
-                return self._hub.apply(event, received=item.rollout)
-            result = rollout.decode_task_result(item.result)
-            return self._hub.apply(TaskFinished(member_id=member_id, result=result))
-        except AstraflowError as error:
-            if error.reason not in (Reason.INVALID_FIELD, Reason.ROLLOUT_INVALID):
-                raise
-            item_id = item.rollout.rollout_id if is_rollout else item.result.task_id
-            return ItemAck(
-                item_id=item_id,
-                disposition=Disposition.REJECTED,
-                reason=error.reason,
-                message=error.message,
-            )
+    def _take(self, member_id: MemberId, items: Sequence[pb.RolloutItem]) -> list[ItemAck]:
+        """Hand a lot over; an item that is not sound costs only itself."""
+        read = [_read(member_id, item) for item in items]
+        answers = iter(self._hub.apply_lot([each for each in read if isinstance(each, tuple)]))
+        return [next(answers) if isinstance(each, tuple) else each for each in read]
+
+
+def _read(member_id: MemberId, item: pb.RolloutItem) -> Arrival | ItemAck:
+    """Return what an item says, or why it is refused."""
+    is_rollout = item.WhichOneof("item") == "rollout"
+    try:
+        if is_rollout:
+            sample = rollout.decode_rollout(item.rollout)
+            return RolloutArrived(member_id=member_id, rollout=sample), item.rollout
+        result = rollout.decode_task_result(item.result)
+        return TaskFinished(member_id=member_id, result=result), None
+    except AstraflowError as error:
+        if error.reason not in (Reason.INVALID_FIELD, Reason.ROLLOUT_INVALID):
+            raise
+        return ItemAck(
+            item_id=item.rollout.rollout_id if is_rollout else item.result.task_id,
+            disposition=Disposition.REJECTED,
+            reason=error.reason,
+            message=error.message,
+        )
 
 
 def _steering(member_id: MemberId, request: pb.StreamTasksRequest) -> CreditGiven | TaskNacked:
