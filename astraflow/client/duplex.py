@@ -85,6 +85,7 @@ async def converse(
     take: Callable[[Answer], None],
     *,
     pack: Callable[[Sequence[Item]], Iterable[Message]],
+    pause_s: float = 0.0,
 ) -> None:
     """Write what waits and take what comes, until the peer ends the call.
 
@@ -93,12 +94,13 @@ async def converse(
         outbox: Holds what waits.
         take: Called with each message that comes.
         pack: Puts what waits into messages.
+        pause_s: Seconds after a write in which more comes together for the next one.
 
     Raises:
         AioRpcError: The call was cut or refused.
     """
     try:
-        async with beside(_write(call, outbox, pack)):
+        async with beside(_write(call, outbox, pack, pause_s)):
             async for answer in call:
                 take(answer)
     finally:
@@ -109,11 +111,14 @@ async def _write(
     call: DuplexCall[Message, Answer],
     outbox: Outbox[Item],
     pack: Callable[[Sequence[Item]], Iterable[Message]],
+    pause_s: float,
 ) -> None:
     try:
         while True:
             for message in pack(await outbox.take()):
                 await call.write(message)
+            if pause_s:
+                await asyncio.sleep(pause_s)
     except (AioRpcError, asyncio.InvalidStateError):
         # The call is over; whoever reads it gets to know why.
         return

@@ -55,17 +55,22 @@ class LoopThread:
         """
         future = self.spawn(coroutine)
         try:
-            self._wait_for(future)
-            return future.result()
+            return self.wait(future)
         except BaseException:
             # Ctrl-C reaches the waiting thread, not the coroutine.
             future.cancel()
             raise
 
-    def _wait_for(self, future: "Future[Any]") -> None:
+    def wait(self, future: "Future[Result]") -> Result:
+        """Wait for what was spawned; whatever it raises is raised here.
+
+        Raises:
+            AstraflowError: NOT_READY when the loop was closed before there was a result.
+        """
         while not wait([future], timeout=_PATIENCE_S).done:
             if not self._thread.is_alive():
                 raise AstraflowError(Reason.NOT_READY, "the event loop has been closed")
+        return future.result()
 
     def spawn(self, coroutine: Coroutine[Any, Any, Result]) -> "Future[Result]":
         """Run a coroutine beside the caller."""

@@ -20,6 +20,8 @@ from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 # without a pause, so it must not be long.
 _MESSAGE_ITEM_COUNT = 64
 _MESSAGE_NBYTES = 1 << 20
+# Messages cost both ends more than rollouts do: those that end one soon after another share one.
+_PAUSE_S = 0.005
 # What a message adds to a single item.
 _FRAME_NBYTES = 64
 
@@ -92,7 +94,7 @@ class RolloutStream:
                 self._acknowledge(ack)
 
         call = self._stub.StreamRollouts(None, metadata=self._keeper.metadata)
-        await converse(call, self._outbox, take, pack=_packed)
+        await converse(call, self._outbox, take, pack=_packed, pause_s=_PAUSE_S)
         return False
 
     def _acknowledge(self, ack: ItemAck) -> None:

@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Self
 
+from astraflow.client.errands import Errands
 from astraflow.client.loop_thread import LoopThread
 from astraflow.client.trainer_life import TrainerLife, TrainerOrders
 from astraflow.client.trainer_member import dial_trainer
@@ -83,6 +84,7 @@ class TrainerClient:
         self._loop = loop or self._own_loop or LoopThread()
         self._clock = clock or SystemClock()
         self._life = TrainerLife(self._loop, dial=dial, clock=self._clock)
+        self._errands = Errands(self._life, on_error=self._life.shelf.close)
 
     def __enter__(self) -> Self:
         """Register.
@@ -194,6 +196,22 @@ class TrainerClient:
         """
         return self._life.call(self._life.member.publish(info, checkpoint_id=checkpoint_id))
 
+    def announce(self, info: VersionInfo, *, then: Callable[[], None] = lambda: None) -> None:
+        """Announce weights that can now be pulled, while the caller goes on.
+
+        Calls of this kind are made in order; `flush` waits for them, and raises what they came to.
+
+        Args:
+            info: Of the version.
+            then: Called on another thread once the run knows it; returns at once.
+        """
+
+        async def publish() -> None:
+            await self._life.member.publish(info)
+            then()
+
+        self._errands.put(publish)
+
     def ack(
         self,
         batch_id: BatchId,
@@ -232,10 +250,24 @@ class TrainerClient:
             metrics=metrics or {},
             checkpoint_id=checkpoint_id,
         )
+        return self._life.call(self._acknowledge(ack))
+
+    def settle(self, ack: AckBatch) -> None:
+        """Settle a batch while the caller goes on, after what was announced before."""
+        self._errands.put(lambda: self._acknowledge(ack))
+
+    def flush(self) -> None:
+        """Wait for what was announced and settled.
+
+        Raises:
+            AstraflowError: As `publish_version` and `ack` do.
+        """
+        self._errands.flush()
+
+    async def _acknowledge(self, ack: AckBatch) -> bool:
         try:
-            return self._life.call(self._life.member.acknowledge(ack))
+            return await self._life.member.acknowledge(ack)
         finally:
-            self._life.shelf.settle(batch_id)
-            self._life.meter.settled(
-                batch_id, step=step, is_trained=outcome is BatchOutcome.CONSUMED
-            )
+            self._life.shelf.settle(ack.batch_id)
+            is_trained = ack.outcome is BatchOutcome.CONSUMED
+            self._life.meter.settled(ack.batch_id, step=ack.step, is_trained=is_trained)

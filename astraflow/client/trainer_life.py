@@ -100,10 +100,22 @@ class TrainerLife:
 
     def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run a call on the loop; fail at once when the session is over."""
+        self._require_life(coroutine)
+        return self._loop.call(coroutine)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a call on the loop beside the caller; fail at once when the session is over."""
+        self._require_life(coroutine)
+        return self._loop.spawn(coroutine)
+
+    def wait(self, future: Future[Result]) -> Result:
+        """Wait for what was spawned; whatever it raises is raised here."""
+        return self._loop.wait(future)
+
+    def _require_life(self, coroutine: Coroutine[Any, Any, object]) -> None:
         if self._life.done():
             coroutine.close()
             raise self._error or AstraflowError(Reason.SESSION_ENDED, "the trainer has left")
-        return self._loop.call(coroutine)
 
     def read(self, share: StreamBatches) -> Future[None]:
         """Fill the shelf until the data ends or the future is cancelled."""

@@ -1,13 +1,14 @@
 """The training loop, on one screen: a batch, a step, a version, an ack."""
 
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from time import perf_counter, time_ns
 
 import structlog
 
 from astraflow.client.trainer import TrainerBatch, TrainerClient
 from astraflow.config.recipe import Trainer
-from astraflow.core.batches import BatchOutcome
+from astraflow.core.batches import AckBatch, BatchOutcome
 from astraflow.trainers.checkpoints import Checkpoints
 from astraflow.trainers.learner import GrpoLearner
 from astraflow.trainers.mismatch import MismatchProbe
@@ -33,7 +34,8 @@ def train(
     """Train until the batches end; the first weights are published already.
 
     A version is published before the batch behind it is acknowledged, so no acknowledged work
-    is ever lost with the process, and its readers pull while the next batch is waited for.
+    is ever lost with the process. Both go on while the next batch is trained on, and end before
+    the version that comes of it.
 
     Raises:
         AstraflowError: INTERNAL when a gradient is not finite, and what the run answers. The
@@ -50,6 +52,7 @@ def train(
         learned = learner.step(rows, loss_token_count=batch.header.loss_token_count)
         step_s, stepped_ns = perf_counter() - started, time_ns()
         step = learner.step_count
+        client.flush()
         published = pace.after_step(step, is_last=step == settings.step_count)
         if published is not None:
             tallies.published(published.info.version, perf_counter() - started - step_s)
@@ -62,6 +65,8 @@ def train(
         orders = client.take_orders()
         checkpoint_id = next(iter(orders.checkpoint_ids), "")
         if checkpoint_id or _is_due(step, settings):
+            # It names a version that the run knows.
+            client.flush()
             checkpoint_id = checkpoints.save(
                 step=step, version=pace.version, checkpoint_id=checkpoint_id
             )
@@ -69,17 +74,21 @@ def train(
         metrics = {**learned, **seen, **costs, **_pace(batch, rows, step_s)}
         train_s = perf_counter() - started
         tallies.trained(metrics, wait_s=batch.wait_s, step_s=step_s, token_count=len(rows.tokens))
-        client.ack(
-            batch.header.batch_id,
-            BatchOutcome.CONSUMED,
-            step=step,
-            metrics=metrics,
-            wait_s=batch.wait_s,
-            train_s=train_s,
-            checkpoint_id=checkpoint_id,
+        client.settle(
+            AckBatch(
+                batch_id=batch.header.batch_id,
+                outcome=BatchOutcome.CONSUMED,
+                step=step,
+                metrics=metrics,
+                wait=timedelta(seconds=batch.wait_s),
+                train=timedelta(seconds=train_s),
+                checkpoint_id=checkpoint_id,
+            )
         )
         _log_step(step, metrics, wait_s=batch.wait_s, train_s=train_s)
-    checkpoints.save(step=learner.step_count, version=pace.finish().info.version)
+    last = pace.finish()
+    client.flush()
+    checkpoints.save(step=learner.step_count, version=last.info.version)
 
 
 def _is_due(step: int, settings: Trainer) -> bool:

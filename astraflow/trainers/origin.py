@@ -1,6 +1,6 @@
 """The origin of a policy's weights: every version is encoded, served and announced."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -15,7 +15,7 @@ class Followers(Protocol):
     """What goes on beside training once a version was announced."""
 
     def wake(self) -> None:
-        """Say that there is a newer version; return at once."""
+        """Say that there is a newer version; return at once, on any thread."""
         ...
 
 
@@ -37,8 +37,8 @@ class Publisher(Protocol):
 class Herald(Protocol):
     """Tells the run of versions."""
 
-    def publish_version(self, info: VersionInfo) -> int:
-        """Announce a version; return the number of the next one."""
+    def announce(self, info: VersionInfo, *, then: Callable[[], None]) -> None:
+        """Announce a version while training goes on, then call back on another thread."""
         ...
 
 
@@ -49,7 +49,7 @@ class Publication:
     Attributes:
         info: What the run was told.
         whole_nbytes: Of the exported weights.
-        publish_s: Seconds to encode and announce it.
+        publish_s: Seconds for which training stood still: to encode it.
     """
 
     info: VersionInfo
@@ -106,19 +106,22 @@ class WeightOrigin:
         self._restored_from = restored_from
 
     def publish(self, *, step: int) -> Publication:
-        """Make the present weights the next version.
+        """Make the present weights the next version; the run is told of it while training goes on.
 
         Raises:
-            AstraflowError: What the publisher and the run answer, such as VERSION_NOT_NEXT.
+            AstraflowError: What the publisher answers, such as VERSION_NOT_NEXT.
         """
         started = perf_counter()
         info = self._publisher.publish(
             self._next_version, self._tensors, step=step, restored_from=self._restored_from
         )
         self._restored_from = None
-        self._next_version = self._herald.publish_version(info)
-        for each in self._followers:
-            each.wake()
+        self._next_version = info.version + 1
+        self._herald.announce(info, then=self._wake)
         return Publication(
             info=info, whole_nbytes=self._whole_nbytes, publish_s=perf_counter() - started
         )
+
+    def _wake(self) -> None:
+        for each in self._followers:
+            each.wake()

@@ -46,7 +46,7 @@ class TrainerTallies:
         for name, text, held in (
             ("trainer_wait_seconds", "Waited for a batch.", self._wait),
             ("trainer_step_seconds", "Of an optimizer step.", self._step),
-            ("trainer_publish_seconds", "To encode and announce a version.", self._publish),
+            ("trainer_publish_seconds", "To encode a version.", self._publish),
         ):
             yield histogram(name, text, {here: held}, "policy")
         said = {(self.policy_id, name): value for name, value in self._metrics.items()}

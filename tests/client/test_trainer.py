@@ -6,7 +6,7 @@ from grpc import StatusCode
 
 from astraflow.client.loop_thread import LoopThread
 from astraflow.client.trainer import TrainerClient
-from astraflow.core.batches import BatchOutcome, EndCause, EndOfData
+from astraflow.core.batches import AckBatch, BatchOutcome, EndCause, EndOfData
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import Contract, Directive, DirectiveKind, RegisterTrainer
 from astraflow.core.versions import VersionInfo
@@ -124,11 +124,8 @@ def test_calls_wait_for_a_hub_that_restarts(hub, client, loop):
 
 
 def test_the_next_version_is_returned(hub, client):
-    info = VersionInfo(
-        policy_id="solver", version=0, layout_digest=b"l" * 32, content_digest=b"c" * 16, patches=()
-    )
-    assert client.publish_version(info) == 1
-    assert hub.published == [info]
+    assert client.publish_version(INFO) == 1
+    assert hub.published == [INFO]
 
 
 def test_an_answer_is_raised_as_it_was_given(hub, client):
@@ -136,6 +133,41 @@ def test_an_answer_is_raised_as_it_was_given(hub, client):
     with pytest.raises(AstraflowError, match="held by another trainer") as raised:
         client.ack("b1", BatchOutcome.CONSUMED, step=1)
     assert raised.value.reason is Reason.LEASE_LOST
+
+
+INFO = VersionInfo(
+    policy_id="solver", version=0, layout_digest=b"l" * 32, content_digest=b"c" * 16, patches=()
+)
+ACK = AckBatch(batch_id="b1", outcome=BatchOutcome.CONSUMED, step=1)
+
+
+def test_what_is_told_beside_training_comes_in_order(hub, client, tell, make_batch):
+    tell(hub.offer, *make_batch(1))
+    tell(hub.offer, *make_batch(2))
+    batches = client.batches()
+    next(batches)
+    hub.fail("PublishVersion", StatusCode.UNAVAILABLE, times=2)
+    heard = []
+    client.announce(INFO, then=lambda: heard.append(len(hub.acks)))
+    client.settle(ACK)
+    assert next(batches).header.batch_id == "b2"
+    client.flush()
+    assert heard == [0]
+    assert hub.published == [INFO]
+    assert [ack.batch_id for ack in hub.acks] == ["b1"]
+    batches.close()
+
+
+def test_what_fails_beside_training_is_raised_where_the_trainer_waits(hub, client):
+    refusal = AstraflowError(Reason.VERSION_NOT_NEXT, "0 does not follow 7")
+    hub.fail("PublishVersion", error=refusal)
+    client.announce(INFO)
+    client.settle(ACK)
+    with pytest.raises(AstraflowError, match="does not follow 7"):
+        next(client.batches())
+    with pytest.raises(AstraflowError, match="does not follow 7"):
+        client.flush()
+    assert not hub.acks
 
 
 def test_a_fenced_trainer_gets_to_know_at_once(hub, client, tell):
