@@ -18,7 +18,7 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
 from astraflow.dataflow.tokens import HubTokens
 from astraflow.rpc.address import join_address, split_address
-from astraflow.telemetry.garbage import keep_for_good
+from astraflow.telemetry.garbage import keep_for_good, look_rarely
 
 log = structlog.get_logger(__name__)
 
@@ -99,6 +99,7 @@ async def _serve(recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | N
             metrics_address=hub.metrics_address,
         )
         keep_for_good()
+        look_rarely()
         run.write_endpoint(endpoint)
 
     return await serve_hub(
