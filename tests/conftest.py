@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 import structlog
 from grpc import StatusCode
+from hypothesis import settings
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import PoolMembership, Session, TrainerRegistration
@@ -45,6 +46,10 @@ from astraflow_proto.weights.v1.version_service_pb2_grpc import (
 
 JOIN_TOKEN = "join-secret"
 CUT = object()
+
+# No test asserts a time: an example may take long where the machine is busy.
+settings.register_profile("astraflow")
+settings.load_profile("astraflow")
 
 
 class FakeHub:

@@ -78,11 +78,13 @@ class Measured:
     Rollouts are as long as they were lately; a long prompt costs more than a short one.
 
     Attributes:
-        fastest_token_s: Of the fastest member; 0: nobody was measured. Looked up anew every so many
-            rollouts.
+        fastest_token_s: Of the fastest member, as it is now; 0: nobody was measured. Who that is,
+            is looked up anew every so many rollouts.
         mean_size: Letters per prompt.
         token_count: Sampled tokens of all accepted rollouts.
     """
+
+    _fastest: Speed | None = None
 
     def __init__(self) -> None:
         self.fastest_token_s = 0.0
@@ -102,7 +104,10 @@ class Measured:
         weight = _WEIGHT if self._tokens else 1.0
         self._tokens += weight * (token_count - self._tokens)
         if self._count % _LOOK_EVERY == 0:
-            self.fastest_token_s = min((s.token_s for s in speeds if s.is_known), default=0.0)
+            known = (speed for speed in speeds if speed.is_known)
+            self._fastest = min(known, key=lambda speed: speed.token_s, default=None)
+        # Nobody is slow beside what the fastest one was before it slowed down itself.
+        self.fastest_token_s = self._fastest.token_s if self._fastest else 0.0
         self._count += 1
 
     def note_prompt(self, size: int) -> None:

@@ -57,7 +57,7 @@ def with_payload(payload, chunk=SPARSE, **fields):
     return Chunk(header=header, payload=payload)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_spoilt_payload_is_refused_or_changes_elements_of_its_range_only(data, level):
     chunk, tables = data.draw(st.sampled_from(CHUNKS))
@@ -75,7 +75,7 @@ def test_a_spoilt_payload_is_refused_or_changes_elements_of_its_range_only(data,
         assert (change.before != change.values).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_a_truncated_payload_is_refused(data, level):
     chunk, tables = data.draw(st.sampled_from(CHUNKS))
@@ -84,14 +84,14 @@ def test_a_truncated_payload_is_refused(data, level):
     refusal(Chunk(header=chunk.header, payload=cut), tables=tables)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(more=st.binary(min_size=1, max_size=9))
 def test_bytes_after_the_end_are_refused(more, level):
     for chunk, tables in CHUNKS:
         refusal(with_payload(bytes(chunk.payload) + more, chunk=chunk), tables=tables)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(payload=st.binary(max_size=200), data=st.data())
 def test_noise_is_refused(payload, data, level):
     chunk, tables = data.draw(st.sampled_from(CHUNKS))
@@ -135,7 +135,7 @@ def test_a_change_that_changes_nothing_is_refused(level):
     assert "not canonical" in refusal(with_payload(payload, changed_count=1))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_spoilt_tables_are_refused_or_lead_nowhere_else(data, level):
     chunk, tables = CHUNKS[1]

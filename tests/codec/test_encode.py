@@ -38,7 +38,7 @@ def patch(layout, target, base):
     return encode_patch(Runs(layout), flat_bits(target), flat_bits(base), StateDigest())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), share=SHARES, profile=st.sampled_from(Profile))
 def test_a_patch_gives_the_target_bit_by_bit_for_every_dtype(states, seed, share, profile, level):
     rng = np.random.default_rng(seed)
@@ -52,7 +52,7 @@ def test_a_patch_gives_the_target_bit_by_bit_for_every_dtype(states, seed, share
     assert patch.digest == StateDigest.of(states.layout, target)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), profile=st.sampled_from(Profile))
 def test_a_whole_version_comes_back_bit_by_bit(states, seed, profile, level):
     target = states.random(np.random.default_rng(seed))
@@ -67,7 +67,7 @@ def test_a_whole_version_comes_back_bit_by_bit(states, seed, profile, level):
     assert (flat == target).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), share=SHARES)
 def test_the_same_two_versions_give_the_same_bytes(states, seed, share):
     rng = np.random.default_rng(seed)
@@ -155,7 +155,7 @@ def test_small_steps_of_one_percent_cost_about_a_byte_and_a_half_each():
     assert len(chunk.payload) / chunk.header.changed_count < 1.5
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), share=SHARES)
 def test_a_chunk_that_is_encoded_alone_has_the_payload_that_it_had_in_the_patch(
     states, seed, share

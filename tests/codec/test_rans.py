@@ -14,7 +14,7 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), counts=st.lists(st.integers(0, 3000), min_size=1, max_size=6))
 def test_symbols_of_several_runs_come_back_the_same_at_every_level(seed, counts):
     rng = np.random.default_rng(seed)
@@ -51,7 +51,7 @@ def test_lanes_grow_with_the_symbols(count, lanes):
     assert rans.lane_count(count) == lanes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(numbers=st.lists(st.integers(0, 2**64 - 2) | st.integers(0, 300), max_size=200))
 def test_numbers_come_back_from_tokens_and_low_bits(numbers):
     exact = np.array(numbers, np.uint64)
@@ -68,7 +68,7 @@ def test_the_token_of_300_is_what_the_documentation_says():
     assert widths.tolist() == [0, 1, 6]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(counts=st.lists(st.integers(0, 10**6) | st.integers(0, 3), min_size=256, max_size=256))
 def test_frequencies_sum_to_4096_and_leave_no_symbol_out(counts):
     histogram = np.array(counts, np.int64)
@@ -90,7 +90,7 @@ def test_a_symbol_that_is_always_there_costs_nothing():
     assert cost_bits(histogram, normalised(histogram)) == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     dtype=st.sampled_from(list(Dtype)),
@@ -116,7 +116,7 @@ def test_weights_from_a_normal_distribution_cost_a_third_less_than_raw(level):
     assert len(dense_planes.encode(Dtype.BF16, bits)) < 1.34 * len(bits)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_spoilt_planes_are_refused_or_are_as_many_elements(data, level):
     bits = np.random.default_rng(0).geometric(0.3, 900).astype(np.uint16)

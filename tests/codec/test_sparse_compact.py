@@ -35,7 +35,7 @@ def content(scanned):
     return counts, tokens, scanned.low_bits, scanned.histogram.tolist(), sums
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     dtype=st.sampled_from(list(Dtype)),

@@ -25,7 +25,7 @@ def round_trip(indices, old, new):
     return found, values
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(width=WIDTHS, seed=st.integers(0, 2**32), count=st.integers(1, 3000), data=st.data())
 def test_any_change_of_any_bits_comes_back_and_leads_back(width, seed, count, data, level):
     rng = np.random.default_rng(seed)

@@ -39,7 +39,7 @@ def splitmix(offset, bits):
     return mixed ^ mixed >> 31
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_one_flipped_bit_anywhere_shows(states, seed, data):
     flat = states.random(np.random.default_rng(seed))

@@ -8,7 +8,7 @@ from astraflow.core.advantages import group_relative
 rewards = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(rewards, st.booleans())
 def test_advantages_of_a_group_sum_to_zero(values, scale):
     assert group_relative(np.array(values), scale_by_std=scale).sum() == pytest.approx(0, abs=1e-4)

@@ -39,7 +39,7 @@ def packed(rows, **more):
     return Share("b", rows, **(defaults | more))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 5))
 def test_shares_hold_every_row_once_and_differ_by_one_row_at_most(lengths, ranks):
     shares = share_out(lengths, ranks)
@@ -48,7 +48,7 @@ def test_shares_hold_every_row_once_and_differ_by_one_row_at_most(lengths, ranks
     assert max(loads) - min(loads) <= max(lengths, default=0)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 120))
 def test_runs_cover_all_rows_in_order_within_the_bound(lengths, bound):
     runs = split(lengths, bound)

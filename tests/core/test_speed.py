@@ -43,6 +43,14 @@ def test_fastest_is_looked_up_now_and_then():
     assert measured.fastest_token_s == 0.01
 
 
+def test_a_member_alone_is_as_fast_as_the_fastest_however_slow_it_gets():
+    measured, alone = Measured(), Speed(token_s=0.01, load=1)
+    measured.note(1, [alone])
+    alone.note(seconds=10, token_count=1, outstanding=1)
+    measured.note(1, [alone])
+    assert measured.fastest_token_s == alone.token_s
+
+
 def test_size_of_a_prompt_is_that_of_its_texts():
     fields = {"messages": [{"role": "user", "content": "abc"}], "level": 3}
     assert size_of(Prompt(prompt_id="p", data_set="d", fields=fields)) == 8

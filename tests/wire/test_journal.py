@@ -40,7 +40,7 @@ def entries(draw, kind):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @given(data=st.data())
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 def test_every_event_comes_back(kind, data):
     entry = data.draw(entries(kind))
     goes_on = data.draw(st.booleans())
@@ -51,7 +51,7 @@ def test_every_event_comes_back(kind, data):
 
 
 @given(data=st.data())
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
 def test_a_token_to_resume_with_stays_out_of_the_journal(data):
     resume = SessionResume(resume_token=b"an old secret", incarnation=1)
     request = data.draw(built(RegisterTrainer, resume=st.just(resume)))
@@ -60,7 +60,7 @@ def test_a_token_to_resume_with_stays_out_of_the_journal(data):
 
 
 @given(data=st.data())
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
 def test_a_rollout_is_kept_as_it_was_received(data):
     event = data.draw(strategy_of(ev.RolloutArrived))
     record = record_bytes(event, NOW, received=encode_rollout(event.rollout))

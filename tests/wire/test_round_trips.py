@@ -305,7 +305,7 @@ def test_every_file_has_pairs():
 
 
 @pytest.mark.parametrize(("encode", "decode", "kind"), pairs())
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_what_is_sent_is_what_arrives(encode, decode, kind, data):
     value = data.draw(strategy_of(kind))

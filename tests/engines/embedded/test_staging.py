@@ -216,7 +216,7 @@ def applied(state: dict[str, np.ndarray], parts: list[TensorUpdate]) -> dict[str
     return new
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), keeps=st.lists(st.booleans(), min_size=1, max_size=5))
 def test_any_chain_of_updates_gives_the_reference_and_kept_versions_stay(
     seed: int, keeps: list[bool]
