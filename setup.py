@@ -15,7 +15,7 @@ setup(
         Extension(
             "astraflow.codec._kernels",
             ["astraflow/codec/_kernels.c"],
-            depends=[f"astraflow/codec/_kernels_{part}.h" for part in ("body", "classes", "rans")],
+            depends=[f"astraflow/codec/_kernels_{part}.h" for part in ("body", "classes", "planes", "rans")],
             extra_compile_args=flags,
             py_limited_api=True,
             optional=True,

@@ -99,6 +99,12 @@ typedef struct {
     size_t word_count, lanes, run_count;
     const uint32_t *counts, *tables, *slots;
 } rans_in_t;
+typedef struct {
+    const uint8_t *symbols;
+    size_t count, lanes, run_count;
+    const uint32_t *counts, *tables;
+    const uint16_t *frequencies, *starts;
+} rans_out_t;
 
 static ALWAYS_INLINE uint64_t load(const uint8_t *bits, size_t i, int size) {
     if (size == 1) return bits[i];
@@ -538,29 +544,6 @@ static PyObject *apply_classes(PyObject *self, PyObject *args) {
     return ok ? Py_BuildValue("KK", (unsigned long long)out.sums.low, (unsigned long long)out.sums.high) : NULL;
 }
 
-/* Symbols backwards into `words`, from its end; returns the first word. NULL: no code for one. */
-static uint8_t *rans_encode_loop(const uint8_t *symbols, size_t n, const uint32_t *counts, const uint32_t *tables, size_t run_count, const uint16_t *frequencies, const uint16_t *starts, size_t lanes, uint32_t *x, uint8_t *end) {
-    size_t i = n;
-    uint8_t *word = end;
-    for (size_t l = 0; l < lanes; l++) x[l] = 1 << 16;
-    for (size_t run = run_count; run-- > 0;) {
-        const uint16_t *frequency = frequencies + 256 * (size_t)tables[run], *start = starts + 256 * (size_t)tables[run];
-        for (size_t stop = i - counts[run]; i > stop;) {
-            i--;
-            uint32_t f = frequency[symbols[i]], *state = x + (i & (lanes - 1)), v = *state;
-            if (!f) return NULL;
-            /* Without a branch: whether a word is due is a coin toss. */
-            size_t due = v >= (uint64_t)f << 20;
-            memcpy(word - 2, &v, 2);
-            word -= 2 * due;
-            v >>= 16 * due;
-            uint32_t q = v / f;
-            *state = (q << 12) + (v - q * f) + start[symbols[i]];
-        }
-    }
-    return word;
-}
-
 static int check_runs(const Py_buffer *counts, const Py_buffer *tables, size_t n, size_t table_count, size_t lanes) {
     size_t runs = (size_t)counts->len / 4, sum = 0;
     int ok = runs == (size_t)tables->len / 4 && lanes && lanes <= MAX_LANES && !(lanes & (lanes - 1)) && lanes >= 16;
@@ -574,8 +557,9 @@ static int check_runs(const Py_buffer *counts, const Py_buffer *tables, size_t n
 static PyObject *rans_encode(PyObject *self, PyObject *args) {
     (void)self;
     Py_buffer symbols, counts, tables, frequencies, starts;
+    int level;
     Py_ssize_t lanes;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*n", &symbols, &counts, &tables, &frequencies, &starts, &lanes)) return NULL;
+    if (!PyArg_ParseTuple(args, "iy*y*y*y*y*n", &level, &symbols, &counts, &tables, &frequencies, &starts, &lanes)) return NULL;
     size_t n = (size_t)symbols.len;
     PyObject *result = NULL;
     uint8_t *room = NULL, *word = NULL;
@@ -584,8 +568,9 @@ static PyObject *rans_encode(PyObject *self, PyObject *args) {
         room = malloc(2 * n + 2);
         if (room) {
             uint8_t *end = room + 2 * n + 2;
+            rans_out_t out = {symbols.buf, n, (size_t)lanes, (size_t)counts.len / 4, counts.buf, tables.buf, frequencies.buf, starts.buf};
             Py_BEGIN_ALLOW_THREADS
-            word = rans_encode_loop(symbols.buf, n, counts.buf, tables.buf, (size_t)counts.len / 4, frequencies.buf, starts.buf, (size_t)lanes, x, end);
+            word = AT(level, rans_encode)(&out, x, end);
             Py_END_ALLOW_THREADS
             if (word) result = Py_BuildValue("y#y#", x, 4 * lanes, word, (Py_ssize_t)(end - word));
             else result = Py_BuildValue("OO", Py_None, Py_None);
@@ -617,6 +602,51 @@ static PyObject *rans_decode(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *split_planes(PyObject *self, PyObject *args) {
+    (void)self;
+    int level, size, rotate;
+    Py_buffer bits, planes, histograms;
+    if (!PyArg_ParseTuple(args, "iy*iiw*w*", &level, &bits, &size, &rotate, &planes, &histograms)) return NULL;
+    size_t n = size ? (size_t)bits.len / (size_t)size : 0;
+    int ok = fits(&bits, n, size, "bits") && fits(&planes, n, size, "planes") && fits(&histograms, 256 * (size_t)size, 4, "histograms");
+    if (ok) {
+        Py_BEGIN_ALLOW_THREADS
+        AT(level, split_planes)(bits.buf, n, size, rotate, planes.buf, histograms.buf);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&bits), PyBuffer_Release(&planes), PyBuffer_Release(&histograms);
+    if (!ok) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *join_planes(PyObject *self, PyObject *args) {
+    (void)self;
+    int level, size, rotate;
+    Py_buffer bits, given[8] = {{0}};
+    PyObject *planes;
+    if (!PyArg_ParseTuple(args, "iOiiw*", &level, &planes, &size, &rotate, &bits)) return NULL;
+    int ok = fits(&bits, 0, size, "bits"), held = 0;
+    size_t n = ok ? (size_t)bits.len / (size_t)size : 0;
+    const uint8_t *each[8];
+    for (; ok && held < size; held++) {
+        PyObject *plane = PySequence_GetItem(planes, held);
+        ok = plane && !PyObject_GetBuffer(plane, &given[held], PyBUF_SIMPLE);
+        Py_XDECREF(plane);
+        if (!ok) break;
+        each[held] = given[held].buf;
+        ok = fits(&given[held], n, 1, "a plane");
+    }
+    if (ok) {
+        Py_BEGIN_ALLOW_THREADS
+        AT(level, join_planes)(each, n, size, rotate, bits.buf);
+        Py_END_ALLOW_THREADS
+    }
+    while (held-- > 0) PyBuffer_Release(&given[held]);
+    PyBuffer_Release(&bits);
+    if (!ok) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"highest_level", highest_level, METH_NOARGS, NULL},
     {"encode_fast", encode_fast, METH_VARARGS, NULL},
@@ -627,6 +657,8 @@ static PyMethodDef methods[] = {
     {"exponents", exponents, METH_VARARGS, NULL},
     {"scan_classes", scan_classes, METH_VARARGS, NULL},
     {"apply_classes", apply_classes, METH_VARARGS, NULL},
+    {"split_planes", split_planes, METH_VARARGS, NULL},
+    {"join_planes", join_planes, METH_VARARGS, NULL},
     {"rans_encode", rans_encode, METH_VARARGS, NULL},
     {"rans_decode", rans_decode, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -1,5 +1,7 @@
 """The compiled loops; `kernels.py` says when they are there. All raise ValueError: why not."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 Buffer = np.ndarray | bytes | memoryview
@@ -60,7 +62,14 @@ def apply_classes(
     values: Buffer,
     /,
 ) -> tuple[int, int]: ...
+def split_planes(
+    level: int, bits: Buffer, size: int, rotate: bool, planes: Buffer, histograms: Buffer, /
+) -> None: ...
+def join_planes(
+    level: int, planes: Sequence[Buffer], size: int, rotate: bool, bits: Buffer, /
+) -> None: ...
 def rans_encode(
+    level: int,
     symbols: Buffer,
     counts: Buffer,
     tables: Buffer,

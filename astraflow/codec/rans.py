@@ -63,10 +63,11 @@ def encode(
         tables: All of them.
     """
     lanes = lane_count(len(symbols))
-    if kernels.level() < 0:
+    level = kernels.level()
+    if level < 0:
         return _encode(symbols, runs, tables, lanes)
     found = kernels.loops.rans_encode(
-        symbols, runs.counts, runs.tables, tables.frequencies, tables.starts, lanes
+        level, symbols, runs.counts, runs.tables, tables.frequencies, tables.starts, lanes
     )
     return None if found[0] is None else found
 
