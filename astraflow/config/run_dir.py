@@ -102,12 +102,17 @@ class RunDir:
         return self.checkpoints(policy_id) / f"step_{step:06d}"
 
     def write_endpoint(self, endpoint: HubEndpoint) -> None:
-        """Let commands on this machine find the hub; the file is readable by its owner only."""
+        """Let commands on this machine find the hub; the file is readable by its owner only.
+
+        It is replaced whole: a hub that returns takes its port and tokens from here.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
         fields = {name: getattr(endpoint, name) for name in HubEndpoint.__slots__}
-        descriptor = os.open(self.endpoint, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        draft = self.endpoint.with_name(self.endpoint.name + ".draft")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump(fields, file)
+        draft.replace(self.endpoint)
 
     def read_endpoint(self) -> HubEndpoint:
         """Return how to reach the hub.

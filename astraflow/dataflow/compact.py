@@ -12,6 +12,7 @@ from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.dataflow.recovery import beginning_of, replay
+from astraflow.storage.fault_points import FaultPoint, arm, reach
 from astraflow.storage.lock import FileLock
 from astraflow.storage.reader import JournalReader
 
@@ -32,7 +33,9 @@ async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
         begin = beginning_of(load_recipe(run_dir.recipe, ()))
         replica = await replay(reader, run_dir.snapshot, begin, end=end)
         if replica is not None:
+            reach(FaultPoint.COMPACTION_REPLAYED)
             replica.save(run_dir.snapshot)
+            reach(FaultPoint.SNAPSHOT_PLACED)
     finally:
         reader.close()
         lock.release()
@@ -42,6 +45,7 @@ def main(arguments: list[str]) -> int:
     """Return the exit code: 0 once the snapshot is safe."""
     os.nice(_NICE)
     try:
+        arm()
         asyncio.run(write_snapshot_of(RunDir(Path(arguments[0])), int(arguments[1])))
     except AstraflowError as error:
         sys.stderr.write(f"{error.message}\n")

@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 
 from astraflow.dataflow.commits import Commits
+from astraflow.storage.fault_points import FaultPoint, reach
 from astraflow.storage.journal import Journal
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -33,6 +34,7 @@ async def compact_for_ever(
             continue
         done_nbytes, end = commits.nbytes, journal.end
         if await _snapshot(run_dir, end):
+            reach(FaultPoint.TRIM_STARTED)
             await journal.trim(end)
             log.info("journal compacted", first=journal.first, end=journal.end)
 

@@ -18,6 +18,7 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
 from astraflow.dataflow.tokens import HubTokens
 from astraflow.rpc.address import join_address, split_address
+from astraflow.storage.fault_points import FaultPoint, arm, reach
 from astraflow.telemetry.garbage import keep_for_good, look_rarely
 
 log = structlog.get_logger(__name__)
@@ -46,6 +47,7 @@ def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> i
     Raises:
         AstraflowError: The hub could not start.
     """
+    arm()
     run = RunDir(run_dir)
     before = _before(run)
     tokens = tokens_from(os.environ, before)
@@ -101,6 +103,7 @@ async def _serve(recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | N
         keep_for_good()
         look_rarely()
         run.write_endpoint(endpoint)
+        reach(FaultPoint.RECOVERY_SERVING)
 
     return await serve_hub(
         recipe, run_dir=run.root, tokens=tokens, listen=listen, on_ready=on_ready

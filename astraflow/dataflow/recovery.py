@@ -20,6 +20,7 @@ from astraflow.core.run import Run
 from astraflow.dataflow.memory import Memory
 from astraflow.dataflow.recipe_settings import run_settings
 from astraflow.dataflow.replica import Begin, Look, Replica
+from astraflow.storage.fault_points import FaultPoint, reach
 from astraflow.storage.journal import InMemoryJournal, Journal, Records
 from astraflow.storage.sqlite import Durability, SqliteJournal
 from astraflow.wire.journal import record_bytes
@@ -62,11 +63,13 @@ async def open_run(
     """
     journal = _open_journal(recipe, run_dir)
     try:
+        reach(FaultPoint.RECOVERY_OPENED)
         started = time.monotonic()
         replica = await replay(journal, run_dir.snapshot, beginning_of(recipe))
         if replica is None:
             return await _begun(recipe, journal, size_of=size_of, clock=clock)
         must_fit(recipe, replica.opened)
+        reach(FaultPoint.RECOVERY_REPLAYED)
     except BaseException:
         await journal.close()
         raise

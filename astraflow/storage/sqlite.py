@@ -17,6 +17,7 @@ from zlib import crc32
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.storage.fault_points import FaultPoint, reach
 from astraflow.storage.lock import FileLock
 
 Result = TypeVar("Result")
@@ -129,6 +130,7 @@ class SqliteJournal:
         while self._first < before:
             upto = min(before, self._first + _TRIM_COUNT)
             await self._do(lambda upto=upto: self._trim(upto))
+            reach(FaultPoint.TRIMMED_SOME)
 
     async def close(self) -> None:
         """Let nothing more be appended; what was appended can still be read."""
@@ -151,6 +153,8 @@ class SqliteJournal:
         ]
         with self._database:
             self._database.executemany("INSERT INTO records VALUES (?, ?, ?)", rows)
+            reach(FaultPoint.JOURNAL_WRITTEN)
+        reach(FaultPoint.JOURNAL_COMMITTED)
         self._end += len(rows)
         return position
 

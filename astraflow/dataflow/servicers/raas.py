@@ -16,6 +16,7 @@ from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Arrival, Hub
 from astraflow.dataflow.mailroom import TaskItem
 from astraflow.dataflow.streams import Context, either, seated, together
+from astraflow.storage.fault_points import FaultPoint, reach
 from astraflow.wire import common, rollout, tasks
 from astraflow.wire import dataflow as wire
 from astraflow.wire.fields import invalid
@@ -89,6 +90,7 @@ class RaasServicer:
         while (answer := await taken.get()) is not None:
             ticket, acks = answer
             await self._hub.safe(ticket)
+            reach(FaultPoint.ROLLOUTS_SAFE)
             await context.write(pb.StreamRolloutsResponse(acks=map(wire.encode_item_ack, acks)))
 
     def _take(self, member_id: MemberId, items: Sequence[pb.RolloutItem]) -> list[ItemAck]:

@@ -17,6 +17,7 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.mailroom import BatchItem
 from astraflow.dataflow.streams import Context, either, seated
 from astraflow.dataflow.waits import INTERVAL_S, tell_waits
+from astraflow.storage.fault_points import FaultPoint, reach
 from astraflow.wire import batches, common, weights
 from astraflow.wire import dataflow as wire
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
@@ -62,6 +63,7 @@ class TrainerServicer:
         """Settle a batch."""
         member_id = self._access.member(context, Role.TRAINER)
         is_settled = await self._hub.take(_acked(member_id, wire.decode_ack_batch(request)))
+        reach(FaultPoint.BATCH_SETTLED)
         return pb.AckBatchResponse(settled=is_settled)
 
     async def PublishVersion(
@@ -71,6 +73,7 @@ class TrainerServicer:
         member_id = self._access.member(context, Role.TRAINER)
         info = weights.decode_version_info(request.version)
         next_version = await self._hub.take(VersionPublished(member_id=member_id, info=info))
+        reach(FaultPoint.VERSION_SAFE)
         return pb.PublishVersionResponse(next_version=next_version)
 
 
@@ -106,6 +109,7 @@ async def _send_batch(batch: SendBatch, context: Context) -> None:
     """Write a batch part by part, as the peer reads it; large parts are made on a thread."""
     header = batches.encode_batch_header(batch.header)
     await context.write(pb.StreamBatchesResponse(header=header))
+    reach(FaultPoint.BATCH_HEADER_SENT)
     for index in range(len(batch.parts)):
         if batch.parts.token_count(index) > _LARGE_TOKEN_COUNT:
             message = await asyncio.to_thread(_part_event, batch, index)

@@ -1,0 +1,1 @@
+"""A run whose processes are killed, and how it is judged."""
