@@ -1,9 +1,9 @@
-"""Kill the processes of a run, at named places and at random, and check the books of what came of it.
+"""Kill the processes of a run, at named places and at random, and check its books in the end.
 
 Every run has a hub, two nodes and a trainer as processes of their own, on real sockets and with a
-real journal. kill -9 ends one after the other; another takes its place. In the end nothing that was
-acknowledged may be lost, no rollout may be in two batches that count, every task has ended once, and
-what the trainer knows is what the journal says.
+real journal. kill -9 ends one after the other; another takes its place. In the end nothing that
+was acknowledged may be lost, no rollout may be in two batches that count, every task has ended
+once, and what the trainer knows is what the journal says.
 
     python benchmarks/crash.py --json crash.json
     python benchmarks/crash.py --runs 2 --kills 12
@@ -66,7 +66,8 @@ def _tell(number: int, report: Report) -> None:
     verdict = report.verdict
     print(
         f"run {number}: {sum(report.kills.values())} kills in {report.seconds:.1f} s, "
-        f"{verdict.acked} acknowledged, {verdict.trained} trained on, {verdict.undone} batches undone, "
+        f"{verdict.acked} acknowledged, {verdict.trained} trained on, "
+        f"{verdict.undone} batches undone, "
         f"missed {dict(report.missed)}, faults {list(verdict.faults)[:5]}",
         flush=True,
     )

@@ -1,6 +1,7 @@
 """The session of a member: opened, kept alive on a channel of its own, opened again."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -111,6 +112,7 @@ class SessionKeeper:
         self._incarnation = incarnation
         self._clock = clock or SystemClock()
         self._session: Session | None = None
+        self._heard_s = -math.inf
         self._opening = asyncio.Lock()
         self._sessions = SessionServiceStub(hub.channel)
         self._keep_alive = SessionServiceStub(keep_alive_hub.channel).KeepAlive
@@ -218,13 +220,14 @@ class SessionKeeper:
         """
         patience = self.hub.patience()
         while True:
-            token = self.session.token
+            token, started_s = self.session.token, self._clock.monotonic()
             try:
                 if await stream(patience):
                     return
                 _honour_cancellation()
                 await patience.pause(self._silent())
             except AioRpcError as error:
+                self._forgive(patience, started_s)
                 await self._recover(error, token, patience)
             if reconciles:
                 await self.reopen(token)
@@ -240,7 +243,7 @@ class SessionKeeper:
         """
         patience = self.hub.patience()
         while True:
-            token = self.session.token
+            token, started_s = self.session.token, self._clock.monotonic()
             try:
                 async for event in open_stream():
                     patience.renew()
@@ -248,7 +251,17 @@ class SessionKeeper:
                 _honour_cancellation()
                 await patience.pause(self._silent())
             except AioRpcError as error:
+                self._forgive(patience, started_s)
                 await self._recover(error, token, patience)
+
+    def _forgive(self, patience: Patience, since_s: float) -> None:
+        """Count anew after a stream that was open while a KeepAlive was answered.
+
+        It may have had nothing to say for longer than patience lasts: cuts of it that lie far
+        apart are not failures in a row.
+        """
+        if self._heard_s > since_s:
+            patience.renew()
 
     async def _recover(self, error: AioRpcError, token: bytes, patience: Patience) -> None:
         """Get ready for the next attempt, or raise when there is none."""
@@ -292,7 +305,8 @@ class SessionKeeper:
             await self._recover(error, session.token, patience)
             return
         patience.renew()
-        self._round_trips.append(self._clock.monotonic() - started)
+        self._heard_s = self._clock.monotonic()
+        self._round_trips.append(self._heard_s - started)
         self.server_time = answer.server_time.ToDatetime(tzinfo=self._clock.now().tzinfo)
         self._entrust(answer.transfer_token)
         if answer.HasField("directive"):

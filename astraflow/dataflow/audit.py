@@ -1,7 +1,7 @@
 """An audit: checks the books of a run against its journal, by other means than the run's own."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from astraflow.core.batches import BatchOutcome, BatchPart
@@ -58,6 +58,15 @@ class Audit:
         self._consumed: dict[PolicyId, set[RolloutId]] = defaultdict(set)
         self._task_faults: list[str] = []
         self._rollout_faults: list[str] = []
+
+    @property
+    def accepted(self) -> Set[RolloutId]:
+        """Rollouts that were accepted."""
+        return self._accepted
+
+    def trained(self, policy_id: PolicyId) -> Set[RolloutId]:
+        """Rollouts in the batches that count as trained."""
+        return self._consumed[policy_id]
 
     def look(self, event: Event, decision: Decision) -> None:
         """Take note of an event and what came of it."""

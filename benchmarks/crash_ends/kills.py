@@ -57,6 +57,7 @@ class Kill:
 
     @property
     def name(self) -> str:
+        """For people."""
         return f"{self.victim}: {self.point or 'any time'}"
 
 

@@ -51,6 +51,8 @@ from astraflow.core.versions import (
 from crash_ends.scene import CHECKPOINT_EVERY, JOIN, POLICY, Scene, note, replace_with
 
 _CAPACITY = 16
+_TOKEN_COUNT = 128
+_PROMPT_COUNT = 8
 _PATIENCE_S = 30.0
 _LOOK_S = 0.005
 _ID = PolicyId(POLICY)
@@ -116,7 +118,7 @@ class Node:
             name=self._name,
             contract=Contract(),
             capacity=_CAPACITY,
-            policies=(ServedPolicy(policy_id=_ID, max_context_token_count=64),),
+            policies=(ServedPolicy(policy_id=_ID, max_context_token_count=_TOKEN_COUNT),),
             codes=(RegisteredCode(name="single_turn"),),
         )
 
@@ -124,9 +126,7 @@ class Node:
         async for info in client.versions.watch(_ID):
             if info.version > self._version:
                 self._version = info.version
-                report = VersionReport(
-                    policy_id=_ID, version=info.version, state=VersionState.LIVE
-                )
+                report = VersionReport(policy_id=_ID, version=info.version, state=VersionState.LIVE)
                 await client.versions.report(report)
 
     def _answer(self, task: RolloutTask) -> None:
@@ -148,13 +148,14 @@ class Node:
 
 def _sample(task: RolloutTask, index: int, version: int) -> Rollout:
     name = f"{task.task_id}/{index}"
+    is_sampled = np.arange(_TOKEN_COUNT) >= _PROMPT_COUNT
     trajectory = Trajectory(
         trajectory_id=f"{name}/{POLICY}",
         policy_id=_ID,
-        tokens=np.arange(64, dtype=np.int32),
-        sampled_mask=np.arange(64) >= 8,
-        logprobs=np.where(np.arange(64) >= 8, -1, 0).astype(np.float32),
-        version_spans=(VersionSpan(version=version, length=56),),
+        tokens=np.arange(_TOKEN_COUNT, dtype=np.int32),
+        sampled_mask=is_sampled,
+        logprobs=np.where(is_sampled, -1, 0).astype(np.float32),
+        version_spans=(VersionSpan(version=version, length=int(is_sampled.sum())),),
         finish_reason=FinishReason.STOP,
     )
     return Rollout(
@@ -279,4 +280,3 @@ def _version(version: int, *, step: int, restored_from: int | None) -> VersionIn
         restored_from=restored_from,
         patches=(patch,),
     )
-

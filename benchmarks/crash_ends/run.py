@@ -1,36 +1,25 @@
 """A run of real processes that are killed, one after the other, until nobody is left to be."""
 
-import asyncio
-import logging
-import multiprocessing
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 from typing import Final
 
-from astraflow.dataflow.main import JOIN_TOKEN, OPERATOR_TOKEN, main_serve
-from astraflow.storage.fault_points import VARIABLE, FaultPoint
-from astraflow.telemetry.logging import configure_logging
-from crash_ends.kills import BESIDE, Kill, Victim
-from crash_ends.members import CountingTrainer, Node
-from crash_ends.scene import JOIN, OPERATOR, Scene, allow, set_scene
+from astraflow.storage.fault_points import FaultPoint
+from crash_ends.archive import Archive
+from crash_ends.kills import BESIDE, COMPACTING, Kill, Victim
+from crash_ends.nursery import Nursery
+from crash_ends.scene import Scene, allow, set_scene
 from crash_ends.verdict import Verdict, judge
 
-_CONTEXT: Final[ForkServerContext] = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["crash_ends.run"])
-
 _LOOK_S: Final = 0.01
-_STEPS_PER_KILL: Final = 6
 _PLACE_S: Final = 20.0
 _END_S: Final = 60.0
-# Steps that a trainer may do while one kill is on its way.
-_STEP_EVERY_S: Final = 0.02
+# How fast the trainer gets on while one kill is on its way.
+_STEP_EVERY_S: Final = 0.04
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,18 +53,16 @@ def crash_run(
     Raises:
         TimeoutError: It does not get on; the message says who is left.
     """
-    step_count = _STEPS_PER_KILL * len(kills) + 6
+    step_count = sum(_steps_of(kill) for kill in kills) + 12
     scene = set_scene(root, step_count=step_count, compact_nbytes=compact_nbytes)
-    company = Company(scene, chance=chance, step_count=step_count)
     started = time.monotonic()
-    try:
+    with Nursery("crash_ends.roles") as nursery:
+        company = Company(scene, nursery, chance=chance, step_count=step_count)
         company.play(kills)
-    finally:
-        company.end()
     return Report(
         kills=company.kills,
         missed=company.missed,
-        verdict=judge(scene, step_count=step_count),
+        verdict=judge(scene, company.archive, step_count=step_count),
         seconds=time.monotonic() - started,
     )
 
@@ -83,13 +70,15 @@ def crash_run(
 class Company:
     """The processes of one run: a hub, two nodes, a trainer."""
 
-    def __init__(self, scene: Scene, *, chance: Random, step_count: int) -> None:
+    def __init__(self, scene: Scene, nursery: Nursery, *, chance: Random, step_count: int) -> None:
         self.kills = Counter[str]()
         self.missed = Counter[str]()
+        self.archive = Archive(scene.run_dir.journal)
         self._scene = scene
+        self._nursery = nursery
         self._chance = chance
         self._step_count = step_count
-        self._processes: dict[str, BaseProcess] = {}
+        self._pids: dict[str, int] = {}
         self._hub_number = 0
         self._node_count = 0
         self._allowed = 0
@@ -106,10 +95,11 @@ class Company:
         while left:
             kill = left.pop(0)
             self._kill(kill, _fault(left))
-        allow(self._scene, self._step_count)
-        everybody = self._processes.values()
-        self._wait(lambda: not any(p.is_alive() for p in everybody), "the run ends", limit_s=_END_S)
+        self._allowed = self._step_count
+        allow(self._scene, self._allowed)
+        self._wait(lambda: not self._living(), "the run ends", limit_s=_END_S)
         self._must_be_well(is_over=True)
+        self.archive.catch_up()
 
     def _begin(self) -> None:
         """Kill a hub as it begins the run, and let the next one get to work."""
@@ -117,12 +107,6 @@ class Company:
         self._start_hub(_fault([first]))
         self._kill(first, "")
         self._wait(self._scene.run_dir.endpoint.exists, "the hub serves")
-
-    def end(self) -> None:
-        """Leave no process behind."""
-        for process in self._processes.values():
-            process.kill()
-            process.join()
 
     def _kill(self, kill: Kill, fault: str) -> None:
         """Kill one and start its successor; a hub's successor is armed with the next fault."""
@@ -135,30 +119,34 @@ class Company:
             self._start_trainer()
         else:
             self._lapse(kill.delay_s)
-            self._strike(self._chance.choice([n for n in self._processes if n.startswith("node")]))
+            self._strike(self._chance.choice([n for n in self._pids if n.startswith("node")]))
             self._start_node()
         self.kills[kill.name] += 1
 
     def _end_hub(self, kill: Kill) -> None:
-        hub = self._processes["hub"]
         if kill.point is None:
             self._lapse(kill.delay_s)
         else:
-            is_there = self._snapshot_failed if kill.point in BESIDE else lambda: not hub.is_alive()
+            is_there = self._snapshot_failed if kill.point in BESIDE else self._hub_is_gone
             try:
                 self._wait(is_there, str(kill.point))
             except TimeoutError:
                 self.missed[kill.name] += 1
         self._strike("hub")
 
+    def _hub_is_gone(self) -> bool:
+        return self._nursery.exit_code(self._pids["hub"]) is not None
+
+    def _living(self) -> list[str]:
+        return [n for n, pid in self._pids.items() if self._nursery.exit_code(pid) is None]
+
     def _snapshot_failed(self) -> bool:
         """Whether the hub says that the process beside it died."""
-        return "no snapshot" in self._scene.log(self._hub_log).read_text()
+        log = self._scene.log(self._hub_name)
+        return log.exists() and "no snapshot" in log.read_text()
 
     def _strike(self, name: str) -> None:
-        process = self._processes.pop(name)
-        process.kill()
-        process.join()
+        self._nursery.kill(self._pids.pop(name))
 
     def _lapse(self, seconds: float) -> None:
         due = time.monotonic() + seconds
@@ -175,74 +163,58 @@ class Company:
         deadline = time.monotonic() + limit_s
         while not is_so():
             if time.monotonic() > deadline:
-                alive = [name for name, each in self._processes.items() if each.is_alive()]
-                raise TimeoutError(f"{what}: not after {limit_s:g} s; alive: {alive}")
+                raise TimeoutError(f"{what}: not after {limit_s:g} s; alive: {self._living()}")
             self._must_be_well()
             self._let_go_on()
             time.sleep(_LOOK_S)
 
     def _let_go_on(self) -> None:
         now = time.monotonic()
-        if now - self._moved_s >= _STEP_EVERY_S and self._allowed < self._step_count - 1:
-            self._moved_s = now
+        if now - self._moved_s < _STEP_EVERY_S:
+            return
+        self._moved_s = now
+        self.archive.catch_up()
+        if self._allowed < self._step_count - 1:
             self._allowed += 1
             allow(self._scene, self._allowed)
 
     def _start_hub(self, fault: str) -> None:
         self._hub_number += 1
-        self._start("hub", _hub, fault, log=self._hub_log)
+        self._start("hub", "hub", self._hub_name, fault)
 
     @property
-    def _hub_log(self) -> str:
+    def _hub_name(self) -> str:
         return f"hub-{self._hub_number}"
 
     def _start_node(self) -> None:
         self._node_count += 1
         name = f"node-{self._node_count}"
-        self._start(name, _node, name)
+        self._start(name, "node", name)
 
     def _start_trainer(self) -> None:
-        self._start("trainer", _trainer)
+        self._start("trainer", "trainer", "trainer")
 
-    def _start(self, name: str, target: Callable[..., None], *arguments: str, log: str = "") -> None:
-        process = _CONTEXT.Process(
-            target=_logged, args=(self._scene, log or name, target, *arguments), daemon=True
-        )
-        process.start()
-        self._processes[name] = process
+    def _start(self, name: str, role: str, *arguments: str) -> None:
+        self._pids[name] = self._nursery.start(role, str(self._scene.root), *arguments)
 
     def _must_be_well(self, *, is_over: bool = False) -> None:
         """Refuse an end that was not asked for; an armed hub may end at any time."""
+        codes = {name: self._nursery.exit_code(pid) for name, pid in self._pids.items()}
         codes = {
-            name: each.exitcode
-            for name, each in self._processes.items()
-            if each.exitcode and (is_over or name != "hub" or each.exitcode > 0)
+            name: code
+            for name, code in codes.items()
+            if code and (is_over or name != "hub" or code > 0)
         }
         if codes:
             raise RuntimeError(f"ended badly: {codes}; logs lie in {self._scene.root}")
+
+
+def _steps_of(kill: Kill) -> int:
+    """Return how many steps a kill takes at most; a snapshot needs time."""
+    return 60 if kill.point in COMPACTING else 6
 
 
 def _fault(left: Sequence[Kill]) -> str:
     """Return what the next hub is armed with."""
     kill = next((kill for kill in left if kill.victim is Victim.HUB), None)
     return "" if kill is None or kill.point is None else f"{kill.point}:{kill.count}"
-
-
-def _logged(scene: Scene, name: str, target: Callable[..., None], *arguments: str) -> None:
-    configure_logging(name, log_file=scene.log(name), level="warning")
-    logging.captureWarnings(capture=True)
-    target(scene, *arguments)
-
-
-def _hub(scene: Scene, fault: str) -> None:
-    settings: Mapping[str, str] = {JOIN_TOKEN: JOIN, OPERATOR_TOKEN: OPERATOR, VARIABLE: fault}
-    os.environ.update(settings)
-    raise SystemExit(main_serve(scene.read_recipe(), run_dir=scene.run_dir.root))
-
-
-def _node(scene: Scene, name: str) -> None:
-    asyncio.run(Node(scene, name).run())
-
-
-def _trainer(scene: Scene) -> None:
-    CountingTrainer(scene).run()

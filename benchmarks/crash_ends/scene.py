@@ -29,10 +29,12 @@ class Scene:
 
     @property
     def run_dir(self) -> RunDir:
+        """Folder of the hub."""
         return RunDir(self.root / "run")
 
     @property
     def recipe(self) -> Path:
+        """As JSON."""
         return self.root / "recipe.json"
 
     @property
@@ -47,6 +49,7 @@ class Scene:
 
     @property
     def checkpoints(self) -> Path:
+        """Folder of the trainers'."""
         return self.root / "checkpoints"
 
     @property
@@ -55,9 +58,11 @@ class Scene:
         return self.root / "allowed"
 
     def log(self, name: str) -> Path:
+        """What a process says."""
         return self.root / "logs" / f"{name}.log"
 
     def read_recipe(self) -> Recipe:
+        """Return the recipe of the run."""
         return Recipe.model_validate_json(self.recipe.read_text())
 
 

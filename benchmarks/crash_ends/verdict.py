@@ -2,14 +2,18 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from astraflow.config.loader import load_recipe
+from astraflow.core.events import Event, RolloutArrived
+from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import Disposition
-from astraflow.core.status import RolloutPlace, RolloutRecord
+from astraflow.core.run import Decision
+from astraflow.dataflow.audit import Audit
 from astraflow.dataflow.recovery import beginning_of, replay
 from astraflow.launch.ledger import read_ledger
-from astraflow.storage.reader import JournalReader
+from crash_ends.archive import Archive
 from crash_ends.scene import POLICY, Scene, notes
 
 _LIVE = ("in_flight_count", "waiting_count", "fresh_count", "leased_count")
@@ -32,25 +36,16 @@ class Verdict:
     undone: int
 
 
-def judge(scene: Scene, *, step_count: int) -> Verdict:
+def judge(scene: Scene, archive: Archive, *, step_count: int) -> Verdict:
     """Compare what nodes and trainers noted with the journal."""
-    acked = {
-        row["id"]
-        for row in notes(scene.acked)
-        if row["disposition"] in (Disposition.ACCEPTED, Disposition.DUPLICATE) and "/" in row["id"]
-    }
+    acked = [row for row in notes(scene.acked) if "/" in row["id"]]
     steps, undone = _lineage(scene)
-    records = {each.rollout.rollout_id: each for each in asyncio.run(_records(scene))}
-    faults = [
-        *_lost(acked, records),
-        *_twice(steps),
-        *_other_than_trained(steps, records),
-        *_books(scene),
-    ]
+    faults = [*_twice(steps), *asyncio.run(_against_journal(scene, archive, acked, steps))]
     if len(steps) != step_count:
         faults.append(f"{len(steps)} of {step_count} steps count")
     trained = sum(len(rollouts) for rollouts in steps)
-    return Verdict(faults=tuple(faults), acked=len(acked), trained=trained, undone=undone)
+    accepted = {row["id"] for row in acked if row["disposition"] == Disposition.ACCEPTED}
+    return Verdict(faults=tuple(faults), acked=len(accepted), trained=trained, undone=undone)
 
 
 def _lineage(scene: Scene) -> tuple[list[list[str]], int]:
@@ -66,39 +61,62 @@ def _lineage(scene: Scene) -> tuple[list[list[str]], int]:
     return steps, undone
 
 
-async def _records(scene: Scene) -> tuple[RolloutRecord, ...]:
-    reader = JournalReader(scene.run_dir.journal)
-    try:
-        begin = beginning_of(load_recipe(scene.run_dir.recipe, ()))
-        replica = await replay(reader, scene.run_dir.snapshot, begin)
-    finally:
-        reader.close()
-    return () if replica is None else tuple(replica.run.rollouts())
-
-
-def _lost(acked: set[str], records: dict[str, RolloutRecord]) -> list[str]:
-    return [f"{name} was acknowledged and is lost" for name in sorted(acked - records.keys())]
-
-
 def _twice(steps: list[list[str]]) -> list[str]:
     counts = Counter(name for rollouts in steps for name in rollouts)
     return [f"{name} is in {count} batches" for name, count in counts.items() if count > 1]
 
 
-def _other_than_trained(steps: list[list[str]], records: dict[str, RolloutRecord]) -> list[str]:
-    """Compare what the trainer knows with what the hub says is trained on."""
+class _Samples:
+    """Which sample each rollout is, and which samples were accepted."""
+
+    def __init__(self) -> None:
+        self._sample_of: dict[str, tuple[str, int]] = {}
+        self._accepted: dict[tuple[str, int], str] = {}
+
+    def look(self, event: Event, decision: Decision) -> None:
+        """Take note of an event."""
+        if isinstance(event, RolloutArrived):
+            rollout = event.rollout
+            sample = (rollout.group_id, rollout.sample_index)
+            self._sample_of[rollout.rollout_id] = sample
+            if decision.answer.disposition is Disposition.ACCEPTED:
+                self._accepted[sample] = rollout.rollout_id
+
+    def have(self, row: Mapping[str, str]) -> bool:
+        """Whether what a node was told is so: a duplicate may be of another attempt."""
+        kept = self._accepted.get(self._sample_of.get(row["id"], ("", 0)))
+        match row["disposition"]:
+            case Disposition.ACCEPTED:
+                return kept == row["id"]
+            case Disposition.DUPLICATE:
+                return kept is not None
+            case _:
+                return True
+
+
+async def _against_journal(
+    scene: Scene, archive: Archive, acked: list[dict[str, str]], steps: list[list[str]]
+) -> list[str]:
+    """Replay every record that ever was, and compare."""
+    audit, samples = Audit(), _Samples()
+
+    def look(event: Event, decision: Decision) -> None:
+        audit.look(event, decision)
+        samples.look(event, decision)
+
+    begin = beginning_of(load_recipe(scene.run_dir.recipe, ()))
+    replica = await replay(archive, scene.root / "no snapshot", begin, look=look)
+    if replica is None:
+        return ["there is no journal"]
+    ledger = await read_ledger(scene.run_dir)
+    (account,) = replica.run.accounts()
     mine = {name for rollouts in steps for name in rollouts}
-    its = {
-        name
-        for name, record in records.items()
-        if any(place.place is RolloutPlace.TRAINED for place in record.placements)
-    }
-    return [f"{name} is trained on for one side only" for name in sorted(mine ^ its)]
-
-
-def _books(scene: Scene) -> list[str]:
-    ledger = asyncio.run(read_ledger(scene.run_dir))
-    faults = [fault for check in ledger.checks for fault in check.faults]
-    (account,) = ledger.accounts
+    other = mine ^ audit.trained(PolicyId(POLICY))
+    faults = [fault for check in audit.checks(replica.run) for fault in check.faults]
+    faults += [f"{row} is lost" for row in acked if not samples.have(row)]
+    faults += [f"{name} is trained on for one side only" for name in sorted(other)]
     faults += [f"{name} is left in the books" for name in _LIVE if getattr(account, name)]
-    return faults if account.policy_id == POLICY else [f"no books of {POLICY}"]
+    faults += [fault for check in ledger.checks for fault in check.faults]
+    if ledger.accounts != (account,):
+        faults.append(f"the snapshot and the journal differ: {ledger.accounts} is not {account}")
+    return faults

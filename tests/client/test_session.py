@@ -184,3 +184,20 @@ async def test_a_watch_goes_on_after_the_last_version_seen(fake_hub, pool):
             fake_hub.cut("WatchVersions")
             fake_hub.versions.append(version(info.version + 1))
     assert seen == [0, 1, 2]
+
+
+async def test_cuts_of_a_silent_stream_add_up_only_while_the_hub_is_away(fake_hub, pool):
+    fake_hub.keep_alive_interval = timedelta(milliseconds=5)
+    async with pool(patience_s=0.2) as client, asyncio.TaskGroup() as group:
+        await client.join()
+        keeping = group.create_task(client.keeper.run())
+        watching = group.create_task(anext(client.versions.watch("solver")))
+        for number in range(1, 3):
+            await fake_hub.until(lambda n=number: fake_hub.calls["WatchVersions"] == n)
+            # So many take longer than patience lasts.
+            beats = len(fake_hub.loads) + 60
+            await fake_hub.until(lambda n=beats: len(fake_hub.loads) >= n)
+            fake_hub.cut("WatchVersions")
+        await fake_hub.until(lambda: fake_hub.calls["WatchVersions"] == 3)
+        keeping.cancel()
+        watching.cancel()

@@ -1,0 +1,109 @@
+"""Real processes that start fast: forked from one that has imported all they need.
+
+The nursery itself has no threads and no connections, so a fork of it is as good as a fresh process.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+_ROOT = Path(__file__).parents[1]
+
+
+class Nursery:
+    """Starts, watches and kills processes; all of them end with the block."""
+
+    def __init__(self, module: str) -> None:
+        """Prepare to run functions of a module."""
+        path = os.pathsep.join([str(_ROOT), *filter(None, sys.path)])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "crash_ends.nursery", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def start(self, function: str, *arguments: str) -> int:
+        """Run a function in a process of its own; return its process id."""
+        return self._ask({"function": function, "arguments": arguments})
+
+    def exit_code(self, pid: int) -> int | None:
+        """Return how a process ended, as subprocess does; None: it runs."""
+        return self._ask({"poll": pid})
+
+    def kill(self, pid: int) -> None:
+        """End a process with kill -9; return when it is gone."""
+        self._ask({"kill": pid})
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("a nursery speaks over pipes")
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+def _serve(module: str, requests: TextIO, answers: TextIO) -> None:
+    functions = import_module(module)
+    codes: dict[int, int | None] = {}
+    for line in requests:
+        request = json.loads(line)
+        if "function" in request:
+            function = getattr(functions, request["function"])
+            answer: int | None = _born(function, request["arguments"])
+            codes[answer] = None
+        elif "kill" in request:
+            answer = codes[request["kill"]] = _ended(request["kill"], codes)
+        else:
+            answer = codes[request["poll"]] = _polled(request["poll"], codes, os.WNOHANG)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    for pid in codes:
+        _ended(pid, codes)
+
+
+def _born(function: Any, arguments: list[str]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for name in (0, 1):
+            os.dup2(os.open(os.devnull, os.O_RDWR), name)
+        function(*arguments)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - the last words of a process
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)
+
+
+def _ended(pid: int, codes: dict[int, int | None]) -> int | None:
+    if codes[pid] is None:
+        os.kill(pid, signal.SIGKILL)
+    return _polled(pid, codes, 0)
+
+
+def _polled(pid: int, codes: dict[int, int | None], options: int) -> int | None:
+    if codes[pid] is not None:
+        return codes[pid]
+    found, status = os.waitpid(pid, options)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], sys.stdin, sys.stdout)

@@ -1,0 +1,36 @@
+"""What the processes of a run that crashes do; each function is one process."""
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+from astraflow.dataflow.main import JOIN_TOKEN, OPERATOR_TOKEN, main_serve
+from astraflow.storage.fault_points import VARIABLE
+from astraflow.telemetry.logging import configure_logging
+from crash_ends.members import CountingTrainer, Node
+from crash_ends.scene import JOIN, OPERATOR, Scene
+
+
+def hub(root: str, name: str, fault: str) -> None:
+    """Serve the hub; it dies where `fault` says, unset: nowhere."""
+    scene = _logged(root, name)
+    os.environ.update({JOIN_TOKEN: JOIN, OPERATOR_TOKEN: OPERATOR, VARIABLE: fault})
+    raise SystemExit(main_serve(scene.read_recipe(), run_dir=scene.run_dir.root))
+
+
+def node(root: str, name: str) -> None:
+    """Answer tasks."""
+    asyncio.run(Node(_logged(root, name), name).run())
+
+
+def trainer(root: str, name: str) -> None:
+    """Train, or go on training."""
+    CountingTrainer(_logged(root, name)).run()
+
+
+def _logged(root: str, name: str) -> Scene:
+    scene = Scene(Path(root))
+    configure_logging(name, log_file=scene.log(name), level="warning")
+    logging.captureWarnings(capture=True)
+    return scene
