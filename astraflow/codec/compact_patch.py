@@ -24,6 +24,7 @@ from astraflow.codec.exponents import (
     field_of,
     rule_for,
 )
+from astraflow.codec.in_order import in_order
 from astraflow.codec.runs import ChunkRange
 from astraflow.codec.shared_tables import ClassTables, write_shared_tables
 from astraflow.core.dtype import Dtype
@@ -35,20 +36,25 @@ Read = Callable[[ChunkRange], np.ndarray]
 
 
 def encode_compact_ranges(
-    ranges: Sequence[ChunkRange], target: Read, base: Read
+    ranges: Sequence[ChunkRange], target: Read, base: Read, thread_count: int = 1
 ) -> tuple[list[EncodedRange], bytes]:
     """Encode all ranges of a patch, and return its shared tables too."""
     rules = _rules(ranges, target, base)
-    found: dict[ChunkRange, sparse_compact.Scanned] = {}
-    histograms = {dtype: np.zeros((2, MAX_CLASS_COUNT, 256), np.int64) for dtype in rules}
-    for where in ranges:
+
+    def scan(where: ChunkRange) -> sparse_compact.Scanned | None:
         rule = rules.get(where.dtype)
-        if rule is not None:
-            scanned = sparse_compact.scan(rule, base(where), target(where), first=where.first)
-            found[where] = _kept(where, scanned)
-            histograms[where.dtype] += found[where].histogram
-    sections = {dtype: ClassTables.of(rules[dtype], histograms[dtype]) for dtype in rules}
-    encoded = [_encode(each, target, base, found.get(each), sections) for each in ranges]
+        if rule is None:
+            return None
+        found = sparse_compact.scan(rule, base(where), target(where), first=where.first)
+        return _kept(where, found)
+
+    scanned = in_order(scan, ranges, thread_count)
+    sections = _sections(rules, ranges, scanned)
+
+    def encode(at: int) -> EncodedRange:
+        return _encode(ranges[at], target, base, scanned[at], sections)
+
+    encoded = in_order(encode, range(len(ranges)), thread_count)
     return encoded, write_shared_tables(sections.values())
 
 
@@ -58,6 +64,18 @@ def encode_compact_range(
     """Encode one range with the tables of its patch."""
     scanned = sparse_compact.scan(tables.rule, old, new, first=where.first)
     return encode_compact(where, new, scanned, tables)
+
+
+def _sections(
+    rules: Mapping[Dtype, ClassRule],
+    ranges: Sequence[ChunkRange],
+    scanned: Sequence[sparse_compact.Scanned | None],
+) -> Mapping[Dtype, ClassTables]:
+    histograms = {dtype: np.zeros((2, MAX_CLASS_COUNT, 256), np.int64) for dtype in rules}
+    for where, found in zip(ranges, scanned, strict=True):
+        if found is not None:
+            histograms[where.dtype] += found.histogram
+    return {dtype: ClassTables.of(rules[dtype], histograms[dtype]) for dtype in rules}
 
 
 def _encode(

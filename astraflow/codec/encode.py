@@ -10,6 +10,7 @@ from astraflow.codec.chunk_list import merge_unchanged, numbered
 from astraflow.codec.chunks import Chunk, Profile
 from astraflow.codec.compact_patch import encode_compact_range, encode_compact_ranges
 from astraflow.codec.encode_range import EncodedRange, encode_dense, encode_fast
+from astraflow.codec.in_order import in_order
 from astraflow.codec.runs import ChunkRange
 from astraflow.codec.shared_tables import read_shared_tables
 from astraflow.codec.state_digest import StateDigest
@@ -66,6 +67,7 @@ def encode_patch(
     digest: StateDigest,
     *,
     profile: Profile = Profile.FAST,
+    thread_count: int = 1,
 ) -> EncodedPatch:
     """Return the patch that leads from `base` to `target`.
 
@@ -78,12 +80,18 @@ def encode_patch(
         base: The old one.
         digest: Of the old one.
         profile: How it is coded.
+        thread_count: How many ranges are worked on at once. With more than 1, `target` and `base`
+            are called by several threads and what they return stays valid: views.
     """
-    tables = b""
+    tables, ranges = b"", list(runs.ranges())
     if profile is Profile.COMPACT:
-        encoded, tables = encode_compact_ranges(list(runs.ranges()), target, base)
+        encoded, tables = encode_compact_ranges(ranges, target, base, thread_count)
     else:
-        encoded = [encode_fast(each, target(each), base(each)) for each in runs.ranges()]
+
+        def encode(where: ChunkRange) -> EncodedRange:
+            return encode_fast(where, target(where), base(where))
+
+        encoded = in_order(encode, ranges, thread_count)
     return EncodedPatch(
         chunks=numbered(merge_unchanged(each.chunk for each in encoded)),
         shared_tables=tables,
@@ -91,17 +99,26 @@ def encode_patch(
     )
 
 
-def encode_whole(runs: Ranges, target: RangeBits, *, profile: Profile = Profile.FAST) -> Encoded:
+def encode_whole(
+    runs: Ranges,
+    target: RangeBits,
+    *,
+    profile: Profile = Profile.FAST,
+    thread_count: int = 1,
+) -> Encoded:
     """Return the patch that leads from nothing to `target`.
 
     Args:
         runs: Of its layout, or of a part of it.
         target: The state; raw payloads look into what it returns.
         profile: How it is coded.
+        thread_count: As for `encode_patch`.
     """
-    return Encoded(
-        chunks=numbered(encode_dense(each, target(each), profile) for each in runs.ranges())
-    )
+
+    def encode(where: ChunkRange) -> Chunk:
+        return encode_dense(where, target(where), profile)
+
+    return Encoded(chunks=numbered(in_order(encode, list(runs.ranges()), thread_count)))
 
 
 def encode_chunk(

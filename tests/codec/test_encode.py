@@ -1,12 +1,14 @@
 """Two versions become chunks and back, bit by bit, always with the same bytes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.codec.chunks import CHUNK_NBYTES, Compression, Encoding, Profile
-from astraflow.codec.decode import decode_change, decode_whole
+from astraflow.codec.decode import decode_change, decode_changes, decode_whole
 from astraflow.codec.encode import encode_chunk, encode_patch, encode_whole, flat_bits
 from astraflow.codec.runs import Runs
 from astraflow.codec.state_digest import StateDigest
@@ -172,3 +174,41 @@ def test_a_chunk_that_is_encoded_alone_has_the_payload_that_it_had_in_the_patch(
         if alone.header.encoding is not Encoding.UNCHANGED:
             assert alone.payload == patch[where.offset].payload
         assert encode_chunk(where, new(where), None).payload == whole[where.offset].payload
+
+
+@pytest.mark.parametrize("profile", Profile)
+def test_threads_give_the_same_patch_and_the_same_changes(states, profile):
+    layout = Layout.of([("w", Dtype.BF16, (CHUNK_NBYTES // 2 * 3 + 7,)), ("x", Dtype.F32, (900,))])
+    rng, runs = np.random.default_rng(5), Runs(layout)
+    base = states.random(rng, layout)
+    target = states.touched(base, rng, 0.001, layout)
+    given = (runs, flat_bits(target), flat_bits(base), StateDigest.of(layout, base))
+
+    one, many = (encode_patch(*given, profile=profile, thread_count=n) for n in (1, 4))
+
+    assert content(many.chunks) == content(one.chunks)
+    assert (many.shared_tables, many.digest) == (one.shared_tables, one.digest)
+    digest, state = given[-1], base.copy()
+
+    def old(header):
+        return base[header.offset : header.end].view(header.dtype.bits)
+
+    for change in decode_changes(many.chunks, old, many.shared_tables, thread_count=4):
+        assert digest.after(change) == digest.after(replace(change, sums=None))
+        digest = digest.after(change)
+        change.apply(state)
+    assert digest == one.digest
+    assert (state == target).all()
+
+
+@pytest.mark.parametrize("profile", Profile)
+def test_threads_give_the_same_whole_version(states, profile):
+    layout = Layout.of([("w", Dtype.BF16, (CHUNK_NBYTES + 7,))])
+    target = states.random(np.random.default_rng(5), layout)
+
+    one, many = (
+        encode_whole(Runs(layout), flat_bits(target), profile=profile, thread_count=n)
+        for n in (1, 3)
+    )
+
+    assert content(many.chunks) == content(one.chunks)
