@@ -1,8 +1,7 @@
 """Arrays of any kind, read as bits: numpy, torch, DTensor, and what gives itself as either."""
 
 import sys
-from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
@@ -11,8 +10,20 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import TensorSpec
 from astraflow.weights.parts import Shard
 
-ReadBits = Callable[[int, int], np.ndarray]
-"""Returns the bits of the elements from a first one to before a last one: uN[n]."""
+
+class ReadBits(Protocol):
+    """Reads the bits of one tensor."""
+
+    def __call__(self, start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
+        """Return the bits of the elements from a first one to before a last one: uN[n].
+
+        Args:
+            start: The first.
+            stop: One after the last.
+            into: uN[n], where bits may be put that do not lie in memory as they are wanted.
+        """
+        ...
+
 
 # Names of types in torch and ml_dtypes, where they are not numpy's.
 _NAMES: Final = {
@@ -55,7 +66,7 @@ def reader_of(array: Any, spec: TensorSpec, shard: Shard) -> ReadBits:
         rows = shard.rows(spec)
         first = rows.start * (spec.element_count // max(spec.shape[0], 1))
     read = _torch_reader(local, spec) if _is_torch(local) else _numpy_reader(local, spec)
-    return lambda start, stop: read(first + start, first + stop)
+    return lambda start, stop, into=None: read(first + start, first + stop, into)
 
 
 def _is_torch(array: Any) -> bool:
@@ -87,8 +98,8 @@ def _numpy_reader(array: np.ndarray, spec: TensorSpec) -> ReadBits:
         raise _mismatch(spec, f"is {name}", f"{spec.dtype} or its bits, {spec.dtype.bits}")
     if array.flags.c_contiguous:
         bits = array.reshape(-1).view(spec.dtype.bits)
-        return lambda start, stop: bits[start:stop]
-    return lambda start, stop: array.flat[start:stop].view(spec.dtype.bits)
+        return lambda start, stop, _=None: bits[start:stop]
+    return lambda start, stop, _=None: array.flat[start:stop].view(spec.dtype.bits)
 
 
 def _torch_reader(tensor: Any, spec: TensorSpec) -> ReadBits:
@@ -101,8 +112,11 @@ def _torch_reader(tensor: Any, spec: TensorSpec) -> ReadBits:
         raise _mismatch(spec, f"is {tensor.dtype}", f"{spec.dtype}")
     flat = tensor.detach().reshape(-1)
 
-    def read(start: int, stop: int) -> np.ndarray:
+    def read(start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
         part = flat[start:stop]
+        if is_rounded and into is not None:
+            torch.from_numpy(into.view(np.uint8)).view(wanted).copy_(part)
+            return into
         part = part.to(device="cpu", dtype=wanted) if is_rounded else part.cpu()
         return part.contiguous().view(torch.uint8).numpy().view(spec.dtype.bits)
 

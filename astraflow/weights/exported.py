@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from threading import local
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +19,7 @@ class Exported:
     """What a publisher was given.
 
     Attributes:
-        gather_s: Seconds that reading took so far.
+        gather_s: Seconds that reading took so far, of all threads together.
     """
 
     def __init__(self, part: Part, tensors: Mapping[str, Any]) -> None:
@@ -38,7 +39,7 @@ class Exported:
                 Reason.LAYOUT_MISMATCH, f"tensors and layout differ in {', '.join(names[:5])}"
             )
         self.gather_s = 0.0
-        self._scratch = np.empty(CHUNK_NBYTES, np.uint8)
+        self._scratch = _Scratch()
         self._reads = {
             name: reader_of(tensors[name], by_name[name], part.shard) for name in by_name
         }
@@ -46,35 +47,45 @@ class Exported:
         self._starts = [piece.offset for piece in part.pieces]
 
     def bits(self, where: ChunkRange) -> np.ndarray:
-        """Return the bits of a range, uN[element_count]: valid until the next call.
+        """Return the bits of a range, uN[element_count]: valid until this thread's next call.
 
         They are a view where the range lies in one tensor.
         """
         started = perf_counter()
-        count = where.nbytes // where.dtype.itemsize
-        parts = [*self._parts(where)]
-        if len(parts) == 1 and len(parts[0][1]) == count:
-            bits = parts[0][1]
-        else:
-            bits = self._scratch[: where.nbytes].view(where.dtype.bits)
-            if sum(len(found) for _, found in parts) < count:
-                bits[:] = 0
-            for at, found in parts:
-                bits[at : at + len(found)] = found
+        size, count = where.dtype.itemsize, where.nbytes // where.dtype.itemsize
+        room = self._scratch.buffer[: where.nbytes].view(where.dtype.bits)
+        done = 0
+        for piece, start, end in self._touching(where):
+            at, stop = (start - where.offset) // size, (end - where.offset) // size
+            found = self._read(piece, start, end, room[at:stop])
+            if len(found) == count:
+                room = found
+            elif found.base is not room.base:
+                room[at:stop] = found
+            room[done:at] = 0
+            done = stop
+        room[done:] = 0
         self.gather_s += perf_counter() - started
-        return bits
+        return room
 
-    def _parts(self, where: ChunkRange) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield what of each tensor lies in a range, and at which element of the range."""
+    def _touching(self, where: ChunkRange) -> Iterator[tuple[Piece, int, int]]:
+        """Yield the pieces that lie in a range, and their first byte and end there."""
         at = max(bisect_right(self._starts, where.offset) - 1, 0)
         while at < len(self._pieces) and self._starts[at] < where.end:
             piece = self._pieces[at]
             start, end = max(piece.offset, where.offset), min(piece.end, where.end)
             if start < end:
-                yield (start - where.offset) // where.dtype.itemsize, self._read(piece, start, end)
+                yield piece, start, end
             at += 1
 
-    def _read(self, piece: Piece, start: int, end: int) -> np.ndarray:
+    def _read(self, piece: Piece, start: int, end: int, into: np.ndarray) -> np.ndarray:
         read: ReadBits = self._reads[piece.spec.name]
         size = piece.dtype.itemsize
-        return read((start - piece.offset) // size, (end - piece.offset) // size)
+        return read((start - piece.offset) // size, (end - piece.offset) // size, into)
+
+
+class _Scratch(local):
+    """Room for one range, for each thread that reads."""
+
+    def __init__(self) -> None:
+        self.buffer = np.empty(CHUNK_NBYTES, np.uint8)

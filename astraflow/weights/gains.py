@@ -102,6 +102,7 @@ class Gains:
             self._wake.clear()
             if self._is_over:
                 return
+            self._publisher.settle()
             self._serve_newest()
             if self._then is not None:
                 self._then()

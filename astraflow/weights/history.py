@@ -38,7 +38,8 @@ class History:
     """The last versions of a part, any range of any of them; one thread writes, many read.
 
     A reader holds the lock for one range, the writer for the changes of one range. So neither
-    waits for long, and the writer never for a reader's network.
+    waits for long, and the writer never for a reader's network. A version counts as soon as it is
+    entered; what it changes is written later, range by range.
 
     Attributes:
         part: What of the layout it is.
@@ -52,6 +53,8 @@ class History:
         self.oldest: int | None = None
         self._flat = np.zeros(part.nbytes, np.uint8)
         self._steps: dict[int, list[_Step]] = {where.offset: [] for where in part.ranges()}
+        # Entered and not yet written into the flat bits, by offset.
+        self._late: dict[int, Chunk] = {}
         self._sizes: Counter[int] = Counter()
         self._readers: Counter[int] = Counter()
         self._lock = Lock()
@@ -71,14 +74,31 @@ class History:
         return StateDigest.of_pieces((each, self._view(each)) for each in self.part.ranges())
 
     def advance(self, version: int, chunks: Sequence[Chunk]) -> None:
-        """Enter the next version: the chunks that lead to it from the newest, made here."""
+        """Enter the next version: the chunks that lead to it from the newest, made here.
+
+        What is sparse is written when its range is read, or by `settle`.
+        """
+        self.settle()
         for chunk in chunks:
-            if chunk.header.encoding is not Encoding.UNCHANGED:
-                self._change(version, chunk)
+            if chunk.header.encoding is Encoding.SPARSE_FAST:
+                self._enter(version, chunk)
+            elif chunk.header.encoding is not Encoding.UNCHANGED:
+                self._replace(version, chunk)
         self.newest = version
 
+    def settle(self) -> None:
+        """Write what was entered: the work that nobody who waits for a version waits for."""
+        while True:
+            with self._lock:
+                if not self._late:
+                    return
+                self._write(next(iter(self._late)))
+
     def newest_bits(self, where: ChunkRange) -> np.ndarray:
-        """Return a range of the newest version, as a view: for the thread that writes."""
+        """Return a range of the newest version, as a view: for who enters versions."""
+        if where.offset in self._late:
+            with self._lock:
+                self._write(where.offset)
         return self._view(where)
 
     def bits_of(self, version: int) -> RangeBits:
@@ -137,24 +157,32 @@ class History:
     def _view(self, where: ChunkRange) -> np.ndarray:
         return self._flat[self.part.place(where)].view(where.dtype.bits)
 
-    def _change(self, version: int, chunk: Chunk) -> None:
-        header = chunk.header
-        where = ChunkRange(offset=header.offset, nbytes=header.nbytes, dtype=header.dtype)
-        bits = self._view(where)
-        if header.encoding is Encoding.SPARSE_FAST:
-            change = decode_change(chunk, bits)
-            step = _Step(version=version, undo=chunk)
-            with self._lock:
-                if change is not None:
-                    bits[change.positions - where.offset // where.dtype.itemsize] = change.values
-                self._steps[where.offset].append(step)
-        else:
-            new = decode_whole(chunk)
-            step = _Step(version=version, undo=_packed(bits ^ new))
-            with self._lock:
-                bits[:] = new
-                self._steps[where.offset].append(step)
+    def _enter(self, version: int, chunk: Chunk) -> None:
+        step = _Step(version=version, undo=chunk)
+        with self._lock:
+            self._late[chunk.header.offset] = chunk
+            self._steps[chunk.header.offset].append(step)
         self._sizes[version] += step.nbytes
+
+    def _replace(self, version: int, chunk: Chunk) -> None:
+        where, new = _range_of(chunk), decode_whole(chunk)
+        bits = self._view(where)
+        step = _Step(version=version, undo=_packed(bits ^ new))
+        with self._lock:
+            bits[:] = new
+            self._steps[where.offset].append(step)
+        self._sizes[version] += step.nbytes
+
+    def _write(self, offset: int) -> None:
+        """Write what was entered of a range, if that is still to be done; under the lock."""
+        chunk = self._late.pop(offset, None)
+        if chunk is None:
+            return
+        where = _range_of(chunk)
+        bits = self._view(where)
+        change = decode_change(chunk, bits)
+        if change is not None:
+            bits[change.positions - where.first] = change.values
 
     def _read(self, version: int, where: ChunkRange) -> np.ndarray:
         with self._lock:
@@ -164,11 +192,17 @@ class History:
                     f"version {version} is no longer kept, the oldest is {self.oldest}",
                     metadata={"version": str(version)},
                 )
+            self._write(where.offset)
             bits = self._view(where).copy()
             steps = [step for step in self._steps[where.offset] if step.version > version]
         for step in reversed(steps):
             _undo(step, bits)
         return bits
+
+
+def _range_of(chunk: Chunk) -> ChunkRange:
+    header = chunk.header
+    return ChunkRange(offset=header.offset, nbytes=header.nbytes, dtype=header.dtype)
 
 
 def _undo(step: _Step, bits: np.ndarray) -> None:

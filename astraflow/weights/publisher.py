@@ -6,13 +6,13 @@ from typing import Any
 
 import structlog
 
-from astraflow.codec.encode import encode_patch
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.versions import CodecProfile, VersionInfo
 from astraflow.weights.exported import Exported
+from astraflow.weights.forward import encode_forward, thread_count_for
 from astraflow.weights.frame import Frame
 from astraflow.weights.history import History
 from astraflow.weights.links import Compact
@@ -47,6 +47,7 @@ class WeightPublisher:
         keep_patches: int = 16,
         spare_nbytes: int = SPARE_NBYTES,
         shard: Shard = WHOLE,
+        thread_count: int | None = None,
     ) -> None:
         """Start without a version.
 
@@ -57,12 +58,14 @@ class WeightPublisher:
             spare_nbytes: What forward patches may take in any case; else one whole version.
             shard: What of every tensor is published here, when each rank publishes its own part;
                 `combined` joins what they return.
+            thread_count: Threads that encode; None: one per core and 128 MiB, four at most.
         """
         self.policy_id = policy_id
         self.history = History(Part(layout, shard))
         self.store = PatchStore(
             Frame(layout), self.history, keep=keep_patches, spare_nbytes=spare_nbytes
         )
+        self._thread_count = thread_count or thread_count_for(self.history.part.nbytes)
         self._digest = StateDigest()
         self._compact = Compact()
         self._infos: dict[int, VersionInfo] = {}
@@ -132,10 +135,23 @@ class WeightPublisher:
         )
         return self._enter(version, patches, step, restored_from)
 
+    def settle(self) -> None:
+        """Do what a publication leaves undone; else the next one does it. Safe from any thread.
+
+        Call it once the version was announced: nobody waits for it.
+        """
+        self.history.settle()
+
     def _forward(self, version: int, exported: Exported, stages: Stages) -> list[StoredPatch]:
         """Return the patch from the version before; none when raw bytes are as good."""
         part, base = self.history.part, self.history.newest
-        encoded = encode_patch(part, exported.bits, self.history.newest_bits, self._digest)
+        encoded = encode_forward(
+            part,
+            exported.bits,
+            self.history.newest_bits,
+            self._digest,
+            thread_count=self._thread_count,
+        )
         stages.end("encode")
         name = PatchName(version=version, base_version=base, shard=part.shard)
         patch = StoredPatch.of(name, encoded.chunks, tables=encoded.shared_tables)

@@ -106,6 +106,7 @@ def main() -> None:
                 changed = optimizer.step()
                 stepped = time.monotonic()
                 stages = publishing.publish(version)
+                publisher.settle()
                 say(version=version, changed=changed, stepped=stepped, **stages)
 
 
