@@ -4,14 +4,18 @@
 
 GB/s are bytes of one bf16 copy of the model per second of CPU time of one core (`thread_time`),
 best of `--repeats`. Encoding includes every digest: of chunks, root and state. Decoding includes
-them too, and writing the changes into the state. Bytes include headers, digests and tables.
+them too, and writing the changes into the state ("decode" in the table). Bytes include headers, digests and tables.
 
 The corpus: fp32 master weights from N(0, 0.02), one step of Adam in its stationary state (betas
 .9 and .999: steps from N(0, 1) times sqrt(0.1 / 1.9)), learning rate such that the wanted share
 of bf16 values changes. Values of real training fit it closely.
 
 Baselines, in the same run: positions as u32 and raw values (6 bytes; above 2^32 elements u64, 10
-bytes), the same two versions XORed and packed, and gaps with raw values packed.
+bytes), gaps with raw values packed, and the same two versions XORed and packed. They have no
+digests: their rows are measured as they are, and `verified` with BLAKE3 of all that is sent, at
+both ends, which is less than what the codec verifies (it knows the state that results, too).
+
+`--rates` adds real versions (see `corpus.py`; about a minute): the last step of a run of 20.
 """
 
 import argparse
@@ -19,13 +23,13 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zstandard
+from blake3 import blake3
 
 from astraflow.codec import kernels
 from astraflow.codec.chunks import Chunk, Profile
@@ -36,6 +40,9 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout
 from astraflow.wire.patches import digest_of, encode_chunk_header, root_digest
+from codec_baselines import BASELINES, Baseline, Parts
+
+Work = Callable[[], Any]
 
 ADAM_STEP = (0.1 / 1.9) ** 0.5
 
@@ -93,7 +100,7 @@ def find_rate(share: float, seed: int) -> float:
     return high
 
 
-def best_s(work: Callable[[], Any], repeats: int) -> float:
+def best_s(work: Work, repeats: int) -> float:
     best = float("inf")
     for _ in range(repeats):
         start = time.thread_time()
@@ -114,9 +121,13 @@ class Bench:
         self.target = padded(self.corpus.new, self.layout)
         self.start = StateDigest.of(self.layout, self.base)
 
-    def row(self, name: str, nbytes: int, encode: Callable[[], Any], decode: Any) -> dict[str, Any]:
+    def rates(self, *works: Work) -> list[float]:
+        """Return GB/s of one copy of the model."""
+        return [self.corpus.nbytes / best_s(work, self.repeats) / 1e9 for work in works]
+
+    def row(self, name: str, nbytes: int, encode: Work, decode: Work) -> dict[str, Any]:
         """Measure and print one format."""
-        rates = [self.corpus.nbytes / best_s(work, self.repeats) / 1e9 for work in (encode, decode)]
+        rates = self.rates(encode, decode)
         row = {
             "format": name,
             "bytes_per_change": nbytes / self.corpus.changed_count,
@@ -126,7 +137,7 @@ class Bench:
         }
         print(
             f"  {name:22} {row['bytes_per_change']:8.4f} B/change {row['bytes_per_element']:8.5f}"
-            f" B/element  encode {rates[0]:6.2f}  decode + verify + apply {rates[1]:6.2f} GB/s",
+            f" B/element  encode {rates[0]:6.2f}  decode {rates[1]:6.2f} GB/s",
             flush=True,
         )
         return row
@@ -188,59 +199,38 @@ class Bench:
         assert (state == self.target).all()
         return self.row(f"whole, {profile.value}", wire_nbytes(whole), encode, decode)
 
-    def published(self, index: str) -> dict[str, Any]:
-        """Code positions and raw values."""
+    def baseline(self, name: str, form: Baseline) -> dict[str, Any]:
+        """Code what changed as others do."""
         old, new = self.corpus.old, self.corpus.new
+        parts, state = form.encode(old, new), old.copy()
+        digest = blake3_of(parts)
 
-        def encode() -> tuple[np.ndarray, np.ndarray]:
-            places = np.flatnonzero(old != new)
-            return places.astype(index), new[places]
+        def encode_verified() -> None:
+            blake3_of(form.encode(old, new))
 
-        places, values = encode()
-        state = old.copy()
+        def decode_verified() -> None:
+            assert blake3_of(parts) == digest
+            form.apply(parts, state)
 
-        def decode() -> None:
-            state[places] = values
-
-        decode()
+        form.apply(parts, state)
         assert (state == new).all()
-        return self.row(f"{index} + raw", places.nbytes + values.nbytes, encode, decode)
-
-    def xor(self) -> dict[str, Any]:
-        """Pack both versions XORed."""
-        old, new = self.corpus.old, self.corpus.new
-
-        def encode() -> bytes:
-            return zstandard.ZstdCompressor(level=1).compress((old ^ new).data)
-
-        packed = encode()
-
-        def decode() -> np.ndarray:
-            return old ^ np.frombuffer(zstandard.ZstdDecompressor().decompress(packed), np.uint16)
-
-        assert (decode() == new).all()
-        return self.row("xor, zstd-1", len(packed), encode, decode)
-
-    def gaps(self) -> dict[str, Any]:
-        """Pack gaps and raw values."""
-        old, new = self.corpus.old, self.corpus.new
-
-        def encode() -> bytes:
-            places = np.flatnonzero(old != new)
-            steps = np.diff(places, prepend=0)
-            # LEB128 in two bytes at most, which these gaps fit into but for very few.
-            is_wide = steps >= 128
-            stream = np.empty((len(steps), 2), np.uint8)
-            stream[:, 0] = steps & 127 | is_wide << 7
-            stream[:, 1] = np.minimum(steps >> 7, 255)
-            keep = np.stack([np.ones_like(is_wide), is_wide], 1)
-            parts = (stream[keep].tobytes(), new[places].tobytes())
-            return b"".join(zstandard.ZstdCompressor(level=1).compress(each) for each in parts)
-
-        nbytes = len(encode())
-        return self.row("gaps + raw, zstd-1", nbytes, encode, lambda: None) | {
-            "decode_gb_per_s": None
+        nbytes = sum(len(memoryview(each).cast("B")) for each in parts)
+        row = self.row(
+            name, nbytes, lambda: form.encode(old, new), lambda: form.apply(parts, state)
+        )
+        rates = self.rates(encode_verified, decode_verified)
+        print(f"  {'  verified':64} {rates[0]:6.2f}  {'':6} {rates[1]:6.2f} GB/s", flush=True)
+        return row | {
+            "encode_verified_gb_per_s": rates[0],
+            "decode_verified_gb_per_s": rates[1],
         }
+
+
+def blake3_of(parts: Parts) -> bytes:
+    hasher = blake3()
+    for each in parts:
+        hasher.update(memoryview(each).cast("B"))
+    return hasher.digest()
 
 
 def bits_of(chunk: Chunk, flat: np.ndarray) -> np.ndarray:
@@ -263,14 +253,14 @@ def wire_nbytes(patch: Encoded | EncodedPatch) -> int:
     return headers + len(patch.shared_tables) + sum(len(chunk.payload) for chunk in patch.chunks)
 
 
-def measure(options: argparse.Namespace, share: float) -> dict[str, Any]:
-    corpus = make_corpus(options.elements, share, options.seed)
-    changed = corpus.changed_count / options.elements
-    print(f"{options.elements:,} elements, {changed:.3%} changed", flush=True)
-    bench = Bench(corpus, options.repeats)
+def measure(corpus: Corpus, repeats: int) -> dict[str, Any]:
+    """Return the rows of one corpus."""
+    changed = corpus.changed_count / len(corpus.old)
+    print(f"{len(corpus.old):,} elements, {changed:.3%} changed", flush=True)
+    bench = Bench(corpus, repeats)
     rows = [bench.patch(Profile.FAST), bench.patch(Profile.COMPACT)]
-    rows += [bench.published("uint32"), bench.published("uint64"), bench.gaps()]
-    rows += [bench.xor(), bench.whole(Profile.FAST), bench.whole(Profile.COMPACT)]
+    rows += [bench.baseline(name, form) for name, form in BASELINES.items()]
+    rows += [bench.whole(Profile.FAST), bench.whole(Profile.COMPACT)]
     by_name = {row["format"]: row for row in rows}
     fast, published = by_name["fast"], by_name["uint32 + raw"]
     ratio = fast["encode_gb_per_s"] / published["encode_gb_per_s"]
@@ -278,10 +268,38 @@ def measure(options: argparse.Namespace, share: float) -> dict[str, Any]:
     return {"share": changed, "rows": rows, "fast_to_published_encode": ratio}
 
 
+def real_corpora(rates: Sequence[float], seed: int) -> Iterator[tuple[float, Corpus]]:
+    """Train the model of `corpus.py`, and yield its last two versions for each learning rate."""
+    if not rates:
+        return
+    # It needs torch, which nothing else here does.
+    import corpus as real  # noqa: PLC0415
+
+    size = real.Size()
+    model = real.pretrained(size, seed)
+    for rate in rates:
+        made = [*real.versions(model, size, rate=rate, count=20, seed=seed)][-2:]
+        old, new = (np.concatenate([each[name].ravel() for name in each]) for each in made)
+        changed_count = int(np.count_nonzero(old != new))
+        yield rate, Corpus(old=old, new=new, changed_count=changed_count)
+
+
+def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+    results = [
+        measure(make_corpus(options.elements, share, options.seed), options.repeats)
+        for share in options.shares
+    ]
+    for rate, corpus in real_corpora(options.rates, options.seed):
+        print(f"real versions, learning rate {rate:g}:", end=" ")
+        results.append({"rate": rate} | measure(corpus, options.repeats))
+    return results
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--elements", type=int, default=64 << 20)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.005, 0.01, 0.024])
+    parser.add_argument("--rates", type=float, nargs="*", default=[])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
@@ -292,7 +310,7 @@ def main() -> None:
         "machine": platform.processor() or platform.machine(),
         "load": os.getloadavg(),
         "elements": options.elements,
-        "corpora": [measure(options, share) for share in options.shares],
+        "corpora": measure_all(options),
     }
     if options.json:
         options.json.write_text(json.dumps(result, indent=2))
