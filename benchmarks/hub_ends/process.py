@@ -1,0 +1,113 @@
+"""A hub in a process of its own, on the first core, and what it takes of the machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import yaml
+
+from astraflow.config.run_dir import RunDir
+
+MODES: Final[dict[str, dict[str, Any]]] = {
+    "none": {"kind": "none"},
+    "process": {"kind": "sqlite", "durability": "process"},
+    "power": {"kind": "sqlite", "durability": "power"},
+}
+POLICY: Final = "solver"
+GROUP_SIZE: Final = 8
+GROUPS_PER_BATCH: Final = 32
+TOKEN: Final = "benchmark"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubProcess:
+    """A hub that serves."""
+
+    process: psutil.Process
+    run_dir: RunDir
+
+    @property
+    def address(self) -> str:
+        """Where it answers."""
+        return self.run_dir.read_endpoint().address
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of CPU so far."""
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+    @property
+    def written_nbytes(self) -> int:
+        """Bytes sent to disks so far."""
+        return self.process.io_counters().write_bytes
+
+    @property
+    def rss_nbytes(self) -> int:
+        """Bytes in memory now."""
+        return self.process.memory_info().rss
+
+    @property
+    def journal_nbytes(self) -> int:
+        """Bytes of the journal and its snapshot now."""
+        nbytes = 0
+        for path in self.run_dir.journal.parent.iterdir():
+            with suppress(FileNotFoundError):
+                nbytes += path.stat().st_size
+        return nbytes
+
+
+@contextmanager
+def running_hub(
+    folder: Path, mode: str, *, max_staleness: int, **journal: Any
+) -> Generator[HubProcess]:
+    """Run a hub whose journal is of some mode until the block ends."""
+    run_dir = RunDir(folder / "run")
+    recipe = _recipe(folder, MODES[mode] | journal, max_staleness)
+    command = ["dataflow", "serve", str(recipe), "--run-dir", str(run_dir.root)]
+    tokens = {"ASTRAFLOW_JOIN_TOKEN": TOKEN, "ASTRAFLOW_OPERATOR_TOKEN": TOKEN}
+    with (folder / "hub.log").open("wb") as log:
+        hub = subprocess.Popen(
+            [sys.executable, "-m", "astraflow", *command],
+            env={**os.environ, **tokens},
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
+    psutil.Process(hub.pid).cpu_affinity([0])
+    try:
+        while not run_dir.endpoint.exists():
+            if hub.poll() is not None:
+                sys.exit((folder / "hub.log").read_text())
+            time.sleep(0.05)
+        yield HubProcess(process=psutil.Process(hub.pid), run_dir=run_dir)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+            hub.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                hub.wait(3)
+
+
+def _recipe(folder: Path, journal: dict[str, Any], max_staleness: int) -> Path:
+    data = folder / "train.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"row {n}"}) + "\n" for n in range(1000)))
+    trainer = {"groups_per_batch": GROUPS_PER_BATCH, "max_staleness": max_staleness}
+    recipe = {
+        "name": "hub",
+        "policies": {POLICY: {"model": {"path": "unused"}, "trainer": trainer}},
+        "data": {"train": {"path": str(data)}},
+        "workflows": {"main": {"name": "single_turn"}},
+        "rollouts": {"data_set": "train", "workflow": "main", "group_size": GROUP_SIZE},
+        "hub": {"session_ttl_s": 60, "journal": journal},
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return path

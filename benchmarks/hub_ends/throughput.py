@@ -1,0 +1,132 @@
+"""Rollouts in and batches out, as many as there can be, or at a rate."""
+
+import asyncio
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from astraflow.core.errors import AstraflowError
+from astraflow.rpc.channel import dial
+from astraflow_proto.dataflow.v1 import raas_service_pb2 as raas_pb
+from hub_ends.members import Members
+from hub_ends.process import HubProcess
+
+Row = dict[str, Any]
+
+ITEM_COUNT: Final = 64
+_WARM_UP_S: Final = 2.0
+
+
+@dataclass
+class Load:
+    """What a node and a trainer do at once.
+
+    Attributes:
+        members: Who they are.
+        rate: Items that are sent per second; 0: as many as the hub takes.
+        acks: Seconds from the write of a message to its ack, with the time of the ack.
+        accepted: Rollouts that were acknowledged.
+        trained: Rollouts in batches that were acknowledged.
+    """
+
+    members: Members
+    rate: float
+    acks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    accepted: int = 0
+    trained: int = 0
+    items: "asyncio.Queue[raas_pb.RolloutItem]" = field(default_factory=asyncio.Queue)
+
+    async def run(self) -> None:
+        """Drive the hub until cancelled."""
+        await self.members.join()
+        async with asyncio.TaskGroup() as group:
+            for part in (self.take_tasks(), self.send(), self.train(), self.members.keep_alive()):
+                group.create_task(part)
+
+    async def take_tasks(self) -> None:
+        """Have an answer to every task."""
+        async for message in await self.members.open_tasks():
+            if message.HasField("task"):
+                for item in self.members.answers(message.task):
+                    self.items.put_nowait(item)
+
+    async def send(self) -> None:
+        """Send the answers in messages of up to 64 items."""
+        stream = self.members.open_rollouts()
+        sent = deque[float]()
+
+        async def read() -> None:
+            async for message in stream:
+                now = time.perf_counter()
+                self.acks.append((now - sent.popleft(), now))
+                self.accepted += sum("/" in ack.item_id for ack in message.acks)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(read())
+            due = time.perf_counter()
+            while True:
+                request = raas_pb.StreamRolloutsRequest(items=[await self.items.get()])
+                # What was late is not made up for: a burst would measure itself.
+                due = max(due, time.perf_counter() - 0.05)
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                while len(request.items) < ITEM_COUNT and not self.items.empty():
+                    request.items.append(self.items.get_nowait())
+                due += len(request.items) / self.rate if self.rate else 0.0
+                sent.append(time.perf_counter())
+                await stream.write(request)
+
+    async def train(self) -> None:
+        """Settle every batch as soon as all of it is here."""
+        header: Any = None
+        left = 0
+        async for message in self.members.open_batches(2):
+            if message.HasField("header"):
+                header, left = message.header, message.header.part_count
+            elif message.HasField("part"):
+                left -= 1
+            if header is not None and not left:
+                await self.members.settle(header.batch_id)
+                self.trained += header.row_count
+                header = None
+
+
+async def measure_throughput(
+    hub: HubProcess, *, seconds: float, token_count: int, rate: float
+) -> Row:
+    """Return what a hub does under load."""
+    async with dial(hub.address) as channel:
+        load = Load(Members(channel, token_count), rate)
+        driving = asyncio.create_task(load.run())
+        await asyncio.wait([driving], timeout=_WARM_UP_S)
+        before = _look(hub, load)
+        await asyncio.wait([driving], timeout=seconds)
+        if driving.done():
+            await driving
+        after = _look(hub, load)
+        driving.cancel()
+        with suppress(asyncio.CancelledError, AstraflowError, BaseExceptionGroup):
+            await driving
+    took = {name: after[name] - before[name] for name in after}
+    wall_s = took["time"]
+    spans = sorted(span for span, moment in load.acks if moment >= before["time"])
+    return {
+        "in_per_s": took["accepted"] / wall_s,
+        "out_per_s": took["trained"] / wall_s,
+        "ack_p50_ms": 1e3 * spans[len(spans) // 2],
+        "ack_p99_ms": 1e3 * spans[int(len(spans) * 0.99)],
+        "hub_cpu_fraction": took["cpu_s"] / wall_s,
+        "hub_cpu_us_per_rollout": 1e6 * took["cpu_s"] / max(1, took["accepted"]),
+        "disk_mb_per_s": took["written"] / wall_s / 1e6,
+    }
+
+
+def _look(hub: HubProcess, load: Load) -> dict[str, float]:
+    return {
+        "time": time.perf_counter(),
+        "accepted": load.accepted,
+        "trained": load.trained,
+        "cpu_s": hub.cpu_s,
+        "written": hub.written_nbytes,
+    }
