@@ -5,53 +5,23 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
 from astraflow.core.versions import Source, SourceReport
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
+from astraflow.weights.ports import Lane, Progress
 from astraflow.weights.ration import Ration
 from astraflow.weights.signs import Patience, watched
 from astraflow.weights.tally import MeasuredLink, Tally
-from astraflow.wire.patches import SentChunk, SentItem, TransferPlan, TransferSpec
+from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
 
 # A second source is worth its round trip from here on.
 _SHARED_NBYTES: Final = 8 << 20
 # What a helper takes at a time: enough to fill its line, little enough that nobody waits for it.
 _BLOCK_S: Final = 0.25
 _FIRST_BLOCK_COUNT: Final = 4
-
-
-class Lane(Protocol):
-    """Over which chunks travel; `GrpcLane` and `Lanes` are such."""
-
-    def pull(
-        self, endpoint: str, spec: TransferSpec, transfer_token: bytes
-    ) -> AsyncGenerator[SentItem]:
-        """Yield the plan, then its chunks; Waiting between them."""
-        ...
-
-    async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
-        """Return a layout."""
-        ...
-
-    async def close(self) -> None:
-        """Close all connections."""
-        ...
-
-
-class Progress(Protocol):
-    """Who is told what a pull brings; `Relay` is one."""
-
-    def begin(self, incoming: Incoming, frame: Frame) -> None:
-        """Take note of a pull that begins."""
-        ...
-
-    def note(self) -> None:
-        """Look at what has come."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

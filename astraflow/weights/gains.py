@@ -5,19 +5,16 @@ that hold nothing, would take instead is made here: ONE patch over several versi
 version, other profiles. The run registers them before anybody is sent one.
 """
 
-import os
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from time import monotonic
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import structlog
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.versions import CodecProfile, VersionInfo
+from astraflow.weights.errand import Errand
 from astraflow.weights.links import PROFILES
 from astraflow.weights.maker import make_patch, make_whole
 from astraflow.weights.publisher import WeightPublisher
@@ -31,10 +28,8 @@ FIRST_SPANS: Final = (16, 8, 4, 2)
 WORTH_NBYTES: Final = 4 << 20
 """A way of fewer bytes is no shorter for being one patch: its reader waits for round trips."""
 
-_NICENESS: Final = 10
 
-
-class Gains:
+class Gains(Errand):
     """Makes and announces further patches of a publisher's versions, in a thread of its own.
 
     Example:
@@ -61,32 +56,14 @@ class Gains:
             worth_nbytes: A way of fewer bytes is left as it is.
             then: Called once a version has gained what it could; None: nobody asks.
         """
+        super().__init__(name="astraflow-gains")
         self._then = then
         self._publisher = publisher
         self._announce = announce
         self._time_share = time_share
         self._worth_nbytes = worth_nbytes
-        self._wake = threading.Event()
-        self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="astraflow-gains", daemon=True)
         self._last = monotonic()
         self._interval_s = 0.0
-
-    def __enter__(self) -> Self:
-        """Start the thread."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the thread, after the patch that it is at."""
-        self._is_over = True
-        self._wake.set()
-        self._thread.join()
 
     def wake(self) -> None:
         """Say that the newest version of the publisher was announced; returns at once."""
@@ -94,18 +71,11 @@ class Gains:
         self._interval_s, self._last = now - self._last, now
         self._wake.set()
 
-    def _run(self) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        while True:
-            self._wake.wait()
-            self._wake.clear()
-            if self._is_over:
-                return
-            self._publisher.settle()
-            self._serve_newest()
-            if self._then is not None:
-                self._then()
+    def _work(self) -> None:
+        self._publisher.settle()
+        self._serve_newest()
+        if self._then is not None:
+            self._then()
 
     def _serve_newest(self) -> None:
         version = self._publisher.version

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from astraflow.weights.fetch import Progress
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
+from astraflow.weights.ports import Progress
 
 
 def told(*listeners: Progress | None) -> Progress | None:

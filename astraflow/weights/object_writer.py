@@ -9,19 +9,16 @@ logged and counted, and made good at the next version; training never waits for 
     {url}/{policy}/{version}/manifest                   written last, removed first
 """
 
-import os
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, Source, SourceKind, SourceState, VersionInfo
 from astraflow.weights.bucket import Bucket
+from astraflow.weights.errand import Errand
 from astraflow.weights.gains import FIRST_SPANS
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.stored import StoredPatch
@@ -32,7 +29,6 @@ MANIFEST: Final = "manifest"
 
 # A span that is none of these is at most four of them: more patches are bytes that few read.
 _SPANS: Final = frozenset((1, *FIRST_SPANS))
-_NICENESS: Final = 10
 # What a run waits for the last version at its end.
 _LAST_S: Final = 60.0
 
@@ -49,7 +45,7 @@ def patch_name(info: PatchInfo) -> str:
     return f"{info.root_digest.hex()}.patch"
 
 
-class ObjectWriter:
+class ObjectWriter(Errand):
     """Writes and announces a publisher's versions, in a thread of its own.
 
     Example:
@@ -75,6 +71,7 @@ class ObjectWriter:
         Raises:
             AstraflowError: INVALID_FIELD, CAPABILITY_MISSING: see Bucket.
         """
+        super().__init__(name="astraflow-store", last_s=_LAST_S)
         self.failure_count = 0
         self._publisher = publisher
         self._announce = announce
@@ -85,25 +82,7 @@ class ObjectWriter:
         self._written: dict[int, tuple[PatchInfo, ...]] = {}
         self._told: set[int] = set()
         self._leaving: set[int] = set()
-        self._is_started = self._is_over = False
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="astraflow-store", daemon=True)
-
-    def __enter__(self) -> Self:
-        """Start the thread."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the thread, after the newest version; a store that hangs is left behind."""
-        self._is_over = True
-        self._wake.set()
-        self._thread.join(_LAST_S)
+        self._is_started = False
 
     def wake(self) -> None:
         """Say that the newest version of the publisher was announced; returns at once."""
@@ -139,13 +118,8 @@ class ObjectWriter:
             return False
         return True
 
-    def _run(self) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        while not self._is_over:
-            self._wake.wait()
-            self._wake.clear()
-            self.sync()
+    def _work(self) -> None:
+        self.sync()
 
     def _start(self) -> None:
         """Write the layout, and remove what another process has left; once."""

@@ -18,20 +18,21 @@ import structlog
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.updates import WeightUpdate
-from astraflow.core.versions import PatchInfo, SourceKind, VersionInfo
+from astraflow.core.versions import SourceKind, VersionInfo
 from astraflow.rpc.tls import Tls
 from astraflow.weights.any_lane import AnyLane
 from astraflow.weights.disk_copy import DiskCopy
-from astraflow.weights.fetch import Fetch, FetchSettings, Lane, Progress
-from astraflow.weights.frame import Frame
-from astraflow.weights.incoming import Incoming, VerifiedChunks
+from astraflow.weights.early import EarlyDecoder
+from astraflow.weights.fetch import Fetch, FetchSettings
+from astraflow.weights.holding import Holding
+from astraflow.weights.incoming import Incoming
 from astraflow.weights.listeners import told
+from astraflow.weights.ports import Lane, Progress
 from astraflow.weights.pulled import Pulled, PullFailed, PullTimes
 from astraflow.weights.relay import Relay
-from astraflow.weights.routes import is_readable, payload_nbytes
+from astraflow.weights.routes import payload_nbytes
 from astraflow.weights.source_memory import SourceMemory
-from astraflow.weights.state import HeldState, StagedState, stage
-from astraflow.weights.tensor_updates import dense_updates
+from astraflow.weights.state import HeldState, stage
 
 Result = TypeVar("Result")
 
@@ -80,23 +81,21 @@ class WeightPuller:
         """
         self._progress = progress
         self._copy = copy
-        self._is_restored = copy is None
         self._policy_id = policy_id
+        self._holding = Holding(policy_id, relay=relay, copy=copy)
         self._lane = lane or AnyLane(tls=tls, stall_timeout_s=stall_timeout_s)
         self._relay = relay
         self._settings = settings or FetchSettings()
         self._memory = SourceMemory(kinds, avoided_s=self._settings.avoided_s)
         self._one_at_a_time = asyncio.Lock()
-        self._frame: Frame | None = None
-        self._held: HeldState | None = None
-        self._leftover: VerifiedChunks = {}
+        self._decoder = EarlyDecoder()
         self._times = PullTimes()
         self._arrived = 0.0
 
     @property
     def version(self) -> int | None:
         """What is held and verified; None: nothing."""
-        return None if self._held is None else self._held.version
+        return self._holding.version
 
     async def pull(
         self, target: VersionInfo, known: Mapping[int, VersionInfo], transfer_token: bytes
@@ -122,12 +121,12 @@ class WeightPuller:
             self._memory.ordered(target),
             transfer_token,
             links=self._memory.links,
-            progress=told(self._relay, self._copy, self._progress),
+            progress=told(self._relay, self._copy, self._progress, self._decoder),
             settings=self._settings,
         )
         async with self._one_at_a_time:
             self._times, self._arrived = PullTimes(), 0.0
-            await self._restore({**known, target.version: target})
+            await self._holding.restore({**known, target.version: target})
             try:
                 update = await self._update(target, {**known, target.version: target}, fetch)
             except AstraflowError as error:
@@ -149,18 +148,12 @@ class WeightPuller:
         Raises:
             AstraflowError: NOT_READY when nothing is held.
         """
-        if self._held is None:
-            raise AstraflowError(Reason.NOT_READY, f"no weights of {self._policy_id} are held")
-        return WeightUpdate(
-            policy_id=self._policy_id,
-            version=self._held.version,
-            base_version=None,
-            tensors=dense_updates(self._held.frame.layout, self._held.flat),
-        )
+        return self._holding.full_update()
 
     async def close(self) -> None:
         """Close all connections, and the copy on disk."""
         await self._lane.close()
+        await asyncio.to_thread(self._decoder.close)
         if self._copy is not None:
             await asyncio.to_thread(self._copy.close)
 
@@ -169,39 +162,16 @@ class WeightPuller:
         if self._copy is not None:
             await asyncio.to_thread(self._copy.settle)
 
-    async def _restore(self, known: Mapping[int, VersionInfo]) -> None:
-        """Take what the copy on disk holds, once; what the run knows otherwise is not taken."""
-        if self._is_restored or self._copy is None:
-            return
-        loaded = await asyncio.to_thread(self._copy.load)
-        self._is_restored = True
-        self._frame, self._leftover = loaded.frame, loaded.chunks
-        held = loaded.held
-        if held is None:
-            return
-        registered = known.get(held.version)
-        if registered is None or registered.content_digest == held.digest.to_bytes():
-            self._held = held
-            log.info("found weights on disk", policy_id=self._policy_id, version=held.version)
-            return
-        self._copy.forget()
-        log.warning(
-            "the weights on disk are of another run",
-            policy_id=self._policy_id,
-            version=held.version,
-        )
-
     async def _update(
         self, target: VersionInfo, known: Mapping[int, VersionInfo], fetch: Fetch
     ) -> WeightUpdate:
-        if self._has(target):
-            if self._relay is not None and self._held is not None:
-                # It may be from disk, and new to the relay.
-                self._relay.hold(self._held, _whole_patch(target))
-            return self.full_update()
+        holding = self._holding
+        if holding.has(target):
+            holding.serve(target)
+            return holding.full_update()
         *shortcuts, last = self._ways(target, known)
-        if self._frame is None or self._frame.digest != target.layout_digest:
-            self._frame = await fetch.layout(target.layout_digest)
+        if holding.frame is None or holding.frame.digest != target.layout_digest:
+            holding.frame = await fetch.layout(target.layout_digest)
         for base in shortcuts:
             try:
                 return await self._go(base, target, known, fetch)
@@ -217,24 +187,13 @@ class WeightPuller:
                 )
         return await self._go(last, target, known, fetch)
 
-    def _has(self, target: VersionInfo) -> bool:
-        return (
-            self._held is not None
-            and self._held.version == target.version
-            and self._held.frame.digest == target.layout_digest
-            and self._held.digest.to_bytes() == target.content_digest
-        )
-
     def _ways(
         self, target: VersionInfo, known: Mapping[int, VersionInfo]
     ) -> list[HeldState | None]:
         """Return what to start from, the way of the fewest bytes first; None: nothing."""
-        bases: list[HeldState | None] = [None]
-        if self._held is not None and self._held.frame.digest == target.layout_digest:
-            bases.append(self._held)
         costs = [
             (cost, base)
-            for base in bases
+            for base in self._holding.bases(target)
             if (cost := payload_nbytes(known, base and base.version, target.version)) is not None
         ]
         if not costs:
@@ -253,61 +212,38 @@ class WeightPuller:
         fetch: Fetch,
     ) -> WeightUpdate:
         """Fetch, stage, verify, and only then move on."""
-        frame = self._frame
+        holding, frame = self._holding, self._holding.frame
         if frame is None:
             raise AstraflowError(Reason.LAYOUT_UNKNOWN, "no layout has been fetched")
         incoming = Incoming(
-            target, known, base_version=base and base.version, leftover=self._leftover
+            target, known, base_version=base and base.version, leftover=holding.leftover
         )
+        self._decoder.over(base)
         try:
             try:
                 await fetch.chunks(incoming, frame)
             finally:
-                self._leftover = incoming.chunks
+                holding.leftover = incoming.chunks
             self._arrived = time.monotonic()
             # Verified chunks that make no sound version would only do the same again.
-            self._leftover = {}
+            holding.leftover = {}
             digests = {version: info.content_digest for version, info in known.items()}
-            staging = asyncio.to_thread(stage, frame, base, incoming.patches(), digests)
-            staged = await _to_the_end(staging)
+            staging = partial(stage, frame, base, incoming.patches(), digests)
+            staged = await _to_the_end(asyncio.to_thread(staging, self._decoder.decode))
             decoded = time.monotonic()
         except BaseException:
             if self._relay is not None:
                 self._relay.fail()
             raise
-        update = await _to_the_end(self._advance(staged, base, target, known))
+        finally:
+            self._decoder.clear()
+        update = await _to_the_end(holding.advance(staged, base, target, known))
         self._times = PullTimes(
             verify=timedelta(seconds=incoming.verify_s),
             decode=timedelta(seconds=decoded - self._arrived),
             stage=timedelta(seconds=time.monotonic() - decoded),
         )
         return update
-
-    async def _advance(
-        self,
-        staged: StagedState,
-        base: HeldState | None,
-        target: VersionInfo,
-        known: Mapping[int, VersionInfo],
-    ) -> WeightUpdate:
-        """Write the changes; a relay serves nothing from the state meanwhile."""
-        if self._relay is not None:
-            self._relay.release()
-        commit = staged.commit
-        if self._copy is not None:
-            commit = partial(self._copy.commit, staged, known, base and base.version)
-        self._held = await asyncio.to_thread(commit)
-        if self._relay is not None:
-            self._relay.hold(self._held, _whole_patch(target))
-        return await asyncio.to_thread(self._update_of, staged, base)
-
-    def _update_of(self, staged: StagedState, base: HeldState | None) -> WeightUpdate:
-        return WeightUpdate(
-            policy_id=self._policy_id,
-            version=staged.state.version,
-            base_version=base and base.version,
-            tensors=staged.tensor_updates(),
-        )
 
 
 async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
@@ -318,8 +254,3 @@ async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
-
-
-def _whole_patch(target: VersionInfo) -> PatchInfo | None:
-    wholes = (each for each in target.patches if each.base_version is None and is_readable(each))
-    return next(wholes, None)

@@ -1,7 +1,7 @@
 """The held state: a verified version as one flat array. The next one is staged beside it."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -14,11 +14,19 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.updates import TensorUpdate
 from astraflow.weights.frame import Frame
-from astraflow.weights.tensor_updates import changed_indices, dense_updates, sparse_updates
+from astraflow.weights.tensor_updates import (
+    Touched,
+    dense_updates,
+    sparse_updates,
+    touched_elements,
+)
 from astraflow.wire.patches import PatchIndex
 
 CompletePatch = tuple[PatchIndex, tuple[Chunk, ...]]
 """A patch whose chunks, by index, were verified."""
+
+Decode = Callable[[Chunk, np.ndarray, bytes], Change | None]
+"""`decode_change`, or what knows some of its results."""
 
 _Step = Sequence[CompletePatch]
 """What leads from one version to another: one patch, or the patches of all shards."""
@@ -49,12 +57,12 @@ class StagedState:
         state: What is held once the changes are written into `state.flat`, which until then
             may be the held version's.
         changes: In the order in which they are written.
-        indices: Elements that change by tensor; None: the version came whole.
+        touched: Elements that change by tensor; None: the version came whole.
     """
 
     state: HeldState
     changes: tuple[Change, ...]
-    indices: Mapping[str, np.ndarray] | None
+    touched: Mapping[str, Touched] | None
 
     def commit(self) -> HeldState:
         """Write the changes and return what is held now; nothing here can fail halfway."""
@@ -65,9 +73,9 @@ class StagedState:
     def tensor_updates(self) -> tuple[TensorUpdate, ...]:
         """Return what a committed version asks of an engine."""
         layout, flat = self.state.frame.layout, self.state.flat
-        if self.indices is None:
+        if self.touched is None:
             return dense_updates(layout, flat)
-        return sparse_updates(layout, flat, self.indices)
+        return sparse_updates(layout, flat, self.touched)
 
 
 def stage(
@@ -75,6 +83,7 @@ def stage(
     held: HeldState | None,
     patches: Iterable[CompletePatch],
     content_digests: Mapping[int, bytes],
+    decode: Decode = decode_change,
 ) -> StagedState:
     """Decode patches over a base, which is not touched, and verify every state on the way.
 
@@ -83,6 +92,7 @@ def stage(
         held: The base; None: the first patch is from nothing.
         patches: In order; those of the shards of a version one behind the other.
         content_digests: By version, as the run registered them.
+        decode: Returns what a chunk changes.
 
     Raises:
         AstraflowError: CHUNK_INVALID; DIGEST_MISMATCH when a state is not the registered one.
@@ -94,18 +104,18 @@ def stage(
         _require(base.digest, base.version, content_digests)
     overlay, digest, version = Overlay(base.flat), base.digest, base.version
     for step in steps:
-        layer = _decode(frame, step, overlay)
+        layer = _decode(frame, step, overlay, decode)
         for change in layer:
             digest = digest.after(change)
         version = step[0][0].patch.version
         _require(digest, version, content_digests)
         overlay.add(layer)
     changes = overlay.changes
-    indices = changed_indices(frame, changes)
+    touched = touched_elements(frame, changes)
     return StagedState(
         state=HeldState(frame=frame, version=version, flat=base.flat, digest=digest),
         changes=changes,
-        indices=None if held is None else indices,
+        touched=None if held is None else touched,
     )
 
 
@@ -128,7 +138,7 @@ class Overlay:
 
     def bits(self, header: ChunkHeader) -> np.ndarray:
         """Return the bits of a chunk's range: uN[element_count]; not to be written."""
-        bits = self._flat[header.offset : header.end].view(header.dtype.bits)
+        bits = bits_in(self._flat, header)
         first = header.offset // header.dtype.itemsize
         is_copy = False
         for change in self._touching(header):
@@ -148,9 +158,14 @@ class Overlay:
                 at += 1
 
 
-def _decode(frame: Frame, step: _Step, overlay: Overlay) -> list[Change]:
+def bits_in(flat: np.ndarray, header: ChunkHeader) -> np.ndarray:
+    """Return the bits of a chunk's range in a flat state, a view: uN[element_count]."""
+    return flat[header.offset : header.end].view(header.dtype.bits)
+
+
+def _decode(frame: Frame, step: _Step, overlay: Overlay, decode: Decode) -> list[Change]:
     found = (
-        decode_change(chunk, overlay.bits(chunk.header), tables)
+        decode(chunk, overlay.bits(chunk.header), tables)
         for chunk, tables in _covering(frame, step)
     )
     return [change for change in found if change is not None]

@@ -1,6 +1,7 @@
 """Tensor updates: what a new flat state asks of an engine."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,47 +11,58 @@ from astraflow.core.updates import TensorUpdate
 from astraflow.weights.frame import Frame
 
 
-def changed_indices(frame: Frame, changes: Iterable[Change]) -> Mapping[str, np.ndarray]:
-    """Return which elements of which tensors change.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Touched:
+    """Elements of one tensor that change.
+
+    Attributes:
+        indices: i64[n], rising.
+        values: uN[n], the bits that they get; None: an element changes more than once.
+    """
+
+    indices: np.ndarray
+    values: np.ndarray | None
+
+
+def touched_elements(frame: Frame, changes: Iterable[Change]) -> Mapping[str, Touched]:
+    """Return which elements of which tensors change, by name of the tensor.
 
     Args:
         frame: Of the state.
         changes: Of one or several patches; one element may change more than once.
 
-    Returns:
-        By name of the tensor: i64[n], rising.
-
     Raises:
         AstraflowError: CHUNK_INVALID when a change lies between tensors.
     """
-    pieces: dict[str, list[np.ndarray]] = {}
+    pieces: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for change in changes:
         for spec, part in frame.split(change):
             indices = change.positions[part] - spec.offset // spec.dtype.itemsize
-            pieces.setdefault(spec.name, []).append(indices)
+            pieces.setdefault(spec.name, []).append((indices, change.values[part]))
     return {name: _joined(parts) for name, parts in pieces.items()}
 
 
 def sparse_updates(
-    layout: Layout, flat: np.ndarray, indices: Mapping[str, np.ndarray]
+    layout: Layout, flat: np.ndarray, touched: Mapping[str, Touched]
 ) -> tuple[TensorUpdate, ...]:
     """Return the new bits of some elements; a tensor of which most changed comes whole.
 
     Args:
         layout: Of the state.
         flat: u8[nbytes], after the changes.
-        indices: By name of the tensor.
+        touched: By name of the tensor.
     """
     updates: list[TensorUpdate] = []
     for spec in layout.tensors:
-        chosen = indices.get(spec.name)
-        if chosen is None:
+        found = touched.get(spec.name)
+        if found is None:
             continue
         bits = layout.view(flat, spec.name).reshape(-1)
-        if 2 * len(chosen) > len(bits):
+        if 2 * len(found.indices) > len(bits):
             updates.append(TensorUpdate(spec=spec, indices=None, values=bits.copy()))
         else:
-            updates.append(TensorUpdate(spec=spec, indices=chosen, values=bits[chosen]))
+            values = bits[found.indices] if found.values is None else found.values
+            updates.append(TensorUpdate(spec=spec, indices=found.indices, values=values))
     return tuple(updates)
 
 
@@ -67,8 +79,10 @@ def dense_updates(layout: Layout, flat: np.ndarray) -> tuple[TensorUpdate, ...]:
     )
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
+def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> Touched:
     if len(parts) == 1:
-        return parts[0]
-    joined = np.concatenate(parts)
-    return joined if (joined[1:] > joined[:-1]).all() else np.unique(joined)
+        return Touched(indices=parts[0][0], values=parts[0][1])
+    indices = np.concatenate([each for each, _ in parts])
+    if (indices[1:] > indices[:-1]).all():
+        return Touched(indices=indices, values=np.concatenate([each for _, each in parts]))
+    return Touched(indices=np.unique(indices), values=None)

@@ -15,7 +15,7 @@ from astraflow.core.layout import Layout
 from astraflow.core.versions import PatchInfo
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.lanes import Lanes
-from astraflow.weights.fetch import Lane
+from astraflow.weights.ports import Lane
 from astraflow.weights.server import WeightServer
 from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
 from fault_ends.processes import process

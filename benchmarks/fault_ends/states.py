@@ -77,7 +77,7 @@ class StateFaults:
 
     async def _rotten_base(self, receiver: Receiver, info: VersionInfo) -> tuple[str, Outcome]:
         """Flip a bit of what is held where the version changes it."""
-        held = receiver.puller._held  # noqa: SLF001 - memory that rots asks nobody
+        held = receiver.puller._holding.state  # noqa: SLF001 - memory that rots asks nobody
         assert held is not None
         before = self._world.truths[held.version]
         changed = np.flatnonzero(before != self._world.truths[info.version])

@@ -8,7 +8,8 @@ import numpy as np
 
 from astraflow.core.updates import WeightUpdate
 from astraflow.core.versions import VersionInfo
-from astraflow.weights.fetch import FetchSettings, Lane
+from astraflow.weights.fetch import FetchSettings
+from astraflow.weights.ports import Lane
 from astraflow.weights.pulled import PullFailed
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay import Relay
@@ -155,7 +156,7 @@ class Receiver:
 
     def is_held(self, version: int | None) -> bool:
         """Whether a version is held, in every byte."""
-        held = self.puller._held  # noqa: SLF001 - what is held, not what is told of it
+        held = self.puller._holding.state  # noqa: SLF001 - what is held, not what is told of it
         if held is None or held.version != version:
             return held is None and version is None
         return np.array_equal(held.flat, self._world.truths[version])

@@ -110,7 +110,7 @@ async def test_a_copy_of_a_version_is_whole_while_later_ones_are_written_over_it
         await follow(nodes, 1)
         parts.append(next(blocks))
     assert (np.concatenate([*parts, *blocks]) == expected).all()
-    assert not (nodes.puller._held.flat == expected).all()
+    assert not (nodes.puller._holding.state.flat == expected).all()
 
 
 async def test_a_cold_join_goes_on_where_it_was_killed(nodes, training, tools):

@@ -51,5 +51,5 @@ async def test_the_harness_sees_wrong_bits():
     assert (await receiver.pull(world.publish())).corruption == ""
     receiver._live ^= 1
     assert "what is live is not version 1" in (await receiver.pull(world.publish())).corruption
-    receiver.puller._held.flat[0] ^= 1
+    receiver.puller._holding.state.flat[0] ^= 1
     assert not receiver.is_held(1)

@@ -233,7 +233,7 @@ class TestFaults:
         await serve()
         await pull(puller, training, training.publish())
         # One wrong element that the next version changes: its old bits no longer add up.
-        puller._held.flat[: training.layout.tensors[0].nbytes] ^= 1
+        puller._holding.state.flat[: training.layout.tensors[0].nbytes] ^= 1
         pulled = await pull(puller, training, training.publish(share=0.2))
         assert pulled.update.base_version is None
         assert training.is_live(tools.live(pulled.update))

@@ -1,0 +1,139 @@
+"""Holding: the verified weights of one policy, in memory, on disk and for a relay's readers."""
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+
+import structlog
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.updates import WeightUpdate
+from astraflow.core.versions import PatchInfo, VersionInfo
+from astraflow.weights.disk_copy import DiskCopy
+from astraflow.weights.frame import Frame
+from astraflow.weights.incoming import VerifiedChunks
+from astraflow.weights.relay import Relay
+from astraflow.weights.routes import is_readable
+from astraflow.weights.state import HeldState, StagedState
+from astraflow.weights.tensor_updates import dense_updates
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Holding:
+    """What a puller holds; it moves on by staged versions alone.
+
+    Attributes:
+        frame: Of the last layout that was fetched; None: none was.
+        state: What is held; None: nothing.
+        leftover: Verified chunks of a pull that failed.
+    """
+
+    def __init__(self, policy_id: PolicyId, *, relay: Relay | None, copy: DiskCopy | None) -> None:
+        """Start with nothing held.
+
+        Args:
+            policy_id: Whose weights.
+            relay: Serves what is held; None: nobody does.
+            copy: Keeps what is held; None: nobody does.
+        """
+        self.frame: Frame | None = None
+        self.state: HeldState | None = None
+        self.leftover: VerifiedChunks = {}
+        self._policy_id = policy_id
+        self._relay = relay
+        self._copy = copy
+        self._is_restored = copy is None
+
+    @property
+    def version(self) -> int | None:
+        """What is held; None: nothing."""
+        return None if self.state is None else self.state.version
+
+    def has(self, target: VersionInfo) -> bool:
+        """Whether what is held is a version, bit for bit."""
+        return (
+            self.state is not None
+            and self.state.version == target.version
+            and self.state.frame.digest == target.layout_digest
+            and self.state.digest.to_bytes() == target.content_digest
+        )
+
+    def bases(self, target: VersionInfo) -> list[HeldState | None]:
+        """Return what a way to a version can start from; None: nothing."""
+        if self.state is None or self.state.frame.digest != target.layout_digest:
+            return [None]
+        return [None, self.state]
+
+    async def restore(self, known: Mapping[int, VersionInfo]) -> None:
+        """Take what the copy on disk holds, once; what the run knows otherwise is not taken."""
+        if self._is_restored or self._copy is None:
+            return
+        loaded = await asyncio.to_thread(self._copy.load)
+        self._is_restored = True
+        self.frame, self.leftover = loaded.frame, loaded.chunks
+        held = loaded.held
+        if held is None:
+            return
+        registered = known.get(held.version)
+        if registered is None or registered.content_digest == held.digest.to_bytes():
+            self.state = held
+            log.info("found weights on disk", policy_id=self._policy_id, version=held.version)
+            return
+        self._copy.forget()
+        log.warning(
+            "the weights on disk are of another run",
+            policy_id=self._policy_id,
+            version=held.version,
+        )
+
+    def serve(self, target: VersionInfo) -> None:
+        """Have the relay serve what is held: it may be from disk, and new to it."""
+        if self._relay is not None and self.state is not None:
+            self._relay.hold(self.state, _whole_patch(target))
+
+    async def advance(
+        self,
+        staged: StagedState,
+        base: HeldState | None,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+    ) -> WeightUpdate:
+        """Write the changes; a relay serves nothing from the state meanwhile."""
+        if self._relay is not None:
+            self._relay.release()
+        commit = staged.commit
+        if self._copy is not None:
+            commit = partial(self._copy.commit, staged, known, base and base.version)
+        self.state = await asyncio.to_thread(commit)
+        self.serve(target)
+        return await asyncio.to_thread(self._update_of, staged, base)
+
+    def full_update(self) -> WeightUpdate:
+        """Return all that is held, dense.
+
+        Raises:
+            AstraflowError: NOT_READY when nothing is held.
+        """
+        if self.state is None:
+            raise AstraflowError(Reason.NOT_READY, f"no weights of {self._policy_id} are held")
+        return WeightUpdate(
+            policy_id=self._policy_id,
+            version=self.state.version,
+            base_version=None,
+            tensors=dense_updates(self.state.frame.layout, self.state.flat),
+        )
+
+    def _update_of(self, staged: StagedState, base: HeldState | None) -> WeightUpdate:
+        return WeightUpdate(
+            policy_id=self._policy_id,
+            version=staged.state.version,
+            base_version=base and base.version,
+            tensors=staged.tensor_updates(),
+        )
+
+
+def _whole_patch(target: VersionInfo) -> PatchInfo | None:
+    wholes = (each for each in target.patches if each.base_version is None and is_readable(each))
+    return next(wholes, None)

@@ -1,0 +1,39 @@
+"""Ports: what a pull needs of others: a lane to bring chunks, and listeners to be told of them."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from astraflow.core.layout import Layout
+from astraflow.weights.frame import Frame
+from astraflow.weights.incoming import Incoming
+from astraflow.wire.patches import SentItem, TransferSpec
+
+
+class Lane(Protocol):
+    """Over which chunks travel; `GrpcLane` and `Lanes` are such."""
+
+    def pull(
+        self, endpoint: str, spec: TransferSpec, transfer_token: bytes
+    ) -> AsyncGenerator[SentItem]:
+        """Yield the plan, then its chunks; Waiting between them."""
+        ...
+
+    async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
+        """Return a layout."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+class Progress(Protocol):
+    """Who is told what a pull brings; `Relay` is one."""
+
+    def begin(self, incoming: Incoming, frame: Frame) -> None:
+        """Take note of a pull that begins."""
+        ...
+
+    def note(self) -> None:
+        """Look at what has come."""
+        ...
