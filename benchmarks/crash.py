@@ -26,8 +26,8 @@ def main() -> None:
     started = time.monotonic()
     reports: list[Report] = []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(arguments.runs):
-            reports.append(_one(Path(folder), number, arguments))
+        for number in range(arguments.first, arguments.first + arguments.runs):
+            reports.append(_one(arguments.folder or Path(folder), number, arguments))
             _tell(number, reports[-1])
     report = _summed(reports, time.monotonic() - started, seed=arguments.seed)
     print(json.dumps(report, indent=2))
@@ -57,7 +57,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--kills", type=int, default=21, help="of each run, 12 at least")
+    parser.add_argument("--first", type=int, default=0, help="number of the first run")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="keeps the runs' folders")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 

@@ -1,6 +1,7 @@
 """What the commands of each role do once their arguments are read."""
 
 import os
+import signal
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +21,11 @@ def serve_hub(recipe: Path, *, overrides: Sequence[str], run_dir: Path | None) -
     """Serve a hub; return its exit code."""
     from astraflow.dataflow.main import main_serve  # noqa: PLC0415 - each role loads its own
 
-    hold_lifeline()
     configure_logging("hub")
     settings = load_recipe(recipe, overrides)
+    # SIGTERM would end the run; with a journal, `astraflow run --resume` goes on with it.
+    is_kept = settings.hub.journal.kind != "none"
+    hold_lifeline(first=signal.SIGKILL if is_kept else signal.SIGTERM)
     folder = run_dir or Path("runs") / settings.name
     with _traced("hub", settings.tracing, folder):
         return main_serve(settings, run_dir=folder)

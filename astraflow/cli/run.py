@@ -1,15 +1,23 @@
 """`astraflow run`: a recipe, end to end, on this machine."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from astraflow.cli.options import AsJson, Overrides, RecipePath
+from astraflow.cli.options import AsJson, Overrides
+
+if TYPE_CHECKING:
+    from astraflow.launch.summary import RunSummary
+
+OptionalRecipe = Annotated[
+    Path | None,
+    typer.Argument(metavar="RECIPE", help="Recipe, such as recipes/sort.yaml.", show_default=False),
+]
 
 
 def run(
-    recipe: RecipePath,
+    recipe: OptionalRecipe = None,
     *,
     overrides: Overrides = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; unset: the recipe's.")] = None,
@@ -17,6 +25,14 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")
     ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Folder of a run whose processes died, such as [bold]runs/sort[/]: go on with it "
+            "from its journal and its last checkpoints.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train what a recipe describes: starts the hub, the rollout nodes and the trainers.
@@ -27,17 +43,38 @@ def run(
     """
     from rich.console import Console  # noqa: PLC0415
 
+    console = Console(stderr=as_json)
+    if resume is not None:
+        _must_stand_alone(recipe=recipe, overrides=overrides, name=name, dry_run=dry_run)
+        from astraflow.launch.runs import resume_run  # noqa: PLC0415
+
+        _end(resume_run(resume, console=console), as_json=as_json)
+        return
+    if recipe is None:
+        raise typer.BadParameter("give a recipe, or --resume RUN", param_hint="RECIPE")
     from astraflow.config.loader import dump_recipe, load_recipe  # noqa: PLC0415
 
-    settings = load_recipe(recipe, overrides or [])
-    if name is not None:
-        settings = load_recipe(recipe, [*(overrides or []), f"name={name}"])
+    named = [f"name={name}"] if name is not None else []
+    settings = load_recipe(recipe, [*(overrides or []), *named])
     if dry_run:
         typer.echo(dump_recipe(settings))
         return
-    from astraflow.launch.launcher import run_recipe  # noqa: PLC0415
+    from astraflow.launch.runs import run_recipe  # noqa: PLC0415
 
-    summary = run_recipe(settings, runs=runs, console=Console(stderr=as_json))
+    _end(run_recipe(settings, runs=runs, console=console), as_json=as_json)
+
+
+def _must_stand_alone(**others: object) -> None:
+    """Refuse what would make another run of the one to go on with."""
+    given = [key for key, value in others.items() if value]
+    if given:
+        raise typer.BadParameter(
+            f"the run has its own recipe; leave out {', '.join(given)}", param_hint="--resume"
+        )
+
+
+def _end(summary: "RunSummary", *, as_json: bool) -> None:
+    """Print the summary for machines, and exit as the run did."""
     if as_json:
         import json  # noqa: PLC0415
 

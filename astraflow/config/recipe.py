@@ -189,7 +189,8 @@ class Trainer(Strict):
     export_dtype: Literal["bf16", "f32"] = "bf16"
     """What is published. Master weights are always f32."""
     checkpoint_every: int | None = Field(default=None, ge=1)
-    """Steps between checkpoints; the first and last weights are always saved."""
+    """Steps between checkpoints. Unset: one when ten minutes have passed since the last one, and
+    of these the newest two are kept. The first and last weights are always saved."""
     device: str = "auto"
     """auto, cpu or cuda[:N]."""
     thread_count: int = Field(default=1, ge=1)

@@ -83,13 +83,16 @@ class Recorder:
 
     def make_up(self, lines: Sequence[tuple[RecordBatch | EvalChanged, datetime]]) -> None:
         """Write the batches and evaluations of a journal that are missing here; blocks."""
-        metrics = {(row["policy"], row["step"]) for row in read_json_lines(self._run_dir.metrics)}
+        metrics = {
+            (row["policy"], row["step"], row["version"])
+            for row in read_json_lines(self._run_dir.metrics)
+        }
         evals = {row["eval_run_id"] for row in read_json_lines(self._run_dir.evals)}
         for line, time in lines:
             if isinstance(line, EvalChanged):
                 if line.eval_run.eval_run_id not in evals:
                     self.eval_run(time, line.eval_run)
-            elif (line.policy_id, line.step) not in metrics:
+            elif (line.policy_id, line.step, line.version) not in metrics:
                 self.batch(
                     time,
                     policy_id=line.policy_id,

@@ -1,31 +1,28 @@
-"""`astraflow run`: starts every role of a recipe, watches, and tells what came of it."""
+"""The launcher: starts every role of a recipe, watches them, and starts some of them anew."""
 
 import asyncio
 import os
-import shutil
 import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 
 from astraflow.client.control import ControlClient
-from astraflow.config.loader import dump_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.launch.models import prepare_models
-from astraflow.launch.plot import draw_reward
 from astraflow.launch.processes import RoleCommand, RoleProcess
 from astraflow.launch.progress import Progress
-from astraflow.launch.report import show_summary
 from astraflow.launch.roles import Roles, RunTokens
-from astraflow.launch.summary import STOPPED, RunSummary, summarise
+from astraflow.launch.run_folder import (
+    endpoint_before,
+)
+from astraflow.launch.summary import STOPPED
 
 # A hub that was killed is there again long before, on a busy machine too.
 _HUB_PATIENCE_S = 20.0
@@ -37,77 +34,18 @@ _TRAINER_RESTARTS = 16
 _TRAINER = "trainer-"
 
 
-def run_recipe(recipe: Recipe, *, runs: Path, console: Console) -> RunSummary:
-    """Run a recipe to its end.
-
-    Ctrl-C once drains: what is under way is trained on, and the run ends; twice stops it.
-
-    Args:
-        recipe: Resolved, with absolute paths.
-        runs: The run's folder is made in here, under the recipe's name; an older one of that
-            name is moved aside.
-        console: Where progress and the final table go.
-
-    Raises:
-        AstraflowError: A run of this name is live, a model is missing, a process could not start.
-    """
-    started = time.monotonic()
-    run_dir = claim_run_dir(runs, recipe.name)
-    recipe = _with_trace_folder(recipe, run_dir)
-    run_dir.recipe.write_text(dump_recipe(recipe))
-    launch = _Launch(recipe=recipe, run_dir=run_dir, console=console)
-    state, failure = asyncio.run(launch.run())
-    summary = summarise(
-        run_dir,
-        name=recipe.name,
-        seed=recipe.seed,
-        state=state,
-        wall_s=time.monotonic() - started,
-        failure=failure,
-    )
-    draw_reward(run_dir)
-    show_summary(console, summary, run_dir)
-    return summary
-
-
-def claim_run_dir(runs: Path, name: str) -> RunDir:
-    """Make the run's folder; one that is there is moved aside, with its time in its name.
-
-    Raises:
-        AstraflowError: NAME_TAKEN when its hub still runs.
-    """
-    run_dir = RunDir(runs / name)
-    if run_dir.root.exists():
-        with suppress(AstraflowError):
-            endpoint = run_dir.read_endpoint()
-            if psutil.pid_exists(endpoint.pid):
-                raise AstraflowError(
-                    Reason.NAME_TAKEN,
-                    f"{run_dir.root} is a live run (hub process {endpoint.pid}); wait for it, stop "
-                    "it, or give this one another name with --name",
-                ) from None
-        made = datetime.fromtimestamp(run_dir.root.stat().st_mtime).astimezone()
-        shutil.move(run_dir.root, _free(runs, f"{name}.{made:%Y%m%d-%H%M%S}"))
-    run_dir.root.mkdir(parents=True)
-    return run_dir
-
-
-def _with_trace_folder(recipe: Recipe, run_dir: RunDir) -> Recipe:
-    """Let all processes write their spans into one folder."""
-    if recipe.tracing.path is not None:
-        return recipe
-    tracing = recipe.tracing.model_copy(update={"path": run_dir.root.absolute() / "traces"})
-    return recipe.model_copy(update={"tracing": tracing})
-
-
-def _free(runs: Path, name: str) -> Path:
-    taken = (runs / name, *(runs / f"{name}-{number}" for number in range(1, 1000)))
-    return next(path for path in taken if not path.exists())
-
-
 @dataclass(slots=True, kw_only=True)
-class _Launch:
-    """One run in progress."""
+class Launch:
+    """One run in progress.
+
+    Attributes:
+        recipe: Resolved, with absolute paths.
+        run_dir: Has it as `recipe.yaml`.
+        console: Where progress goes.
+        tokens: Of the run.
+        is_resumed: Whether trainers go on from checkpoints.
+        first_raas: Number of the first rollout node.
+    """
 
     recipe: Recipe
     run_dir: RunDir
@@ -115,6 +53,8 @@ class _Launch:
     tokens: RunTokens = field(default_factory=RunTokens)
     processes: list[RoleProcess] = field(default_factory=list[RoleProcess])
     failure: str | None = None
+    is_resumed: bool = False
+    first_raas: int = 0
     raas_count: int = 0
     interrupts: int = 0
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -159,10 +99,10 @@ class _Launch:
             )
             roles = self._roles(models)
             for policy in self.recipe.policies:
-                await self._start(roles.trainer(policy, hub), lifeline)
-            for index in range(self.recipe.raas.count):
-                await self._start(roles.raas(index, hub), lifeline)
-            self.raas_count = self.recipe.raas.count
+                command = roles.trainer(policy, hub, resume=self.is_resumed)
+                await self._start(command, lifeline)
+            for _ in range(self.recipe.raas.count):
+                await self._start_raas(roles, hub, lifeline)
             token = self.tokens.operator
             async with ControlClient(hub, token=token, patience_s=_HUB_PATIENCE_S) as control:
                 await self._watch(
@@ -179,12 +119,18 @@ class _Launch:
         self.processes.append(process)
         return process
 
+    async def _start_raas(self, roles: Roles, hub: str, lifeline: int) -> RoleProcess:
+        """Start a rollout node under a name that was not used before."""
+        index = self.first_raas + self.raas_count
+        self.raas_count += 1
+        return await self._start(roles.raas(index, hub), lifeline)
+
     async def _start_hub(self, lifeline: int) -> str:
         """Start the hub and return its address."""
         hub = await self._start(self._roles({}).hub(), lifeline)
         ended = asyncio.create_task(hub.wait())
         deadline = time.monotonic() + _HUB_START_S
-        while not self.run_dir.endpoint.exists():
+        while not self._is_up(hub):
             done, _ = await asyncio.wait([ended], timeout=0.05)
             if done or time.monotonic() > deadline:
                 ended.cancel()
@@ -193,6 +139,11 @@ class _Launch:
                 )
         ended.cancel()
         return self.run_dir.read_endpoint().address
+
+    def _is_up(self, hub: RoleProcess) -> bool:
+        """Whether the endpoint is that of this hub; one that died may have left another."""
+        endpoint = endpoint_before(self.run_dir)
+        return endpoint is not None and endpoint.pid == hub.pid
 
     async def _watch(self, scene: "_Scene") -> None:
         """Show the state until it is final; end the run when a process it needs is gone."""
@@ -240,10 +191,7 @@ class _Launch:
             if not is_raas or self.raas_count >= self.recipe.raas.count + _RAAS_RESTARTS:
                 break
             scene.progress.note(f"[yellow]{name} ended ({code}); what it held is issued again[/]")
-            process = await self._start(
-                scene.roles.raas(self.raas_count, scene.hub), scene.lifeline
-            )
-            self.raas_count += 1
+            process = await self._start_raas(scene.roles, scene.hub, scene.lifeline)
         if is_raas and any(_is_raas(other) and other.exit_code is None for other in self.processes):
             scene.progress.note(f"[yellow]{name} ended ({code}); the other nodes go on[/]")
             return

@@ -102,20 +102,26 @@ class RoleProcess:
         return "\n".join(lines[-count:])
 
 
-def hold_lifeline() -> None:
+def hold_lifeline(*, first: signal.Signals = signal.SIGTERM) -> None:
     """End this process soon after the launcher that started it, if there is one.
 
-    Called once at the start of a role: SIGTERM when the launcher is gone, SIGKILL when that
+    Called once at the start of a role: a signal when the launcher is gone, SIGKILL when that
     did not end the process in 15 s.
+
+    Args:
+        first: The signal; SIGKILL for a process that goes on later where it was, whenever it
+            ends.
     """
     descriptor = os.environ.pop(LIFELINE, None)
     if descriptor is None:
         return
-    threading.Thread(target=_follow, args=(int(descriptor),), name="lifeline", daemon=True).start()
+    threading.Thread(
+        target=_follow, args=(int(descriptor), first), name="lifeline", daemon=True
+    ).start()
 
 
-def _follow(descriptor: int) -> None:
+def _follow(descriptor: int, first: signal.Signals) -> None:
     os.read(descriptor, 1)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), first)
     time.sleep(_LAST_WORDS_S)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -19,7 +19,7 @@ class PolicySummary:
     """One policy's part.
 
     Attributes:
-        steps: Optimizer steps.
+        steps: Optimizer steps that count: not those that were lost with a trainer.
         versions: Published.
         rollouts: Rollouts trained on.
         reward_first: Mean reward of the first tenth of the steps.
@@ -101,7 +101,7 @@ def summarise(
     """Read a run's files and write its summary beside them."""
     steps: dict[str, list[Row]] = defaultdict(list)
     for row in read_json_lines(run_dir.metrics):
-        steps[row["policy"]].append(row)
+        _keep(steps[row["policy"]], row)
     live: dict[str, list[Row]] = defaultdict(list)
     for row in read_json_lines(run_dir.versions):
         if row.get("state", "live") == "live":
@@ -128,6 +128,13 @@ def summarise(
     )
     run_dir.summary.write_text(json.dumps(summary.to_json(), indent=2) + "\n")
     return summary
+
+
+def _keep(steps: list[Row], row: Row) -> None:
+    """Append a step; one that comes again takes the place of what was lost with its trainer."""
+    while steps and steps[-1]["step"] >= row["step"]:
+        steps.pop()
+    steps.append(row)
 
 
 def _policy(steps: Sequence[Row], live: Sequence[Row]) -> PolicySummary:

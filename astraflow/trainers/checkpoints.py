@@ -80,14 +80,25 @@ class Checkpoints:
                 optimizer=optimizer,
             )
             self._saved_step = step
-            self._thin_out()
+            self._drop_optimizers()
         return name
 
-    def _thin_out(self) -> None:
+    def thin_out(self) -> None:
+        """Let go of all between the first weights and the newest two that nobody named."""
+        folder = self._run_dir.checkpoints(self._policy_id)
+        unnamed = [path for path in sorted(folder.glob("step_*")) if _name_of(path) == path.name]
+        for path in unnamed[1:-_RESUMABLE_COUNT]:
+            shutil.rmtree(path)
+
+    def _drop_optimizers(self) -> None:
         """Keep the optimizer's state, twice the weights, of the newest checkpoints alone."""
         folder = self._run_dir.checkpoints(self._policy_id)
         for path in sorted(folder.glob(f"step_*/{OPTIMIZER_FILE}"))[:-_RESUMABLE_COUNT]:
             path.unlink()
+
+
+def _name_of(directory: Path) -> str:
+    return json.loads((directory / STATE_FILE).read_text())["checkpoint_id"]
 
 
 def save_model(

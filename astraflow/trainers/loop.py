@@ -19,6 +19,9 @@ from astraflow.trainers.traces import trace_step
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+# What a trainer that is killed loses at most, where the recipe does not say.
+_CHECKPOINT_S = 600.0
+
 
 def train(
     batches: Iterable[TrainerBatch],
@@ -43,6 +46,7 @@ def train(
     """
     if not learner.step_count:
         checkpoints.save(step=0, version=pace.version)
+    saved = perf_counter()
     for batch in batches:
         started, started_ns = perf_counter(), time_ns()
         if pace.is_fresh:
@@ -64,12 +68,15 @@ def train(
         )
         orders = client.take_orders()
         checkpoint_id = next(iter(orders.checkpoint_ids), "")
-        if checkpoint_id or _is_due(step, settings):
+        if checkpoint_id or _is_due(step, settings, since_s=perf_counter() - saved):
             # It names a version that the run knows.
             client.flush()
             checkpoint_id = checkpoints.save(
                 step=step, version=pace.version, checkpoint_id=checkpoint_id
             )
+            if settings.checkpoint_every is None:
+                checkpoints.thin_out()
+            saved = perf_counter()
         costs: Mapping[str, float] = published.metrics if published else {}
         metrics = {**learned, **seen, **costs, **_pace(batch, rows, step_s)}
         train_s = perf_counter() - started
@@ -91,10 +98,18 @@ def train(
     checkpoints.save(step=learner.step_count, version=last.info.version)
 
 
-def _is_due(step: int, settings: Trainer) -> bool:
-    """Whether a checkpoint is written: the last one before its batch is acknowledged, too."""
+def _is_due(step: int, settings: Trainer, *, since_s: float) -> bool:
+    """Whether a checkpoint is written: the last one before its batch is acknowledged, too.
+
+    Args:
+        step: Just done.
+        settings: Of the trainer.
+        since_s: Seconds since the last one.
+    """
+    if step == settings.step_count:
+        return True
     every = settings.checkpoint_every
-    return step == settings.step_count or (every is not None and step % every == 0)
+    return since_s >= _CHECKPOINT_S if every is None else step % every == 0
 
 
 def _pace(batch: TrainerBatch, rows: TrainRows, step_s: float) -> Mapping[str, float]:

@@ -82,6 +82,7 @@ class Company:
         self._hub_number = 0
         self._node_count = 0
         self._allowed = 0
+        self._bound = 0
         self._moved_s = 0.0
 
     def play(self, kills: Sequence[Kill]) -> None:
@@ -97,7 +98,10 @@ class Company:
             self._kill(kill, _fault(left))
         self._allowed = self._step_count
         allow(self._scene, self._allowed)
-        self._wait(lambda: not self._living(), "the run ends", limit_s=_END_S)
+        self._wait(self._is_over, "the run ends", limit_s=_END_S)
+        # One whose session had ended does not get to know that the run is over.
+        for name in self._nodes():
+            self._strike(name)
         self._must_be_well(is_over=True)
         self.archive.catch_up()
 
@@ -110,6 +114,7 @@ class Company:
 
     def _kill(self, kill: Kill, fault: str) -> None:
         """Kill one and start its successor; a hub's successor is armed with the next fault."""
+        self._bound += _steps_of(kill)
         if kill.victim is Victim.HUB:
             self._end_hub(kill)
             self._start_hub(fault)
@@ -119,7 +124,7 @@ class Company:
             self._start_trainer()
         else:
             self._lapse(kill.delay_s)
-            self._strike(self._chance.choice([n for n in self._pids if n.startswith("node")]))
+            self._strike(self._chance.choice(self._nodes()))
             self._start_node()
         self.kills[kill.name] += 1
 
@@ -136,6 +141,12 @@ class Company:
 
     def _hub_is_gone(self) -> bool:
         return self._nursery.exit_code(self._pids["hub"]) is not None
+
+    def _is_over(self) -> bool:
+        return not {"hub", "trainer"} & set(self._living())
+
+    def _nodes(self) -> list[str]:
+        return [name for name in self._pids if name.startswith("node")]
 
     def _living(self) -> list[str]:
         return [n for n, pid in self._pids.items() if self._nursery.exit_code(pid) is None]
@@ -174,7 +185,7 @@ class Company:
             return
         self._moved_s = now
         self.archive.catch_up()
-        if self._allowed < self._step_count - 1:
+        if self._allowed < self._bound:
             self._allowed += 1
             allow(self._scene, self._allowed)
 

@@ -94,14 +94,22 @@ def started(
     """Start a run; whatever the test does, none of its processes outlives it."""
     sets = [part for override in (*SMALL, *overrides) for part in ("--set", override)]
     path = str(ROOT / "recipes" / recipe)
+    arguments = ("run", path, "--runs", str(runs), "--name", name, *sets)
+    with running(*arguments, run_dir=RunDir(runs / name), cache=cache) as run:
+        yield run
+
+
+@contextmanager
+def running(*arguments: str, run_dir: RunDir, cache: Path) -> Iterator[Run]:
+    """Run a command that runs a recipe; none of its processes outlives the block."""
     process = subprocess.Popen(
-        command("run", path, "--runs", str(runs), "--name", name, *sets),
+        command(*arguments),
         env=environment(cache),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    run = Run(process=process, run_dir=RunDir(runs / name))
+    run = Run(process=process, run_dir=run_dir)
     try:
         yield run
         family = psutil.Process(process.pid).children(recursive=True) if run.is_alive else []

@@ -1,4 +1,4 @@
-"""A hub that is killed goes on where it was, and the books add up."""
+"""A hub or a whole run that is killed goes on where it was, and the books add up."""
 
 import json
 import random
@@ -11,7 +11,7 @@ import pytest
 
 from astraflow.config.run_dir import read_json_lines
 
-from .conftest import astraflow, started
+from .conftest import astraflow, running, started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -31,20 +31,42 @@ def wait_for_another_hub(run, pid):
             run.process.wait(0.05)
 
 
-def test_a_hub_killed_three_times_loses_nothing(tmp_path, cache):
+def kill_launcher(run):
+    """Kill the launcher with SIGKILL: its hub ends at once; return all who end by themselves."""
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    run.process.kill()
+    run.process.communicate()
+    hub = run.run_dir.read_endpoint().pid
+    _, alive = psutil.wait_procs([process for process in family if process.pid == hub], 30)
+    assert not alive
+    return family
+
+
+def test_a_run_whose_hub_and_launcher_are_killed_loses_nothing(tmp_path, cache):
     chance = random.Random(4)
-    with started(
-        "sort.yaml", "policies.solver.trainer.step_count=12", runs=tmp_path, cache=cache
-    ) as run:
-        for steps in (1, 4, 8):
-            run.wait_for_steps(steps)
-            with pytest.raises(psutil.TimeoutExpired):
-                psutil.Process(run.process.pid).wait(chance.uniform(0.01, 0.4))
-            wait_for_another_hub(run, kill_hub(run))
+    sets = (
+        "policies.solver.trainer.step_count=8",
+        "policies.solver.trainer.checkpoint_every=2",
+        "hub.session_ttl_s=2",
+        "evals={}",
+    )
+    with started("sort.yaml", *sets, runs=tmp_path, cache=cache) as run:
+        run.wait_for_steps(1)
+        with pytest.raises(psutil.TimeoutExpired):
+            psutil.Process(run.process.pid).wait(chance.uniform(0.01, 0.4))
+        wait_for_another_hub(run, kill_hub(run))
+        run.wait_for_steps(3)
+        family = kill_launcher(run)
+    address = run.run_dir.read_endpoint().address
+    folder = run.run_dir
+    with running("run", "--resume", str(folder.root), run_dir=folder, cache=cache) as run:
+        run.wait_for_steps(6)
+        assert run.run_dir.read_endpoint().address == address
+        wait_for_another_hub(run, kill_hub(run))
         code = run.wait()
     assert code == 0, run.output
-    assert run.summary["steps"] == 12
-    assert run.output.count("it goes on where it was") == 3
+    assert run.summary["steps"] == 8
+    assert run.output.count("it goes on where it was") == 1
     for account in run.books:
         assert account["balanced"]
         assert account["in_flight_count"] == account["waiting_count"] == 0
@@ -56,5 +78,9 @@ def test_a_hub_killed_three_times_loses_nothing(tmp_path, cache):
     assert [a["trained_count"] for a in ledger["accounts"]] == [
         a["trained_count"] for a in run.books
     ]
-    steps = [row["step"] for row in read_json_lines(run.run_dir.metrics)]
-    assert steps == list(range(1, 13))
+    assert {row["step"] for row in read_json_lines(run.run_dir.metrics)} == set(range(1, 9))
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
+    again = astraflow("run", "--resume", str(run.run_dir.root), cache=cache)
+    assert again.returncode != 0
+    assert "is over" in again.stderr

@@ -45,6 +45,19 @@ def test_summary_adds_up_what_the_hub_recorded(tmp_path):
     assert (solver["staleness_max"], solver["patch_share"], solver["pause_ms"]) == (2, 0.5, 2.0)
 
 
+def test_steps_that_were_lost_with_a_trainer_count_once(tmp_path):
+    run_dir = RunDir(tmp_path)
+    steps = [
+        {"policy": "solver", "step": step, "reward/mean": reward, "batch/rollouts": 8}
+        for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.6), (3, 0.7))
+    ]
+    _write(run_dir.metrics, steps)
+    summary = summarise(run_dir, name="sort", seed=1, state="done", wall_s=1.0)
+    solver = summary.policies["solver"]
+    assert (solver.steps, solver.rollouts) == (3, 24)
+    assert (solver.reward_first, solver.reward_last) == (0.1, 0.7)
+
+
 def test_a_run_that_wrote_nothing_has_a_summary_that_says_why(tmp_path):
     summary = summarise(
         RunDir(tmp_path), name="sort", seed=0, state="failed", wall_s=1.0, failure="no port"

@@ -49,6 +49,17 @@ def test_same_step_is_written_once(tmp_path, model_dir):
     assert run_dir.checkpoint("solver", 1).stat().st_ino == written
 
 
+def test_the_first_the_newest_and_the_named_ones_outlive_a_thinning(tmp_path, model_dir):
+    run_dir = RunDir(tmp_path)
+    module = load_causal_model(model_dir, device="cpu").module
+    checkpoints = Checkpoints(module, model_dir=model_dir, run_dir=run_dir, policy_id="solver")
+    for step in range(6):
+        checkpoints.save(step=step, version=step, checkpoint_id="mine" if step == 2 else "")
+    checkpoints.thin_out()
+    left = sorted(path.name for path in run_dir.checkpoints("solver").iterdir())
+    assert left == [f"step_{step:06d}" for step in (0, 2, 4, 5)]
+
+
 def test_older_directory_gives_way_whole(tmp_path, make_model):
     target = tmp_path / "model"
     target.mkdir()
