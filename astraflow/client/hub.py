@@ -29,6 +29,8 @@ _CUT = frozenset(
         grpc.StatusCode.UNKNOWN,
     }
 )
+# What a join may find that was heard before.
+_TAKEN = frozenset({Reason.NAME_TAKEN, Reason.POLICY_TAKEN})
 
 
 class Hub:
@@ -72,6 +74,9 @@ class Hub:
     ) -> Response:
         """Make one call and repeat it while the hub cannot be reached; it must be idempotent.
 
+        A join may have been heard and its answer lost: then the place is taken by the session that
+        came of it, which ends soon, because nobody keeps it alive. It is repeated meanwhile.
+
         Args:
             method: Of a stub.
             request: Its message.
@@ -81,12 +86,14 @@ class Hub:
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.
         """
-        patience = self.patience()
+        patience, was_cut = self.patience(), False
         while True:
             try:
                 return await method(request, metadata=metadata, timeout=timeout_s)
             except AioRpcError as error:
-                if not is_cut(error):
+                if is_cut(error):
+                    was_cut = True
+                elif not was_cut or raised_from(error).reason not in _TAKEN:
                     raise raised_from(error) from error
                 await patience.pause(self.unreachable(error))
 

@@ -5,7 +5,8 @@ records.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from zlib import crc32
 
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.effects import EvalChanged, RecordBatch
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalResult, EvalRun
 from astraflow.core.ids import GroupId, MemberId, PolicyId
 from astraflow.core.rollouts import Rollout, Trajectory
@@ -78,8 +80,14 @@ class Recorder:
         self._lines.write_later(self._run_dir.rollouts / f"{name}.jsonl", make)
 
     def status(self, status: Mapping[str, Any]) -> None:
-        """Write what the hub knew at the end, whole or not at all."""
-        write_whole(self._run_dir.status, json.dumps(status, default=str, indent=2) + "\n")
+        """Write what the hub knew at the end, whole or not at all.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when it cannot be written.
+        """
+        text = json.dumps(status, default=str, indent=2) + "\n"
+        with self._writing():
+            write_whole(self._run_dir.status, text)
 
     def make_up(self, lines: Sequence[tuple[RecordBatch | EvalChanged, datetime]]) -> None:
         """Write the batches and evaluations of a journal that are missing here; blocks."""
@@ -102,12 +110,34 @@ class Recorder:
                 )
 
     def flush(self) -> None:
-        """Wait until all lines are in their files; blocks, so call it off the loop."""
-        self._lines.flush()
+        """Wait until all lines are in their files; blocks, so call it off the loop.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when some cannot be written.
+        """
+        with self._writing():
+            self._lines.flush()
 
     def close(self) -> None:
-        """Write what is left; blocks, so call it off the loop."""
-        self._lines.close()
+        """Write what is left; blocks, so call it off the loop.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when something could not be written.
+        """
+        with self._writing():
+            self._lines.close()
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise AstraflowError(
+                Reason.JOURNAL_FAILED,
+                f"what the hub tells people in {self._run_dir.root} cannot be written ({error}); "
+                "make room or make it writable: a hub that is started again with the same folder "
+                "writes the steps and evaluations that are missing",
+            ) from error
 
 
 def write_whole(path: Path, text: str) -> None:

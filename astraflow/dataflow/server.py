@@ -20,6 +20,7 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.loop_probe import LoopProbe
 from astraflow.dataflow.metrics import HubMetrics
 from astraflow.dataflow.opening import Opened, open_hub
+from astraflow.dataflow.recorder import write_whole
 from astraflow.dataflow.servicers import servicers_of
 from astraflow.dataflow.streams import either
 from astraflow.dataflow.tokens import HubTokens
@@ -122,7 +123,7 @@ async def _keep(opened: Opened, *, recipe: Recipe, run_dir: RunDir) -> None:
         await asyncio.Event().wait()
         return
     if not run_dir.recipe.exists():
-        run_dir.recipe.write_text(dump_recipe(recipe))
+        write_whole(run_dir.recipe, dump_recipe(recipe))
     await compact_for_ever(
         opened.hub.commits,
         opened.journal,

@@ -32,6 +32,8 @@ class FaultPoint(StrEnum):
     """They are committed; nothing has come of them, and no ack has left."""
     CARRIED_OUT_HALF = "carried_out_half"
     """A part of what comes of a group was carried out."""
+    MEMBER_SAFE = "member_safe"
+    """A member has joined and does not know."""
     ROLLOUTS_SAFE = "rollouts_safe"
     """Rollouts are safe; their acks were not sent."""
     BATCH_HEADER_SENT = "batch_header_sent"

@@ -16,12 +16,13 @@ class FileLock:
 
     @classmethod
     def take(cls, path: Path) -> Self:
-        """Take the lock at once.
+        """Take the lock at once; its folder is made.
 
         Raises:
             AstraflowError: JOURNAL_FAILED when another process has it or it cannot be made.
         """
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise AstraflowError(

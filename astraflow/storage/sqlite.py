@@ -77,7 +77,6 @@ class SqliteJournal:
             AstraflowError: JOURNAL_FAILED when another process has it, it cannot be written, or
                 it is damaged anywhere but at its end.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock.take(path.with_name(path.name + ".lock"))
         try:
             database = _opened(path, durability)

@@ -17,6 +17,7 @@ _WITHIN: Final = {
     FaultPoint.JOURNAL_WRITTEN: 12,
     FaultPoint.JOURNAL_COMMITTED: 12,
     FaultPoint.CARRIED_OUT_HALF: 40,
+    FaultPoint.MEMBER_SAFE: 2,
     FaultPoint.ROLLOUTS_SAFE: 4,
     FaultPoint.BATCH_HEADER_SENT: 2,
     FaultPoint.BATCH_SETTLED: 2,

@@ -5,18 +5,28 @@ import logging
 import os
 from pathlib import Path
 
+import structlog
+
+from astraflow.core.errors import AstraflowError
 from astraflow.dataflow.main import JOIN_TOKEN, OPERATOR_TOKEN, main_serve
 from astraflow.storage.fault_points import VARIABLE
 from astraflow.telemetry.logging import configure_logging
 from crash_ends.members import CountingTrainer, Node
 from crash_ends.scene import JOIN, OPERATOR, Scene
 
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
 
 def hub(root: str, name: str, fault: str) -> None:
     """Serve the hub; it dies where `fault` says, unset: nowhere."""
     scene = _logged(root, name)
     os.environ.update({JOIN_TOKEN: JOIN, OPERATOR_TOKEN: OPERATOR, VARIABLE: fault})
-    raise SystemExit(main_serve(scene.read_recipe(), run_dir=scene.run_dir.root))
+    try:
+        code = main_serve(scene.read_recipe(), run_dir=scene.run_dir.root)
+    except AstraflowError as error:
+        log.error("the hub ends", reason=error.reason, why=error.message)  # noqa: TRY400
+        code = 1
+    raise SystemExit(code)
 
 
 def node(root: str, name: str) -> None:

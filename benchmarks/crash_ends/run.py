@@ -10,12 +10,14 @@ from typing import Final
 
 from astraflow.storage.fault_points import FaultPoint
 from crash_ends.archive import Archive
+from crash_ends.disk import small_disk
 from crash_ends.kills import BESIDE, COMPACTING, Kill, Victim
 from crash_ends.nursery import Nursery
 from crash_ends.scene import Scene, allow, set_scene
 from crash_ends.verdict import Verdict, judge
 
 _LOOK_S: Final = 0.01
+_DISK_STEPS: Final = 100
 _PLACE_S: Final = 20.0
 _END_S: Final = 60.0
 # How fast the trainer gets on while one kill is on its way.
@@ -37,6 +39,21 @@ class Report:
     missed: Counter[str] = field(default_factory=Counter[str])
     verdict: Verdict
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullDisk:
+    """What came of a run on a disk that was full.
+
+    Attributes:
+        exit_codes: Of the hub, and of the one that was started before there was room.
+        last_words: What both said.
+        verdict: Of members and journal.
+    """
+
+    exit_codes: tuple[int, int]
+    last_words: tuple[str, ...]
+    verdict: Verdict
 
 
 def crash_run(
@@ -67,6 +84,29 @@ def crash_run(
     )
 
 
+def full_disk_run(root: Path, *, nbytes: int = 1 << 20, room_nbytes: int = 1 << 26) -> FullDisk:
+    """Play a run whose hub runs out of disk, make room, and see the run to its end.
+
+    Args:
+        root: Gets everything; made.
+        nbytes: Of the disk at first.
+        room_nbytes: Of the disk then.
+
+    Raises:
+        PermissionError: This process may not mount a disk.
+    """
+    scene = set_scene(root, step_count=_DISK_STEPS, compact_nbytes=1 << 28)
+    with (
+        small_disk(scene.run_dir.root, nbytes=nbytes) as disk,
+        Nursery("crash_ends.roles") as nursery,
+    ):
+        company = Company(scene, nursery, chance=Random(0), step_count=_DISK_STEPS)
+        codes = company.run_out(lambda: disk.resize(room_nbytes))
+        verdict = judge(scene, company.archive, step_count=_DISK_STEPS)
+        words = [scene.log(f"hub-{number}").read_text() for number in (1, 2)]
+    return FullDisk(exit_codes=codes, last_words=tuple(words), verdict=verdict)
+
+
 class Company:
     """The processes of one run: a hub, two nodes, a trainer."""
 
@@ -83,6 +123,7 @@ class Company:
         self._node_count = 0
         self._allowed = 0
         self._bound = 0
+        self._is_hub_to_fail = False
         self._moved_s = 0.0
 
     def play(self, kills: Sequence[Kill]) -> None:
@@ -96,6 +137,10 @@ class Company:
         while left:
             kill = left.pop(0)
             self._kill(kill, _fault(left))
+        self._let_end()
+
+    def _let_end(self) -> None:
+        """Let the trainer do all its steps; wait until hub and trainer have ended."""
         self._allowed = self._step_count
         allow(self._scene, self._allowed)
         self._wait(self._is_over, "the run ends", limit_s=_END_S)
@@ -104,6 +149,29 @@ class Company:
             self._strike(name)
         self._must_be_well(is_over=True)
         self.archive.catch_up()
+
+    def run_out(self, make_room: Callable[[], None]) -> tuple[int, int]:
+        """Let the hub come to the end of its disk twice, make room, let the run end."""
+        self._bound = self._step_count - 1
+        self._is_hub_to_fail = True
+        self._start_hub("")
+        self._wait(self._scene.run_dir.endpoint.exists, "the hub serves")
+        self._start_trainer()
+        for _ in range(2):
+            self._start_node()
+        first = self._failed_hub()
+        self._start_hub("")
+        second = self._failed_hub()
+        make_room()
+        self._is_hub_to_fail = False
+        self._start_hub("")
+        self._let_end()
+        return first, second
+
+    def _failed_hub(self) -> int:
+        self._wait(self._hub_is_gone, "the disk is full")
+        code = self._nursery.exit_code(self._pids.pop("hub"))
+        return 0 if code is None else code
 
     def _begin(self) -> None:
         """Kill a hub as it begins the run, and let the next one get to work."""
@@ -214,7 +282,7 @@ class Company:
         codes = {
             name: code
             for name, code in codes.items()
-            if code and (is_over or name != "hub" or code > 0)
+            if code and (is_over or name != "hub" or (code > 0 and not self._is_hub_to_fail))
         }
         if codes:
             raise RuntimeError(f"ended badly: {codes}; logs lie in {self._scene.root}")

@@ -201,3 +201,20 @@ async def test_cuts_of_a_silent_stream_add_up_only_while_the_hub_is_away(fake_hu
         await fake_hub.until(lambda: fake_hub.calls["WatchVersions"] == 3)
         keeping.cancel()
         watching.cancel()
+
+
+async def test_a_join_whose_answer_was_lost_waits_for_its_own_place(fake_hub, pool):
+    taken = AstraflowError(Reason.NAME_TAKEN, "a member named 'raas-1' is here already")
+    fake_hub.fail("JoinPool")
+    fake_hub.fail("JoinPool", error=taken, times=2)
+    async with pool() as client:
+        await client.join()
+    assert fake_hub.calls["JoinPool"] == 4
+
+
+async def test_a_name_of_another_is_refused_at_once(fake_hub, pool):
+    fake_hub.fail("JoinPool", error=AstraflowError(Reason.NAME_TAKEN, "raas-1 is here already"))
+    async with pool() as client:
+        with pytest.raises(AstraflowError, match="raas-1 is here already"):
+            await client.join()
+    assert fake_hub.calls["JoinPool"] == 1

@@ -9,7 +9,7 @@ import pytest
 
 from astraflow.storage.fault_points import FaultPoint
 from crash_ends.kills import Kill, Victim, draw_kills
-from crash_ends.run import crash_run
+from crash_ends.run import crash_run, full_disk_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -30,3 +30,13 @@ def test_a_run_outlives_kills_around_its_snapshot(tmp_path):
     assert sum(report.kills.values()) == 4
     assert not report.verdict.faults
     assert not report.missed
+
+
+def test_a_hub_on_a_full_disk_acknowledges_nothing_and_goes_on_where_there_is_room(tmp_path):
+    try:
+        report = full_disk_run(tmp_path / "run")
+    except PermissionError as error:
+        pytest.skip(str(error))
+    assert report.exit_codes == (1, 1)
+    assert all("make room" in words for words in report.last_words)
+    assert not report.verdict.faults

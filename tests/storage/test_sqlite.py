@@ -11,6 +11,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.sqlite import Durability, SqliteJournal, open_for_reading, read_rows
+from crash_ends.disk import small_disk
 
 
 @pytest.fixture
@@ -194,6 +195,27 @@ def test_a_full_disk_is_an_error_that_says_what_to_do_and_loses_nothing(path):
     assert reason == Reason.JOURNAL_FAILED
     assert "make room" in message
     assert len(asyncio.run(records_of(path))) == int(count)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(AstraflowError, match="make its folder writable") as caught:
+        SqliteJournal.open(tmp_path / "file" / "journal.sqlite")
+    assert caught.value.reason is Reason.JOURNAL_FAILED
+
+
+async def test_a_read_only_disk_is_named(tmp_path):
+    folder = tmp_path / "disk"
+    try:
+        with small_disk(folder, nbytes=1 << 22) as disk:
+            disk.protect()
+            with pytest.raises(AstraflowError, match="writable") as caught:
+                SqliteJournal.open(folder / "journal.sqlite")
+            assert caught.value.reason is Reason.JOURNAL_FAILED
+            disk.permit()
+            await write(folder / "journal.sqlite", [b"a"])
+    except PermissionError as error:
+        pytest.skip(str(error))
 
 
 async def test_appends_of_many_callers_keep_their_order(path):

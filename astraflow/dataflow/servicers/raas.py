@@ -43,6 +43,7 @@ class RaasServicer:
         """Admit a RaaS."""
         self._access.joiner(context)
         membership = await self._hub.join_pool(wire.decode_join_pool(request))
+        reach(FaultPoint.MEMBER_SAFE)
         return wire.encode_pool_membership(membership)
 
     async def StreamTasks(

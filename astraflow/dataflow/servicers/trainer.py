@@ -39,6 +39,7 @@ class TrainerServicer:
         """Join the run for one policy."""
         self._access.joiner(context)
         registration = await self._hub.register_trainer(wire.decode_register_trainer(request))
+        reach(FaultPoint.MEMBER_SAFE)
         return wire.encode_trainer_registration(registration)
 
     async def StreamBatches(self, request: pb.StreamBatchesRequest, context: Context) -> None:
