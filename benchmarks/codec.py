@@ -4,7 +4,8 @@
 
 GB/s are bytes of one bf16 copy of the model per second of CPU time of one core (`thread_time`),
 best of `--repeats`. Encoding includes every digest: of chunks, root and state. Decoding includes
-them too, and writing the changes into the state ("decode" in the table). Bytes include headers, digests and tables.
+them too, and writing the changes into the state ("decode" in the table). Bytes include headers,
+digests and tables.
 
 The corpus: fp32 master weights from N(0, 0.02), one step of Adam in its stationary state (betas
 .9 and .999: steps from N(0, 1) times sqrt(0.1 / 1.9)), learning rate such that the wanted share
