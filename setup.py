@@ -8,6 +8,7 @@ import sys
 from setuptools import Extension, setup
 
 flags = ["/O2"] if sys.platform == "win32" else ["-O3", "-std=c11"]
+parts = ("body", "classes", "planes", "rans", "tokens")
 
 setup(
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
@@ -15,7 +16,7 @@ setup(
         Extension(
             "astraflow.codec._kernels",
             ["astraflow/codec/_kernels.c"],
-            depends=[f"astraflow/codec/_kernels_{part}.h" for part in ("body", "classes", "planes", "rans")],
+            depends=[f"astraflow/codec/_kernels_{part}.h" for part in parts],
             extra_compile_args=flags,
             py_limited_api=True,
             optional=True,

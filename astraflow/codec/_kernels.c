@@ -41,7 +41,7 @@ static ALWAYS_INLINE unsigned first_bit(uint64_t mask) { return (unsigned)__buil
 static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)__builtin_clzll(mask); }
 #endif
 
-#define SEGMENT 4096 /* elements that are scanned before their changes are worked on: 64 blocks of 64 */
+#define SEGMENT 4096 /* elements that are scanned before their changes are worked on */
 #define PART 64 /* changes that are worked on together */
 #define AHEAD 32 /* changes whose places are fetched before they are written */
 #define FETCH_AHEAD 2048 /* bytes */
@@ -85,9 +85,12 @@ typedef struct {
     size_t count, room;
     sums_t sums;
 } scan_t;
-/* A segment in blocks of 64 elements: their classes, and how many of each came before a block. */
+/* A segment in blocks of 64 elements: their classes, and how many of each came before a block and,
+ * `before`, in earlier segments. In a row of `seen` class c is number SLOT(c). */
+#define SLOT(c) (((c) & 7) * 4 + ((c) >> 3))
 typedef struct {
-    uint64_t seen[SEGMENT / 64][CLASSES];
+    uint16_t seen[SEGMENT / 64][2 * CLASSES];
+    uint64_t before[CLASSES];
     uint8_t class_of[SEGMENT];
 } classes_t;
 typedef struct {
@@ -202,6 +205,44 @@ static const uint16_t counting[32] __attribute__((aligned(64))) = {EIGHT(0), EIG
 #undef EIGHT
 #endif
 
+typedef struct { uint8_t *at; uint64_t held; unsigned count; } bit_writer_t;
+
+static ALWAYS_INLINE void put(bit_writer_t *w, uint64_t v, unsigned width) {
+    w->held |= v << w->count;
+    if (w->count + width >= 64) {
+        memcpy(w->at, &w->held, 8);
+        w->at += 8;
+        w->held = w->count ? v >> (64 - w->count) : 0;
+        w->count += width - 64;
+    } else
+        w->count += width;
+}
+
+static ALWAYS_INLINE uint64_t get(const uint8_t *bits, uint64_t at, unsigned width) {
+    uint64_t v, shift = at & 7;
+    memcpy(&v, bits + (at >> 3), 8);
+    v >>= shift;
+    if (shift + width > 64) v |= (uint64_t)bits[(at >> 3) + 8] << (64 - shift);
+    return v & (((uint64_t)1 << width) - 1);
+}
+
+/* What tokens stand for. */
+#define MAX_TOKEN 251
+typedef struct { uint64_t base[256]; uint8_t width[256]; } token_table_t;
+typedef struct {
+    const token_table_t *table;
+    const uint8_t *bits;
+    uint64_t at, end;
+} bit_reader_t;
+
+static void fill(token_table_t *table) {
+    for (unsigned token = 0; token <= MAX_TOKEN; token++) {
+        unsigned width = token < 8 ? 0 : (token - 8) / 4 + 1;
+        table->base[token] = token < 8 ? token : (uint64_t)(4 + (token & 3)) << width;
+        table->width[token] = (uint8_t)width;
+    }
+}
+
 #define LEVEL 0
 #define FN(name) name##_0
 #include "_kernels_body.h"
@@ -228,41 +269,6 @@ static const uint16_t counting[32] __attribute__((aligned(64))) = {EIGHT(0), EIG
 #else
 #define AT(level, name) ((void)(level), name##_0)
 #endif
-
-/* Numbers as tokens: 0 to 7 as they are; above, the place of the top bit and the two below it. */
-static ALWAYS_INLINE unsigned token_of(uint64_t v, unsigned *width) {
-    if (v < 8) { *width = 0; return (unsigned)v; }
-    unsigned top = last_bit(v);
-    *width = top - 2;
-    return 8 + (top - 3) * 4 + (unsigned)(v >> (top - 2) & 3);
-}
-
-static ALWAYS_INLINE uint64_t base_of(unsigned token, unsigned *width) {
-    if (token < 8) { *width = 0; return token; }
-    *width = (token - 8) / 4 + 1;
-    return (uint64_t)(4 + (token & 3)) << *width;
-}
-
-typedef struct { uint8_t *at; uint64_t held; unsigned count; } bit_writer_t;
-
-static ALWAYS_INLINE void put(bit_writer_t *w, uint64_t v, unsigned width) {
-    w->held |= v << w->count;
-    if (w->count + width >= 64) {
-        memcpy(w->at, &w->held, 8);
-        w->at += 8;
-        w->held = w->count ? v >> (64 - w->count) : 0;
-        w->count += width - 64;
-    } else
-        w->count += width;
-}
-
-static ALWAYS_INLINE uint64_t get(const uint8_t *bits, uint64_t at, unsigned width) {
-    uint64_t v, shift = at & 7;
-    memcpy(&v, bits + (at >> 3), 8);
-    v >>= shift;
-    if (shift + width > 64) v |= (uint64_t)bits[(at >> 3) + 8] << (64 - shift);
-    return v & (((uint64_t)1 << width) - 1);
-}
 
 static int fail(const char *why) {
     PyErr_SetString(PyExc_ValueError, why);
@@ -418,28 +424,6 @@ static PyObject *exponents(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Sort by class, in order within each: tokens (gaps, then distances), their low bits, counts. */
-static size_t tokenise(const scan_t *scan, uint32_t *counts, uint32_t *histogram, uint8_t *tokens, uint64_t *sorted, uint8_t *low_bits) {
-    size_t n = scan->count, at[CLASSES], gap_at[CLASSES], sum = 0;
-    for (size_t k = 0; k < n; k++) counts[scan->classes[k]]++;
-    for (int c = 0; c < CLASSES; c++) gap_at[c] = sum, sum += counts[c];
-    bit_writer_t w = {low_bits, 0, 0};
-    for (int part = 0; part < 2; part++, tokens += n, histogram += CLASSES * 256) {
-        memcpy(at, gap_at, sizeof at);
-        for (size_t k = 0; k < n; k++) sorted[at[scan->classes[k]]++] = part ? scan->distances[k] : scan->gaps[k];
-        size_t k = 0;
-        for (int c = 0; c < CLASSES; c++)
-            for (size_t stop = k + counts[c]; k < stop; k++) {
-                unsigned width, token = token_of(sorted[k], &width);
-                tokens[k] = (uint8_t)token;
-                histogram[c * 256 + (int)token]++;
-                put(&w, sorted[k] & (((uint64_t)1 << width) - 1), width);
-            }
-    }
-    memcpy(w.at, &w.held, 8);
-    return (size_t)(w.at - low_bits) + (w.count + 7) / 8;
-}
-
 static PyObject *scan_classes(PyObject *self, PyObject *args) {
     (void)self;
     int level, size;
@@ -459,10 +443,10 @@ static PyObject *scan_classes(PyObject *self, PyObject *args) {
     done = AT(level, scan_classes)(old.buf, new_.buf, n, first, size, &rule, &scan);
     if (done) {
         tokens = malloc(2 * scan.count + 1);
-        sorted = malloc(8 * scan.count + 8);
+        sorted = malloc(16 * scan.count + 8);
         low_bits = malloc(16 * scan.count + 16);
         done = tokens && sorted && low_bits;
-        if (done) low_nbytes = tokenise(&scan, counts, histogram.buf, tokens, sorted, low_bits);
+        if (done) low_nbytes = AT(level, tokenise)(&scan, counts, histogram.buf, tokens, sorted, low_bits);
     }
     Py_END_ALLOW_THREADS
     if (done)
@@ -473,35 +457,6 @@ end:
     free(scan.classes), free(scan.gaps), free(scan.distances), free(tokens), free(sorted), free(low_bits);
     PyBuffer_Release(&old), PyBuffer_Release(&new_), PyBuffer_Release(&histogram);
     return result;
-}
-
-/* Tokens and their low bits become, class by class, ranks and distances; after each class NONE. */
-static const char *untokenise(const uint8_t *tokens, size_t n, const uint32_t *counts, const uint8_t *low_bits, size_t low_nbytes, int size, uint64_t *ranks, uint64_t *distances) {
-    uint64_t at = 0, end = 8 * (uint64_t)low_nbytes, largest = ones(size);
-    for (int part = 0; part < 2; part++, tokens += n) {
-        size_t k = 0;
-        for (size_t c = 0; c < CLASSES; c++) {
-            uint64_t rank = 0;
-            for (size_t stop = k + counts[c]; k < stop; k++) {
-                unsigned width;
-                uint64_t v = base_of(tokens[k], &width);
-                if (tokens[k] > 251 || width > end - at) return "has another number of bits than its tokens need";
-                v += width ? get(low_bits, at, width) : 0;
-                at += width;
-                if (part) {
-                    if (v >= largest) return "has a distance that its elements cannot have";
-                    distances[k + c] = v;
-                } else {
-                    if (v > UINT32_MAX) return "changes an element beyond its range";
-                    ranks[k + c] = rank + v;
-                    rank += v + 1;
-                }
-            }
-            if (!part) ranks[k + c] = NONE;
-        }
-    }
-    if ((at + 7) / 8 != low_nbytes || (at & 7 && low_bits[at >> 3] >> (at & 7))) return "has another number of bits than its tokens need";
-    return NULL;
 }
 
 static PyObject *apply_classes(PyObject *self, PyObject *args) {
@@ -529,7 +484,10 @@ static PyObject *apply_classes(PyObject *self, PyObject *args) {
             if (ranks && distances && padded) {
                 memset(padded + low_bits.len, 0, 16);
                 memcpy(padded, low_bits.buf, (size_t)low_bits.len);
-                why = untokenise(tokens.buf, n, counts.buf, padded, (size_t)low_bits.len, size, ranks, distances);
+                token_table_t table = {{0}, {0}};
+                bit_reader_t from = {&table, padded, 0, 8 * (uint64_t)low_bits.len};
+                fill(&table);
+                why = AT(level, untokenise)(tokens.buf, n, counts.buf, &from, size, ranks, distances);
                 state.ranks = ranks, state.distances = distances;
                 if (!why) why = AT(level, apply_classes)(old.buf, (size_t)(old.len / size), first, size, &rule, &state, n, &out);
             }

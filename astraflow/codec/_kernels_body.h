@@ -286,5 +286,6 @@ static void FN(exponents)(const uint8_t *old, const uint8_t *new_, size_t n, int
 }
 
 #include "_kernels_classes.h"
+#include "_kernels_tokens.h"
 #include "_kernels_planes.h"
 #include "_kernels_rans.h"
