@@ -17,6 +17,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --constraint constraints-cpu.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
+# Every process of a run would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check format proto clean
 .DELETE_ON_ERROR:
 

@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 
 import numpy as np
 import pytest
@@ -419,24 +420,33 @@ def make_world():
     return build
 
 
+_PLAIN = {str, bytes, int, float, bool, type(None), datetime, timedelta}
+
+
 def picture(thing, seen=None, *, is_value=False):
     """Everything that a state holds, as text: equal for equal states, whoever shares a value."""
-    seen = {} if seen is None else seen
-    if isinstance(thing, (str, bytes, int, float, type(None), datetime, timedelta)):
+    if type(thing) in _PLAIN or isinstance(thing, (str, bytes, int, float)):
         return repr(thing)
+    seen = {} if seen is None else seen
     if isinstance(thing, np.ndarray):
         return f"{thing.dtype}{thing.tolist()}"
-    is_frozen = is_value or _is_frozen(thing)
-    if not is_frozen:
+    if not is_value and not _is_frozen(type(thing)):
         if id(thing) in seen:
             return f"@{seen[id(thing)]}"
         seen[id(thing)] = len(seen)
     return f"{type(thing).__name__}({', '.join(_parts(thing, seen))})"
 
 
-def _is_frozen(thing):
-    params = getattr(type(thing), "__dataclass_params__", None)
-    return isinstance(thing, (tuple, frozenset)) or bool(params and params.frozen)
+@cache
+def _is_frozen(kind):
+    params = getattr(kind, "__dataclass_params__", None)
+    return issubclass(kind, (tuple, frozenset)) or bool(params and params.frozen)
+
+
+@cache
+def _slots(kind):
+    slots = (name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
+    return tuple(dict.fromkeys(slots))
 
 
 def _parts(thing, seen):
@@ -446,12 +456,10 @@ def _parts(thing, seen):
         return [f"{picture(k, seen)}: {picture(v, seen)}" for k, v in thing.items()]
     if isinstance(thing, (list, tuple, deque)):
         return [picture(part, seen) for part in thing]
-    names = dict.fromkeys(
-        name for base in type(thing).__mro__ for name in getattr(base, "__slots__", ())
-    )
-    held = {name: getattr(thing, name, None) for name in names} | getattr(thing, "__dict__", {})
+    held = {name: getattr(thing, name, None) for name in _slots(type(thing))}
+    held |= getattr(thing, "__dict__", {})
     held.pop("apply", None)
-    is_frozen = _is_frozen(thing)
+    is_frozen = _is_frozen(type(thing))
     return [
         f"{name}={picture(value, seen, is_value=is_frozen and isinstance(value, Mapping))}"
         for name, value in held.items()
