@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.transport.frames import bad_frame
 from astraflow.wire.patches import TransferPlan
 
@@ -58,9 +59,13 @@ class ArenaPool:
         self._last: _Memory | None = None
 
     def take(self, nbytes: int) -> Arena:
-        """Return an arena of at least so many bytes."""
+        """Return an arena of at least so many bytes.
+
+        Raises:
+            AstraflowError: LANE_UNAVAILABLE when the system gives no shared memory.
+        """
         if self._last is None or self._last.nbytes < nbytes or self._last.is_used:
-            self._last = _Memory(nbytes)
+            self._last = _made(nbytes)
         return Arena(self._last)
 
 
@@ -84,3 +89,14 @@ class _Memory:
     def is_used(self) -> bool:
         """Whether somebody still looks into it."""
         return self.user() is not None
+
+
+def _made(nbytes: int) -> _Memory:
+    try:
+        return _Memory(nbytes)
+    except OSError as error:
+        raise AstraflowError(
+            Reason.LANE_UNAVAILABLE,
+            f"the system gives no {nbytes} bytes of shared memory ({error.strerror}); free some or"
+            " raise the limits of memory, file size and open files",
+        ) from error

@@ -119,7 +119,8 @@ class ArenaCarrier:
         """Write a payload and return its header.
 
         Raises:
-            AstraflowError: CHUNK_INVALID when the arena is too small.
+            AstraflowError: CHUNK_INVALID when the arena is too small; LANE_UNAVAILABLE when the
+                system has no memory for it.
         """
         payload = sent.chunk.payload
         place, self._at = self._at, self._at + aligned(len(payload))
@@ -153,8 +154,12 @@ class ArenaCarrier:
         with self._writing:
             try:
                 return os.pwrite(-1 if self._arena is None else self._arena, view, place)
+            except PermissionError as error:
+                raise bad_frame("the chunks are larger than the arena for them") from error
             except OSError as error:
-                raise bad_frame(f"the arena cannot be written: {error.strerror}") from error
+                raise AstraflowError(
+                    Reason.LANE_UNAVAILABLE, f"the arena cannot be written: {error.strerror}"
+                ) from error
 
 
 def remove_stale(parent: Path) -> None:

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from typing import Final
 
+from astraflow.core.errors import AstraflowError
 from astraflow.core.versions import Lane
 from astraflow.transport.arenas import Arena, ArenaPool, arena_nbytes
 from astraflow.transport.frames import arena
@@ -43,7 +44,7 @@ async def open_shm(
     """Connect to a source on this host and begin its transfer.
 
     Raises:
-        AstraflowError: SOURCE_UNREACHABLE.
+        AstraflowError: SOURCE_UNREACHABLE; LANE_UNAVAILABLE when there is no shared memory.
     """
 
     async def dial() -> socket.socket:
@@ -61,9 +62,15 @@ async def open_shm(
         session.send_descriptor(arena(lent.nbytes), lent.descriptor)
         return lent
 
+    # A source hands a transfer over once: without memory another lane must still find it.
+    pool.take(arena_nbytes(plan))
     session = StreamSession(Lane.SHM, stall_timeout_s=stall_timeout_s, arena_for=arena_for)
     session.begin()
     await session.open(plan.token, dial)
-    # Only now is there a connection over which the arena can go.
-    session.take_plan(plan)
+    try:
+        # Only now is there a connection over which the arena can go.
+        session.take_plan(plan)
+    except AstraflowError:
+        await session.close()
+        raise
     return session

@@ -1,11 +1,12 @@
 """Memory that is lent, and what a source that died leaves behind."""
 
 import os
+import resource
 import socket
 
 import pytest
 
-from astraflow.core.errors import AstraflowError
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import Lane
 from astraflow.transport.arenas import ArenaPool
 from astraflow.transport.shm_host import remove_stale
@@ -25,6 +26,39 @@ def test_an_arena_is_lent_again_once_nobody_looks_into_it():
     del payload, second
     third = pool.take(900)
     assert os.fstat(third.descriptor).st_size == 1000
+
+
+def test_memory_that_the_system_does_not_give_is_a_typed_error():
+    pool = ArenaPool()
+    with pytest.raises(AstraflowError) as caught:
+        pool.take(1 << 62)
+    assert caught.value.reason is Reason.LANE_UNAVAILABLE
+    assert pool.take(1000).nbytes == 1000
+
+
+@pytest.fixture
+def small_files():
+    """Files, of which shared memory is one, may have 1 MiB."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("others", [[Lane.TCP], []])
+async def test_where_there_is_no_shared_memory_another_lane_brings_the_version(
+    tools, serve, open_lanes, small_files, is_warm, others
+):
+    source = await serve(lanes=[Lane.SHM, *others])
+    lanes = open_lanes(Lane.SHM, *others)
+    if is_warm:
+        assert len(await tools.pulled(lanes, source)) == len(source.chunks)
+    source.chunks = [tools.chunk_of(index, 300_000) for index in range(8)]
+
+    pulled = await tools.pulled(lanes, source)
+
+    assert [bytes(pulled[n].payload) for n in range(8)] == [each.payload for each in source.chunks]
 
 
 def test_an_arena_cannot_be_taken_away_under_its_reader():

@@ -1,6 +1,6 @@
 """What a node keeps on disk: who takes its place goes on from there, or from nothing."""
 
-import errno
+import resource
 from dataclasses import replace
 
 import numpy as np
@@ -175,17 +175,25 @@ async def test_a_copy_of_another_run_is_not_taken(nodes, tools, serve, tmp_path)
     assert (await nodes.pull()).nbytes == 0
 
 
-async def test_a_full_disk_costs_the_copy_and_no_version(nodes, training, monkeypatch):
+@pytest.fixture
+def full_disk():
+    """Make files of this process unable to grow, as on a full disk, until told otherwise."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(nbytes):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft if nbytes is None else nbytes, hard))
+
+    yield limit
+    limit(None)
+
+
+async def test_a_full_disk_costs_the_copy_and_no_version(nodes, training, full_disk):
     await follow(nodes, 2)
-    real = type(nodes.copy._writer).write_chunk
-
-    def full(self, index, chunk):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(type(nodes.copy._writer), "write_chunk", full)
-    await follow(nodes, 1)
+    full_disk(8 << 10)
+    training.publish(share=0.4, is_noise=True)
+    await nodes.pull()
+    full_disk(None)
     assert nodes.copy.failure_count > 0
-    monkeypatch.setattr(type(nodes.copy._writer), "write_chunk", real)
     nodes.start()
     training.publish()
     assert (await nodes.pull()).update.base_version in (1, 2)

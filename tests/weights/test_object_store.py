@@ -277,13 +277,9 @@ def test_a_bucket_in_memory_reads_what_it_wrote():
         bucket.read("a/b")
 
 
-def test_a_bucket_that_does_not_exist_is_a_typed_error_for_who_writes(monkeypatch):
+def test_a_store_that_refuses_an_object_is_a_typed_error_for_who_writes():
     bucket = Bucket("memory://test_no_bucket/run")
-
-    def gone(path, content):
-        raise FileNotFoundError("The specified bucket does not exist")
-
-    monkeypatch.setattr(bucket._fs, "pipe_file", gone)
+    bucket.write("file", b"no folder")
     with pytest.raises(AstraflowError) as caught:
-        bucket.write("a", b"1")
+        bucket.write("file/a", b"1")
     assert caught.value.reason is Reason.SOURCE_UNREACHABLE
