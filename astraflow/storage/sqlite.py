@@ -24,14 +24,20 @@ Result = TypeVar("Result")
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _FORMAT = 1
+# Free pages are given back when they are asked for.
+_INCREMENTAL = 2
 # "afjl"; tells `file` and us what this is.
 _APPLICATION = 0x61666A6C
 # Records of some kB fill a page of this size well.
 _PAGE_NBYTES = 32768
 # Many short checkpoints: an append waits for one at most.
 _CHECKPOINT_PAGES = 128
-# Rows that one transaction of a trim lets go: appends go on in between.
+# What the write-ahead log keeps of a burst.
+_LOG_NBYTES = 4 * _CHECKPOINT_PAGES * _PAGE_NBYTES
+# Rows that one transaction of a trim lets go, and pages that it gives back to the disk: appends
+# go on in between.
 _TRIM_COUNT = 256
+_SHRINK_PAGES = 32
 
 _SCHEMA = (
     f"PRAGMA application_id={_APPLICATION}",
@@ -124,12 +130,14 @@ class SqliteJournal:
         return await self._do(lambda: read_rows(self._path, self._database, start, limit))
 
     async def trim(self, before: int) -> None:
-        """Let go of every record below position `before`, some at a time."""
+        """Let go of every record below position `before`, and of their room, some at a time."""
         before = min(before, self._end)
         while self._first < before:
             upto = min(before, self._first + _TRIM_COUNT)
             await self._do(lambda upto=upto: self._trim(upto))
             reach(FaultPoint.TRIMMED_SOME)
+        while await self._do(self._shrink):
+            pass
 
     async def close(self) -> None:
         """Let nothing more be appended; what was appended can still be read."""
@@ -162,6 +170,18 @@ class SqliteJournal:
             self._database.execute("DELETE FROM records WHERE position < ?", (before,))
             self._database.execute("UPDATE bounds SET first = ?", (before,))
         self._first = before
+
+    def _shrink(self) -> bool:
+        """Give some free pages back to the disk; return whether there were any.
+
+        A file that an older release began keeps its pages, and uses them again.
+        """
+        (mode,) = self._database.execute("PRAGMA auto_vacuum").fetchone()
+        (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
+        if mode != _INCREMENTAL or not free:
+            return False
+        self._database.execute(f"PRAGMA incremental_vacuum({_SHRINK_PAGES})").fetchall()
+        return True
 
 
 def checksum(position: int, record: bytes) -> int:
@@ -209,6 +229,7 @@ def bounds_of(database: sqlite3.Connection) -> tuple[int, int]:
 def _opened(path: Path, durability: Durability) -> sqlite3.Connection:
     database = sqlite3.connect(path, check_same_thread=False, timeout=10)
     database.execute(f"PRAGMA page_size={_PAGE_NBYTES}")
+    database.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
     (table_count,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if table_count:
         _must_be_ours(path, database)
@@ -217,6 +238,7 @@ def _opened(path: Path, durability: Durability) -> sqlite3.Connection:
         _begin(database)
     database.execute(f"PRAGMA synchronous={_SYNCHRONOUS[durability]}")
     database.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+    database.execute(f"PRAGMA journal_size_limit={_LOG_NBYTES}")
     with database:
         # A disk that cannot be written is found now and not with the first rollout.
         database.execute("UPDATE bounds SET first = first")

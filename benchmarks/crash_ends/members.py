@@ -53,7 +53,8 @@ from crash_ends.scene import CHECKPOINT_EVERY, JOIN, POLICY, Scene, note, replac
 _CAPACITY = 16
 _TOKEN_COUNT = 128
 _PROMPT_COUNT = 8
-_PATIENCE_S = 30.0
+# Hubs that live for less than a second each must not add up to one that is gone.
+_PATIENCE_S = 120.0
 _LOOK_S = 0.005
 _ID = PolicyId(POLICY)
 

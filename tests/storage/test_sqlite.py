@@ -56,6 +56,18 @@ async def test_positions_outlive_a_trim_and_a_process(path):
     await journal.close()
 
 
+async def test_a_trim_gives_its_room_back_to_the_disk(path):
+    journal = SqliteJournal.open(path)
+    for _ in range(20):
+        await journal.append([bytes(20_000)] * 20)
+    full = path.stat().st_size
+    await journal.trim(390)
+    await journal.append([b"new"])
+    await journal.close()
+    assert path.stat().st_size < full / 10
+    assert len(await records_of(path)) == 11
+
+
 async def test_one_process_at_a_time_writes(path):
     journal = SqliteJournal.open(path)
     with pytest.raises(AstraflowError, match="stop the other one first"):
