@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.errors import Failure
-from astraflow.core.ids import BatchId, EvalRunId, MemberId, PolicyId, PromptId, TaskId
+from astraflow.core.ids import BatchId, EvalRunId, MemberId, PolicyId, PromptId, RolloutId, TaskId
 from astraflow.core.members import JoinPool, RaasLoad, RegisterTrainer, TrainerLoad
 from astraflow.core.rollouts import Rollout, TaskResult
 from astraflow.core.status import StopMode
@@ -128,6 +128,26 @@ class RolloutArrived:
 
     member_id: MemberId
     rollout: Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRepeated:
+    """A RaaS sends a rollout whose sample is settled. Answer: ItemAck.
+
+    It stands for a RolloutArrived of which `Run.refusal` says so, and holds no tokens.
+
+    Attributes:
+        member_id: Who sent it.
+        rollout_id: What is acknowledged.
+        policy_ids: In whose books it counts.
+
+    Raises:
+        AstraflowError: SESSION_ENDED.
+    """
+
+    member_id: MemberId
+    rollout_id: RolloutId
+    policy_ids: tuple[PolicyId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,6 +396,7 @@ Event = (
     | CreditGiven
     | TaskNacked
     | RolloutArrived
+    | RolloutRepeated
     | TaskFinished
     | BatchStreamOpened
     | BatchAcked

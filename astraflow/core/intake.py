@@ -1,24 +1,34 @@
 """Intake: what a RaaS sends back, and what becomes of work that comes back undone."""
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from astraflow.core.effects import RecordRollout
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.evaluation import Evaluation
+from astraflow.core.events import RolloutRepeated
 from astraflow.core.groups import Assignment, EvalGroup, Group, TrainGroup
-from astraflow.core.ids import TaskId
+from astraflow.core.ids import PolicyId, TaskId
 from astraflow.core.live_members import RaasMember
 from astraflow.core.outbound import Outbound
 from astraflow.core.policies import Policy
 from astraflow.core.reach import newest_in_reach, waits_in_vain
 from astraflow.core.records import Entry
+from astraflow.core.refusals import (
+    UNDONE,
+    fault_of,
+    is_late,
+    refuse,
+    repeated,
+    repeaters,
+    settled,
+    unknown,
+)
 from astraflow.core.rollouts import Disposition, ItemAck, Outcome, Rollout, TaskResult
 from astraflow.core.state import State
 from astraflow.core.tasks import CancelReason
 from astraflow.core.training import Training
 
-# No rollout of these is kept: another attempt is made.
-_UNDONE = frozenset({Outcome.INFRA_ERROR, Outcome.CANCELLED, Outcome.RETURNED})
 # Handed back in good order: it does not count as a failed attempt.
 _ORDERLY = frozenset({Reason.MEMBER_DRAINING, Reason.TASK_CANCELLED})
 
@@ -39,15 +49,16 @@ class Intake:
         assignment = self._state.assignments.get(rollout.task_id)
         group = self._state.groups.get(rollout.group_id)
         if assignment is None or assignment.member_id != member.member_id:
-            return self._from_before(member, rollout, group, now) or self._unknown(rollout, group)
-        fault = self._fault(rollout, assignment)
+            taken = self._from_before(member, rollout, group, now)
+            return taken or self._answer(rollout, unknown(self._state, rollout, group), group)
+        fault = fault_of(self._state, rollout, assignment)
         if fault is not None:
-            return _refuse(rollout.rollout_id, *fault)
+            return fault
         index = rollout.sample_index
         member.answer(assignment, index)
         if group is None or group.slots[index].is_done:
-            return self._late(rollout, assignment, group)
-        if rollout.outcome in _UNDONE:
+            return self._answer(rollout, settled(rollout, assignment), group)
+        if rollout.outcome in UNDONE:
             failure = rollout.failure or Failure(reason=Reason.INTERNAL)
             is_counted = rollout.outcome is not Outcome.RETURNED
             self._fail(group, index, failure, now, is_counted=is_counted, by=assignment.task_id)
@@ -63,15 +74,12 @@ class Intake:
 
         Whoever was asked for the sample since then is told not to bother.
         """
-        lost = None if group is None else group.lost.get(rollout.task_id)
-        if group is None or lost is None or lost.member_id != member.member_id:
+        if group is None or not is_late(rollout, member.member_id, group):
             return None
         index = rollout.sample_index
-        if index not in lost.open_indexes or rollout.outcome in _UNDONE:
-            return None
-        fault = self._fault(rollout, lost)
+        fault = fault_of(self._state, rollout, group.lost[rollout.task_id])
         if fault is not None:
-            return _refuse(rollout.rollout_id, *fault)
+            return fault
         if group.slots[index].is_done:
             return None
         holder = self._state.assignments.get(group.slots[index].holder or TaskId(""))
@@ -79,6 +87,11 @@ class Intake:
             self._outbound.withdraw_sample(holder, index, CancelReason.GROUP_DONE)
         self._keep(member, group, rollout, now)
         return _accept(rollout.rollout_id)
+
+    def repeat(self, event: RolloutRepeated) -> ItemAck:
+        """Count a rollout that is settled."""
+        self._count_repeat(event.policy_ids)
+        return repeated(event.rollout_id)
 
     def result(self, member: RaasMember, result: TaskResult, now: datetime) -> ItemAck:
         """Close a task; what it left unanswered is issued again."""
@@ -91,7 +104,7 @@ class Intake:
                     reason=Reason.DUPLICATE,
                     message="the task ended before",
                 )
-            return _refuse(result.task_id, Reason.TASK_UNKNOWN, "the run sent no such task")
+            return refuse(result.task_id, Reason.TASK_UNKNOWN, "the run sent no such task")
         failures = {failed.sample_index: failed.failure for failed in result.failures}
         unsent = Failure(
             reason=Reason.ROLLOUT_INVALID, message="no sound rollout came, and no failure"
@@ -251,73 +264,16 @@ class Intake:
         member.release(assignment)
         del self._state.assignments[assignment.task_id]
 
-    def _fault(self, rollout: Rollout, assignment: Assignment) -> tuple[Reason, str] | None:
-        """Say what about a rollout contradicts its task, or None."""
-        task = assignment.task
-        if rollout.group_id != task.group_id or rollout.sample_index not in task.sample_indexes:
-            return Reason.ROLLOUT_INVALID, f"task {task.task_id} did not ask for this sample"
-        for trajectory in rollout.trajectories:
-            for span in trajectory.version_spans:
-                policy_id = span.policy_id or trajectory.policy_id
-                bounds = task.versions.get(policy_id)
-                if bounds is None or trajectory.policy_id not in task.versions:
-                    return Reason.POLICY_UNKNOWN, f"the workflow does not sample {policy_id}"
-                if span.version > self._state.policies[policy_id].versions.newest_version:
-                    return Reason.VERSION_UNKNOWN, f"{policy_id} has no version {span.version}"
-                if bounds.max is not None and span.version not in bounds:
-                    return Reason.VERSION_NOT_SERVED, f"{policy_id} is pinned to {bounds.max}"
-        return None
+    def _answer(self, rollout: Rollout, ack: ItemAck, group: Group | None) -> ItemAck:
+        """Count a repetition."""
+        if ack.disposition is Disposition.DUPLICATE:
+            self._count_repeat(repeaters(self._state, rollout, group))
+        return ack
 
-    def _unknown(self, rollout: Rollout, group: Group | None) -> ItemAck:
-        """Answer for a task that the sender does not hold (any more)."""
-        index = rollout.sample_index
-        is_known = self._state.mint.has_minted(
-            "group", rollout.group_id
-        ) or self._state.mint.has_minted("eval-group", rollout.group_id)
-        if not is_known:
-            return _refuse(rollout.rollout_id, Reason.TASK_UNKNOWN, "the run sent no such task")
-        if group is None or (index < group.size and group.slots[index].is_done):
-            return self._duplicate(rollout, group)
-        return ItemAck(
-            item_id=rollout.rollout_id,
-            disposition=Disposition.DROPPED,
-            reason=Reason.TASK_UNKNOWN,
-            message=f"task {rollout.task_id} is not held; its samples are asked for elsewhere",
-        )
-
-    def _late(self, rollout: Rollout, assignment: Assignment, group: Group | None) -> ItemAck:
-        """Answer for a sample that is settled while its task is still open."""
-        if not assignment.is_withdrawn:
-            return self._duplicate(rollout, group)
-        return ItemAck(
-            item_id=rollout.rollout_id,
-            disposition=Disposition.DROPPED,
-            reason=Reason.TASK_CANCELLED,
-            message="nobody waits for it any more",
-        )
-
-    def _duplicate(self, rollout: Rollout, group: Group | None) -> ItemAck:
-        policies = (
-            group.policies
-            if isinstance(group, TrainGroup)
-            else {trajectory.policy_id for trajectory in rollout.trajectories}
-        )
-        if not isinstance(group, EvalGroup):
-            for policy_id in sorted(policies & self._state.policies.keys()):
-                self._state.policies[policy_id].books.duplicates += 1
-        return ItemAck(
-            item_id=rollout.rollout_id,
-            disposition=Disposition.DUPLICATE,
-            reason=Reason.DUPLICATE,
-            message="this sample is settled",
-        )
+    def _count_repeat(self, policy_ids: Iterable[PolicyId]) -> None:
+        for policy_id in policy_ids:
+            self._state.policies[policy_id].books.duplicates += 1
 
 
 def _accept(item_id: str) -> ItemAck:
     return ItemAck(item_id=item_id, disposition=Disposition.ACCEPTED)
-
-
-def _refuse(item_id: str, reason: Reason, message: str) -> ItemAck:
-    return ItemAck(
-        item_id=item_id, disposition=Disposition.REJECTED, reason=reason, message=message
-    )

@@ -32,6 +32,7 @@ from astraflow.core.loading import Loading
 from astraflow.core.membership import Membership
 from astraflow.core.outbound import Outbound
 from astraflow.core.pacing import Pacing
+from astraflow.core.refusals import Refusal, refusal_of
 from astraflow.core.settings import RunSettings
 from astraflow.core.sources import sources_of, version_with_sources
 from astraflow.core.state import State
@@ -113,6 +114,15 @@ class Run:
         self._ending.advance(now)
         self._balance.advance(now)
         return Decision(answer=answer, effects=self._state.take_effects())
+
+    def refusal(self, event: ev.RolloutArrived) -> Refusal | None:
+        """Return what would be said to a rollout that is of no use; None: apply it.
+
+        Raises:
+            AstraflowError: SESSION_ENDED.
+        """
+        self._state.sessions.raas(event.member_id)
+        return refusal_of(self._state, event)
 
     @property
     def next_deadline(self) -> datetime | None:
@@ -214,6 +224,9 @@ class Run:
         match event:
             case ev.RolloutArrived(member_id=member_id, rollout=rollout):
                 return self._intake.rollout(sessions.raas(member_id), rollout, now)
+            case ev.RolloutRepeated(member_id=member_id):
+                sessions.raas(member_id)
+                return self._intake.repeat(event)
             case ev.TaskFinished(member_id=member_id, result=result):
                 return self._intake.result(sessions.raas(member_id), result, now)
             case ev.MemberKeptAlive(member_id=member_id, load=load):

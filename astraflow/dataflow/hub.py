@@ -7,11 +7,11 @@ to be read from a disk is read by one worker and comes back as an event of its o
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 import structlog
 
@@ -58,10 +58,6 @@ from astraflow.wire.journal import record_bytes
 from astraflow_proto.rollout.v1 import rollout_pb2
 
 log = structlog.get_logger(__name__)
-
-
-# An event, and the message that a RolloutArrived came in.
-Arrival: TypeAlias = tuple[Event, rollout_pb2.Rollout | None]
 
 
 class Hub:
@@ -134,27 +130,6 @@ class Hub:
     async def safe(self, ticket: int | None = None) -> None:
         """Wait until what was decided so far is safe, or up to a ticket of `commits`."""
         await self.commits.passed(self.commits.ticket if ticket is None else ticket)
-
-    def apply_lot(self, lot: Sequence[Arrival]) -> list[Any]:
-        """Decide what comes of events that came together, in order, at less cost than one by one.
-
-        Returns:
-            Their answers, as `apply`.
-
-        Raises:
-            AstraflowError: As the event's docstring says; those before it have happened.
-        """
-        answers: list[Any] = []
-        try:
-            for number, (event, received) in enumerate(lot, 1):
-                goes_on = number < len(lot)
-                answers.append(self.apply(event, received=received, goes_on=goes_on))
-        except AstraflowError:
-            if answers:
-                # What came before the refused one is decided now.
-                self.apply(Ticked())
-            raise
-        return answers
 
     def apply(
         self,

@@ -3,7 +3,7 @@
 A session's token is written as it stands in the event: put its digest there first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from astraflow.core import events as ev
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId, TaskId
+from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId, RolloutId, TaskId
 from astraflow.wire import common, control, rollout, tasks, weights
 from astraflow.wire.fields import decode_time, optional_span, set_span, set_time
 from astraflow.wire.journal_events import (
@@ -120,6 +120,10 @@ def _of_member(
     return _Kind(field, encode, decode)
 
 
+def _policy_ids(names: Iterable[str]) -> tuple[PolicyId, ...]:
+    return tuple(map(PolicyId, names))
+
+
 _FAILURE = (common.encode_failure, common.decode_failure, "failure")
 _KINDS: dict[type[Any], _Kind] = {
     RunOpened: _Kind("run_opened", write_opened, read_opened),
@@ -143,6 +147,13 @@ _KINDS: dict[type[Any], _Kind] = {
         pb.RolloutArrived,
         ev.RolloutArrived,
         rollout=(rollout.encode_rollout, rollout.decode_rollout, "rollout"),
+    ),
+    ev.RolloutRepeated: _of_member(
+        "rollout_repeated",
+        pb.RolloutRepeated,
+        ev.RolloutRepeated,
+        rollout_id=(str, RolloutId, "rollout_id"),
+        policy_ids=(list, _policy_ids, "policy_ids"),
     ),
     ev.TaskFinished: _of_member(
         "task_finished",

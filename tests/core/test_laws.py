@@ -1,6 +1,7 @@
 """The laws of the house, under whatever members do in whatever order."""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -126,7 +127,13 @@ def laws(make_world, suite, rollout_of, picture_of):
             run, apply = self.world.run, self.world.run.apply
 
             def listening(event, now, *, goes_on):
+                refusal = refusal_by(run, event)
+                before = repeats_of(run) if refusal else None
                 decision = apply(event, now, goes_on=goes_on)
+                if refusal:
+                    assert decision.answer == refusal.ack
+                    before.update(refusal.event.policy_ids if refusal.event else ())
+                    assert repeats_of(run) == before
                 self.events.append((event, now, goes_on))
                 self.effects.append(decision.effects)
                 if len(self.events) % _LOOK_EVERY == 0:
@@ -664,6 +671,18 @@ def laws(make_world, suite, rollout_of, picture_of):
             assert picture_of(run) == picture_of(self.world.run)
 
     return Laws
+
+
+def refusal_by(run, event):
+    """What a hub would say instead of applying an event; None: it applies it."""
+    if isinstance(event, ev.RolloutArrived):
+        with suppress(AstraflowError):
+            return run.refusal(event)
+    return None
+
+
+def repeats_of(run):
+    return Counter({account.policy_id: account.duplicate_count for account in run.accounts()})
 
 
 def kinds(effect):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sqlite3
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -140,6 +141,24 @@ async def quiet(hub):
         seen = hub.commits.ticket
         await hub.safe()
         await asyncio.sleep(0.1)
+
+
+async def test_repetitions_are_counted_and_take_hardly_any_room(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as hub:
+        _, raas, task = await work(hub, answered=False)
+        rollouts = await raas.open_rollouts()
+        await raas.answer(rollouts, task)
+        await quiet(hub.hub)
+        before = hub.hub.commits.nbytes
+        again = raas.samples(task) * 20
+        stray = [raas.sample(replace(task, group_id="of-another-run", task_id="x"), 0)]
+        acks = await raas.send_all(rollouts, again + stray)
+        assert {ack.disposition for ack in acks[:-1]} == {Disposition.DUPLICATE}
+        assert acks[-1].disposition is Disposition.REJECTED
+        assert hub.hub.commits.nbytes - before < 200 * len(acks)
+        assert (await books(hub)).duplicate_count == len(again)
+    async with start_hub(recipe_of()) as hub:
+        assert (await books(hub)).duplicate_count == len(again)
 
 
 async def test_another_recipe_is_refused(start_hub, recipe_of):

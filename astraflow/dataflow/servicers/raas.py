@@ -13,7 +13,8 @@ from astraflow.core.members import Directive, Role
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.core.tasks import RolloutTask
 from astraflow.dataflow.access import Access
-from astraflow.dataflow.hub import Arrival, Hub
+from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.lots import Arrival, apply_lot
 from astraflow.dataflow.mailroom import TaskItem
 from astraflow.dataflow.streams import Context, either, seated, together
 from astraflow.storage.fault_points import FaultPoint, reach
@@ -97,7 +98,7 @@ class RaasServicer:
     def _take(self, member_id: MemberId, items: Sequence[pb.RolloutItem]) -> list[ItemAck]:
         """Hand a lot over; an item that is not sound costs only itself."""
         read = [_read(member_id, item) for item in items]
-        answers = iter(self._hub.apply_lot([each for each in read if isinstance(each, tuple)]))
+        answers = iter(apply_lot(self._hub, [each for each in read if isinstance(each, tuple)]))
         return [next(answers) if isinstance(each, tuple) else each for each in read]
 
 

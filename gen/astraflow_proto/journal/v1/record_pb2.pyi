@@ -20,7 +20,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Record(_message.Message):
-    __slots__ = ("time", "run_opened", "hub_restarted", "joined", "member_kept_alive", "session_left", "credit_given", "task_nacked", "rollout_arrived", "task_finished", "batch_stream_opened", "batch_acked", "version_published", "version_reported", "prompts_offered", "eval_prompts_offered", "eval_created", "eval_cancelled", "run_paused", "run_resumed", "member_drained", "run_stopped", "run_broken", "ticked", "publish_requested", "prompt_requeued", "goes_on")
+    __slots__ = ("time", "run_opened", "hub_restarted", "joined", "member_kept_alive", "session_left", "credit_given", "task_nacked", "rollout_arrived", "task_finished", "batch_stream_opened", "batch_acked", "version_published", "version_reported", "prompts_offered", "eval_prompts_offered", "eval_created", "eval_cancelled", "run_paused", "run_resumed", "member_drained", "run_stopped", "run_broken", "ticked", "publish_requested", "prompt_requeued", "rollout_repeated", "goes_on")
     TIME_FIELD_NUMBER: _ClassVar[int]
     RUN_OPENED_FIELD_NUMBER: _ClassVar[int]
     HUB_RESTARTED_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class Record(_message.Message):
     TICKED_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_REQUESTED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_REQUEUED_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_REPEATED_FIELD_NUMBER: _ClassVar[int]
     GOES_ON_FIELD_NUMBER: _ClassVar[int]
     time: _timestamp_pb2.Timestamp
     run_opened: RunOpened
@@ -74,8 +75,9 @@ class Record(_message.Message):
     ticked: Ticked
     publish_requested: PublishRequested
     prompt_requeued: PromptRequeued
+    rollout_repeated: RolloutRepeated
     goes_on: bool
-    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_opened: _Optional[_Union[RunOpened, _Mapping]] = ..., hub_restarted: _Optional[_Union[HubRestarted, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., member_kept_alive: _Optional[_Union[MemberKeptAlive, _Mapping]] = ..., session_left: _Optional[_Union[SessionLeft, _Mapping]] = ..., credit_given: _Optional[_Union[CreditGiven, _Mapping]] = ..., task_nacked: _Optional[_Union[TaskNacked, _Mapping]] = ..., rollout_arrived: _Optional[_Union[RolloutArrived, _Mapping]] = ..., task_finished: _Optional[_Union[TaskFinished, _Mapping]] = ..., batch_stream_opened: _Optional[_Union[BatchStreamOpened, _Mapping]] = ..., batch_acked: _Optional[_Union[BatchAcked, _Mapping]] = ..., version_published: _Optional[_Union[VersionPublished, _Mapping]] = ..., version_reported: _Optional[_Union[VersionReported, _Mapping]] = ..., prompts_offered: _Optional[_Union[PromptsOffered, _Mapping]] = ..., eval_prompts_offered: _Optional[_Union[EvalPromptsOffered, _Mapping]] = ..., eval_created: _Optional[_Union[EvalCreated, _Mapping]] = ..., eval_cancelled: _Optional[_Union[EvalCancelled, _Mapping]] = ..., run_paused: _Optional[_Union[RunPaused, _Mapping]] = ..., run_resumed: _Optional[_Union[RunResumed, _Mapping]] = ..., member_drained: _Optional[_Union[MemberDrained, _Mapping]] = ..., run_stopped: _Optional[_Union[RunStopped, _Mapping]] = ..., run_broken: _Optional[_Union[RunBroken, _Mapping]] = ..., ticked: _Optional[_Union[Ticked, _Mapping]] = ..., publish_requested: _Optional[_Union[PublishRequested, _Mapping]] = ..., prompt_requeued: _Optional[_Union[PromptRequeued, _Mapping]] = ..., goes_on: _Optional[bool] = ...) -> None: ...
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_opened: _Optional[_Union[RunOpened, _Mapping]] = ..., hub_restarted: _Optional[_Union[HubRestarted, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., member_kept_alive: _Optional[_Union[MemberKeptAlive, _Mapping]] = ..., session_left: _Optional[_Union[SessionLeft, _Mapping]] = ..., credit_given: _Optional[_Union[CreditGiven, _Mapping]] = ..., task_nacked: _Optional[_Union[TaskNacked, _Mapping]] = ..., rollout_arrived: _Optional[_Union[RolloutArrived, _Mapping]] = ..., task_finished: _Optional[_Union[TaskFinished, _Mapping]] = ..., batch_stream_opened: _Optional[_Union[BatchStreamOpened, _Mapping]] = ..., batch_acked: _Optional[_Union[BatchAcked, _Mapping]] = ..., version_published: _Optional[_Union[VersionPublished, _Mapping]] = ..., version_reported: _Optional[_Union[VersionReported, _Mapping]] = ..., prompts_offered: _Optional[_Union[PromptsOffered, _Mapping]] = ..., eval_prompts_offered: _Optional[_Union[EvalPromptsOffered, _Mapping]] = ..., eval_created: _Optional[_Union[EvalCreated, _Mapping]] = ..., eval_cancelled: _Optional[_Union[EvalCancelled, _Mapping]] = ..., run_paused: _Optional[_Union[RunPaused, _Mapping]] = ..., run_resumed: _Optional[_Union[RunResumed, _Mapping]] = ..., member_drained: _Optional[_Union[MemberDrained, _Mapping]] = ..., run_stopped: _Optional[_Union[RunStopped, _Mapping]] = ..., run_broken: _Optional[_Union[RunBroken, _Mapping]] = ..., ticked: _Optional[_Union[Ticked, _Mapping]] = ..., publish_requested: _Optional[_Union[PublishRequested, _Mapping]] = ..., prompt_requeued: _Optional[_Union[PromptRequeued, _Mapping]] = ..., rollout_repeated: _Optional[_Union[RolloutRepeated, _Mapping]] = ..., goes_on: _Optional[bool] = ...) -> None: ...
 
 class RunOpened(_message.Message):
     __slots__ = ("run_id", "settings_digest", "data_set_sizes", "software")
@@ -155,6 +157,16 @@ class RolloutArrived(_message.Message):
     member_id: str
     rollout: _rollout_pb2.Rollout
     def __init__(self, member_id: _Optional[str] = ..., rollout: _Optional[_Union[_rollout_pb2.Rollout, _Mapping]] = ...) -> None: ...
+
+class RolloutRepeated(_message.Message):
+    __slots__ = ("member_id", "rollout_id", "policy_ids")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_IDS_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    rollout_id: str
+    policy_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, member_id: _Optional[str] = ..., rollout_id: _Optional[str] = ..., policy_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TaskFinished(_message.Message):
     __slots__ = ("member_id", "result")
