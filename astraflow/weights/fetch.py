@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Source, SourceReport
+from astraflow.core.versions import Source, SourceKind, SourceReport
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
 from astraflow.weights.ports import Lane, Progress
@@ -22,6 +22,9 @@ _SHARED_NBYTES: Final = 8 << 20
 # What a helper takes at a time: enough to fill its line, little enough that nobody waits for it.
 _BLOCK_S: Final = 0.25
 _FIRST_BLOCK_COUNT: Final = 4
+_ORIGIN_PATIENCE: Final = Patience(silent_s=5.0, first_s=5.0)
+# An object store sends nothing until it has read a large block; its lane notices when it hangs.
+_STORE_PATIENCE: Final = Patience(silent_s=60.0, first_s=60.0, idle_s=60.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +32,21 @@ class FetchSettings:
     """How long is waited, and for whom.
 
     Attributes:
-        patience: With a relay, if there is another source.
+        patience: With a relay, if there is another source; else it is only said that it stalls.
+        origin_patience: The same of origins, which give no signs while they make a chunk again.
         shared_nbytes: Payload from which on several sources are asked at once.
         avoided_s: A source from which nothing came comes after the others for so long.
     """
 
     patience: Patience = field(default_factory=Patience)
+    origin_patience: Patience = field(default_factory=lambda: _ORIGIN_PATIENCE)
     shared_nbytes: int = _SHARED_NBYTES
     avoided_s: float = 60.0
+
+    def patience_with(self, kind: SourceKind) -> Patience:
+        """Return how long sources of a kind may be silent."""
+        known = {SourceKind.RELAY: self.patience, SourceKind.ORIGIN: self.origin_patience}
+        return known.get(kind, _STORE_PATIENCE)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -250,10 +260,10 @@ class Fetch:
     async def _items(
         self, tally: Tally, spec: TransferSpec
     ) -> AsyncGenerator[TransferPlan | SentChunk]:
-        """Yield what a source sends; a relay that stalls is left sooner than others are."""
+        """Yield what a source sends; one that stalls is left where there is another."""
         pulling = self._lane.pull(tally.address, spec, self._token)
-        is_bounded = tally.is_relay and self._honest()[-1] is not tally
-        watch = tally.watch(self._settings.patience if is_bounded else None)
+        patience = self._settings.patience_with(tally.source.kind)
+        watch = tally.watch(patience, is_only=self._honest()[-1] is tally)
         ration = Ration()
         try:
             async with aclosing(watched(pulling, watch)) as items:

@@ -12,6 +12,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+import structlog
+
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.wire.patches import SentChunk, SentItem, TransferPlan, Waiting
 
@@ -28,6 +30,8 @@ _CHUNKS: Final = 2
 _LATE_S: Final = 0.25
 
 Item = TypeVar("Item")
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class _Arrivals(Generic[Item]):
@@ -76,12 +80,12 @@ async def watched(
     """Yield plan and chunks until the end.
 
     Raises:
-        AstraflowError: SOURCE_TIMEOUT when the source has stalled.
+        AstraflowError: SOURCE_TIMEOUT when the source has stalled, and there is another.
     """
     async with aclosing(_Arrivals(items)) as arrivals:
         while True:
             limit_s = watch.left_s
-            due = None if limit_s is None else time.monotonic() + limit_s
+            due = time.monotonic() + limit_s
             try:
                 item = await arrivals.next(limit_s)
             except StopAsyncIteration:
@@ -90,7 +94,12 @@ async def watched(
                 watch.note(item)
                 if not isinstance(item, Waiting):
                     yield item
-            elif due is not None and time.monotonic() - due > _LATE_S:
+            elif time.monotonic() - due > _LATE_S:
+                watch.forgive()
+            elif watch.is_only:
+                log.warning(
+                    "a source is waited for, as there is no other", why=str(watch.stalled())
+                )
                 watch.forgive()
             else:
                 raise watch.stalled()
@@ -112,25 +121,33 @@ class Patience:
 
 
 class StallWatch:
-    """Notes what one source sends in one transfer, and says when it has stalled."""
+    """Notes what one source sends in one transfer, and says when it has stalled.
+
+    Attributes:
+        answer_s: From a request to its first sign; 0: unknown.
+        is_only: Whether there is no other source.
+    """
 
     def __init__(
         self,
         address: str,
-        patience: Patience | None,
+        patience: Patience,
         *,
         answer_s: float,
         goodput_bytes_per_s: float,
+        is_only: bool = False,
     ) -> None:
         """Begin when the source is asked.
 
         Args:
             address: Of the source.
-            patience: With it; None: without end.
+            patience: With it.
             answer_s: From an earlier request to its first sign; 0: unknown.
             goodput_bytes_per_s: Measured; 0: unknown.
+            is_only: Whether there is no other: then it is waited for, and this is said.
         """
         self.answer_s = answer_s
+        self.is_only = is_only
         self._address = address
         self._patience = patience
         self._goodput = goodput_bytes_per_s or _GOODPUT_BYTES_PER_S
@@ -139,10 +156,8 @@ class StallWatch:
         self._is_answered = False
 
     @property
-    def left_s(self) -> float | None:
-        """Seconds until it has stalled if nothing comes; None: it never has."""
-        if self._patience is None:
-            return None
+    def left_s(self) -> float:
+        """Seconds until it has stalled if nothing comes."""
         silent = self._sign + self._silent_s(self._patience)
         return max(0.0, min(silent, self._chunk + self._patience.idle_s) - time.monotonic())
 

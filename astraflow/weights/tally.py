@@ -63,13 +63,14 @@ class Tally:
             and self.source.region == other.region
         )
 
-    def watch(self, patience: Patience | None) -> StallWatch:
+    def watch(self, patience: Patience, *, is_only: bool) -> StallWatch:
         """Begin a transfer from it."""
         return StallWatch(
             self.address,
             patience,
             answer_s=self.link.answer_s,
             goodput_bytes_per_s=self.link.goodput_bytes_per_s,
+            is_only=is_only,
         )
 
     def learn(self, watch: StallWatch) -> None:

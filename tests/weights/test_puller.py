@@ -9,8 +9,10 @@ from astraflow.codec.chunks import CHUNK_NBYTES
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
+from astraflow.weights.fetch import FetchSettings
 from astraflow.weights.pulled import PullFailed
 from astraflow.weights.puller import WeightPuller
+from astraflow.weights.signs import Patience
 from astraflow.wire.patches import encode_patch_index
 
 BIG = Layout.of([("w", Dtype.U8, (5 * CHUNK_NBYTES // 2,)), ("x", Dtype.BF16, (1000,))])
@@ -173,6 +175,35 @@ class TestFaults:
         source.ends_early = True
         error = await refused(puller, training, training.publish(), Reason.SOURCE_UNREACHABLE)
         assert "chunks before the end" in error.message
+
+    async def test_an_origin_that_has_stopped_is_left_for_another(self, training, serve, tools):
+        stopped, other = await serve(), await serve()
+        stopped.stalls = True
+        patience = Patience(silent_s=0.1, first_s=0.1)
+        settings = FetchSettings(origin_patience=patience, shared_nbytes=1 << 40)
+        puller = WeightPuller(training.policy_id, settings=settings)
+
+        pulled = await puller.pull(training.publish(), training.infos, training.token)
+
+        assert training.is_live(tools.live(pulled.update))
+        assert [each.failure and each.failure.reason for each in pulled.reports] == [
+            Reason.SOURCE_TIMEOUT,
+            None,
+        ]
+        assert other.chunk_count > 0
+        await puller.close()
+
+    async def test_the_only_source_is_waited_for_and_that_is_said(self, training, serve, capsys):
+        (await serve()).stalls = True
+        settings = FetchSettings(origin_patience=Patience(silent_s=0.1, first_s=0.1))
+        puller = WeightPuller(training.policy_id, stall_timeout_s=0.6, settings=settings)
+
+        with pytest.raises(PullFailed) as caught:
+            await puller.pull(training.publish(), training.infos, training.token)
+
+        assert caught.value.reason is Reason.SOURCE_TIMEOUT
+        assert "waited for, as there is no other" in capsys.readouterr().out
+        await puller.close()
 
     async def test_a_source_that_stalls_is_given_up(self, training, serve, tools):
         silent, lively = await serve(), await serve()

@@ -103,4 +103,3 @@ def test_who_is_far_or_slow_gets_more_time():
     near = StallWatch("a:1", patience, answer_s=0.01, goodput_bytes_per_s=1e9)
     far = StallWatch("a:1", patience, answer_s=0.5, goodput_bytes_per_s=1e9)
     assert near.left_s <= 1.0 < 1.5 < far.left_s
-    assert StallWatch("a:1", None, answer_s=0, goodput_bytes_per_s=0).left_s is None
