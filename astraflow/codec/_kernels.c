@@ -47,7 +47,7 @@ static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)_
 #define FETCH_AHEAD 2048 /* bytes */
 #define CLASSES 16
 #define MAX_LANES 256
-#define NONE (~(uint64_t)0)
+#define NONE UINT32_MAX /* a rank that no element has */
 
 #define DIGEST_KEY 0x6173747261666c77u
 #define DIGEST_A 0x9e3779b97f4a7c15u
@@ -79,9 +79,8 @@ typedef struct {
 } fast_in_t;
 typedef struct { int shift; uint32_t field, low, top; } rule_t;
 typedef struct {
-    uint8_t *classes;
+    uint8_t *classes, *distances;
     uint32_t *gaps;
-    uint64_t *distances;
     size_t count, room;
     sums_t sums;
 } scan_t;
@@ -95,7 +94,8 @@ typedef struct {
 } classes_t;
 typedef struct {
     size_t at[CLASSES];
-    const uint64_t *ranks, *distances;
+    const uint32_t *ranks;
+    const uint8_t *distances;
 } class_state_t;
 typedef struct {
     const uint8_t *states, *words;
@@ -179,14 +179,14 @@ static ALWAYS_INLINE uint8_t class_at(uint64_t bits, const rule_t *rule) {
     return (uint8_t)(e < rule->top ? e : rule->top);
 }
 
-static int reserve(scan_t *out, size_t more) {
+static int reserve(scan_t *out, size_t more, int size) {
     if (out->count + more <= out->room) return 1;
     size_t room = 2 * out->room + 16 * more;
     void *classes = realloc(out->classes, room);
     if (classes) out->classes = classes;
     void *gaps = realloc(out->gaps, 4 * room);
     if (gaps) out->gaps = gaps;
-    void *distances = realloc(out->distances, 8 * room);
+    void *distances = realloc(out->distances, (size_t)size * room);
     if (distances) out->distances = distances;
     if (!classes || !gaps || !distances) return 0;
     out->room = room;
@@ -433,8 +433,7 @@ static PyObject *scan_classes(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "iy*y*iKiIIIw*", &level, &old, &new_, &size, &first, &rule.shift, &rule.field, &rule.low, &rule.top, &histogram)) return NULL;
     scan_t scan = {0};
     uint32_t counts[CLASSES] = {0};
-    uint8_t *tokens = NULL, *low_bits = NULL;
-    uint64_t *sorted = NULL;
+    uint8_t *tokens = NULL, *low_bits = NULL, *sorted = NULL;
     size_t n = size ? (size_t)old.len / (size_t)size : 0, low_nbytes = 0;
     PyObject *result = NULL;
     int done = 0;
@@ -443,10 +442,10 @@ static PyObject *scan_classes(PyObject *self, PyObject *args) {
     done = AT(level, scan_classes)(old.buf, new_.buf, n, first, size, &rule, &scan);
     if (done) {
         tokens = malloc(2 * scan.count + 1);
-        sorted = malloc(16 * scan.count + 8);
+        sorted = malloc((4 + (size_t)size) * scan.count + 8);
         low_bits = malloc(16 * scan.count + 16);
         done = tokens && sorted && low_bits;
-        if (done) low_nbytes = AT(level, tokenise)(&scan, counts, histogram.buf, tokens, sorted, low_bits);
+        if (done) low_nbytes = AT(level, tokenise)(&scan, size, counts, histogram.buf, tokens, sorted, low_bits);
     }
     Py_END_ALLOW_THREADS
     if (done)
@@ -479,8 +478,8 @@ static PyObject *apply_classes(PyObject *self, PyObject *args) {
         ok = sum == n ? 1 : fail("has another number of changes than it says");
         if (ok) {
             Py_BEGIN_ALLOW_THREADS
-            uint64_t *ranks = malloc(8 * (n + CLASSES)), *distances = malloc(8 * (n + CLASSES));
-            uint8_t *padded = malloc((size_t)low_bits.len + 16);
+            uint32_t *ranks = malloc(4 * (n + CLASSES));
+            uint8_t *distances = malloc((size_t)size * n + 8), *padded = malloc((size_t)low_bits.len + 16);
             if (ranks && distances && padded) {
                 memset(padded + low_bits.len, 0, 16);
                 memcpy(padded, low_bits.buf, (size_t)low_bits.len);

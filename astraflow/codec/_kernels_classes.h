@@ -83,7 +83,7 @@ static ALWAYS_INLINE int FN(scan_classes_of)(const uint8_t *old, const uint8_t *
     for (size_t from = 0; from < n; from += SEGMENT) {
         size_t to = n - from < SEGMENT ? n : from + SEGMENT, count = 0;
         memset(&seen, 0, sizeof seen);
-        if (!reserve(out, SEGMENT)) return 0;
+        if (!reserve(out, SEGMENT, size)) return 0;
         for (size_t i = from; i < to; i += 64) {
             const uint8_t *a = old + i * (size_t)size, *b = new_ + i * (size_t)size;
             uint64_t valid = ~(uint64_t)0;
@@ -110,7 +110,7 @@ static ALWAYS_INLINE int FN(scan_classes_of)(const uint8_t *old, const uint8_t *
                 out->gaps[out->count + j] = (uint32_t)(rank - next[c]);
                 next[c] = rank + 1;
             }
-            for (size_t j = 0; j < more; j++) out->distances[out->count + j] = fold(part.before[j], part.values[j], size) - 1;
+            for (size_t j = 0; j < more; j++) store(out->distances, out->count + j, fold(part.before[j], part.values[j], size) - 1, size);
             out->count += more;
         }
         FN(end_segment)(&seen, &sorted);
@@ -164,7 +164,7 @@ static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t
                 size_t t = FN(place)(&sorted, c, state->ranks[k] - before);
                 hits[t / 64] |= (uint64_t)1 << (t & 63);
                 touched[t / 4096] |= (uint64_t)1 << (t / 64 & 63);
-                store(folded_of, t, state->distances[k - c] + 1, size);
+                store(folded_of, t, load(state->distances, k - c, size) + 1, size);
             }
             state->at[c] = k;
         }

@@ -8,36 +8,42 @@ static ALWAYS_INLINE unsigned FN(token_of)(uint64_t v, unsigned *width) {
 }
 
 /* Tokens of what is sorted by class; two histograms in turn: equal neighbours do not wait. */
-static ALWAYS_INLINE void FN(put_tokens)(const uint64_t *sorted, const uint32_t *counts, uint32_t *histogram, uint8_t *tokens, bit_writer_t *w) {
+static ALWAYS_INLINE void FN(put_tokens)(const uint8_t *sorted, int size, const uint32_t *counts, uint32_t *histogram, uint8_t *tokens, bit_writer_t *w) {
     uint32_t odd[256];
+    size_t at = 0;
     for (int c = 0; c < CLASSES; c++, histogram += 256) {
         memset(odd, 0, sizeof odd);
-        for (size_t k = 0; k < counts[c]; k++) {
-            unsigned width, token = FN(token_of)(sorted[k], &width);
-            tokens[k] = (uint8_t)token;
-            (k & 1 ? odd : histogram)[token]++;
-            put(w, sorted[k] & (((uint64_t)1 << width) - 1), width);
+        for (size_t stop = at + counts[c]; at < stop; at++) {
+            uint64_t v = load(sorted, at, size);
+            unsigned width, token = FN(token_of)(v, &width);
+            tokens[at] = (uint8_t)token;
+            (at & 1 ? odd : histogram)[token]++;
+            put(w, v & (((uint64_t)1 << width) - 1), width);
         }
         for (int s = 0; s < 256; s++) histogram[s] += odd[s];
-        sorted += counts[c], tokens += counts[c];
     }
 }
 
-/* Sort by class, in order within each: tokens (gaps, then distances), their low bits, counts. */
-static size_t FN(tokenise)(const scan_t *scan, uint32_t *counts, uint32_t *histogram, uint8_t *tokens, uint64_t *sorted, uint8_t *low_bits) {
+static ALWAYS_INLINE size_t FN(tokenise_of)(const scan_t *scan, int size, uint32_t *counts, uint32_t *histogram, uint8_t *tokens, uint8_t *sorted, uint8_t *low_bits) {
     size_t n = scan->count, at[CLASSES], sum = 0;
+    uint8_t *distances = sorted + 4 * n;
     for (size_t k = 0; k < n; k++) counts[scan->classes[k]]++;
     for (int c = 0; c < CLASSES; c++) at[c] = sum, sum += counts[c];
     for (size_t k = 0; k < n; k++) {
         size_t place = at[scan->classes[k]]++;
-        sorted[place] = scan->gaps[k];
-        sorted[n + place] = scan->distances[k];
+        store(sorted, place, scan->gaps[k], 4);
+        store(distances, place, load(scan->distances, k, size), size);
     }
     bit_writer_t w = {low_bits, 0, 0};
-    FN(put_tokens)(sorted, counts, histogram, tokens, &w);
-    FN(put_tokens)(sorted + n, counts, histogram + 256 * CLASSES, tokens + n, &w);
+    FN(put_tokens)(sorted, 4, counts, histogram, tokens, &w);
+    FN(put_tokens)(distances, size, counts, histogram + 256 * CLASSES, tokens + n, &w);
     memcpy(w.at, &w.held, 8);
     return (size_t)(w.at - low_bits) + (w.count + 7) / 8;
+}
+
+/* Sort by class, in order within each: tokens (gaps, then distances), their low bits, counts. */
+static size_t FN(tokenise)(const scan_t *scan, int size, uint32_t *counts, uint32_t *histogram, uint8_t *tokens, uint8_t *sorted, uint8_t *low_bits) {
+    BY_SIZE(size, return FN(tokenise_of)(scan, S, counts, histogram, tokens, sorted, low_bits));
 }
 
 /* Numbers of `count` tokens; returns whether there are as many bits as they need. */
@@ -54,27 +60,45 @@ static ALWAYS_INLINE int FN(take_tokens)(bit_reader_t *from, const uint8_t *toke
     return 1;
 }
 
+/* The ranks of the changes of one class, and NONE behind them. */
+static ALWAYS_INLINE const char *FN(take_ranks)(bit_reader_t *from, const uint8_t *tokens, size_t count, uint32_t *ranks) {
+    uint64_t numbers[PART], rank = 0, worst = 0;
+    for (size_t start = 0; start < count; start += PART) {
+        size_t more = count - start < PART ? count - start : PART;
+        if (!FN(take_tokens)(from, tokens + start, more, numbers)) return "has another number of bits than its tokens need";
+        for (size_t k = 0; k < more; k++) {
+            worst |= numbers[k];
+            ranks[start + k] = (uint32_t)(rank + numbers[k]);
+            rank += numbers[k] + 1;
+        }
+    }
+    ranks[count] = NONE;
+    return (worst | rank) > UINT32_MAX ? "changes an element beyond its range" : NULL;
+}
+
+static ALWAYS_INLINE const char *FN(take_changes)(bit_reader_t *from, const uint8_t *tokens, size_t count, int size, uint8_t *distances) {
+    uint64_t numbers[PART];
+    for (size_t start = 0; start < count; start += PART) {
+        size_t more = count - start < PART ? count - start : PART;
+        uint8_t far = 0;
+        if (!FN(take_tokens)(from, tokens + start, more, numbers)) return "has another number of bits than its tokens need";
+        for (size_t k = 0; k < more; k++) far |= numbers[k] >= ones(size);
+        if (far) return "has a distance that its elements cannot have";
+        for (size_t k = 0; k < more; k++) store(distances, start + k, numbers[k], size);
+    }
+    return NULL;
+}
+
 /* Tokens and their low bits become, class by class, ranks and distances; after each class NONE. */
-static const char *FN(untokenise)(const uint8_t *tokens, size_t n, const uint32_t *counts, bit_reader_t *from, int size, uint64_t *ranks, uint64_t *distances) {
-    uint64_t largest = ones(size), worst = 0, low_nbytes = from->end / 8;
+static const char *FN(untokenise)(const uint8_t *tokens, size_t n, const uint32_t *counts, bit_reader_t *from, int size, uint32_t *ranks, uint8_t *distances) {
+    const char *why = NULL;
+    uint64_t low_nbytes = from->end / 8;
     uint8_t unknown = 0;
     for (size_t k = 0; k < 2 * n; k++) unknown |= tokens[k] > MAX_TOKEN;
     if (unknown) return "has another number of bits than its tokens need";
-    for (size_t c = 0; c < CLASSES; tokens += counts[c], ranks += counts[c] + 1, c++) {
-        uint64_t rank = 0;
-        if (!FN(take_tokens)(from, tokens, counts[c], ranks)) return "has another number of bits than its tokens need";
-        for (size_t k = 0; k < counts[c]; k++) {
-            uint64_t gap = ranks[k];
-            worst |= gap;
-            ranks[k] = rank + gap;
-            rank += gap + 1;
-        }
-        ranks[counts[c]] = NONE;
-    }
-    if (worst > UINT32_MAX) return "changes an element beyond its range";
-    if (!FN(take_tokens)(from, tokens, n, distances)) return "has another number of bits than its tokens need";
-    for (size_t k = 0; k < n; k++)
-        if (distances[k] >= largest) return "has a distance that its elements cannot have";
+    for (size_t c = 0; c < CLASSES && !why; tokens += counts[c], ranks += counts[c] + 1, c++) why = FN(take_ranks)(from, tokens, counts[c], ranks);
+    if (!why) BY_SIZE(size, why = FN(take_changes)(from, tokens, n, S, distances));
+    if (why) return why;
     if ((from->at + 7) / 8 != low_nbytes || (from->at & 7 && from->bits[from->at >> 3] >> (from->at & 7))) return "has another number of bits than its tokens need";
     return NULL;
 }
