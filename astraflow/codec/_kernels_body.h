@@ -1,5 +1,5 @@
 /* The loops, compiled once per level of the processor: FN names a function of this level.
- * LEVEL: 0 portable, 1 AVX2 + BMI2, 2 AVX-512 (F, BW, DQ, VL, VPOPCNTDQ) + BMI2. */
+ * LEVEL: 0 portable, 1 AVX2 + BMI2, 2 AVX-512 (F, BW, DQ, VL, VBMI2, VPOPCNTDQ) + BMI2. */
 
 static ALWAYS_INLINE uint64_t FN(select_bit)(uint64_t mask, uint64_t rank) {
 #if LEVEL >= 1
