@@ -47,9 +47,10 @@ class Sessions:
         self._pool: dict[MemberId, RaasMember] = {}
         self._trainers: dict[PolicyId, TrainerMember] = {}
         self._number = 0
-        # When to look at whom for the end of the session; never later than that is.
-        self._ends: list[tuple[datetime, MemberId]] = []
-        self._listed: set[MemberId] = set()
+        # When to look at which session for its end, never later than that is; the number tells
+        # entries of one time and member apart.
+        self._ends: list[tuple[datetime, MemberId, int, RaasMember | TrainerMember]] = []
+        self._entry_count = 0
         self._departed: dict[MemberId, Departed] = {}
 
     def __len__(self) -> int:
@@ -124,9 +125,7 @@ class Sessions:
             self._number += 1
             member.number, member.rooms = self._number, self.rooms
             self._pool[member.member_id] = member
-        if member.member_id not in self._listed:
-            self._listed.add(member.member_id)
-            heappush(self._ends, (self.end_of(member), member.member_id))
+        self._enter_end(member)
 
     def close(self, member_id: MemberId) -> None:
         """Take a session out."""
@@ -145,7 +144,7 @@ class Sessions:
         """Give a member nothing new; its session ends at a time, None: when it leaves."""
         member.is_draining = True
         member.drain_time = until
-        heappush(self._ends, (self.end_of(member), member.member_id))
+        self._enter_end(member)
 
     def end_of(self, member: Member) -> datetime:
         """Return when a session ends unless its member says something."""
@@ -160,13 +159,11 @@ class Sessions:
     def next_end(self) -> datetime | None:
         """When the first session ends unless its member says something."""
         while self._ends:
-            time, member_id = self._ends[0]
-            member = self._members.get(member_id)
-            if member is None:
+            time, member_id, number, member = self._ends[0]
+            if self._members.get(member_id) is not member:
                 heappop(self._ends)
-                self._listed.discard(member_id)
             elif (end := self.end_of(member)) > time:
-                heapreplace(self._ends, (end, member_id))
+                heapreplace(self._ends, (end, member_id, number, member))
             else:
                 return time
         return None
@@ -174,7 +171,7 @@ class Sessions:
     def ended(self, now: datetime) -> RaasMember | TrainerMember | None:
         """Return a member whose session is over, the first one to end; None: nobody's is."""
         end = self.next_end
-        return None if end is None or end > now else self._members[self._ends[0][1]]
+        return None if end is None or end > now else self._ends[0][3]
 
     def status(self, member: RaasMember | TrainerMember, now: datetime) -> MemberStatus:
         """Return a session as its operator sees it."""
@@ -195,6 +192,11 @@ class Sessions:
             join_time=member.join_time,
             keep_alive_time=member.keep_alive_time,
         )
+
+    def _enter_end(self, member: RaasMember | TrainerMember) -> None:
+        self._entry_count += 1
+        entry = self.end_of(member), member.member_id, self._entry_count, member
+        heappush(self._ends, entry)
 
     def _state(self, member: RaasMember | TrainerMember, now: datetime) -> MemberState:
         if member.is_draining:

@@ -5,7 +5,6 @@ package, or `module:attribute` of anything that can be imported.
 """
 
 import difflib
-import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 from blake3 import blake3
 
+from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 
 T = TypeVar("T")
@@ -94,17 +94,7 @@ def find(kind: Kind, name: str) -> Any:
     registered = _REGISTERED.by_name.get((kind, name))
     if registered is not None:
         return registered
-    module_name, _, attribute = _target(kind, name).partition(":")
-    try:
-        thing: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            thing = getattr(thing, part)
-    except (ImportError, AttributeError) as error:
-        raise AstraflowError(
-            Reason.CODE_UNKNOWN,
-            f"{kind}: {name} cannot be loaded: {error}; is it installed, or on PYTHONPATH, here?",
-        ) from error
-    return thing
+    return load(_target(kind, name), what=f"{kind}: {name}")
 
 
 def code_digest(kind: Kind, name: str) -> bytes:

@@ -61,6 +61,16 @@ def test_indexes_say_what_a_look_at_everybody_would(steps):
         assert sessions.next_end == min(map(sessions.end_of, sessions), default=None)
 
 
+def test_session_that_is_opened_again_ends_by_its_own_time():
+    sessions = Sessions(ttl=timedelta(seconds=10))
+    sessions.open(member("a"))
+    sessions.find("a").keep_alive_time = NOW + timedelta(seconds=1)
+    assert sessions.next_end == NOW + timedelta(seconds=11)
+    sessions.close("a")
+    sessions.open(member("a"))
+    assert sessions.next_end == NOW + timedelta(seconds=10)
+
+
 def test_credit_that_is_in_use_is_no_room():
     sessions = Sessions(ttl=timedelta(seconds=10))
     node = member("a")

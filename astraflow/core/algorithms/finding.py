@@ -1,7 +1,6 @@
 """Makes data algorithms from what a recipe says of them."""
 
 import difflib
-import importlib
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from enum import StrEnum
@@ -17,6 +16,7 @@ from astraflow.core.algorithms.points import (
     ReplayOrder,
     RolloutFilter,
 )
+from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 
 T = TypeVar("T", bound=PlugIn)
@@ -113,17 +113,7 @@ def find(point: Point, name: str) -> Any:
     Raises:
         AstraflowError: CODE_UNKNOWN.
     """
-    module_name, _, attribute = _target(point, name).partition(":")
-    try:
-        thing: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            thing = getattr(thing, part)
-    except (ImportError, AttributeError) as error:
-        raise AstraflowError(
-            Reason.CODE_UNKNOWN,
-            f"{point}: {name} cannot be loaded: {error}; is it installed, or on PYTHONPATH, here?",
-        ) from error
-    return thing
+    return load(_target(point, name), what=f"{point}: {name}")
 
 
 def _target(point: Point, name: str) -> str:

@@ -1,0 +1,29 @@
+"""Code that is named `module:attribute`."""
+
+import importlib
+from typing import Any
+
+from astraflow.core.errors import AstraflowError, Reason
+
+
+def load(target: str, *, what: str) -> Any:
+    """Return what `module:attribute` stands for; imports the module.
+
+    Args:
+        target: A module and an attribute of it; the attribute may have dots.
+        what: Names it in the message.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN.
+    """
+    module_name, _, attribute = target.partition(":")
+    try:
+        thing: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            thing = getattr(thing, part)
+    except (ImportError, AttributeError) as error:
+        raise AstraflowError(
+            Reason.CODE_UNKNOWN,
+            f"{what} cannot be loaded: {error}; is it installed, or on PYTHONPATH, here?",
+        ) from error
+    return thing
