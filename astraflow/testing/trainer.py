@@ -1,7 +1,8 @@
 """A trainer without a model: its weights count the steps."""
 
 import time
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,47 +61,78 @@ def train_counter(
     Raises:
         AstraflowError: What registering, publishing and acknowledging raise.
     """
-    layout = Layout.of([("w", Dtype.F32, (_SIZE,))])
-    publisher = WeightPublisher(PolicyId(policy_id), layout)
-    batches: list[TrainerBatch] = []
-    with WeightServer(publisher, loop=loop) as server:
-        register = RegisterTrainer(
-            policy_id=PolicyId(policy_id),
-            name=f"trainer-{policy_id}",
-            contract=Contract(),
-            groups_per_batch=groups_per_batch,
-            weight_endpoints=(WeightEndpoint(rank=0, endpoint=server.endpoint),),
+    name = PolicyId(policy_id)
+    publisher = WeightPublisher(name, Layout.of([("w", Dtype.F32, (_SIZE,))]))
+    with (
+        WeightServer(publisher, loop=loop) as server,
+        TrainerClient(
+            hub=hub,
+            token=token,
+            register=_registration(name, groups_per_batch, server.endpoint),
+            patience_s=5.0,
+            loop=loop,
+        ) as client,
+        _writing(publisher, client, store) as writer,
+    ):
+        client.on_transfer_token(server.set_transfer_token)
+        counter = _Counter(publisher=publisher, client=client, writer=writer, step_s=step_s)
+        counter.publish(0)
+        batches: list[TrainerBatch] = []
+        for batch in client.batches(prefetch=prefetch):
+            batches.append(batch)
+            counter.train(batch, step=len(batches))
+        return Trained(batches=tuple(batches), end=client.end_of_data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counter:
+    """Trains: a step takes its time, and is a version."""
+
+    publisher: WeightPublisher
+    client: TrainerClient
+    writer: ObjectWriter | None
+    step_s: float
+
+    def train(self, batch: TrainerBatch, *, step: int) -> None:
+        """Make a step and its version of a batch, and acknowledge it."""
+        began = time.perf_counter()
+        time.sleep(self.step_s)
+        self.publish(step)
+        self.client.ack(
+            batch.header.batch_id,
+            BatchOutcome.CONSUMED,
+            step=step,
+            wait_s=batch.wait_s,
+            train_s=time.perf_counter() - began,
         )
-        with TrainerClient(
-            hub=hub, token=token, register=register, patience_s=5.0, loop=loop
-        ) as client:
-            client.on_transfer_token(server.set_transfer_token)
-            with ExitStack() as stack:
-                writer = None
-                if store is not None:
-                    writer = stack.enter_context(
-                        ObjectWriter(publisher, store, client.publish_version)
-                    )
 
-                def publish(step: int) -> None:
-                    client.publish_version(publisher.publish(step, _weights(step), step=step))
-                    if writer is not None:
-                        writer.wake()
+    def publish(self, step: int) -> None:
+        """Publish the version of a step."""
+        self.client.publish_version(self.publisher.publish(step, _weights(step), step=step))
+        if self.writer is not None:
+            self.writer.wake()
 
-                publish(0)
-                for step, batch in enumerate(client.batches(prefetch=prefetch), start=1):
-                    batches.append(batch)
-                    began = time.perf_counter()
-                    time.sleep(step_s)
-                    publish(step)
-                    client.ack(
-                        batch.header.batch_id,
-                        BatchOutcome.CONSUMED,
-                        step=step,
-                        wait_s=batch.wait_s,
-                        train_s=time.perf_counter() - began,
-                    )
-            return Trained(batches=tuple(batches), end=client.end_of_data)
+
+def _registration(policy_id: PolicyId, groups_per_batch: int, endpoint: str) -> RegisterTrainer:
+    return RegisterTrainer(
+        policy_id=policy_id,
+        name=f"trainer-{policy_id}",
+        contract=Contract(),
+        groups_per_batch=groups_per_batch,
+        weight_endpoints=(WeightEndpoint(rank=0, endpoint=endpoint),),
+    )
+
+
+@contextmanager
+def _writing(
+    publisher: WeightPublisher, client: TrainerClient, store: str | None
+) -> Generator[ObjectWriter | None]:
+    """Write versions to an object store, where there is one."""
+    if store is None:
+        yield None
+        return
+    with ObjectWriter(publisher, store, client.publish_version) as writer:
+        yield writer
 
 
 def _weights(step: int) -> dict[str, np.ndarray]:

@@ -28,8 +28,10 @@ from astraflow.raas.policies import ServedModel
 from astraflow.raas.seeds import seeded_sampling
 from astraflow.trainers.causal_model import load_causal_model
 from astraflow.trainers.export import export_bits, layout_of
+from astraflow.trainers.joining import TrainerPlace
 from astraflow.trainers.learner import GrpoLearner
-from astraflow.trainers.main import TrainerPlace, main_run, run_trainer
+from astraflow.trainers.main import main_run
+from astraflow.trainers.policy_run import run_trainer
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.warm_up import ensure_model
 from astraflow.weights.puller import WeightPuller

@@ -1,0 +1,154 @@
+"""How a trainer joins: it serves its weights and takes its place in the run."""
+
+import os
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+from structlog.contextvars import bind_contextvars
+
+from astraflow import __version__
+from astraflow.client.loop_thread import LoopThread
+from astraflow.client.trainer import TrainerClient
+from astraflow.config.recipe import Trainer
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.members import Contract, ModelIdentity, RegisterTrainer, Resources
+from astraflow.core.versions import Lane, WeightEndpoint
+from astraflow.rpc.tls import Tls
+from astraflow.telemetry.prometheus import OFF
+from astraflow.trainers.resume import StartPoint
+from astraflow.transport.hosts import chosen_lanes
+from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.server import WeightServer
+
+# The session of a trainer that was killed ends after its ttl, a minute at the most.
+_TAKEN_S = 90.0
+_TAKEN_RETRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerPlace:
+    """Where a trainer stands.
+
+    Attributes:
+        hub: host:port.
+        token: The run's join token.
+        run_dir: Where checkpoints go.
+        model_dir: The policy's first weights, architecture and tokenizer.
+        start: What it begins with; None: the first weights.
+        is_resuming: Whether it waits for the session of a predecessor to end.
+        listen: host:port on which it serves its weights.
+        advertise: How others dial that; None: as listened on.
+        tls: None: plain text.
+        metrics: host:port of its metrics, or off.
+    """
+
+    hub: str
+    token: str
+    run_dir: RunDir
+    model_dir: Path
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    tls: Tls | None = None
+    start: StartPoint | None = None
+    is_resuming: bool = False
+    metrics: str = OFF
+
+    @property
+    def start_point(self) -> StartPoint:
+        """What it begins with."""
+        return self.start or StartPoint(directory=self.model_dir)
+
+
+@contextmanager
+def joined(
+    policy_id: PolicyId,
+    settings: Trainer,
+    place: TrainerPlace,
+    publisher: WeightPublisher,
+    loop: LoopThread,
+    *,
+    metrics_address: str,
+) -> Generator[TrainerClient]:
+    """Serve the weights and take the trainer's place in the run.
+
+    Args:
+        policy_id: Which policy.
+        settings: Of its trainer.
+        place: Where the trainer stands.
+        publisher: Whose versions are served.
+        loop: Running.
+        metrics_address: Where its metrics are.
+
+    Raises:
+        AstraflowError: What serving and registering raise.
+    """
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            WeightServer(
+                publisher,
+                listen=place.listen,
+                advertise=place.advertise,
+                tls=place.tls,
+                loop=loop,
+                lanes=_served(settings, place.tls),
+            )
+        )
+        register = _registration(
+            policy_id, settings, place, endpoint=server.endpoint, metrics_address=metrics_address
+        )
+        client = _take_place(stack, place, register, loop)
+        client.on_transfer_token(server.set_transfer_token)
+        session = client.registration.session
+        bind_contextvars(run=client.registration.run_id, member=session.member_id)
+        yield client
+
+
+def _registration(
+    policy_id: PolicyId,
+    settings: Trainer,
+    place: TrainerPlace,
+    *,
+    endpoint: str,
+    metrics_address: str,
+) -> RegisterTrainer:
+    start = place.start_point
+    return RegisterTrainer(
+        policy_id=policy_id,
+        name=f"trainer-{policy_id}",
+        contract=Contract(software=f"astraflow/{__version__}"),
+        identity=ModelIdentity(name=place.model_dir.name),
+        groups_per_batch=settings.groups_per_batch,
+        checkpoint_id=start.checkpoint_id,
+        last_step=start.step,
+        version=start.version,
+        weight_endpoints=(WeightEndpoint(rank=0, endpoint=endpoint),),
+        resources=Resources(core_count=os.cpu_count() or 0, metrics_address=metrics_address),
+    )
+
+
+def _take_place(
+    stack: ExitStack, place: TrainerPlace, register: RegisterTrainer, loop: LoopThread
+) -> TrainerClient:
+    """Register; one that resumes waits until the session of its predecessor has ended."""
+    deadline = monotonic() + (_TAKEN_S if place.is_resuming else 0.0)
+    while True:
+        client = TrainerClient(
+            hub=place.hub, token=place.token, tls=place.tls, loop=loop, register=register
+        )
+        try:
+            return stack.enter_context(client)
+        except AstraflowError as error:
+            if error.reason is not Reason.POLICY_TAKEN or monotonic() > deadline:
+                raise
+        sleep(_TAKEN_RETRY_S)
+
+
+def _served(settings: Trainer, tls: Tls | None) -> tuple[Lane, ...] | None:
+    """Return the lanes beside gRPC; None: the usual ones."""
+    lanes = chosen_lanes(settings.lanes, tls)
+    return None if lanes is None else tuple(lane for lane in lanes if lane is not Lane.GRPC)

@@ -1,0 +1,166 @@
+"""The run of one policy: its model, its place, its versions, and the loop over batches."""
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from astraflow.client.loop_thread import LoopThread
+from astraflow.client.trainer import TrainerClient
+from astraflow.config.recipe import Trainer
+from astraflow.core.dtype import Dtype
+from astraflow.core.ids import PolicyId
+from astraflow.telemetry.garbage import keep_for_good
+from astraflow.telemetry.prometheus import MetricsServer
+from astraflow.trainers.causal_model import CausalModel, load_causal_model, prepare_torch
+from astraflow.trainers.checkpoints import Checkpoints
+from astraflow.trainers.departure import Departure
+from astraflow.trainers.export import layout_of
+from astraflow.trainers.joining import TrainerPlace, joined
+from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.loop import train
+from astraflow.trainers.mismatch import MismatchProbe
+from astraflow.trainers.origin import Followers, WeightOrigin
+from astraflow.trainers.pace import Pace
+from astraflow.trainers.resume import OPTIMIZER_FILE, StartPoint
+from astraflow.trainers.tallies import TrainerTallies
+from astraflow.weights.gains import Gains
+from astraflow.weights.object_writer import ObjectWriter
+from astraflow.weights.publisher import WeightPublisher
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trainee:
+    """What is trained.
+
+    Attributes:
+        model: On the trainer's device.
+        learner: Steps it.
+        dtype: In which its weights are published.
+        publisher: Of its versions.
+    """
+
+    model: CausalModel
+    learner: GrpoLearner
+    dtype: Dtype
+    publisher: WeightPublisher
+
+
+def run_trainer(
+    policy_id: PolicyId, settings: Trainer, place: TrainerPlace, *, loop: LoopThread
+) -> None:
+    """Load the model, join the run and train; signals end it when this is the main thread.
+
+    Args:
+        policy_id: Which policy.
+        settings: Of its trainer.
+        place: Where the trainer stands.
+        loop: Running; for all that is not training.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a model that cannot be loaded; what joining and
+            training raise.
+    """
+    trainee = _load(policy_id, settings, place.start_point)
+    departure, tallies = Departure(), TrainerTallies(policy_id)
+    with (
+        departure.listening(),
+        MetricsServer(place.metrics, tallies.families) as metrics,
+        joined(
+            policy_id, settings, place, trainee.publisher, loop, metrics_address=metrics.address
+        ) as client,
+        _followed(trainee.publisher, client, settings) as followers,
+    ):
+        pace = _pace(trainee, settings, place.start_point, client, followers)
+        batches = client.batches(
+            max_tokens=settings.max_tokens_per_pass,
+            prefetch=settings.prefetch,
+            when_asked=pace.when_asked,
+        )
+        keep_for_good()
+        train(
+            departure.watch(batches),
+            client=client,
+            learner=trainee.learner,
+            probe=MismatchProbe(trainee.model, trainee.learner, dtype=trainee.dtype),
+            pace=pace,
+            checkpoints=_checkpoints(policy_id, trainee, place),
+            settings=settings,
+            tallies=tallies,
+        )
+        end = client.end_of_data
+        log.info("the trainer leaves", step=trainee.learner.step_count, cause=end and end.cause)
+
+
+def _load(policy_id: PolicyId, settings: Trainer, start: StartPoint) -> _Trainee:
+    prepare_torch(thread_count=settings.thread_count)
+    model = load_causal_model(start.directory, device=settings.device)
+    dtype = Dtype(settings.export_dtype)
+    learner = GrpoLearner(model, settings)
+    if start.step:
+        learner.resume(start.step, start.directory / OPTIMIZER_FILE)
+    publisher = WeightPublisher(policy_id, layout_of(model.module, dtype))
+    return _Trainee(model=model, learner=learner, dtype=dtype, publisher=publisher)
+
+
+def _pace(
+    trainee: _Trainee,
+    settings: Trainer,
+    start: StartPoint,
+    client: TrainerClient,
+    followers: tuple[Followers, ...],
+) -> Pace:
+    """Publish the first weights; return what publishes the others."""
+    registration = client.registration
+    origin = WeightOrigin(
+        trainee.model.module,
+        dtype=trainee.dtype,
+        publisher=trainee.publisher,
+        herald=client,
+        first_version=registration.next_version,
+        followers=followers,
+        restored_from=_restored(start, registration.next_version),
+    )
+    if start.step or registration.rolled_back_batch_count:
+        log.info(
+            "goes on from a checkpoint",
+            step=start.step,
+            restored_from=start.version,
+            rolled_back_batches=registration.rolled_back_batch_count,
+        )
+    return Pace(origin, settings.sync, is_asked=client.take_publish_order, step=start.step)
+
+
+def _checkpoints(policy_id: PolicyId, trainee: _Trainee, place: TrainerPlace) -> Checkpoints:
+    return Checkpoints(
+        trainee.model.module,
+        model_dir=place.model_dir,
+        run_dir=place.run_dir,
+        policy_id=policy_id,
+        optimizer=trainee.learner.state,
+    )
+
+
+def _restored(start: StartPoint, next_version: int) -> int | None:
+    """Return what these weights were in this run; None: they come from elsewhere."""
+    is_older = start.version is not None and start.version < next_version
+    return start.version if is_older else None
+
+
+@contextmanager
+def _followed(
+    publisher: WeightPublisher, client: TrainerClient, settings: Trainer
+) -> Generator[tuple[Followers, ...]]:
+    """Let versions gain patches beside training, and go to an object store too."""
+    with ExitStack() as followers:
+        if settings.store is None:
+            yield (followers.enter_context(Gains(publisher, client.publish_version)),)
+            return
+        url = f"{settings.store.rstrip('/')}/{client.registration.run_id}"
+        writer = followers.enter_context(ObjectWriter(publisher, url, client.publish_version))
+        gains = Gains(publisher, client.publish_version, then=writer.look)
+        log.info("versions also go to an object store", url=url)
+        yield (writer, followers.enter_context(gains))
