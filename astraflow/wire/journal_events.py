@@ -1,7 +1,8 @@
 """Events of a journal that need more than their fields: core <-> astraflow.journal.v1."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from astraflow.core import events as ev
 from astraflow.core.batches import AckBatch, StreamBatches
@@ -12,6 +13,16 @@ from astraflow.wire import common, dataflow, tasks
 from astraflow.wire.fields import optional
 from astraflow_proto.journal.v1 import record_pb2 as pb
 from astraflow_proto.rollout.v1 import task_pb2
+
+Made = TypeVar(
+    "Made",
+    ev.BatchAcked,
+    ev.BatchStreamOpened,
+    ev.CreditGiven,
+    AckBatch,
+    StreamBatches,
+    TaskCredit,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,78 +111,51 @@ def read_kept_alive(message: pb.MemberKeptAlive) -> ev.MemberKeptAlive:
 
 def write_credit(event: ev.CreditGiven) -> pb.CreditGiven:
     """Return a credit record."""
-    credit = TaskCredit(
-        max_outstanding=event.max_outstanding, max_eval_outstanding=event.max_eval_outstanding
-    )
-    return pb.CreditGiven(member_id=event.member_id, credit=dataflow.encode_task_credit(credit))
+    credit = dataflow.encode_task_credit(_made(TaskCredit, event))
+    return pb.CreditGiven(member_id=event.member_id, credit=credit)
 
 
 def read_credit(message: pb.CreditGiven) -> ev.CreditGiven:
     """Read a credit record."""
     credit = dataflow.decode_task_credit(message.credit)
-    return ev.CreditGiven(
-        member_id=MemberId(message.member_id),
-        max_outstanding=credit.max_outstanding,
-        max_eval_outstanding=credit.max_eval_outstanding,
-    )
+    return _made(ev.CreditGiven, credit, member_id=MemberId(message.member_id))
 
 
 def write_stream(event: ev.BatchStreamOpened) -> pb.BatchStreamOpened:
     """Return a stream record."""
-    stream = StreamBatches(
-        rank=event.rank,
-        world_size=event.world_size,
-        max_outstanding=event.max_outstanding,
-        max_tokens=event.max_tokens,
-    )
-    message = dataflow.encode_stream_batches(stream)
-    return pb.BatchStreamOpened(member_id=event.member_id, stream=message)
+    stream = dataflow.encode_stream_batches(_made(StreamBatches, event))
+    return pb.BatchStreamOpened(member_id=event.member_id, stream=stream)
 
 
 def read_stream(message: pb.BatchStreamOpened) -> ev.BatchStreamOpened:
     """Read a stream record."""
     stream = dataflow.decode_stream_batches(message.stream)
-    return ev.BatchStreamOpened(
-        member_id=MemberId(message.member_id),
-        rank=stream.rank,
-        world_size=stream.world_size,
-        max_outstanding=stream.max_outstanding,
-        max_tokens=stream.max_tokens,
-    )
+    return _made(ev.BatchStreamOpened, stream, member_id=MemberId(message.member_id))
 
 
 def write_acked(event: ev.BatchAcked) -> pb.BatchAcked:
     """Return a acked record."""
-    ack = AckBatch(
-        batch_id=event.batch_id,
-        outcome=event.outcome,
-        rank=event.rank,
-        step=event.step,
-        checkpoint_id=event.checkpoint_id,
-        metrics=event.metrics,
-    )
+    ack = dataflow.encode_ack_batch(_made(AckBatch, event))
     return pb.BatchAcked(
-        member_id=event.member_id,
-        ack=dataflow.encode_ack_batch(ack),
-        wait_s=event.wait_s,
-        train_s=event.train_s,
+        member_id=event.member_id, ack=ack, wait_s=event.wait_s, train_s=event.train_s
     )
 
 
 def read_acked(message: pb.BatchAcked) -> ev.BatchAcked:
     """Read a acked record."""
-    ack = dataflow.decode_ack_batch(message.ack)
-    return ev.BatchAcked(
+    return _made(
+        ev.BatchAcked,
+        dataflow.decode_ack_batch(message.ack),
         member_id=MemberId(message.member_id),
-        batch_id=ack.batch_id,
-        outcome=ack.outcome,
-        rank=ack.rank,
-        step=ack.step,
-        checkpoint_id=ack.checkpoint_id,
         wait_s=message.wait_s,
         train_s=message.train_s,
-        metrics=ack.metrics,
     )
+
+
+def _made(kind: type[Made], source: object, **more: object) -> Made:
+    """Return an object with what a source has under the names of its fields, and `more`."""
+    names = (each.name for each in fields(kind) if each.name not in more)
+    return kind(**more, **{name: getattr(source, name) for name in names if hasattr(source, name)})
 
 
 def read_prompts(messages: Iterable[task_pb2.Prompt]) -> tuple[Prompt, ...]:

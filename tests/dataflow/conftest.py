@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -327,6 +328,7 @@ class FakeTrainer(Member):
     headers: list[Any] = field(default_factory=list)
     parts: list[Any] = field(default_factory=list)
     end: EndOfData | None = None
+    until: Callable[[], bool] = lambda: False
 
     async def register(self, **changes):
         request = RegisterTrainer(
@@ -377,7 +379,7 @@ class FakeTrainer(Member):
         return response.settled
 
     async def work(self):
-        """Train until the data ends; then leave."""
+        """Train until the data ends or it is enough; then leave."""
         await self.publish()
         stream = self.batches()
         while (message := await stream.read()) is not aio.EOF:
@@ -391,6 +393,9 @@ class FakeTrainer(Member):
                     self.step += 1
                     await self.publish()
                     await self.ack(header.batch_id)
+                    if self.until():
+                        stream.cancel()
+                        break
                 case "end_of_data":
                     self.end = decode_end_of_data(message.end_of_data)
                 case _:

@@ -115,21 +115,22 @@ async def test_a_snapshot_takes_the_place_of_records(start_hub, recipe_of):
 async def test_the_hub_compacts_as_records_come(start_hub, recipe_of):
     recipe = recipe_of(
         hub__journal={"compact_nbytes": 1 << 16},
-        policies__solver__trainer__step_count=400,
+        policies__solver__trainer__step_count=1_000_000,
         rows=4000,
     )
     async with start_hub(recipe) as hub:
-        trainer, raas = hub.trainer(), hub.raas()
+        trainer, raas = hub.trainer(until=hub.run_dir.snapshot.exists), hub.raas()
         await trainer.register()
         await raas.join()
-        working = asyncio.gather(trainer.work(), raas.work())
-        while not hub.run_dir.snapshot.exists():  # noqa: ASYNC110 - another process makes it
-            await asyncio.sleep(0.05)
+        working = asyncio.create_task(raas.work())
+        await trainer.work()
         working.cancel()
         with suppress(asyncio.CancelledError):
             await working
-        await quiet(hub.hub)
-    before = hub.hub.run.accounts()
+        # Nothing that these two said later counts.
+        await raas.leave()
+        await hub.hub.safe()
+        before = hub.hub.run.accounts()
     async with start_hub(recipe) as hub:
         assert hub.hub.run.accounts() == before
 
