@@ -1,0 +1,189 @@
+"""The policies of a recipe: models, and how they are trained."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from astraflow.config.strict import Algorithm, LaneChoice, Options, Strict
+
+
+class WarmUp(Strict):
+    """A small model made on first use by supervised steps on pairs of a tutor, then cached."""
+
+    tutor: str
+    """Registered tutor, such as letter_sort."""
+    options: Options = Field(default={})
+    """Checked by the tutor."""
+    step_count: int = Field(default=300, ge=1)
+    """Optimizer steps."""
+    batch_size: int = Field(default=64, ge=1)
+    """Pairs per step."""
+    learning_rate: float = Field(default=2e-3, gt=0)
+    """Peak rate; rises over the first tenth of the steps, then falls to a tenth."""
+
+
+class Model(Strict):
+    """Where a policy's first weights, its architecture and its tokenizer come from."""
+
+    path: Path | None = None
+    """Hugging Face directory: config.json, tokenizer.json, *.safetensors. Never downloaded."""
+    warm_up: WarmUp | None = None
+    """Makes the directory instead."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.path is None) == (self.warm_up is None):
+            raise ValueError("give exactly one of 'path' and 'warm_up'")
+        return self
+
+
+class Sampling(Strict):
+    """Defaults of every generation of a policy; see `rollout/v1/sampling.proto`."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=1)
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    max_new_tokens: int = Field(default=256, ge=1)
+    min_new_tokens: int = Field(default=0, ge=0)
+    stop_strings: tuple[str, ...] = ()
+
+
+class Advantages(Strict):
+    """Group-relative advantages, stamped by the hub."""
+
+    scale_by_std: bool = False
+    """Divide by the group's standard deviation (GRPO as published); off: Dr. GRPO."""
+
+
+class Loss(Strict):
+    """GRPO's clipped surrogate, a mean over the tokens of the whole batch."""
+
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """The ratio is not rewarded below 1 - clip_low."""
+    clip_high: float = Field(default=0.28, gt=0)
+    """The ratio is not rewarded above 1 + clip_high (DAPO's clip-higher)."""
+
+
+class Optimizer(Strict):
+    """AdamW with fp32 master weights."""
+
+    learning_rate: float = Field(default=1e-6, gt=0)
+    warm_up_steps: int = Field(default=0, ge=0)
+    """Steps over which the rate rises linearly to learning_rate."""
+    decay: tuple[int, int] | None = None
+    """Last step at learning_rate, and the step from which on the rate is a tenth of it; it falls
+    linearly between them. Unset: it does not fall."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _decay_goes_on(self) -> Self:
+        if self.decay is not None and not self.warm_up_steps <= self.decay[0] < self.decay[1]:
+            raise ValueError("decay needs two steps, the first not before warm_up_steps ends")
+        return self
+
+
+class Buffer(Strict):
+    """Whole groups that wait for the trainer."""
+
+    order: Literal["edf", "fifo"] = "edf"
+    """Earliest deadline first: what turns stale first; or first in, first out."""
+    max_groups: int | None = Field(default=None, ge=1)
+    """Groups beyond it are dropped, first those that come first; unset: as many as may be open."""
+    max_nbytes: int | None = Field(default=None, ge=1)
+    """The same for bytes of tokens; the groups of one batch are kept whatever they take."""
+
+
+class Replay(Strict):
+    """Groups that are trained on again."""
+
+    ratio: float = Field(gt=0, lt=1)
+    """Of a batch's groups, at most, rounded down; 0.3 uses a group 1.43 times on average."""
+    order: Algorithm = Algorithm(name="latest")
+    """Which of those that may be: latest, uniform, prioritised, or your own."""
+    max_uses: int = Field(default=2, ge=2)
+    """Batches that a group is in, the first one included."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Versions between sampling and the last use, at most; unset: the trainer's."""
+    max_groups: int = Field(default=1024, ge=1)
+    """Groups that are kept; then the oldest ones are forgotten."""
+    max_nbytes: int = Field(default=256 << 20, ge=1)
+    """Bytes of tokens that they may take."""
+
+
+class Sync(Strict):
+    """When the weights of a policy become a version, and who decides so."""
+
+    style: Literal["steps", "asked"] = "steps"
+    """steps: the trainer, after every so many optimizer steps. asked: the rollout nodes, which ask
+    for a newer version; the trainer publishes after the step in progress, or says that there is
+    nothing newer."""
+    every: int = Field(default=1, ge=1)
+    """steps: optimizer steps per version. asked: groups that a node finishes before it asks."""
+
+    @property
+    def steps_per_version(self) -> int | None:
+        """Optimizer steps between versions; None: one comes when it is asked for."""
+        return self.every if self.style == "steps" else None
+
+
+class Trainer(Strict):
+    """How one policy is trained."""
+
+    step_count: int | None = Field(default=None, ge=1)
+    """Optimizer steps, one batch each; unset: until the data ends."""
+    groups_per_batch: int = Field(default=16, ge=1)
+    """Groups (prompts) per batch; rollouts per batch are this times group_size."""
+    max_staleness: int = Field(default=2, ge=0)
+    """Versions between sampling and training, at most. 0 is synchronous."""
+    sync: Sync = Sync()
+    lanes: LaneChoice = "auto"
+    """Over which weights are served, gRPC in any case: auto is shared memory and TCP, beside TLS
+    shared memory alone; or a list of grpc, tcp, shm, ucx."""
+    prefetch: int = Field(default=1, ge=1, le=8)
+    """Batches held at once. 1 is strict: the next one follows the ack."""
+    buffer: Buffer = Buffer()
+    replay: Replay | None = None
+    """Unset: every group is trained on once."""
+    guards: tuple[Algorithm, ...] = ()
+    """Refuse batches: distinct_prompts, useful_share, or your own. What is at fault is dropped."""
+    max_refusals: int = Field(default=4, ge=0)
+    """After so many refusals in a row a batch is served as it is."""
+    loss: Loss = Loss()
+    optimizer: Optimizer = Optimizer()
+    advantages: Advantages = Advantages()
+    max_tokens_per_pass: int = Field(default=16384, ge=1)
+    """Tokens of one forward and backward pass; gradients of a batch add up over passes."""
+    export_dtype: Literal["bf16", "f32"] = "bf16"
+    """What is published. Master weights are always f32."""
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints. Unset: one when ten minutes have passed since the last one, and
+    of these the newest two are kept. The first and last weights are always saved."""
+    device: str = "auto"
+    """auto, cpu or cuda[:N]."""
+    thread_count: int = Field(default=1, ge=1)
+    """CPU threads for torch."""
+    store: str | None = None
+    """URL of a bucket or shared directory, such as s3://bucket/runs or file:///shared/runs, to
+    which versions also go, in a folder of the run's own; needs `astraflow[store]`."""
+
+    @model_validator(mode="after")
+    def _asked_versions_come_between_batches(self) -> Self:
+        if self.sync.style == "asked" and self.prefetch > 1:
+            raise ValueError(
+                "sync.style asked needs prefetch 1: a version that is asked for comes before the "
+                "next batch is drawn"
+            )
+        return self
+
+
+class Policy(Strict):
+    """One model that is trained."""
+
+    model: Model
+    sampling: Sampling = Sampling()
+    trainer: Trainer = Trainer()

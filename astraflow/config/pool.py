@@ -1,0 +1,89 @@
+"""The pool of a recipe: rollout nodes, and how many of them."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from astraflow.config.strict import LaneChoice, Strict
+
+
+class Engine(Strict):
+    """The inference engine of a RaaS, one per policy."""
+
+    kind: Literal["embedded"] = "embedded"
+    max_batch: int = Field(default=128, ge=1)
+    """Sequences decoded together."""
+    max_context: int | None = Field(default=None, ge=1)
+    """Tokens of prompt and completion; unset: the model's own limit."""
+    device: str = "auto"
+    """auto, cpu or cuda[:N]."""
+    dtype: Literal["f32", "bf16"] = "f32"
+    """Of the computation."""
+    thread_count: int = Field(default=1, ge=1)
+    """CPU threads for torch."""
+    kv: Literal["keep", "recompute"] = "keep"
+    """What a new version does to the cache of running generations: nothing, or they are read
+    anew with the new weights before they go on; trajectories say which it was."""
+
+
+class Relay(Strict):
+    """Rollout nodes pass on what they pull, so that a region costs the trainer one transfer."""
+
+    mode: Literal["auto", "off"] = "auto"
+    """auto: where others can dial the node, which is when `listen` is set or the hub is on
+    loopback. Off: never."""
+    listen: str | None = None
+    """host:port; port 0 takes a free one. Set it with a hub that is not on loopback."""
+    advertise: str | None = None
+    """How others dial it: auto, fqdn, or a host or IP; unset: as listened on."""
+
+
+class Raas(Strict):
+    """The rollout nodes that the launcher starts; more can join at any time."""
+
+    count: int = Field(default=1, ge=0)
+    capacity: int = Field(default=128, ge=1)
+    """Rollouts that one node runs at once."""
+    engine: Engine = Engine()
+    relay: Relay = Relay()
+    lanes: LaneChoice = "auto"
+    """Over which weights are pulled, the most wanted first; gRPC is the way out in any case."""
+    sources: Literal["auto", "store"] = "auto"
+    """Where weights come from. auto: whoever has them, nearest first. store: the object store
+    alone, for pools that cannot reach the trainer."""
+    cache: Path | None = None
+    """Folder in which a node keeps its newest weights, so that one that was killed rejoins by a
+    patch; it takes up to two and a half times the exported bytes per policy. Unset: none."""
+
+
+class Autoscale(Strict):
+    """How large the pool may be, and how `astraflow autoscale` changes it."""
+
+    min: int = Field(default=1, ge=0)
+    """Nodes, at least."""
+    max: int = Field(default=64, ge=1)
+    """Nodes, at most."""
+    window_s: float = Field(default=300.0, gt=0)
+    """Waits, production and consumption are measured over this time; it is also the least time
+    between two changes. Several batches long is good."""
+    cooldown_s: float = Field(default=0.0, ge=0)
+    """After a change of the pool nothing is measured for so long: what new nodes take to warm
+    up."""
+    drain_s: float | None = Field(default=None, gt=0)
+    """For how long a node that leaves may finish what it holds; unset: as long as it takes."""
+    start: str | None = None
+    """Shell command that starts one node, such as `sbatch node.sh {name}`; unset: a process on
+    the machine of `astraflow autoscale`. {name}, {hub}, {recipe} and {run} are filled in, quoted;
+    ASTRAFLOW_JOIN_TOKEN is in its environment."""
+    stop: str | None = None
+    """Shell command for a node that has left, such as `scancel --name {name}`; unset: a node that
+    was drained ends by itself."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        if self.min > self.max:
+            raise ValueError("min is larger than max")
+        if self.stop is not None and self.start is None:
+            raise ValueError("stop without start: give both, or neither for local processes")
+        return self

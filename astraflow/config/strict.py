@@ -1,0 +1,29 @@
+"""What all parts of a recipe are made of."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+Options = dict[str, Any]
+LaneChoice = Literal["auto"] | tuple[Literal["grpc", "tcp", "shm", "ucx"], ...]
+
+
+class Strict(BaseModel):
+    """Base of all parts: unknown keys fail, values do not change after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Algorithm(Strict):
+    """A data algorithm; its name alone will do where it needs no options. See algorithms.md."""
+
+    name: str
+    """Built in, an entry point of an installed package, or module:Class."""
+    options: Options = Field(default={})
+    """Checked by the algorithm when the hub starts."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_only(cls, said: Any) -> Any:
+        return {"name": said} if isinstance(said, str) else said

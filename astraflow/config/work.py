@@ -1,0 +1,154 @@
+"""The work of a recipe: data, workflows, rollouts and evaluations."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from astraflow.config.strict import Algorithm, Name, Options, Strict
+
+
+class DataSet(Strict):
+    """Rows that become prompts."""
+
+    path: Path
+    """JSONL or Parquet file, or a directory written by datasets.save_to_disk. Relative
+    paths start at the recipe's folder."""
+    format: Literal["auto", "jsonl", "parquet", "datasets"] = "auto"
+    id_field: str | None = None
+    """Field with a stable id; unset: a digest of the row."""
+    shuffle: bool = True
+    """Another order in every epoch, from the run's seed."""
+    max_prompt_chars: int | None = Field(default=None, ge=1)
+    """Rows whose length_field is longer are left out and counted."""
+    length_field: str = "prompt"
+    """The field whose length counts."""
+    limit: int | None = Field(default=None, ge=1)
+    """Only the first so many rows."""
+
+
+class Workflow(Strict):
+    """Code that turns a prompt into a rollout."""
+
+    name: str
+    """Registered workflow, or module:Class."""
+    options: Options = Field(default={})
+    """Checked by the workflow."""
+    scorer: str | None = None
+    """Registered scorer, or module:function; unset: the workflow scores."""
+    scorer_options: Options = Field(default={})
+    """Checked by the scorer."""
+    policies: tuple[Name, ...] = ()
+    """Policies that it samples from; empty: all of the recipe."""
+
+
+class MixPhase(Strict):
+    """How data sets are mixed from a version on."""
+
+    weights: dict[Name, Annotated[float, Field(ge=0)]] = Field(min_length=1)
+    """Shares by data set; they need not add up to 1."""
+    from_version: int = Field(default=0, ge=0)
+    """First version of the workflow's first policy that it is for."""
+
+
+class Rollouts(Strict):
+    """What is asked for in training."""
+
+    data_set: Name | dict[Name, Annotated[float, Field(ge=0)]] | tuple[MixPhase, ...]
+    """One data set, several by weight, or a schedule of weights by version."""
+    workflow: Name
+    group_size: int = Field(default=8, ge=1)
+    """Rollouts per prompt."""
+    min_group_size: int = Field(default=2, ge=1)
+    """A group with fewer rewarded rollouts is dropped."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the data set; unset: until the steps are done."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """For one rollout, from its start."""
+    max_attempts: int = Field(default=3, ge=1)
+    """Of one sample, when engines or environments fail."""
+    keep_together: bool = True
+    """One node samples a whole group, so that it reads the prompt once. Off: a group is spread over
+    the pool, and is whole sooner when few groups are open."""
+    max_failed_groups: int = Field(default=32, ge=1)
+    """The run fails after so many groups in a row of which every rollout failed."""
+    selectors: tuple[Algorithm, ...] = ()
+    """Decide which prompts are asked for: uniform, filter_solved, curriculum, greso, or your own.
+    All of them have to admit a prompt; none: every prompt is asked for."""
+    max_skips: int = Field(default=256, ge=1)
+    """After so many prompts in a row that were not admitted the next one is asked for."""
+    filters: tuple[Algorithm, ...] = ()
+    """Decide, in this order, what of a whole group is trained on: zero_advantage (dynamic
+    sampling), reward_range, length, truncated, route, or your own."""
+
+    @model_validator(mode="after")
+    def _group_can_be_whole(self) -> Self:
+        if self.min_group_size > self.group_size:
+            raise ValueError("min_group_size is larger than group_size")
+        return self
+
+    @model_validator(mode="after")
+    def _mix_has_weights(self) -> Self:
+        if not self.mix or self.mix[0].from_version:
+            raise ValueError("data_set: the first phase has to begin with from_version 0")
+        versions = [phase.from_version for phase in self.mix]
+        if sorted(set(versions)) != versions:
+            raise ValueError("data_set: from_version has to rise from phase to phase")
+        if not all(any(phase.weights.values()) for phase in self.mix):
+            raise ValueError("data_set: every phase needs a weight above 0")
+        return self
+
+    @property
+    def mix(self) -> tuple[MixPhase, ...]:
+        """How data sets are mixed, phase by phase."""
+        match self.data_set:
+            case str(name):
+                return (MixPhase(weights={name: 1.0}),)
+            case dict(weights):
+                return (MixPhase(weights=weights),)
+            case phases:
+                return phases
+
+    @property
+    def data_sets(self) -> tuple[str, ...]:
+        """All data sets that prompts come from."""
+        return tuple(dict.fromkeys(name for phase in self.mix for name in phase.weights))
+
+
+class Relation(Strict):
+    """How the versions of several policies go together."""
+
+    kind: Literal["independent", "bounded_skew", "lockstep"] = "independent"
+    """independent: each trains at its own pace. bounded_skew: none is more than max_skew versions
+    ahead of another. lockstep: one version at a time, and the pool sees new versions of all
+    policies together."""
+    max_skew: int = Field(default=1, ge=1)
+    """Versions that one policy may be ahead of another; of bounded_skew."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """For how long the others wait for a policy whose trainer is gone, from its last sign of life;
+    a slow trainer is waited for."""
+    on_timeout: Literal["go_on", "stop"] = "go_on"
+    """go_on: the others train without it until it is back. stop: the run fails and says why."""
+
+
+class EvalSet(Strict):
+    """One data set of a suite."""
+
+    data_set: Name
+    workflow: Name
+    repeats: int = Field(default=1, ge=1)
+    """Rollouts per prompt."""
+    correct_reward: float = 1.0
+    """A rollout is correct when its reward is at least this."""
+
+
+class EvalSuite(Strict):
+    """An evaluation, run beside training on pinned versions."""
+
+    data_sets: tuple[EvalSet, ...] = Field(min_length=1)
+    at_start: bool = True
+    at_end: bool = True
+    every: int | None = Field(default=None, ge=1)
+    """Versions of the first policy between evaluations."""
+    pool_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of the pool's capacity that it may take while training goes on."""
