@@ -1,6 +1,6 @@
 """Evaluation: pinned versions are measured on a share of the pool, beside training."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 
 from astraflow.core.effects import DrawEvalPrompts, EvalChanged
@@ -11,8 +11,9 @@ from astraflow.core.evals import EvalRun, EvalState
 from astraflow.core.events import EvalCreated
 from astraflow.core.groups import EvalGroup
 from astraflow.core.ids import EvalRunId, PolicyId
+from astraflow.core.live_members import RaasMember
 from astraflow.core.outbound import Outbound
-from astraflow.core.placement import Room, Want, choose, eval_room, may_serve_pinned
+from astraflow.core.placement import Look, Room, Want, choose, eval_room, may_serve_pinned
 from astraflow.core.rollouts import Rollout
 from astraflow.core.settings import SuiteSettings
 from astraflow.core.state import State
@@ -232,16 +233,20 @@ class Evaluation:
         sessions = self._state.sessions
         share = 1.0 if self.has_pool else work.share
 
-        def rooms(count: int) -> Iterator[Room]:
+        def is_fit(member: RaasMember) -> bool:
             return (
-                eval_room(member, share)
-                for member in sessions.with_room(count)
-                if not member.is_draining
+                not member.is_draining
                 and not sessions.is_silent(member, now)
                 and may_serve_pinned(member, work.versions)
             )
 
-        return choose(rooms, Want(count=count))
+        look = Look(
+            shelves=sessions.rooms.shelves,
+            pool=sessions.pool,
+            is_fit=is_fit,
+            room=lambda member: eval_room(member, share),
+        )
+        return choose(look, Want(count=count))
 
     def _is_stuck(self, work: EvalWork, now: datetime) -> bool:
         """Whether nobody has been able to serve the versions for too long."""

@@ -187,9 +187,7 @@ class Intake:
     def _measure(self, member: RaasMember, rollout: Rollout, seconds: float) -> None:
         count = sum(trajectory.sampled_count for trajectory in rollout.trajectories)
         if count:
-            member.speed.note(
-                seconds=seconds, token_count=count, outstanding=member.outstanding + 1
-            )
+            member.measure(seconds=seconds, token_count=count)
             speeds = (other.speed for other in self._state.sessions.pool)
             self._state.measured.note(count, speeds)
 

@@ -90,6 +90,11 @@ class RaasMember(Member):
         self.max_eval_outstanding = max_eval_outstanding
         self._enter()
 
+    def measure(self, *, seconds: float, token_count: int) -> None:
+        """Count an accepted rollout in its speed; its credit was given back before."""
+        self.speed.note(seconds=seconds, token_count=token_count, outstanding=self.outstanding + 1)
+        self._enter()
+
     def hold(self, assignment: Assignment) -> None:
         """Count a task against the credit."""
         self.assignments[assignment.task_id] = assignment

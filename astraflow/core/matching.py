@@ -1,13 +1,13 @@
 """Matching: finds the RaaS for the samples of a group."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from astraflow.core.groups import Group
 from astraflow.core.ids import PolicyId
 from astraflow.core.live_members import RaasMember
 from astraflow.core.pacing import slack_s
-from astraflow.core.placement import Room, Want, choose, keeps_up, training_room
+from astraflow.core.placement import Look, Room, Want, choose, keeps_up, training_room
 from astraflow.core.policies import Policy
 from astraflow.core.speed import size_of
 from astraflow.core.state import State
@@ -47,17 +47,18 @@ class Matching:
             return None
         minimum = {p: bounds.min or 0 for p, bounds in versions.items()}
 
-        def rooms(count: int) -> Iterator[Room]:
+        def is_fit(member: RaasMember) -> bool:
             return (
-                training_room(member)
-                for member in sessions.with_room(count)
-                if not member.is_draining
+                not member.is_draining
                 and not sessions.is_silent(member, now)
                 and keeps_up(member, minimum, newest)
                 and not (is_suspect and self._has_suspect(member))
             )
 
-        return choose(rooms, self._want(prompt, count, takers, minimum))
+        look = Look(
+            shelves=sessions.rooms.shelves, pool=sessions.pool, is_fit=is_fit, room=training_room
+        )
+        return choose(look, self._want(prompt, count, takers, minimum))
 
     def _want(
         self, prompt: Prompt, count: int, takers: Sequence[Policy], minimum: Mapping[PolicyId, int]

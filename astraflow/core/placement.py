@@ -5,9 +5,9 @@ be too old when it is done waits for a faster member. Samples of a group stay to
 engine reads their prompt once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor
+from math import floor, inf
 
 from astraflow.core.ids import PolicyId
 from astraflow.core.live_members import RaasMember
@@ -49,6 +49,11 @@ class Want:
         """Return in how many seconds a member would be done with them."""
         return self._finish_s(member, member.outstanding)
 
+    def least_s(self, member: RaasMember) -> float:
+        """Return a bound that a member is never done before, whatever it holds."""
+        token_s = member.speed.token_s if member.speed.is_known else self.fastest_token_s
+        return token_s * self.token_count
+
     def is_in_time(self, member: RaasMember, *, outstanding: int | None = None) -> bool:
         """Whether a member is done before they are too old."""
         out = member.outstanding if outstanding is None else outstanding
@@ -63,11 +68,28 @@ class Want:
         )
 
 
-Rooms = Callable[[int], Iterable[Room]]
-"""The rooms of those who have credit for so many samples; 0: of everybody."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The pool as one placement sees it.
+
+    Attributes:
+        shelves: Members with credit for so many samples, as `Rooms.shelves` has them.
+        pool: All members.
+        is_fit: Whether a member may get it.
+        room: What a member could take.
+    """
+
+    shelves: Callable[[int], Iterable[Iterable[RaasMember]]]
+    pool: Iterable[RaasMember]
+    is_fit: Callable[[RaasMember], bool]
+    room: Callable[[RaasMember], Room]
+
+    def rooms(self) -> Iterator[Room]:
+        """Yield what each member could take that may get it."""
+        return (self.room(member) for member in self.pool if self.is_fit(member))
 
 
-def choose(rooms: Rooms, want: Want) -> Room | None:
+def choose(look: Look, want: Want) -> Room | None:
     """Return where to place samples; it may be fewer than wanted, see `Room.free`.
 
     Of those who are done in time the first one to be done; then most free credit, the least
@@ -75,7 +97,7 @@ def choose(rooms: Rooms, want: Want) -> Room | None:
     None: wait for it.
 
     Args:
-        rooms: Of the pool.
+        look: At the pool.
         want: What is to be placed.
 
     Example:
@@ -83,19 +105,51 @@ def choose(rooms: Rooms, want: Want) -> Room | None:
         free: the second, for 4 samples. Two with room, one done in 2 s, one in 9 s, and what is
         asked for is too old in 5 s: the first; when that has no room, None.
     """
-    candidates = [room for room in rooms(want.count) if room.free >= want.count]
-    if not candidates:
-        if any(room.most >= want.count for room in rooms(0)):
+    count = want.count
+    room, late = _first_done(look, want, count)
+    if room is None and late is None:
+        if any(other.most >= count for other in look.rooms()):
             return None
-        candidates = [room for room in rooms(1) if room.free > 0]
-    in_time = [room for room in candidates if want.is_in_time(room.member)]
-    if candidates and not in_time:
-        least = min(want.count, max(room.free for room in candidates))
-        if any(
-            room.most >= least and want.is_in_time(room.member, outstanding=0) for room in rooms(0)
-        ):
-            return None
-    return min(in_time or candidates, key=lambda room: _rank(room, want), default=None)
+        count = 1
+        room, late = _first_done(look, want, count)
+    if room is not None or late is None:
+        return room
+    least = want.count
+    if count < least:
+        least = min(least, max(other.free for other in look.rooms()))
+    is_worth_a_wait = any(
+        other.most >= least and want.is_in_time(other.member, outstanding=0)
+        for other in look.rooms()
+    )
+    return None if is_worth_a_wait else late
+
+
+def _first_done(look: Look, want: Want, count: int) -> tuple[Room | None, Room | None]:
+    """Return who is done first of those with room for so many: in time, and too late.
+
+    The second is looked for only without the first.
+    """
+    room = _best(look, want, count, want.is_in_time)
+    return room, None if room else _best(look, want, count, lambda _: True)
+
+
+def _best(look: Look, want: Want, count: int, may: Callable[[RaasMember], bool]) -> Room | None:
+    """Return the room of the lowest rank; members that cannot have it are passed over."""
+    best: Room | None = None
+    rank = (inf, 0, 0, 0)
+    for shelf in look.shelves(count):
+        for member in shelf:
+            least_s = want.least_s(member)
+            if least_s > rank[0]:
+                break
+            if (least_s, -member.free_count, member.outstanding, member.number) >= rank:
+                continue
+            if not look.is_fit(member) or not may(member):
+                continue
+            room = look.room(member)
+            if room.free >= count and (mine := _rank(room, want)) < rank:
+                best, rank = room, mine
+    return best
 
 
 def pick(sizes: Sequence[int], *, mean: float, is_slow: bool) -> int:

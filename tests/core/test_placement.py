@@ -1,10 +1,13 @@
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from astraflow.core.live_members import RaasMember
 from astraflow.core.members import Resources, Role
 from astraflow.core.placement import (
+    Look,
     Want,
     choose,
     eval_room,
@@ -14,39 +17,46 @@ from astraflow.core.placement import (
     pick,
     training_room,
 )
+from astraflow.core.rooms import Rooms
 from astraflow.core.speed import Speed
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+def make_node(name="n", *, credit=8, out=0, live=None, token_s=0.0, load=8.0, **more):
+    return RaasMember(
+        member_id=name,
+        name=name,
+        role=Role.RAAS,
+        incarnation=1,
+        region="",
+        resources=Resources(),
+        join_time=NOW,
+        keep_alive_time=NOW,
+        policies={},
+        live={"solver": live} if live is not None else {},
+        max_outstanding=credit,
+        outstanding=out,
+        speed=Speed(token_s=token_s, load=load),
+        **more,
+    )
+
+
 @pytest.fixture
 def node():
-    def build(name="n", *, credit=8, out=0, live=None, token_s=0.0, load=8.0, **more):
-        return RaasMember(
-            member_id=name,
-            name=name,
-            role=Role.RAAS,
-            incarnation=1,
-            region="",
-            resources=Resources(),
-            join_time=NOW,
-            keep_alive_time=NOW,
-            policies={},
-            live={"solver": live} if live is not None else {},
-            max_outstanding=credit,
-            outstanding=out,
-            speed=Speed(token_s=token_s, load=load),
-            **more,
-        )
+    return make_node
 
-    return build
+
+def look_at(nodes):
+    rooms = Rooms()
+    for number, each in enumerate(nodes):
+        each.number = number
+        rooms.note(each)
+    return Look(shelves=rooms.shelves, pool=nodes, is_fit=lambda _: True, room=training_room)
 
 
 def placed(nodes, wanted, **more):
-    def rooms(count):
-        return (training_room(node) for node in nodes if node.free_count >= count)
-
-    room = choose(rooms, Want(count=wanted, **more))
+    room = choose(look_at(nodes), Want(count=wanted, **more))
     return room and (room.member.name, min(room.free, wanted))
 
 
@@ -100,6 +110,45 @@ def test_nobody_waits_for_a_node_that_takes_nothing(node):
     small = node("small", token_s=0.01, credit=2)
     pool = [node("slow", token_s=0.09), paused, small]
     assert placed(pool, 4, token_count=100, slack_s=lambda _: 5) == ("slow", 4)
+
+
+loads = st.tuples(
+    st.integers(0, 12),  # credit
+    st.integers(0, 12),  # out
+    st.sampled_from([0.0, 0.01, 0.02, 0.09]),  # seconds per token
+    st.sampled_from([4.0, 8.0]),  # load
+)
+
+
+@given(st.lists(loads, max_size=8), st.integers(1, 8), st.sampled_from([None, 0.5, 2.0, 20.0]))
+def test_a_look_at_few_finds_what_a_look_at_everybody_would(nodes, wanted, slack_s):
+    pool = [
+        make_node(str(n), credit=credit, out=out, token_s=token_s, load=load)
+        for n, (credit, out, token_s, load) in enumerate(nodes)
+    ]
+    want = Want(count=wanted, token_count=100, fastest_token_s=0.01, slack_s=lambda member: slack_s)
+    found = choose(look_at(pool), want)
+    assert found == of_everybody([training_room(each) for each in pool], want)
+
+
+def of_everybody(rooms, want):
+    """The rule of `choose`, spelled out."""
+    able = [room for room in rooms if room.free >= want.count]
+    if not able and any(room.most >= want.count for room in rooms):
+        return None
+    able = able or [room for room in rooms if room.free]
+    in_time = [room for room in able if want.is_in_time(room.member)]
+    if able and not in_time:
+        least = min(want.count, max(room.free for room in able))
+        idle = [room for room in rooms if room.most >= least]
+        if any(want.is_in_time(room.member, outstanding=0) for room in idle):
+            return None
+
+    def rank(room):
+        member = room.member
+        return want.finish_s(member), -room.free, member.outstanding, member.number
+
+    return min(in_time or able, key=rank, default=None)
 
 
 def test_short_prompts_go_to_slow_nodes(node):
