@@ -29,6 +29,26 @@ class SystemClock:
         return time.monotonic()
 
 
+class SteadyClock:
+    """The time of day at the start, and from then on as much later as has passed.
+
+    A clock of the machine that is set forward or back meanwhile moves no deadline.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._start = clock.now()
+        self._began_s = clock.monotonic()
+
+    def now(self) -> datetime:
+        """Return the time of day as it would be had nobody set the clock."""
+        return self._start + timedelta(seconds=self._clock.monotonic() - self._began_s)
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back, for spans."""
+        return self._clock.monotonic()
+
+
 class ManualClock:
     """A clock that moves when it is told to, for tests and simulation."""
 

@@ -11,7 +11,7 @@ from structlog.contextvars import bind_contextvars
 from astraflow.config.loader import dump_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
-from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.clock import Clock, SteadyClock, SystemClock
 from astraflow.core.status import RunStatus
 from astraflow.dataflow.access import Access
 from astraflow.dataflow.account import Account
@@ -53,7 +53,7 @@ async def serve_hub(
         tokens: With which it is entered.
         listen: host:port; None: the recipe's.
         on_ready: Called with the hub and its address once calls are answered.
-        clock: None: the machine's.
+        clock: None: the machine's, as it goes on from now: setting it moves no deadline.
 
     Returns:
         The run at its end, DONE or FAILED.
@@ -64,7 +64,8 @@ async def serve_hub(
             nothing more was acknowledged; what the loading of data sets raises.
     """
     folder = RunDir(run_dir)
-    async with open_hub(recipe, folder, tokens=tokens, clock=clock or SystemClock()) as opened:
+    clock = clock or SteadyClock(SystemClock())
+    async with open_hub(recipe, folder, tokens=tokens, clock=clock) as opened:
         # On every record of the hub from here on: calls inherit it from the server's start.
         bind_contextvars(run=opened.hub.status().run_id)
         async with await _listen(opened.hub, recipe, tokens, listen) as server:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from astraflow.config.loader import load_recipe
+from astraflow.core.effects import SendTask
 from astraflow.core.events import Event, RolloutArrived
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import Disposition
@@ -67,24 +68,27 @@ def _twice(steps: list[list[str]]) -> list[str]:
 
 
 class _Samples:
-    """Which sample each rollout is, and which samples were accepted."""
+    """Which group each task is of, and which samples were accepted."""
 
     def __init__(self) -> None:
-        self._sample_of: dict[str, tuple[str, int]] = {}
+        self._groups: dict[str, str] = {}
         self._accepted: dict[tuple[str, int], str] = {}
 
     def look(self, event: Event, decision: Decision) -> None:
         """Take note of an event."""
+        for effect in decision.effects:
+            if isinstance(effect, SendTask):
+                self._groups[effect.task.task_id] = effect.task.group_id
         if isinstance(event, RolloutArrived):
             rollout = event.rollout
-            sample = (rollout.group_id, rollout.sample_index)
-            self._sample_of[rollout.rollout_id] = sample
             if decision.answer.disposition is Disposition.ACCEPTED:
+                sample = (rollout.group_id, rollout.sample_index)
                 self._accepted[sample] = rollout.rollout_id
 
     def have(self, row: Mapping[str, str]) -> bool:
         """Whether what a node was told is so: a duplicate may be of another attempt."""
-        kept = self._accepted.get(self._sample_of.get(row["id"], ("", 0)))
+        task_id, _, index = row["id"].rpartition("/")
+        kept = self._accepted.get((self._groups[task_id], int(index)))
         match row["disposition"]:
             case Disposition.ACCEPTED:
                 return kept == row["id"]

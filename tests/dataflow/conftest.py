@@ -24,6 +24,7 @@ from astraflow.core.members import (
     RaasLoad,
     RegisterTrainer,
     ServedPolicy,
+    Session,
     SessionResume,
 )
 from astraflow.core.rollouts import (
@@ -173,10 +174,15 @@ class Member:
     channel: aio.Channel
     token: bytes = b""
     member_id: str = ""
+    keep_alive_s: float = 0.0
 
     @property
     def metadata(self):
         return session_metadata(self.token)
+
+    def take(self, session: Session):
+        self.token, self.member_id = session.token, session.member_id
+        self.keep_alive_s = session.keep_alive_interval.total_seconds()
 
     async def keep_alive(self, load: RaasLoad | None = None):
         request = session_service_pb2.KeepAliveRequest()
@@ -231,7 +237,7 @@ class FakeRaas(Member):
                 wire.encode_join_pool(request), metadata=bearer(TOKENS.join)
             )
         membership = wire.decode_pool_membership(response)
-        self.token, self.member_id = membership.session.token, membership.session.member_id
+        self.take(membership.session)
         return membership
 
     async def open_tasks(self, credit=64):
@@ -344,7 +350,7 @@ class FakeTrainer(Member):
                 wire.encode_register_trainer(request), metadata=bearer(TOKENS.join)
             )
         registration = wire.decode_trainer_registration(response)
-        self.token, self.member_id = registration.session.token, registration.session.member_id
+        self.take(registration.session)
         self.next_version = registration.next_version
         return registration
 

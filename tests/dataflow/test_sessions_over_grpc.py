@@ -40,7 +40,7 @@ async def keep(member):
     with suppress(AstraflowError, aio.AioRpcError):
         while True:
             await member.keep_alive()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(member.keep_alive_s)
 
 
 async def end_of(stream):

@@ -18,7 +18,11 @@ _INTERVAL = timedelta(seconds=1)
 
 
 class ControlServicer:
-    """Convert, one call, convert; SaveRun is left out."""
+    """Convert, one call, convert.
+
+    SaveRun is left out: callers get UNIMPLEMENTED with the capability `save_run`. Trainers write
+    checkpoints by themselves, and each is tied to its batch in the journal by the batch's ack.
+    """
 
     def __init__(self, hub: Hub, access: Access) -> None:
         self._hub = hub
