@@ -4,26 +4,11 @@ from typing import Any
 
 from astraflow.core.batches import BatchGroup, BatchHeader, BatchPart, EndCause, EndOfData
 from astraflow.core.dtype import Dtype
-from astraflow.core.ids import (
-    BatchId,
-    GroupId,
-    PolicyId,
-    PromptId,
-    RolloutId,
-    TrajectoryId,
-)
+from astraflow.core.ids import BatchId, GroupId, PolicyId, PromptId, RolloutId, TrajectoryId
 from astraflow.wire.enums import EnumTable
-from astraflow.wire.fields import (
-    at_least,
-    decode_vector,
-    fill_tensor,
-    invalid,
-    required,
-)
+from astraflow.wire.fields import at_least, decode_vector, fill_tensor, invalid, required
 from astraflow.wire.rollout import decode_columns, fill_columns
-from astraflow_proto.rollout.v1 import (
-    batch_pb2,
-)
+from astraflow_proto.rollout.v1 import batch_pb2
 
 END_CAUSES = EnumTable(EndCause, batch_pb2.EndCause, "END_CAUSE")
 

@@ -3,13 +3,7 @@
 from collections.abc import Mapping, MutableMapping
 
 from astraflow.core.dtype import Dtype
-from astraflow.core.ids import (
-    GroupId,
-    PolicyId,
-    RolloutId,
-    TaskId,
-    TrajectoryId,
-)
+from astraflow.core.ids import GroupId, PolicyId, RolloutId, TaskId, TrajectoryId
 from astraflow.core.rollouts import (
     Column,
     ColumnAxis,
@@ -36,11 +30,7 @@ from astraflow.wire.fields import (
     set_time,
 )
 from astraflow.wire.tasks import decode_sampling, encode_sampling
-from astraflow_proto.rollout.v1 import (
-    column_pb2,
-    rollout_pb2,
-    trajectory_pb2,
-)
+from astraflow_proto.rollout.v1 import column_pb2, rollout_pb2, trajectory_pb2
 
 OUTCOMES = EnumTable(Outcome, rollout_pb2.Outcome, "OUTCOME")
 FINISH_REASONS = EnumTable(FinishReason, trajectory_pb2.FinishReason, "FINISH_REASON")

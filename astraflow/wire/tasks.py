@@ -2,14 +2,7 @@
 
 from functools import lru_cache
 
-from astraflow.core.ids import (
-    EvalRunId,
-    GroupId,
-    PolicyId,
-    PromptId,
-    TaskId,
-    WorkflowId,
-)
+from astraflow.core.ids import EvalRunId, GroupId, PolicyId, PromptId, TaskId, WorkflowId
 from astraflow.core.tasks import (
     Prompt,
     RegisteredCode,
@@ -32,10 +25,7 @@ from astraflow.wire.fields import (
     set_span,
     set_time,
 )
-from astraflow_proto.rollout.v1 import (
-    sampling_pb2,
-    task_pb2,
-)
+from astraflow_proto.rollout.v1 import sampling_pb2, task_pb2
 
 PURPOSES = EnumTable(TaskPurpose, task_pb2.TaskPurpose, "TASK_PURPOSE")
 _KNOBS = (

@@ -1,13 +1,7 @@
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.tasks import (
-    Prompt,
-    RolloutTask,
-    SamplingParams,
-    TaskPurpose,
-    VersionRange,
-)
+from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose, VersionRange
 from astraflow.wire.tasks import (
     decode_rollout_task,
     decode_sampling,

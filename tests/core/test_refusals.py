@@ -1,0 +1,45 @@
+import pytest
+
+from astraflow.core import events as ev
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.rollouts import Disposition
+
+
+@pytest.fixture
+def scene(make_world):
+    world = make_world()
+    _, node = world.started()
+    return world, node, world.pop_task(node)
+
+
+def refusal(world, node, rollout):
+    return world.run.refusal(ev.RolloutArrived(member_id=node, rollout=rollout))
+
+
+def test_what_was_asked_for_is_not_refused(scene, rollout_of):
+    world, node, task = scene
+    assert refusal(world, node, rollout_of(task, 0, versions={"solver": (0,)})) is None
+
+
+def test_a_settled_sample_is_told_by_its_name(scene, rollout_of):
+    world, node, task = scene
+    world.send(node, task, 0)
+    refused = refusal(world, node, rollout_of(task, 0, versions={"solver": (0,)}))
+    assert refused.ack.disposition is Disposition.DUPLICATE
+    assert refused.event.policy_ids == ("solver",)
+    assert world.apply(refused.event) == refused.ack
+    assert world.account().duplicate_count == 1
+
+
+def test_a_rollout_that_contradicts_its_task_changes_nothing(scene, rollout_of):
+    world, node, task = scene
+    refused = refusal(world, node, rollout_of(task, 0, versions={"solver": (9,)}))
+    assert refused.ack.reason is Reason.VERSION_UNKNOWN
+    assert refused.event is None
+
+
+def test_who_has_no_session_is_told_so(scene, rollout_of):
+    world, node, task = scene
+    world.leave(node)
+    with pytest.raises(AstraflowError, match="SESSION_ENDED"):
+        refusal(world, node, rollout_of(task, 0, versions={"solver": (0,)}))
