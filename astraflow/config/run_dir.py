@@ -105,14 +105,24 @@ class RunDir:
         """Let commands on this machine find the hub; the file is readable by its owner only.
 
         It is replaced whole: a hub that returns takes its port and tokens from here.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when it cannot be written.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
         fields = {name: getattr(endpoint, name) for name in HubEndpoint.__slots__}
         draft = self.endpoint.with_name(self.endpoint.name + ".draft")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(fields, file)
-        draft.replace(self.endpoint)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(fields, file)
+            draft.replace(self.endpoint)
+        except OSError as error:
+            raise AstraflowError(
+                Reason.JOURNAL_FAILED,
+                f"{self.endpoint} cannot be written ({error}); make room or make it writable, and "
+                "start the hub again with the same run folder",
+            ) from error
 
     def read_endpoint(self) -> HubEndpoint:
         """Return how to reach the hub.
