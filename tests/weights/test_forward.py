@@ -17,7 +17,7 @@ from astraflow.weights.publisher import WeightPublisher
 
 # Ranges of one tensor, of several, and of some that torch rounds.
 LAYOUT = Layout.of(
-    [("a", Dtype.BF16, (1300, 1000)), ("b", Dtype.BF16, (2100, 1000)), ("c", Dtype.F32, (77, 3))]
+    [("a", Dtype.BF16, (1300, 1000)), ("b", Dtype.BF16, (900, 1000)), ("c", Dtype.F32, (77, 3))]
 )
 
 

@@ -196,7 +196,7 @@ class TestFaults:
     async def test_the_only_source_is_waited_for_and_that_is_said(self, training, serve, capsys):
         (await serve()).stalls = True
         settings = FetchSettings(origin_patience=Patience(silent_s=0.1, first_s=0.1))
-        puller = WeightPuller(training.policy_id, stall_timeout_s=0.6, settings=settings)
+        puller = WeightPuller(training.policy_id, stall_timeout_s=0.4, settings=settings)
 
         with pytest.raises(PullFailed) as caught:
             await puller.pull(training.publish(), training.infos, training.token)
