@@ -46,7 +46,7 @@ def train(
     """
     if not learner.step_count:
         checkpoints.save(step=0, version=pace.version)
-    saved = perf_counter()
+    saves = _Saves(client, checkpoints, settings)
     for batch in batches:
         started, started_ns = perf_counter(), time_ns()
         if pace.is_fresh:
@@ -66,17 +66,7 @@ def train(
             version=published.info.version if published else None,
             times_ns=(started_ns, stepped_ns, time_ns()),
         )
-        orders = client.take_orders()
-        checkpoint_id = next(iter(orders.checkpoint_ids), "")
-        if checkpoint_id or _is_due(step, settings, since_s=perf_counter() - saved):
-            # It names a version that the run knows.
-            client.flush()
-            checkpoint_id = checkpoints.save(
-                step=step, version=pace.version, checkpoint_id=checkpoint_id
-            )
-            if settings.checkpoint_every is None:
-                checkpoints.thin_out()
-            saved = perf_counter()
+        checkpoint_id = saves.after_step(step, pace.version)
         costs: Mapping[str, float] = published.metrics if published else {}
         metrics = {**learned, **seen, **costs, **_pace(batch, rows, step_s)}
         train_s = perf_counter() - started
@@ -96,6 +86,29 @@ def train(
     last = pace.finish()
     client.flush()
     checkpoints.save(step=learner.step_count, version=last.info.version)
+
+
+class _Saves:
+    """Writes a checkpoint when one is asked for or due."""
+
+    def __init__(self, client: TrainerClient, checkpoints: Checkpoints, settings: Trainer) -> None:
+        self._client = client
+        self._checkpoints = checkpoints
+        self._settings = settings
+        self._saved = perf_counter()
+
+    def after_step(self, step: int, version: int | None) -> str:
+        """Return the id of the checkpoint that was written; empty: none was."""
+        asked = next(iter(self._client.take_orders().checkpoint_ids), "")
+        if not asked and not _is_due(step, self._settings, since_s=perf_counter() - self._saved):
+            return ""
+        # It names a version that the run knows.
+        self._client.flush()
+        written = self._checkpoints.save(step=step, version=version, checkpoint_id=asked)
+        if self._settings.checkpoint_every is None:
+            self._checkpoints.thin_out()
+        self._saved = perf_counter()
+        return written
 
 
 def _is_due(step: int, settings: Trainer, *, since_s: float) -> bool:
