@@ -1,6 +1,6 @@
 """Matching: finds the RaaS for the samples of a group."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from astraflow.core.groups import Group
@@ -68,13 +68,28 @@ class Matching:
             count=count if self._state.settings.rollouts.keeps_together else 1,
             token_count=measured.expected_tokens(size_of(prompt)),
             fastest_token_s=measured.fastest_token_s,
-            slack_s=lambda member: slack_s(takers, member, minimum),
+            slack_s=_slacks(takers, minimum),
         )
 
     def _has_suspect(self, member: RaasMember) -> bool:
         """Whether a member holds such a prompt: then another one would share its fate."""
         attempts = self._state.settings.rollouts.max_attempts
         return any(is_suspect(each.group, attempts) for each in member.assignments.values())
+
+
+def _slacks(
+    takers: Sequence[Policy], minimum: Mapping[PolicyId, int]
+) -> Callable[[RaasMember], float | None]:
+    """Return the slack of members; those that serve the same versions have the same."""
+    known: dict[tuple[int | None, ...], float | None] = {}
+
+    def slack(member: RaasMember) -> float | None:
+        live = tuple(member.live.get(policy.policy_id) for policy in takers)
+        if live not in known:
+            known[live] = slack_s(takers, member, minimum)
+        return known[live]
+
+    return slack
 
 
 def is_suspect(group: Group, max_attempts: int) -> bool:
