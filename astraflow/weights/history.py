@@ -96,9 +96,9 @@ class History:
 
     def newest_bits(self, where: ChunkRange) -> np.ndarray:
         """Return a range of the newest version, as a view: for who enters versions."""
-        if where.offset in self._late:
-            with self._lock:
-                self._write(where.offset)
+        with self._lock:
+            # Another thread that is at this range holds the lock until all of it is written.
+            self._write(where.offset)
         return self._view(where)
 
     def bits_of(self, version: int) -> RangeBits:

@@ -11,6 +11,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.weights.exported import Exported
 from astraflow.weights.forward import encode_forward, thread_count_for
+from astraflow.weights.gains import Gains
 from astraflow.weights.history import History
 from astraflow.weights.parts import Part
 from astraflow.weights.publisher import WeightPublisher
@@ -70,3 +71,17 @@ def test_every_version_reads_as_it_was_published(is_settled):
 def test_a_thread_is_for_many_bytes():
     assert thread_count_for(1 << 20) == 1
     assert 1 <= thread_count_for(1 << 34) <= 4
+
+
+def test_what_is_written_late_is_never_compared_with_half_written():
+    layout = Layout.of([("w", Dtype.BF16, (4 << 20,))])
+    weights = np.arange(4 << 20, dtype=np.uint16)
+    publisher = WeightPublisher(PolicyId("p"), layout)
+    with Gains(publisher, lambda info: info, time_share=0.0) as gains:
+        for version in range(30):
+            weights[version::3] += 1
+            info = publisher.publish(version, {"w": weights})
+            gains.wake()
+            assert info.content_digest == StateDigest.of(layout, weights.view(np.uint8)).to_bytes()
+    ranges = Part(layout).ranges()
+    assert np.array_equal(np.concatenate([*map(publisher.history.newest_bits, ranges)]), weights)
