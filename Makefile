@@ -26,8 +26,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.demo
 	$(BIN)/astraflow run $(RECIPE) $(RUN_ARGS)
 
+# Three workers for two cores: some tests wait for sockets and processes.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not e2e and not slow" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not e2e and not slow" --numprocesses 3 --dist loadfile
 	$(BIN)/python -m pytest -m "e2e or slow"
 
 check: $(VENV)/.dev

@@ -35,6 +35,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_first_call_connects_over_half_a_second():
     try:
         with Link(Profile(name="moon", mbit_per_s=100, rtt_ms=500)) as link:

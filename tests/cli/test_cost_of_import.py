@@ -66,6 +66,7 @@ def test_a_dry_run_prints_the_resolved_recipe():
     assert "max_staleness: 2" in done.stdout
 
 
+@pytest.mark.slow
 def test_doctor_tells_machines_what_works():
     done = subprocess.run(
         [sys.executable, "-m", "astraflow", "doctor", "--json"],

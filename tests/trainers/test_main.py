@@ -41,6 +41,8 @@ from astraflow.workflows.letter_sort.task import prompt_rows
 from astraflow.workflows.protocol import PolicyPort
 from astraflow.workflows.runner import run_episode
 
+pytestmark = pytest.mark.slow
+
 WARM_UP = WarmUp(tutor="letter_sort", step_count=120, batch_size=32, learning_rate=5e-3)
 
 
@@ -302,7 +304,6 @@ def test_model_that_is_not_there_is_an_exit_code(tmp_path, make_recipe, capfd):
     assert "nowhere has no config.json" in capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_versions_come_every_so_many_steps_and_the_last_one_too(tmp_path, make_recipe, warm_model):
     recipe = make_recipe(step_count=5, max_staleness=0, sync={"every": 2})
     steps = train(recipe, tmp_path, warm_model)
@@ -310,7 +311,6 @@ def test_versions_come_every_so_many_steps_and_the_last_one_too(tmp_path, make_r
     assert all(line["lag/max"] == 0 for line in steps)
 
 
-@pytest.mark.slow
 def test_versions_come_when_nodes_ask_for_them(tmp_path, make_recipe, warm_model):
     recipe = make_recipe(step_count=5, max_staleness=1, sync={"style": "asked", "every": 6})
     steps = train(recipe, tmp_path, warm_model)

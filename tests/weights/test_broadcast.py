@@ -22,6 +22,8 @@ from astraflow.weights.broadcast import BroadcastGroup, BroadcastPuller, Rendezv
 from astraflow.weights.broadcast_message import pack, unpack
 from astraflow.weights.pulled import Pulled
 
+pytestmark = pytest.mark.slow
+
 POLICY = PolicyId("p")
 # Sends or receives whatever it is told to, one version per line.
 PEER = """
