@@ -20,6 +20,9 @@ INSTALL := $(PIP) install --constraint constraints-cpu.txt $(if $(TORCH_INDEX),-
 # Every process of a run would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+# As pip does for what is installed and not editable: else every process that starts compiles.
+COMPILE := $(BIN)/python -m compileall -q astraflow gen
+
 .PHONY: demo test check format proto clean
 .DELETE_ON_ERROR:
 
@@ -58,8 +61,10 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml constraints-cpu.txt | $(BIN)/python
 	$(INSTALL) --editable '.[torch,plot]'
+	$(COMPILE)
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints-cpu.txt | $(BIN)/python
 	$(INSTALL) --editable '.[dev]'
+	$(COMPILE)
 	touch $@ $(VENV)/.demo
