@@ -81,7 +81,8 @@ def encode_patch(
         digest: Of the old one.
         profile: How it is coded.
         thread_count: How many ranges are worked on at once. With more than 1, `target` and `base`
-            are called by several threads and what they return stays valid: views.
+            are called by several threads; what they return stays valid until the same thread's
+            next call, and in the profile COMPACT for good: views.
     """
     tables, ranges = b"", list(runs.ranges())
     if profile is Profile.COMPACT:

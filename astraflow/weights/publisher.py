@@ -6,13 +6,13 @@ from typing import Any
 
 import structlog
 
+from astraflow.codec.encode import encode_patch
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.versions import CodecProfile, VersionInfo
 from astraflow.weights.exported import Exported
-from astraflow.weights.forward import encode_forward, thread_count_for
 from astraflow.weights.frame import Frame
 from astraflow.weights.history import History
 from astraflow.weights.links import Compact
@@ -21,6 +21,7 @@ from astraflow.weights.parts import WHOLE, Part, Shard
 from astraflow.weights.stages import Stages
 from astraflow.weights.store import SPARE_NBYTES, PatchStore
 from astraflow.weights.stored import PatchName, StoredPatch
+from astraflow.weights.threads import thread_count_for
 
 log = structlog.get_logger(__name__)
 
@@ -145,7 +146,7 @@ class WeightPublisher:
     def _forward(self, version: int, exported: Exported, stages: Stages) -> list[StoredPatch]:
         """Return the patch from the version before; none when raw bytes are as good."""
         part, base = self.history.part, self.history.newest
-        encoded = encode_forward(
+        encoded = encode_patch(
             part,
             exported.bits,
             self.history.newest_bits,

@@ -10,11 +10,11 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.weights.exported import Exported
-from astraflow.weights.forward import encode_forward, thread_count_for
 from astraflow.weights.gains import Gains
 from astraflow.weights.history import History
 from astraflow.weights.parts import Part
 from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.threads import thread_count_for
 
 # Ranges of one tensor, of several, and of some that torch rounds.
 LAYOUT = Layout.of(
@@ -41,7 +41,7 @@ def test_bytes_do_not_depend_on_threads(thread_count):
     digest = history.start(0, Exported(part, old).bits)
     new = moved(old, 1)
 
-    found = encode_forward(
+    found = encode_patch(
         part, Exported(part, new).bits, history.newest_bits, digest, thread_count=thread_count
     )
 
