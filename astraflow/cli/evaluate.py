@@ -9,39 +9,48 @@ from astraflow.cli.options import AsJson, Overrides, RunPath, pairs
 
 if TYPE_CHECKING:
     from astraflow.config.recipe import Recipe
-    from astraflow.config.run_dir import RunDir
     from astraflow.core.evals import EvalRun
     from astraflow.launch.evaluate import SuiteResult
+
+
+Steps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--step",
+        help="first, last or a number of steps; can be given many times.",
+        show_default="first and last",
+    ),
+]
+SuiteName = Annotated[
+    str | None, typer.Option("--suite", help="A suite of the recipe; unset: the first.")
+]
+Live = Annotated[
+    bool, typer.Option("--live", help="Ask the run itself, which goes on training meanwhile.")
+]
+Versions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--version",
+        metavar="POLICY=VERSION",
+        help="With --live: what to measure; unset: the newest.",
+    ),
+]
+Share = Annotated[
+    float | None,
+    typer.Option(
+        "--share", min=0.0, max=1.0, help="With --live: of the pool; unset: the recipe's."
+    ),
+]
 
 
 def evaluate(
     run: RunPath,
     *,
-    step: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--step",
-            help="first, last or a number of steps; can be given many times.",
-            show_default="first and last",
-        ),
-    ] = None,
-    suite: Annotated[
-        str | None, typer.Option(help="A suite of the recipe; unset: the first.")
-    ] = None,
-    live: Annotated[
-        bool,
-        typer.Option("--live", help="Ask the run itself, which goes on training meanwhile."),
-    ] = False,
-    version: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="POLICY=VERSION", help="With --live: what to measure; unset: the newest."
-        ),
-    ] = None,
-    share: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="With --live: of the pool; unset: the recipe's."),
-    ] = None,
+    step: Steps = None,
+    suite: SuiteName = None,
+    live: Live = False,
+    version: Versions = None,
+    share: Share = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,31 +59,42 @@ def evaluate(
     Prompts, sampling and seeds are those of the run: the same weights give the same result.
     """
     from astraflow.config.loader import load_recipe  # noqa: PLC0415
-    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
-    from astraflow.core.errors import AstraflowError, Reason  # noqa: PLC0415
 
-    run_dir = RunDir(run)
-    if not run_dir.recipe.exists():
-        raise AstraflowError(
-            Reason.INVALID_FIELD, f"{run} is not the folder of a run: it has no recipe.yaml"
-        )
-    recipe = load_recipe(run_dir.recipe, overrides or [])
-    name = suite or next(iter(recipe.evals), "")
-    if name not in recipe.evals:
-        known = ", ".join(recipe.evals) or "none"
-        raise AstraflowError(Reason.EVAL_UNKNOWN, f"--suite {name}: the recipe has {known}")
+    recipe = load_recipe(_recipe_of(run), overrides or [])
+    name = _known_suite(recipe, suite)
     if live:
-        _ask(run_dir, name, version or [], share, as_json=as_json)
+        _ask(run, name, version or [], share, as_json=as_json)
         return
     for each in step or ["first", "last"]:
         _show(_evaluate(recipe, run, each, name), each, as_json=as_json)
 
 
-def _ask(
-    run_dir: "RunDir", suite: str, version: list[str], share: float | None, *, as_json: bool
-) -> None:
+def _recipe_of(run: Path) -> Path:
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.core.errors import AstraflowError, Reason  # noqa: PLC0415
+
+    recipe = RunDir(run).recipe
+    if not recipe.exists():
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"{run} is not the folder of a run: it has no recipe.yaml"
+        )
+    return recipe
+
+
+def _known_suite(recipe: "Recipe", suite: str | None) -> str:
+    from astraflow.core.errors import AstraflowError, Reason  # noqa: PLC0415
+
+    name = suite or next(iter(recipe.evals), "")
+    if name not in recipe.evals:
+        known = ", ".join(recipe.evals) or "none"
+        raise AstraflowError(Reason.EVAL_UNKNOWN, f"--suite {name}: the recipe has {known}")
+    return name
+
+
+def _ask(run: Path, suite: str, version: list[str], share: float | None, *, as_json: bool) -> None:
     import asyncio  # noqa: PLC0415
 
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.core.ids import PolicyId  # noqa: PLC0415
     from astraflow.launch.live_eval import evaluate_live  # noqa: PLC0415
 
@@ -86,7 +106,8 @@ def _ask(
         if seen.failure is not None and not as_json:
             typer.echo(f"waits: {seen.failure.message}", err=True)
 
-    done = asyncio.run(evaluate_live(run_dir, suite, versions=pinned, pool_share=share, note=note))
+    asked = evaluate_live(RunDir(run), suite, versions=pinned, pool_share=share, note=note)
+    done = asyncio.run(asked)
     versions = ", ".join(f"{policy} {number}" for policy, number in done.versions.items())
     _show(done, versions, as_json=as_json)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Tracing
+from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.models import cache_dir
 from astraflow.launch.processes import hold_lifeline
@@ -81,22 +82,23 @@ def train(
         known = ", ".join(settings.policies)
         raise AstraflowError(Reason.POLICY_UNKNOWN, f"--policy {policy}: the recipe has {known}")
     _use_threads(settings.policies[policy].trainer.thread_count)
+    from astraflow.trainers.joining import TrainerPlace  # noqa: PLC0415
     from astraflow.trainers.main import main_run  # noqa: PLC0415
 
     folder = run_dir or Path("runs") / settings.name
     with _traced(f"trainer-{policy}", settings.tracing, folder):
-        return main_run(
-            settings,
-            policy_id=policy,
+        place = TrainerPlace(
             hub=hub,
             token=token,
-            run_dir=folder,
+            run_dir=RunDir(folder),
             model_dir=model or make_warm_up(recipe, overrides=overrides, policy=policy),
+            is_resuming=resume,
             listen=listen,
             advertise=advertise,
-            resume=resume,
             tls=None if tls.is_plain else tls,
+            metrics=settings.metrics.listen,
         )
+        return main_run(settings, policy_id=policy, place=place)
 
 
 def make_warm_up(recipe: Path, *, overrides: Sequence[str], policy: str) -> Path:

@@ -19,6 +19,25 @@ from astraflow.cli.options import (
 app = typer.Typer(no_args_is_help=True, help="Trainers: one process per policy.")
 
 PolicyName = Annotated[str, typer.Option("--policy", help="A policy of the recipe.")]
+ModelFolder = Annotated[
+    Path | None, typer.Option("--model", help="Model directory; unset: the recipe's.")
+]
+WeightAddress = Annotated[
+    str, typer.Option("--listen", help="host:port on which it serves its weights.")
+]
+AdvertisedHost = Annotated[
+    str | None,
+    typer.Option(
+        "--advertise",
+        help="How others dial that: auto, fqdn, or a host or IP; unset: as listened on.",
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Go on from the newest checkpoint in --run-dir that the run knows."
+    ),
+]
 
 
 @app.callback()
@@ -33,25 +52,11 @@ def run_trainer(
     token: JoinToken,
     *,
     overrides: Overrides = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Model directory; unset: the recipe's.")
-    ] = None,
+    model: ModelFolder = None,
     run_dir: RunFolder = None,
-    listen: Annotated[
-        str, typer.Option(help="host:port on which it serves its weights.")
-    ] = "127.0.0.1:0",
-    advertise: Annotated[
-        str | None,
-        typer.Option(
-            help="How others dial that: auto, fqdn, or a host or IP; unset: as listened on."
-        ),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Go on from the newest checkpoint in --run-dir that the run knows."
-        ),
-    ] = False,
+    listen: WeightAddress = "127.0.0.1:0",
+    advertise: AdvertisedHost = None,
+    resume: Resume = False,
     tls_certificate: CertificateFile = None,
     tls_key: KeyFile = None,
     tls_ca: CaFile = None,

@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from astraflow import __version__
+from astraflow.config.model_dirs import checked_model_dir
 from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -43,8 +44,6 @@ def main_join(
     name: str | None = None,
     region: str = "",
     models: Mapping[str, Path] | None = None,
-    log_file: Path | None = None,
-    log_json: bool = False,
     tls: Tls | None = None,
 ) -> int:
     """Join the pool of a run and serve it until it is over.
@@ -58,15 +57,13 @@ def main_join(
         name: Unique in the pool; None: from host and process.
         region: Where the node stands.
         models: Model directory by policy; a policy left out: the recipe's.
-        log_file: Beside the console.
-        log_json: Log JSON lines.
         tls: None: plain text.
 
     Returns:
         The exit code: 0 when the run is over or the node was drained, 1 when it failed; the
         log says why.
     """
-    configure_logging("raas", log_file=log_file, json=log_json)
+    configure_logging("raas")
     settings = NodeSettings(
         hub=hub,
         token=token,
@@ -174,13 +171,7 @@ def _directory(recipe: Recipe, policy: str, directories: Mapping[str, Path]) -> 
             f"policy {policy} starts from a warm-up model; make it with"
             f" `astraflow trainer warm-up` and give --model {policy}=DIR",
         )
-    if not (directory / "config.json").is_file():
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"policy {policy}: {directory} has no config.json; give the folder of a Hugging Face"
-            " model",
-        )
-    return directory
+    return checked_model_dir(policy, directory)
 
 
 def _copies(recipe: Recipe, policy_ids: Iterable[PolicyId]) -> Mapping[PolicyId, DiskCopy]:

@@ -1,8 +1,10 @@
 """The training loop, on one screen: a batch, a step, a version, an ack."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from time import perf_counter, time_ns
+from typing import Self
 
 import structlog
 
@@ -23,69 +25,151 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 _CHECKPOINT_S = 600.0
 
 
-def train(
-    batches: Iterable[TrainerBatch],
-    *,
-    client: TrainerClient,
-    learner: GrpoLearner,
-    probe: MismatchProbe,
-    pace: Pace,
-    checkpoints: Checkpoints,
-    settings: Trainer,
-    tallies: TrainerTallies,
-) -> None:
-    """Train until the batches end; the first weights are published already.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingLoop:
+    """What a trainer does with its batches.
 
     A version is published before the batch behind it is acknowledged, so no acknowledged work
     is ever lost with the process. Both go on while the next batch is trained on, and end before
     the version that comes of it.
 
-    Raises:
-        AstraflowError: INTERNAL when a gradient is not finite, and what the run answers. The
-            batch in hand returns to the run with the session.
+    Attributes:
+        client: Of the run.
+        learner: Steps the model.
+        probe: Compares the likelihoods of the engine with the trainer's.
+        pace: Publishes versions; the first one is published already.
+        checkpoints: Where they are written.
+        settings: Of the trainer.
+        tallies: What it counts.
     """
-    if not learner.step_count:
-        checkpoints.save(step=0, version=pace.version)
-    saves = _Saves(client, checkpoints, settings)
-    for batch in batches:
-        started, started_ns = perf_counter(), time_ns()
-        if pace.is_fresh:
-            probe.keep(pace.last.info.version)
+
+    client: TrainerClient
+    learner: GrpoLearner
+    probe: MismatchProbe
+    pace: Pace
+    checkpoints: Checkpoints
+    settings: Trainer
+    tallies: TrainerTallies
+
+    def run(self, batches: Iterable[TrainerBatch]) -> None:
+        """Train until the batches end.
+
+        Raises:
+            AstraflowError: INTERNAL when a gradient is not finite, and what the run answers. The
+                batch in hand returns to the run with the session.
+        """
+        if not self.learner.step_count:
+            self.checkpoints.save(step=0, version=self.pace.version)
+        saves = _Saves(self.client, self.checkpoints, self.settings)
+        for batch in batches:
+            step = self._step(batch)
+            costs = self._publish(batch, step)
+            checkpoint_id = saves.after_step(step.number, self.pace.version)
+            self._settle(batch, step, costs=costs, checkpoint_id=checkpoint_id)
+        last = self.pace.finish()
+        self.client.flush()
+        self.checkpoints.save(step=self.learner.step_count, version=last.info.version)
+
+    def _step(self, batch: TrainerBatch) -> "_Step":
+        """Look at what was sampled, then train on it."""
+        began = _Instant.now()
+        if self.pace.is_fresh:
+            self.probe.keep(self.pace.last.info.version)
         rows = TrainRows.from_parts(batch.parts)
-        seen = probe.look(rows)
-        learned = learner.step(rows, loss_token_count=batch.header.loss_token_count)
-        step_s, stepped_ns = perf_counter() - started, time_ns()
-        step = learner.step_count
-        client.flush()
-        published = pace.after_step(step, is_last=step == settings.step_count)
-        if published is not None:
-            tallies.published(published.info.version, perf_counter() - started - step_s)
-        trace_step(
-            batch.header,
-            step=step,
-            version=published.info.version if published else None,
-            times_ns=(started_ns, stepped_ns, time_ns()),
+        seen = self.probe.look(rows)
+        learned = self.learner.step(rows, loss_token_count=batch.header.loss_token_count)
+        return _Step(
+            number=self.learner.step_count,
+            token_count=len(rows.tokens),
+            metrics={**learned, **seen},
+            began=began,
+            ended=_Instant.now(),
         )
-        checkpoint_id = saves.after_step(step, pace.version)
-        costs: Mapping[str, float] = published.metrics if published else {}
-        metrics = {**learned, **seen, **costs, **_pace(batch, rows, step_s)}
-        train_s = perf_counter() - started
-        tallies.trained(metrics, wait_s=batch.wait_s, step_s=step_s, token_count=len(rows.tokens))
-        client.settle(
+
+    def _publish(self, batch: TrainerBatch, step: "_Step") -> Mapping[str, float]:
+        """Publish what is due after a step; return what that cost."""
+        self.client.flush()
+        is_last = step.number == self.settings.step_count
+        published = self.pace.after_step(step.number, is_last=is_last)
+        version = None if published is None else published.info.version
+        if version is not None:
+            self.tallies.published(version, step.ended.elapsed_s)
+        times_ns = (step.began.unix_ns, step.ended.unix_ns, time_ns())
+        trace_step(batch.header, step=step.number, version=version, times_ns=times_ns)
+        return {} if published is None else published.metrics
+
+    def _settle(
+        self, batch: TrainerBatch, step: "_Step", *, costs: Mapping[str, float], checkpoint_id: str
+    ) -> None:
+        """Say what came of a batch: to a scraper, to the run, to the log."""
+        metrics = {**step.metrics, **costs, **step.pace(batch.wait_s)}
+        train_s = step.began.elapsed_s
+        self.tallies.trained(
+            metrics, wait_s=batch.wait_s, step_s=step.seconds, token_count=step.token_count
+        )
+        self.client.settle(
             AckBatch(
                 batch_id=batch.header.batch_id,
                 outcome=BatchOutcome.CONSUMED,
-                step=step,
+                step=step.number,
                 metrics=metrics,
                 wait=timedelta(seconds=batch.wait_s),
                 train=timedelta(seconds=train_s),
                 checkpoint_id=checkpoint_id,
             )
         )
-        _log_step(step, metrics, wait_s=batch.wait_s, train_s=train_s)
-    last = pace.finish()
-    client.flush()
-    checkpoints.save(step=learner.step_count, version=last.info.version)
+        _log_step(step.number, metrics, wait_s=batch.wait_s, train_s=train_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Instant:
+    """A point in time, on the clock that measures and on the one that traces name."""
+
+    monotonic_s: float
+    unix_ns: int
+
+    @classmethod
+    def now(cls) -> Self:
+        """Return the present one."""
+        return cls(monotonic_s=perf_counter(), unix_ns=time_ns())
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since then."""
+        return perf_counter() - self.monotonic_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """An optimizer step.
+
+    Attributes:
+        number: Steps done, this one included.
+        token_count: Trained on.
+        metrics: Of the learner and the probe.
+        began: When the batch was there.
+        ended: When the weights were new.
+    """
+
+    number: int
+    token_count: int
+    metrics: Mapping[str, float]
+    began: _Instant
+    ended: _Instant
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended.monotonic_s - self.began.monotonic_s
+
+    def pace(self, wait_s: float) -> Mapping[str, float]:
+        """Return how fast it was, after so long a wait."""
+        return {
+            "time/step_s": self.seconds,
+            "time/wait_s": wait_s,
+            "batch/tokens": float(self.token_count),
+            "perf/trainer_tokens_per_s": self.token_count / self.seconds,
+        }
 
 
 class _Saves:
@@ -123,16 +207,6 @@ def _is_due(step: int, settings: Trainer, *, since_s: float) -> bool:
         return True
     every = settings.checkpoint_every
     return since_s >= _CHECKPOINT_S if every is None else step % every == 0
-
-
-def _pace(batch: TrainerBatch, rows: TrainRows, step_s: float) -> Mapping[str, float]:
-    token_count = len(rows.tokens)
-    return {
-        "time/step_s": step_s,
-        "time/wait_s": batch.wait_s,
-        "batch/tokens": float(token_count),
-        "perf/trainer_tokens_per_s": token_count / step_s,
-    }
 
 
 def _log_step(step: int, metrics: Mapping[str, float], *, wait_s: float, train_s: float) -> None:

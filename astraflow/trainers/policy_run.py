@@ -19,7 +19,7 @@ from astraflow.trainers.departure import Departure
 from astraflow.trainers.export import layout_of
 from astraflow.trainers.joining import TrainerPlace, joined
 from astraflow.trainers.learner import GrpoLearner
-from astraflow.trainers.loop import train
+from astraflow.trainers.loop import TrainingLoop
 from astraflow.trainers.mismatch import MismatchProbe
 from astraflow.trainers.origin import Followers, WeightOrigin
 from astraflow.trainers.pace import Pace
@@ -81,8 +81,7 @@ def run_trainer(
             when_asked=pace.when_asked,
         )
         keep_for_good()
-        train(
-            departure.watch(batches),
+        training = TrainingLoop(
             client=client,
             learner=trainee.learner,
             probe=MismatchProbe(trainee.model, trainee.learner, dtype=trainee.dtype),
@@ -91,6 +90,7 @@ def run_trainer(
             settings=settings,
             tallies=tallies,
         )
+        training.run(departure.watch(batches))
         end = client.end_of_data
         log.info("the trainer leaves", step=trainee.learner.step_count, cause=end and end.cause)
 

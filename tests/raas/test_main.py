@@ -1,14 +1,11 @@
-import logging
-
 import pytest
-import structlog
 
 from astraflow.config.recipe import Recipe
 from astraflow.raas.main import main_join
 
 
 @pytest.fixture
-def join(tmp_path):
+def join(capfd):
     """Runs the process entry in this process; returns its exit code and its log."""
 
     def run(**policy):
@@ -21,20 +18,10 @@ def join(tmp_path):
                 "rollouts": {"data_set": "train", "workflow": "main"},
             }
         )
-        log = tmp_path / "raas.log"
-        code = main_join(recipe, hub="127.0.0.1:1", token="t", log_file=log)
-        return code, log.read_text()
+        code = main_join(recipe, hub="127.0.0.1:1", token="t")
+        return code, capfd.readouterr().err
 
-    handlers = logging.getLogger().handlers[:]
-    yield run
-    for handler in logging.getLogger().handlers[:]:
-        if handler not in handlers:
-            logging.getLogger().removeHandler(handler)
-            handler.close()
-    for handler in handlers:
-        if handler not in logging.getLogger().handlers:
-            logging.getLogger().addHandler(handler)
-    structlog.reset_defaults()
+    return run
 
 
 def test_a_warm_up_model_must_be_given(join):

@@ -292,14 +292,13 @@ def test_lag_zero_is_the_synchronous_loop(tmp_path, make_recipe, warm_model):
 
 
 def test_model_that_is_not_there_is_an_exit_code(tmp_path, make_recipe, capfd):
-    code = main_run(
-        make_recipe(),
-        policy_id="solver",
+    place = TrainerPlace(
         hub="127.0.0.1:1",
         token="join",
-        run_dir=tmp_path,
+        run_dir=RunDir(tmp_path),
         model_dir=tmp_path / "nowhere",
     )
+    code = main_run(make_recipe(), policy_id="solver", place=place)
     assert code == 1
     assert "nowhere has no config.json" in capfd.readouterr().err
 
