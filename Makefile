@@ -23,16 +23,33 @@ unexport PYTHONDONTWRITEBYTECODE
 # As pip does for what is installed and not editable: else every process that starts compiles.
 COMPILE := $(BIN)/python -m compileall -q astraflow gen
 
-.PHONY: demo test check format proto clean
+.PHONY: demo test unit unit-models unit-weights unit-rest check format proto clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
 	$(BIN)/astraflow run $(RECIPE) $(RUN_ARGS)
 
-# Three workers for two cores: some tests wait for sockets and processes.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not e2e and not slow" --numprocesses 3 --dist loadfile
+	$(MAKE) unit
 	$(BIN)/python -m pytest -m "e2e or slow"
+
+# Three parts at once for two cores, for some tests wait for sockets and processes. Every part
+# imports what it needs only: torch and transformers take seconds.
+UNIT := $(BIN)/python -m pytest -m "not e2e and not slow"
+MODELS := tests/engines tests/trainers tests/workflows tests/docs
+WEIGHTS := tests/codec tests/weights tests/transport tests/launch
+
+unit: $(VENV)/.dev
+	$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit-models unit-weights unit-rest
+
+unit-models: $(VENV)/.dev
+	$(UNIT) $(MODELS)
+
+unit-weights: $(VENV)/.dev
+	$(UNIT) $(WEIGHTS)
+
+unit-rest: $(VENV)/.dev
+	$(UNIT) tests $(addprefix --ignore ,$(MODELS) $(WEIGHTS))
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
