@@ -4,6 +4,7 @@ The hub is a process on one core; a node and a trainer whose work costs nothing 
 other. Groups of 8 rollouts, 1,000 tokens each, in messages of up to 64 items.
 
 - `throughput`: as many rollouts as there can be, or `--rate`, with each kind of journal.
+- `callbacks`: the same, with a look at every callback of the hub's event loop: its thread's CPU.
 - `handover`: 256 rollouts of 4,000 tokens, from the last one until the trainer has parsed all.
 - `flood`: a node that ignores its credit and sends for ever, while the trainer stands still; then
   it goes on, and every rollout that was accepted has to be trained on.
@@ -27,16 +28,17 @@ import psutil
 from hub_ends.flood import measure_flood
 from hub_ends.handover import measure_handover
 from hub_ends.process import GROUP_SIZE, MODES, HubProcess, running_hub
-from hub_ends.throughput import Row, measure_throughput
+from hub_ends.throughput import Row, measure_callbacks, measure_throughput
 
 BARS: Final = {
     "in_per_s": 2500.0,
     "out_per_s": 2500.0,
     "ack_p99_ms": 50.0,
+    "callback_max_ms": 50.0,
     "handover_p50_ms": 60.0,
     "lost": 0,
 }
-ROWS: Final = ("throughput", "handover", "flood")
+ROWS: Final = ("throughput", "callbacks", "handover", "flood")
 
 Measure = Callable[[HubProcess], Awaitable[Row]]
 
@@ -71,19 +73,27 @@ async def _measure_all(options: argparse.Namespace) -> dict[str, Row]:
                 running_hub(Path(folder), mode, **recipe) as hub,
             ):
                 rows[label] = await measure(hub)
-            shown = {key: round(value, 1) for key, value in rows[label].items()}
+            shown = {
+                key: round(value, 1) if isinstance(value, float) else value
+                for key, value in rows[label].items()
+            }
             print(label, shown, flush=True)
     return rows
 
 
 def _plan(name: str, options: argparse.Namespace) -> list[tuple[str, str, Measure, dict[str, Any]]]:
     """Return the measurements of a row: label, journal, what to do, and the recipe's changes."""
+    rate = options.rate * (GROUP_SIZE + 1) / GROUP_SIZE
     if name == "throughput":
-        rate = options.rate * (GROUP_SIZE + 1) / GROUP_SIZE
         measure: Measure = partial(
             measure_throughput, seconds=options.seconds, token_count=options.tokens, rate=rate
         )
         return [(f"throughput/{m}", m, measure, {"max_staleness": 8}) for m in options.modes]
+    if name == "callbacks":
+        measure = partial(
+            measure_callbacks, seconds=options.seconds, token_count=options.tokens, rate=rate
+        )
+        return [("callbacks", "process", measure, {"max_staleness": 8, "is_watched": True})]
     if name == "handover":
         measure = partial(measure_handover, token_count=4000, batch_count=options.batches)
         return [("handover", "process", measure, {"max_staleness": 0})]

@@ -15,7 +15,7 @@ from typing import Any, Final
 import psutil
 import yaml
 
-from astraflow.config.run_dir import RunDir
+from astraflow.config.run_dir import RunDir, read_json_lines
 
 MODES: Final[dict[str, dict[str, Any]]] = {
     "none": {"kind": "none"},
@@ -26,6 +26,8 @@ POLICY: Final = "solver"
 GROUP_SIZE: Final = 8
 GROUPS_PER_BATCH: Final = 32
 TOKEN: Final = "benchmark"
+CALLBACKS: Final = "callbacks.jsonl"
+_WATCHED: Final = str(Path(__file__).with_name("watched.py"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,17 @@ class HubProcess:
         return self.process.memory_info().rss
 
     @property
+    def core_wait_s(self) -> float:
+        """Seconds in which a thread of it could run and had no core."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sum(int((each / "schedstat").read_text().split()[1]) for each in tasks) / 1e9
+
+    @property
+    def long_callbacks(self) -> list[dict[str, Any]]:
+        """Callbacks of its event loop that took 5 ms of CPU and more; for a hub that is watched."""
+        return list(read_json_lines(self.run_dir.root.with_name(CALLBACKS)))
+
+    @property
     def journal_nbytes(self) -> int:
         """Bytes of the journal and its snapshot now."""
         nbytes = 0
@@ -68,16 +81,25 @@ class HubProcess:
 
 @contextmanager
 def running_hub(
-    folder: Path, mode: str, *, max_staleness: int, **journal: Any
+    folder: Path, mode: str, *, max_staleness: int, is_watched: bool = False, **journal: Any
 ) -> Generator[HubProcess]:
-    """Run a hub whose journal is of some mode until the block ends."""
+    """Run a hub whose journal is of some mode until the block ends.
+
+    Args:
+        folder: For its run, its recipe and its log.
+        mode: Of `MODES`.
+        max_staleness: Of the recipe.
+        is_watched: Whether each callback of its event loop is looked at, which costs a little.
+        journal: What else the recipe says of the journal.
+    """
     run_dir = RunDir(folder / "run")
     recipe = _recipe(folder, MODES[mode] | journal, max_staleness)
     command = ["dataflow", "serve", str(recipe), "--run-dir", str(run_dir.root)]
     tokens = {"ASTRAFLOW_JOIN_TOKEN": TOKEN, "ASTRAFLOW_OPERATOR_TOKEN": TOKEN}
+    program = [_WATCHED, str(folder / CALLBACKS)] if is_watched else ["-m", "astraflow"]
     with (folder / "hub.log").open("wb") as log:
         hub = subprocess.Popen(
-            [sys.executable, "-m", "astraflow", *command],
+            [sys.executable, *program, *command],
             env={**os.environ, **tokens},
             stdout=subprocess.DEVNULL,
             stderr=log,
