@@ -1,6 +1,6 @@
 """Chunk lists: ranges become chunks, unchanged neighbours one, numbered in order."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
@@ -43,12 +43,20 @@ def merge_unchanged(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         yield held
 
 
-def numbered(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
-    """Number chunks in their order."""
-    return tuple(
-        Chunk(header=replace(chunk.header, index=index), payload=chunk.payload)
-        for index, chunk in enumerate(chunks)
-    )
+def numbered(
+    chunks: Iterable[Chunk], made: Callable[[Chunk], None] = lambda _: None
+) -> tuple[Chunk, ...]:
+    """Number chunks in their order.
+
+    Args:
+        chunks: Of one patch.
+        made: Called with each as soon as it is known.
+    """
+    found: list[Chunk] = []
+    for index, chunk in enumerate(chunks):
+        found.append(Chunk(header=replace(chunk.header, index=index), payload=chunk.payload))
+        made(found[-1])
+    return tuple(found)
 
 
 def _continues(held: ChunkHeader, header: ChunkHeader) -> bool:

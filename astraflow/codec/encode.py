@@ -10,7 +10,7 @@ from astraflow.codec.chunk_list import merge_unchanged, numbered
 from astraflow.codec.chunks import Chunk, Profile
 from astraflow.codec.compact_patch import encode_compact_range, encode_compact_ranges
 from astraflow.codec.encode_range import EncodedRange, encode_dense, encode_fast
-from astraflow.codec.in_order import in_order
+from astraflow.codec.in_order import each_in_order, in_order
 from astraflow.codec.runs import ChunkRange
 from astraflow.codec.shared_tables import read_shared_tables
 from astraflow.codec.state_digest import StateDigest
@@ -68,6 +68,7 @@ def encode_patch(
     *,
     profile: Profile = Profile.FAST,
     thread_count: int = 1,
+    made: Callable[[Chunk], None] = lambda _: None,
 ) -> EncodedPatch:
     """Return the patch that leads from `base` to `target`.
 
@@ -83,6 +84,7 @@ def encode_patch(
         thread_count: How many ranges are worked on at once. With more than 1, `target` and `base`
             are called by several threads; what they return stays valid until the same thread's
             next call, and in the profile COMPACT for good: views.
+        made: Called with each chunk, in order, as soon as it is known.
     """
     tables, ranges = b"", list(runs.ranges())
     if profile is Profile.COMPACT:
@@ -92,12 +94,11 @@ def encode_patch(
         def encode(where: ChunkRange) -> EncodedRange:
             return encode_fast(where, target(where), base(where))
 
-        encoded = in_order(encode, ranges, thread_count)
-    return EncodedPatch(
-        chunks=numbered(merge_unchanged(each.chunk for each in encoded)),
-        shared_tables=tables,
-        digest=_digest_after(digest, encoded),
-    )
+        encoded = each_in_order(encode, ranges, thread_count)
+    sums = _Sums()
+    chunks = numbered(merge_unchanged(map(sums.add, encoded)), made)
+    after = digest.plus_sums(sums.low, sums.high)
+    return EncodedPatch(chunks=chunks, shared_tables=tables, digest=after)
 
 
 def encode_whole(
@@ -149,6 +150,13 @@ def encode_chunk(
     return encode_compact_range(where, new, old, section)
 
 
-def _digest_after(digest: StateDigest, encoded: list[EncodedRange]) -> StateDigest:
-    low, high = sum(each.low for each in encoded), sum(each.high for each in encoded)
-    return digest.plus_sums(low, high)
+class _Sums:
+    """Adds up what the changes of ranges add to the sums of the state digest."""
+
+    def __init__(self) -> None:
+        self.low = self.high = 0
+
+    def add(self, encoded: EncodedRange) -> Chunk:
+        self.low += encoded.low
+        self.high += encoded.high
+        return encoded.chunk

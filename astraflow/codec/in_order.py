@@ -4,7 +4,7 @@ The compiled loops, Zstandard and BLAKE3 release the interpreter's lock, so thre
 cores have. Results come in the order of the items, so bytes do not depend on the count of threads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -15,7 +15,14 @@ _Result = TypeVar("_Result")
 def in_order(
     work: Callable[[_Item], _Result], items: Sequence[_Item], thread_count: int
 ) -> list[_Result]:
-    """Return what each item becomes.
+    """Return what each item becomes; see `each_in_order`."""
+    return [*each_in_order(work, items, thread_count)]
+
+
+def each_in_order(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], thread_count: int
+) -> Iterator[_Result]:
+    """Yield what each item becomes, as soon as it and those before it are done.
 
     Args:
         work: May be called by several threads at once when there is more than one.
@@ -24,6 +31,7 @@ def in_order(
     """
     count = min(thread_count, len(items))
     if count < 2:
-        return [work(item) for item in items]
+        yield from map(work, items)
+        return
     with ThreadPoolExecutor(max_workers=count, thread_name_prefix="codec") as pool:
-        return list(pool.map(work, items))
+        yield from pool.map(work, items)

@@ -15,8 +15,10 @@ from astraflow.wire.patches import SentChunk, TransferPlan
 UNPLANNED_NBYTES: Final = 64 << 20
 """What may arrive before the plan does, which takes its own connection."""
 
+UNPLANNED_COUNT: Final = 1 << 16
+"""How many chunks may."""
+
 _HIGH_NBYTES: Final = 256 << 20
-_UNPLANNED_COUNT: Final = 1 << 16
 
 _Key = tuple[int, int]
 
@@ -209,7 +211,7 @@ class Assembly:
     def _check_bounds(self) -> None:
         plan = self._plan
         max_nbytes = UNPLANNED_NBYTES if plan is None else plan.payload_nbytes
-        max_count = _UNPLANNED_COUNT if plan is None else plan.chunk_count
+        max_count = UNPLANNED_COUNT if plan is None else plan.chunk_count
         if self._claimed_nbytes > max_nbytes or len(self._begun) > max_count:
             raise bad_frame("there are more chunks or bytes than the plan says")
 

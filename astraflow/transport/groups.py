@@ -24,7 +24,7 @@ from astraflow.transport.sockets import (
     tune_for_long_way,
 )
 from astraflow.transport.tasks import Tasks
-from astraflow.transport.transfers import Transfer
+from astraflow.transport.transfers import Standing, Transfer
 from astraflow.wire.patches import SentChunk, TransferPlan
 
 _NEAR_SEGMENT_NBYTES: Final = 1 << 20
@@ -54,8 +54,12 @@ class Carrier(Protocol):
         """
         ...
 
-    async def begin(self, plan: TransferPlan) -> None:
-        """Return once chunks of the plan can be taken."""
+    async def begin(self, plan: TransferPlan | None) -> None:
+        """Return once chunks of the plan can be taken; None: it is not known yet.
+
+        Raises:
+            AstraflowError: LANE_UNAVAILABLE when it must be known.
+        """
         ...
 
     async def parts(self, sent: SentChunk) -> Sequence[Part]:
@@ -89,7 +93,7 @@ class InlineCarrier:
         """Receive the header of a frame."""
         return await receive(connection, HEADER_NBYTES)
 
-    async def begin(self, plan: TransferPlan) -> None:
+    async def begin(self, plan: TransferPlan | None) -> None:
         """Set the pace by what the transfer before met."""
         del plan
         if self._paced:
@@ -134,6 +138,11 @@ class Group:
         before = self._feeding
         self._feeding = self._tasks.start(self._feed(transfer, before, with_plan=with_plan))
 
+    def stand_ready(self, standing: Standing) -> None:
+        """Send a transfer as it is made, after the one before."""
+        before = self._feeding
+        self._feeding = self._tasks.start(self._feed_as_made(standing, before))
+
     def refuse(self, error: AstraflowError) -> None:
         """Answer a request with an error."""
         self._feeding = self._tasks.start(self._first_parts.put([failure_frame(error)]))
@@ -155,7 +164,7 @@ class Group:
                 await asyncio.wait([before])
             if with_plan:
                 for part in plan_parts(transfer.plan, _FAR_SEGMENT_NBYTES):
-                    await self._put(transfer, list(part))
+                    await self._put(transfer.plan.payload_nbytes, list(part))
             await self._feed_chunks(transfer)
             await self._parts.join()
             await self._first_parts.join()
@@ -169,10 +178,31 @@ class Group:
         async with aclosing(transfer.chunks()) as chunks:
             async for sent in chunks:
                 for part in await self.carrier.parts(sent):
-                    await self._put(transfer, part)
+                    await self._put(transfer.plan.payload_nbytes, part)
 
-    async def _put(self, transfer: Transfer, part: Part) -> None:
-        is_small = transfer.plan.payload_nbytes <= _SMALL_NBYTES
+    async def _feed_as_made(self, standing: Standing, before: "asyncio.Task[None] | None") -> None:
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            await self.carrier.begin(None)
+            async with aclosing(standing.items()) as items:
+                async for item in items:
+                    await self._put_item(standing.likely_nbytes, item)
+        except AstraflowError as error:
+            await self._first_parts.put([failure_frame(error)])
+        finally:
+            standing.close()
+
+    async def _put_item(self, nbytes: int, item: TransferPlan | SentChunk) -> None:
+        if isinstance(item, SentChunk):
+            for part in await self.carrier.parts(item):
+                await self._put(nbytes, part)
+            return
+        for part in plan_parts(item, _FAR_SEGMENT_NBYTES):
+            await self._put(nbytes, list(part))
+
+    async def _put(self, nbytes: int, part: Part) -> None:
+        is_small = nbytes <= _SMALL_NBYTES
         is_alone = len(self._connections) == 1
         await (self._first_parts if is_small or is_alone else self._parts).put(part)
 

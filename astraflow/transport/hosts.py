@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -15,7 +16,13 @@ from astraflow.rpc.tls import Tls
 from astraflow.transport.shm_host import ShmHost
 from astraflow.transport.tcp_host import TcpHost
 from astraflow.transport.tcp_lane import direct_port
-from astraflow.transport.transfers import OpenTransfer, Secrets, Transfer, Transfers
+from astraflow.transport.transfers import (
+    OpenStanding,
+    OpenTransfer,
+    Secrets,
+    Transfer,
+    Transfers,
+)
 from astraflow.transport.ucx_host import UcxHost
 from astraflow.wire.patches import LaneEndpoint, TransferPlan
 
@@ -49,6 +56,15 @@ def chosen_lanes(names: Sequence[str], tls: Tls | None) -> tuple[Lane, ...] | No
     return lanes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opening:
+    """What lanes open transfers with."""
+
+    open_transfer: OpenTransfer
+    secrets: Secrets
+    stand_ready: OpenStanding | None
+
+
 class LaneHosts:
     """Serves transfers over every lane but gRPC, for one event loop."""
 
@@ -75,6 +91,7 @@ class LaneHosts:
         listen: str,
         advertised: str,
         lanes: Sequence[Lane] = DEFAULT_HOSTED,
+        stand_ready: OpenStanding | None = None,
     ) -> None:
         """Serve.
 
@@ -85,13 +102,15 @@ class LaneHosts:
                 the port above its own when that is free.
             advertised: host:port by which others know it.
             lanes: Which ones; a host that has no shared memory serves the others.
+            stand_ready: Opens a transfer of a version that is still to come; None: none is.
 
         Raises:
             AstraflowError: INVALID_FIELD when a lane cannot listen there.
         """
+        source = _Opening(open_transfer=open_transfer, secrets=secrets, stand_ready=stand_ready)
         for lane in lanes:
             try:
-                await self._start(lane, open_transfer, secrets, listen, advertised)
+                await self._start(lane, source, listen, advertised)
             except AstraflowError as error:
                 if error.reason is not Reason.LANE_UNAVAILABLE:
                     raise
@@ -125,18 +144,16 @@ class LaneHosts:
         self._transfers.close()
         await self._hosts.aclose()
 
-    async def _start(
-        self,
-        lane: Lane,
-        open_transfer: OpenTransfer,
-        secrets: Secrets,
-        listen: str,
-        advertised: str,
-    ) -> None:
-        claim = self._transfers.claim
+    async def _start(self, lane: Lane, source: _Opening, listen: str, advertised: str) -> None:
+        claim, open_transfer, secrets = self._transfers.claim, source.open_transfer, source.secrets
         match lane:
             case Lane.TCP:
-                tcp = TcpHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
+                tcp = TcpHost(
+                    claim=claim,
+                    open_transfer=open_transfer,
+                    secrets=secrets,
+                    stand_ready=source.stand_ready,
+                )
                 self._hosts.push_async_callback(tcp.close)
                 here, (there, port) = split_address(listen)[0], split_address(advertised)
                 address = tcp.start(here, there, ports=(direct_port(port), 0))

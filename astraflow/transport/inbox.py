@@ -1,5 +1,6 @@
 """Inbox: says where the body of each frame goes, and what it then means."""
 
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
@@ -20,7 +21,11 @@ _MAX_FAILURE_NBYTES: Final = 1 << 16
 
 
 class Inbox:
-    """Receives the frames of one transfer for any lane."""
+    """Receives the frames of one transfer for any lane.
+
+    Attributes:
+        since_s: When the first bytes came, by the monotonic clock; None: none have.
+    """
 
     def __init__(
         self,
@@ -39,6 +44,7 @@ class Inbox:
         self._assembly = Assembly(stall_timeout_s=stall_timeout_s, on_pressure=on_pressure)
         self._on_plan = on_plan
         self._arena: Arena | None = None
+        self.since_s: float | None = None
         self._plan_body = memoryview(b"")
         self._plan_missing = 0
 
@@ -93,6 +99,8 @@ class Inbox:
 
     def touch(self) -> None:
         """Note that bytes arrived."""
+        if self.since_s is None:
+            self.since_s = time.monotonic()
         self._assembly.touch()
 
     def fail(self, error: AstraflowError) -> None:

@@ -8,7 +8,7 @@ them: one round trip to the first byte, and windows that are open already.
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
@@ -25,7 +25,13 @@ from astraflow.transport.stream_session import StreamSession
 from astraflow.transport.tcp_lane import connection_count, open_directly, open_tcp
 from astraflow.transport.traffic import received
 from astraflow.transport.ucx_lane import UcxSession, open_ucx
-from astraflow.wire.patches import LaneEndpoint, SentItem, TransferPlan, TransferSpec
+from astraflow.wire.patches import (
+    LaneEndpoint,
+    SentItem,
+    TransferPlan,
+    TransferSpec,
+    Waiting,
+)
 
 DEFAULT_LANES: Final = (Lane.SHM, Lane.TCP, Lane.GRPC)
 
@@ -43,6 +49,19 @@ Session = StreamSession | UcxSession
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ready:
+    """A version that was asked for before there is one, and the session over which it comes."""
+
+    spec: TransferSpec
+    session: StreamSession
+
+    def is_of(self, spec: TransferSpec) -> bool:
+        """Whether this is what is wanted now."""
+        fields = ("policy_id", "version", "base_version", "layout_digest")
+        return all(getattr(self.spec, each) == getattr(spec, each) for each in fields)
+
+
 @dataclass(slots=True, eq=False)
 class _Source:
     """What is known of one source."""
@@ -50,6 +69,7 @@ class _Source:
     sessions: list[Session] = field(default_factory=list[Session])
     plain_until: float = 0.0
     is_known: bool = False
+    ready: _Ready | None = None
 
 
 class Lanes:
@@ -118,6 +138,27 @@ class Lanes:
                 if resumed is not None:
                     yield resumed
 
+    async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
+        """Ask for the version that comes next, where TCP connections stand; else do nothing.
+
+        The source sends it while it makes it; a later `pull` of it takes what has come.
+
+        Args:
+            endpoint: Of the source, host:port.
+            spec: Of the version after the one that is held.
+            transfer_token: Of the run.
+        """
+        source = await self._source(endpoint)
+        if source.ready is not None and not source.ready.session.is_ended:
+            return
+        for session in source.sessions:
+            if isinstance(session, StreamSession) and session.lane is Lane.TCP and session.is_idle:
+                ahead = replace(spec, is_ahead=True)
+                session.begin()
+                session.ask(ahead, transfer_token)
+                source.ready = _Ready(ahead, session)
+                return
+
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
         """Return a layout; see GrpcLane."""
         return await self._grpc.get_layout(endpoint, digest, transfer_token)
@@ -135,6 +176,11 @@ class Lanes:
     ) -> AsyncGenerator[SentItem]:
         """Yield from a session that stands, else from a new one; nothing where there is none."""
         source = await self._source(endpoint)
+        async with aclosing(_sent_ahead(source, progress)) as items:
+            async for item in items:
+                yield received(Lane.TCP, item)
+        if progress.is_over:
+            return
         warm = next((each for each in source.sessions if each.is_idle), None)
         if warm is not None:
             try:
@@ -237,6 +283,31 @@ class Lanes:
             for session in oldest.sessions:
                 await session.close()
         return source
+
+
+async def _sent_ahead(source: _Source, progress: Progress) -> AsyncGenerator[SentItem]:
+    """Yield what was asked for ahead, if that is what is wanted; nothing if it did not come.
+
+    Raises:
+        AstraflowError: What ended it once its plan was known; CHUNK_INVALID.
+    """
+    ready, spec = source.ready, progress.spec
+    if ready is None or spec.version < ready.spec.version:
+        return
+    source.ready = None
+    if not ready.is_of(spec):
+        await ready.session.close()
+        return
+    try:
+        async with aclosing(ready.session.items()) as items:
+            async for item in items:
+                if isinstance(item, TransferPlan):
+                    yield Waiting(since_s=ready.session.since_s)
+                yield item
+    except AstraflowError as error:
+        if progress.has_plan or error.reason is Reason.CHUNK_INVALID:
+            raise
+        log.info("nothing came ahead", version=spec.version, why=str(error))
 
 
 async def _asked(

@@ -98,7 +98,7 @@ class ArenaCarrier:
             self._take(descriptors)
         return data
 
-    async def begin(self, plan: TransferPlan) -> None:
+    async def begin(self, plan: TransferPlan | None) -> None:
         """Return once the arena for a plan is here.
 
         Raises:

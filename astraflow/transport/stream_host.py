@@ -20,7 +20,7 @@ from astraflow.transport.groups import Carrier, Group
 from astraflow.transport.proofs import is_proven
 from astraflow.transport.sockets import receive, send_all, tune
 from astraflow.transport.tasks import Tasks
-from astraflow.transport.transfers import OpenTransfer, Secrets, Transfer
+from astraflow.transport.transfers import OpenStanding, OpenTransfer, Secrets, Transfer
 
 _HELLO_TIMEOUT_S: Final = 10.0
 _MAX_CONNECTIONS: Final = 4096
@@ -39,6 +39,7 @@ class StreamHost:
         open_transfer: OpenTransfer,
         secrets: Secrets,
         carrier: Callable[[], Carrier],
+        stand_ready: OpenStanding | None = None,
     ) -> None:
         """Prepare; `listen` starts it.
 
@@ -47,11 +48,13 @@ class StreamHost:
             open_transfer: Opens another one for a puller whose connections stand.
             secrets: Of the run: who proves one may ask.
             carrier: Makes what each group sends its chunks with.
+            stand_ready: Opens a transfer of a version that is still to come; None: none is.
         """
         self._claim = claim
         self._open_transfer = open_transfer
         self._secrets = secrets
         self._carrier = carrier
+        self._stand_ready = stand_ready
         self._tasks = Tasks()
         self._groups: dict[bytes, Group] = {}
         self._listeners: list[socket.socket] = []
@@ -138,11 +141,13 @@ class StreamHost:
         if frame.kind is not FrameKind.REQUEST:
             raise bad_frame("only a puller's requests are expected here")
         try:
-            transfer = self._open_transfer(read_request(body, self._secrets()))
+            spec = read_request(body, self._secrets())
+            if spec.is_ahead and self._stand_ready is not None:
+                group.stand_ready(self._stand_ready(spec))
+            else:
+                group.begin(self._open_transfer(spec), with_plan=True)
         except AstraflowError as error:
             group.refuse(error)
-        else:
-            group.begin(transfer, with_plan=True)
 
 
 async def _read(connection: socket.socket, header: Awaitable[bytes]) -> tuple[Frame, bytes]:

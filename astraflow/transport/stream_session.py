@@ -64,6 +64,11 @@ class StreamSession:
         """Whether it is of no more use."""
         return self._ending is not None
 
+    @property
+    def since_s(self) -> float | None:
+        """When the first bytes of the transfer came, by the monotonic clock; None: none have."""
+        return None if self._inbox is None else self._inbox.since_s
+
     async def open(
         self,
         token: bytes,

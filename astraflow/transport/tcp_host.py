@@ -8,17 +8,26 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.address import join_address
 from astraflow.transport.groups import InlineCarrier
 from astraflow.transport.stream_host import ClaimTransfer, StreamHost
-from astraflow.transport.transfers import OpenTransfer, Secrets
+from astraflow.transport.transfers import OpenStanding, OpenTransfer, Secrets
 
 
 class TcpHost(StreamHost):
     """Serves framed chunks over TCP."""
 
     def __init__(
-        self, *, claim: ClaimTransfer, open_transfer: OpenTransfer, secrets: Secrets
+        self,
+        *,
+        claim: ClaimTransfer,
+        open_transfer: OpenTransfer,
+        secrets: Secrets,
+        stand_ready: OpenStanding | None = None,
     ) -> None:
         super().__init__(
-            claim=claim, open_transfer=open_transfer, secrets=secrets, carrier=InlineCarrier
+            claim=claim,
+            open_transfer=open_transfer,
+            secrets=secrets,
+            carrier=InlineCarrier,
+            stand_ready=stand_ready,
         )
 
     def start(self, host: str, advertised_host: str, *, ports: Sequence[int] = (0,)) -> str:

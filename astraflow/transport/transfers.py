@@ -33,8 +33,28 @@ class Transfer(Protocol):
         ...
 
 
+class Standing(Protocol):
+    """A transfer that a puller stands ready for: what there is to send is not known yet."""
+
+    @property
+    def likely_nbytes(self) -> int:
+        """Payload that it will have, as far as one can tell."""
+        ...
+
+    def items(self) -> AsyncGenerator[TransferPlan | SentChunk]:
+        """Yield the plan and its chunks, each when it is there; chunks may come before it."""
+        ...
+
+    def close(self) -> None:
+        """Let go; idempotent."""
+        ...
+
+
 OpenTransfer = Callable[[TransferSpec], Transfer]
 """Opens a transfer; raises what `Pull` answers."""
+
+OpenStanding = Callable[[TransferSpec], Standing]
+"""Opens a transfer of a version that is still to come."""
 
 Secrets = Callable[[], Sequence[bytes]]
 """Returns the run's transfer secret, and the one before."""

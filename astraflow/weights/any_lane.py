@@ -36,6 +36,11 @@ class AnyLane:
         """Yield the plan, then its chunks; see Lanes and ObjectLane."""
         return self._of(endpoint).pull(endpoint, spec, transfer_token)
 
+    async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
+        """Ask for the version that comes next; see Lanes. An object store sends nothing ahead."""
+        if "://" not in endpoint:
+            await self._lanes.stand_ready(endpoint, spec, transfer_token)
+
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
         """Return a layout; see Lanes and ObjectLane."""
         return await self._of(endpoint).get_layout(endpoint, digest, transfer_token)

@@ -124,6 +124,13 @@ class Fetch:
         """Return one report per source that was asked."""
         return tuple(tally.report() for tally in self._tried)
 
+    @property
+    def origin(self) -> str | None:
+        """Address of the first source, if it is an origin that gave the version; else None."""
+        first = self._tried[0] if self._tried else None
+        is_origin = first is not None and first.source.kind is SourceKind.ORIGIN
+        return first.address if first and is_origin and first.failure is None else None
+
     def links(self) -> dict[str, MeasuredLink]:
         """Return what was measured, by address."""
         return {each.address: each.link for each in self._tried}
@@ -157,6 +164,9 @@ class Fetch:
             before = incoming.chunk_count
             for tally in self._honest():
                 await self._from(tally, incoming, frame)
+                if tally.failed_ahead:
+                    # What was made ahead may never have become a version: ask for what has.
+                    await self._from(tally, incoming, frame)
                 if tally.failure is None:
                     return
             if incoming.chunk_count == before:
@@ -207,7 +217,7 @@ class Fetch:
         except AstraflowError as error:
             return error
         finally:
-            tally.spend(time.monotonic() - started, tally.nbytes - before)
+            tally.spend(started, tally.nbytes - before)
         return None
 
     async def _help(self, tally: Tally, shared: _Shared) -> None:
@@ -222,7 +232,7 @@ class Fetch:
                 self._note(tally, error)
                 return
             finally:
-                tally.spend(time.monotonic() - started, tally.nbytes - before)
+                tally.spend(started, tally.nbytes - before)
             self._note(tally, None)
             if shared.incoming.is_complete and shared.first is not None:
                 shared.first.cancel()

@@ -1,7 +1,7 @@
 """Ports: what a pull needs of others: a lane to bring chunks, and listeners to be told of them."""
 
 from collections.abc import AsyncGenerator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from astraflow.core.layout import Layout
 from astraflow.weights.frame import Frame
@@ -24,6 +24,15 @@ class Lane(Protocol):
 
     async def close(self) -> None:
         """Close all connections."""
+        ...
+
+
+@runtime_checkable
+class StandsReady(Protocol):
+    """A lane over which the next version can be asked for before there is one."""
+
+    async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
+        """Ask for the version that comes next, if the source can be asked so."""
         ...
 
 

@@ -114,6 +114,19 @@ class WeightPublisher:
             AstraflowError: VERSION_NOT_NEXT; LAYOUT_MISMATCH naming the tensor.
         """
         self._require_next(version)
+        with self.store.upcoming.making(version):
+            return self._publish(version, tensors, step, restored_from)
+
+    def settle(self) -> None:
+        """Do what a publication leaves undone; else the next one does it. Safe from any thread.
+
+        Call it once the version was announced: nobody waits for it.
+        """
+        self.history.settle()
+
+    def _publish(
+        self, version: int, tensors: Mapping[str, Any], step: int, restored_from: int | None
+    ) -> VersionInfo:
         exported, stages = Exported(self.history.part, tensors), Stages()
         if self.history.newest is None:
             self._digest = self.history.start(version, exported.bits)
@@ -136,13 +149,6 @@ class WeightPublisher:
         )
         return self._enter(version, patches, step, restored_from)
 
-    def settle(self) -> None:
-        """Do what a publication leaves undone; else the next one does it. Safe from any thread.
-
-        Call it once the version was announced: nobody waits for it.
-        """
-        self.history.settle()
-
     def _forward(self, version: int, exported: Exported, stages: Stages) -> list[StoredPatch]:
         """Return the patch from the version before; none when raw bytes are as good."""
         part, base = self.history.part, self.history.newest
@@ -152,23 +158,27 @@ class WeightPublisher:
             self.history.newest_bits,
             self._digest,
             thread_count=self._thread_count,
+            made=self.store.upcoming.add,
         )
         stages.end("encode")
         name = PatchName(version=version, base_version=base, shard=part.shard)
         patch = StoredPatch.of(name, encoded.chunks, tables=encoded.shared_tables)
         stages.end("digest")
+        nbytes, whole_nbytes = patch.info.payload_nbytes, part.payload_nbytes
+        is_of_use = base is not None and (nbytes < whole_nbytes or not whole_nbytes)
+        if is_of_use:
+            self.store.upcoming.finish(patch)
         self.history.advance(version, encoded.chunks)
         self._digest = encoded.digest
         stages.end("advance")
-        nbytes, whole_nbytes = patch.info.payload_nbytes, part.payload_nbytes
-        if base is None or (nbytes >= whole_nbytes and whole_nbytes):
+        if base is None or not is_of_use:
             return []
         if not self._compact.is_worth(self.store.links, nbytes, whole_nbytes):
             return [patch]
         profile = CodecProfile.COMPACT
         compact = make_patch(self.history, base, version, profile=profile, is_kept=True)
         stages.end("compact")
-        self._compact = Compact(
+        self._compact = self.store.upcoming.compact = Compact(
             share=compact.info.payload_nbytes / nbytes,
             encoded_per_s=whole_nbytes / max(stages.seconds["compact_s"], 1e-9),
         )

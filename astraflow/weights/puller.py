@@ -9,6 +9,7 @@ what is held stays as it was.
 import asyncio
 import time
 from collections.abc import Collection, Coroutine, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -27,7 +28,7 @@ from astraflow.weights.fetch import Fetch, FetchSettings
 from astraflow.weights.holding import Holding
 from astraflow.weights.incoming import Incoming
 from astraflow.weights.listeners import told
-from astraflow.weights.ports import Lane, Progress
+from astraflow.weights.ports import Lane, Progress, StandsReady
 from astraflow.weights.pulled import Pulled, PullFailed, PullTimes
 from astraflow.weights.relay import Relay
 from astraflow.weights.routes import payload_nbytes
@@ -133,6 +134,7 @@ class WeightPuller:
                 raise PullFailed(error, fetch.reports()) from error
             finally:
                 self._memory.note(fetch)
+            await self._stand_ready(target, known, fetch, transfer_token)
         reports = fetch.reports()
         return Pulled(
             update=update,
@@ -161,6 +163,29 @@ class WeightPuller:
         """Return once the copy on disk is as far as it can be."""
         if self._copy is not None:
             await asyncio.to_thread(self._copy.settle)
+
+    async def _stand_ready(
+        self,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+        fetch: Fetch,
+        transfer_token: bytes,
+    ) -> None:
+        """Ask the origin for the next version, if this is the newest and came from there.
+
+        Who pulls from a relay does not: the origin would send everybody a copy.
+        """
+        address = fetch.origin
+        if (
+            address is None
+            or max(known, default=0) > target.version
+            or not isinstance(self._lane, StandsReady)
+        ):
+            return
+        spec = Incoming(
+            replace(target, version=target.version + 1), {}, base_version=target.version
+        ).spec(goodput_bytes_per_s=self._memory.links[address].goodput_bytes_per_s)
+        await self._lane.stand_ready(address, spec, transfer_token)
 
     async def _update(
         self, target: VersionInfo, known: Mapping[int, VersionInfo], fetch: Fetch

@@ -139,6 +139,15 @@ class ServedTransfer:
         return SentChunk(patch_index=number, chunk=self._store.chunk(self._infos[number], index))
 
 
+def link_of(spec: TransferSpec) -> Link:
+    """Return what a puller tells of itself."""
+    return Link(
+        profiles=spec.profiles,
+        goodput_bytes_per_s=spec.goodput_bytes_per_s,
+        core_count=spec.core_count,
+    )
+
+
 def wanted_chunks(patches: Sequence[PlannedPatch], spec: TransferSpec) -> list[ChunkPlace]:
     """Return the chunks that a puller wants and does not have, in order."""
     want = {chunks.root_digest: chunks for chunks in spec.want_chunks}

@@ -112,6 +112,7 @@ class WeightServer:
             listen=self._listen,
             advertised=server.address,
             lanes=hosted_lanes(self._tls) if self._lane_kinds is None else self._lane_kinds,
+            stand_ready=servicer.stand_ready,
         )
         return server
 

@@ -13,15 +13,18 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.transport.hosts import LaneHosts
-from astraflow.weights.links import Link
+from astraflow.weights.ahead import AheadTransfer
 from astraflow.weights.served import (
     Arriving,
     ChunkPlace,
+    PlannedPatch,
     ServedTransfer,
     WeightSource,
+    link_of,
     wanted_chunks,
 )
 from astraflow.weights.signs import with_signs
+from astraflow.weights.store import PatchStore
 from astraflow.wire.fields import set_time
 from astraflow.wire.patches import (
     TransferPlan,
@@ -127,6 +130,19 @@ class TransferServicer:
         """
         return ServedTransfer(self._store, *self._plan(spec))
 
+    def stand_ready(self, spec: TransferSpec) -> AheadTransfer:
+        """Open a transfer of the next version for who has proven that he knows the secret.
+
+        Raises:
+            AstraflowError: LANE_UNAVAILABLE where versions are not made; see AheadTransfer.
+        """
+        if not isinstance(self._store, PatchStore):
+            raise _not_ahead()
+        self._require_ours(spec)
+        return AheadTransfer(
+            self._store, spec, plan_for=self._plan_for, open_published=self.open_transfer
+        )
+
     async def _responses(self, spec: TransferSpec) -> AsyncGenerator[pb.PullResponse]:
         transfer = await self._expect(spec)
         with closing(transfer):
@@ -142,32 +158,35 @@ class TransferServicer:
         return self.open_transfer(spec)
 
     def _plan(self, spec: TransferSpec) -> tuple[TransferPlan, list[ChunkPlace]]:
+        if spec.is_ahead:
+            raise _not_ahead()
         self._require_ours(spec)
         have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
-        link = Link(
-            profiles=spec.profiles,
-            goodput_bytes_per_s=spec.goodput_bytes_per_s,
-            core_count=spec.core_count,
-        )
-        patches = self._store.plan(spec.version, spec.base_version, have, link=link)
+        patches = self._store.plan(spec.version, spec.base_version, have, link=link_of(spec))
         places = wanted_chunks(patches, spec)
+        plan = self._plan_for(patches, places)
+        if 0 < spec.max_memory_nbytes < plan.payload_nbytes:
+            raise AstraflowError(
+                Reason.MEMORY_EXCEEDED,
+                f"the transfer has {plan.payload_nbytes} bytes, the puller takes"
+                f" {spec.max_memory_nbytes}",
+            )
+        return plan, places
+
+    def _plan_for(
+        self, patches: Sequence[PlannedPatch], places: Sequence[ChunkPlace]
+    ) -> TransferPlan:
         nbytes = sum(
             patch.payload_nbytes([index for at, index in places if at == number])
             for number, patch in enumerate(patches)
         )
-        if 0 < spec.max_memory_nbytes < nbytes:
-            raise AstraflowError(
-                Reason.MEMORY_EXCEEDED,
-                f"the transfer has {nbytes} bytes, the puller takes {spec.max_memory_nbytes}",
-            )
-        plan = TransferPlan(
+        return TransferPlan(
             transfer_id=f"transfer-{next(self._numbers)}",
             patches=tuple(patch.index for patch in patches),
             chunk_count=len(places),
             payload_nbytes=nbytes,
             expire_time=self._clock.now() + _TRANSFER_TTL,
         )
-        return plan, places
 
     def _require_ours(self, spec: TransferSpec) -> None:
         if spec.policy_id != self._policy_id:
@@ -176,3 +195,10 @@ class TransferServicer:
             )
         if spec.layout_digest and spec.layout_digest != self._store.frame.digest:
             raise AstraflowError(Reason.LAYOUT_MISMATCH, "the puller has another layout")
+
+
+def _not_ahead() -> AstraflowError:
+    return AstraflowError(
+        Reason.LANE_UNAVAILABLE,
+        "versions are sent ahead by trainers alone, over TCP; ask for one that there is",
+    )

@@ -126,6 +126,7 @@ class StallWatch:
     Attributes:
         answer_s: From a request to its first sign; 0: unknown.
         is_only: Whether there is no other source.
+        since_s: What comes has been on its way since then, asked for ahead; None: it was not.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class StallWatch:
         """
         self.answer_s = answer_s
         self.is_only = is_only
+        self.since_s: float | None = None
         self._address = address
         self._patience = patience
         self._goodput = goodput_bytes_per_s or _GOODPUT_BYTES_PER_S
@@ -168,6 +170,8 @@ class StallWatch:
     def note(self, item: SentItem) -> None:
         """Take note of what came."""
         self._sign = time.monotonic()
+        if isinstance(item, Waiting) and item.since_s is not None:
+            self.since_s, self._is_answered = item.since_s, True
         if not self._is_answered:
             self._is_answered, self.answer_s = True, self._sign - self._asked
         if isinstance(item, Waiting):

@@ -21,6 +21,7 @@ from astraflow.weights.frame import Frame
 from astraflow.weights.history import History
 from astraflow.weights.links import Link
 from astraflow.weights.stored import PatchName, StoredPatch, Way, cheapest_way
+from astraflow.weights.upcoming import Upcoming
 from astraflow.wire.patches import ChunkSet
 
 SPARE_NBYTES: Final = 64 << 20
@@ -29,7 +30,14 @@ _LINK_COUNT: Final = 16
 
 
 class PatchStore:
-    """Offers the patches of the last versions of one policy; safe to use from any thread."""
+    """Offers the patches of the last versions of one policy; safe to use from any thread.
+
+    Attributes:
+        frame: Of all versions.
+        history: Which patches are made again from.
+        keep: A reader so many versions behind still finds its way.
+        upcoming: The version that is being made.
+    """
 
     def __init__(
         self, frame: Frame, history: History, *, keep: int = 16, spare_nbytes: int = SPARE_NBYTES
@@ -45,6 +53,7 @@ class PatchStore:
         self.frame = frame
         self.history = history
         self.keep = keep
+        self.upcoming = Upcoming()
         self._room_nbytes = max(history.part.payload_nbytes, spare_nbytes)
         self._lock = Lock()
         self._patches: dict[PatchName, StoredPatch] = {}
@@ -131,7 +140,7 @@ class PatchStore:
             usable = [each for each in patches if each.info.profile in profiles]
             found = cheapest_way(usable, base_version, version, cost)
             if found is not None:
-                self._note(version, base_version, told)
+                self.note(version, base_version, told)
                 return found[1]
         if cheapest_way(patches, base_version, version, cost) is not None:
             raise AstraflowError(
@@ -150,16 +159,25 @@ class PatchStore:
                 return patch
         raise AstraflowError(Reason.PATCH_UNKNOWN, "no patch with this root is kept here")
 
+    def find(self, name: PatchName) -> StoredPatch:
+        """Return a patch by its name.
+
+        Raises:
+            AstraflowError: VERSION_EVICTED when it is not here, or no longer.
+        """
+        with self._lock:
+            patch = self._patches.get(name)
+        if patch is None:
+            raise _evicted(name.version, name.base_version)
+        return patch
+
     def chunk(self, info: PatchInfo, index: int) -> Chunk:
         """Return one chunk, made again where it was not kept.
 
         Raises:
             AstraflowError: VERSION_EVICTED when the patch went meanwhile.
         """
-        with self._lock:
-            patch = self._patches.get(PatchName.of(info))
-        if patch is None:
-            raise _evicted(info.version, info.base_version)
+        patch = self.find(PatchName.of(info))
         return self._made_again(patch, index) if patch.chunks is None else patch.chunks[index]
 
     @contextmanager
@@ -187,7 +205,7 @@ class PatchStore:
         )
         return replace(chunk, header=header)
 
-    def _note(self, version: int, base_version: int | None, link: Link) -> None:
+    def note(self, version: int, base_version: int | None, link: Link) -> None:
         """Note how far behind a reader is, and its link: others may be so, and it again."""
         with self._lock:
             if link.goodput_bytes_per_s > 0:

@@ -1,5 +1,6 @@
 """Tally: what one source gave so far during one pull."""
 
+import time
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
@@ -36,6 +37,7 @@ class Tally:
         duration_s: Time in which it was asked.
         bad_chunk_count: Chunks, or lists of their digests, that were refused.
         failure: Of the last time that it was asked.
+        since_s: When what came began to, where it was asked for ahead; None: it was not.
     """
 
     source: Source
@@ -44,6 +46,7 @@ class Tally:
     duration_s: float = 0.0
     bad_chunk_count: int = 0
     failure: AstraflowError | None = None
+    since_s: float | None = None
 
     @property
     def address(self) -> str:
@@ -54,6 +57,11 @@ class Tally:
     def is_relay(self) -> bool:
         """Whether it passes on what it pulled."""
         return self.source.kind is SourceKind.RELAY
+
+    @property
+    def failed_ahead(self) -> bool:
+        """Whether it failed by what it sent ahead, without a lie."""
+        return bool(self.failure and self.since_s is not None and not self.bad_chunk_count)
 
     def is_beside(self, other: Source) -> bool:
         """Whether it has the version whole, and is as near as another source."""
@@ -75,10 +83,11 @@ class Tally:
 
     def learn(self, watch: StallWatch) -> None:
         """Keep what a transfer has shown."""
-        self.link = replace(self.link, answer_s=watch.answer_s)
+        self.link, self.since_s = replace(self.link, answer_s=watch.answer_s), watch.since_s
 
-    def spend(self, duration_s: float, nbytes: int) -> None:
-        """Count the time in which so much came, and measure."""
+    def spend(self, started_s: float, nbytes: int) -> None:
+        """Count the time since a transfer began, in which so much came, and measure."""
+        duration_s = time.monotonic() - (self.since_s or started_s)
         self.duration_s += duration_s
         if nbytes >= _MEASURED_NBYTES and duration_s > 0:
             self.link = replace(self.link, goodput_bytes_per_s=nbytes / duration_s)

@@ -102,6 +102,7 @@ class TransferSpec:
         ranges: Parts of the layout that are wanted, in bytes; empty: all.
         want_chunks: Only these; empty: all.
         have_chunks: Not these.
+        is_ahead: The version may be still to come: it is sent as it is made.
     """
 
     policy_id: PolicyId
@@ -115,6 +116,7 @@ class TransferSpec:
     ranges: tuple[range, ...] = ()
     want_chunks: tuple[ChunkSet, ...] = ()
     have_chunks: tuple[ChunkSet, ...] = ()
+    is_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +160,14 @@ class SentChunk:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The source is there, and has nothing to send yet."""
+    """The source is there, and has nothing to send yet.
+
+    Attributes:
+        since_s: By the monotonic clock: what comes next has been on its way since then, because
+            it was asked for ahead. None: it was not. It does not travel.
+    """
+
+    since_s: float | None = None
 
 
 SentItem = TransferPlan | SentChunk | Waiting
@@ -264,6 +273,7 @@ def encode_transfer_spec(spec: TransferSpec) -> transfer_pb2.TransferSpec:
         ranges=[layout_pb2.ByteRange(offset=each.start, nbytes=len(each)) for each in spec.ranges],
         want_chunks=map(_encode_chunk_set, spec.want_chunks),
         have_chunks=map(_encode_chunk_set, spec.have_chunks),
+        ahead=spec.is_ahead,
     )
 
 
@@ -285,6 +295,7 @@ def decode_transfer_spec(message: transfer_pb2.TransferSpec) -> TransferSpec:
         ranges=tuple(_decode_byte_range(each) for each in message.ranges),
         want_chunks=tuple(map(_decode_chunk_set, message.want_chunks)),
         have_chunks=tuple(map(_decode_chunk_set, message.have_chunks)),
+        is_ahead=message.ahead,
     )
 
 

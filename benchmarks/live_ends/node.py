@@ -70,9 +70,8 @@ class TimedPuller:
         """Pull."""
         asked = time.monotonic()
         pulled = await self._puller.pull(target, *rest)
-        transfer = max(report.duration for report in pulled.reports)
         self._times[target.version].update(
-            arrived=asked + transfer.total_seconds(),
+            arrived=asked + pulled.duration.total_seconds(),
             decoded=time.monotonic(),
             pulled_nbytes=pulled.nbytes,
         )

@@ -28,7 +28,7 @@ LANE_SHM: Lane
 LANE_OBJECT_STORE: Lane
 
 class TransferSpec(_message.Message):
-    __slots__ = ("policy_id", "version", "base_version", "layout_digest", "profiles", "goodput_bytes_per_s", "core_count", "max_memory_nbytes", "ranges", "want_chunks", "have_chunks")
+    __slots__ = ("policy_id", "version", "base_version", "layout_digest", "profiles", "goodput_bytes_per_s", "core_count", "max_memory_nbytes", "ranges", "want_chunks", "have_chunks", "ahead")
     POLICY_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class TransferSpec(_message.Message):
     RANGES_FIELD_NUMBER: _ClassVar[int]
     WANT_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     HAVE_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     policy_id: str
     version: int
     base_version: int
@@ -51,7 +52,8 @@ class TransferSpec(_message.Message):
     ranges: _containers.RepeatedCompositeFieldContainer[_layout_pb2.ByteRange]
     want_chunks: _containers.RepeatedCompositeFieldContainer[ChunkSet]
     have_chunks: _containers.RepeatedCompositeFieldContainer[ChunkSet]
-    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., base_version: _Optional[int] = ..., layout_digest: _Optional[bytes] = ..., profiles: _Optional[_Iterable[_Union[_patch_pb2.CodecProfile, str]]] = ..., goodput_bytes_per_s: _Optional[float] = ..., core_count: _Optional[int] = ..., max_memory_nbytes: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_layout_pb2.ByteRange, _Mapping]]] = ..., want_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ..., have_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ...) -> None: ...
+    ahead: bool
+    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., base_version: _Optional[int] = ..., layout_digest: _Optional[bytes] = ..., profiles: _Optional[_Iterable[_Union[_patch_pb2.CodecProfile, str]]] = ..., goodput_bytes_per_s: _Optional[float] = ..., core_count: _Optional[int] = ..., max_memory_nbytes: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_layout_pb2.ByteRange, _Mapping]]] = ..., want_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ..., have_chunks: _Optional[_Iterable[_Union[ChunkSet, _Mapping]]] = ..., ahead: _Optional[bool] = ...) -> None: ...
 
 class ChunkSet(_message.Message):
     __slots__ = ("root_digest", "indexes")
