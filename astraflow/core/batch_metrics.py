@@ -40,6 +40,14 @@ def batch_metrics(groups: Sequence[FreshGroup], *, train_version: int) -> dict[s
     } | _part_means(rows)
 
 
+def replay_metrics(fresh: Sequence[FreshGroup], replayed: Sequence[FreshGroup]) -> dict[str, float]:
+    """Return how much of a batch, of at least one group, was trained on before."""
+    return {
+        "data/replay/rollouts": float(sum(len(group.samples) for group in replayed)),
+        "data/replay/frac": len(replayed) / (len(fresh) + len(replayed)),
+    }
+
+
 def drop_metrics(drops: Sequence[DropCount]) -> dict[str, float]:
     """Return how many rollouts were dropped since the start, by reason."""
     found: defaultdict[str, float] = defaultdict(float)

@@ -40,7 +40,7 @@ class Batching:
         for lease in policy.desk.leases.values():
             if event.rank not in lease.acks:
                 self._deliver(member, policy, lease, event.rank)
-        if policy.is_asked and not event.rank:
+        if policy.progress.is_asked and not event.rank:
             self._state.do(SendPublishOrder(member_id=member.member_id))
 
     def ack(self, member: TrainerMember, event: BatchAcked, now: datetime) -> bool:
@@ -95,22 +95,22 @@ class Batching:
     def is_dry(self, policy: Policy) -> bool:
         """Whether no group will become whole any more that is not whole now."""
         return self._training.is_through and (
-            policy.open_groups == policy.fresh_groups + policy.desk.leased_groups
+            policy.open.count == policy.fresh_groups + policy.desk.leased_groups
         )
 
     def end_data(self, policy: Policy, member: TrainerMember, cause: EndCause) -> None:
         """Tell every rank that listens, once, that no batch follows."""
-        end = EndOfData(cause=cause, batch_count=policy.consumed_count)
+        end = EndOfData(cause=cause, batch_count=policy.progress.consumed_count)
         for rank in sorted(set(policy.desk.streams) - policy.ended_ranks):
             policy.ended_ranks.add(rank)
             self._state.do(SendEndOfData(member_id=member.member_id, rank=rank, end_of_data=end))
 
     def _ready_count(self, policy: Policy) -> int:
         """Return how many groups the next batch would have now; 0: it has to wait."""
-        left = policy.steps_left
+        left = policy.progress.steps_left
         if left is not None and len(policy.desk.leases) >= left:
             return 0
-        wanted = policy.fresh_per_batch
+        wanted = policy.open.fresh_per_batch
         if policy.fresh_groups < wanted and not self.is_dry(policy):
             return 0
         policy.prune()
@@ -155,14 +155,7 @@ class Batching:
         policy.desk.settle(lease, event.outcome)
         match event.outcome:
             case BatchOutcome.CONSUMED:
-                metrics = policy.consume(
-                    lease,
-                    now,
-                    step=event.step,
-                    wait_s=event.wait_s,
-                    train_s=event.train_s,
-                    checkpoint_id=event.checkpoint_id,
-                )
+                metrics = policy.consume(lease, event, now)
                 selected = self._training.prompts.metrics()
                 self._record(policy, lease, {**metrics, **selected, **event.metrics})
             case BatchOutcome.RETURNED:
@@ -176,7 +169,7 @@ class Batching:
             RecordBatch(
                 policy_id=policy.policy_id,
                 batch_id=lease.batch_id,
-                step=policy.step,
+                step=policy.progress.step,
                 version=lease.version,
                 metrics=metrics,
                 staleness_counts=policy.window.newest_staleness_counts,

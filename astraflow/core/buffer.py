@@ -132,6 +132,10 @@ class FreshBuffer:
         """Take out everything."""
         return self.take(len(self._heap))
 
+    def metrics(self) -> dict[str, float]:
+        """Return numbers for the log."""
+        return {"buffer/size": float(self._sample_count), "buffer/nbytes": float(self._nbytes)}
+
     def _too_old(self, oldest: int) -> list[FreshGroup]:
         """Take out the groups that have a sample older than a version."""
         if self._settings.order is BufferOrder.EDF:

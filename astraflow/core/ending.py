@@ -127,10 +127,10 @@ class Ending:
         flow = self._state.flow
         if flow.failure is not None or flow.stop is StopMode.CANCEL:
             return EndCause.STOPPED
-        if policy.steps_left == 0:
+        if policy.progress.steps_left == 0:
             return EndCause.STEP_LIMIT
         is_trained = policy.policy_id in self._state.settings.workflow.policy_ids
-        if not is_trained or (self._training.is_through and not policy.open_groups):
+        if not is_trained or (self._training.is_through and not policy.open.count):
             return EndCause.STOPPED if flow.stop else EndCause.SOURCE_EXHAUSTED
         return None
 
@@ -153,7 +153,7 @@ class Ending:
         newest = policy.versions.newest
         if newest is None:
             return True
-        return newest.step >= policy.step and all(
+        return newest.step >= policy.progress.step and all(
             member.live.get(policy.policy_id) == newest.version
             for member in self._state.sessions.pool
             if policy.policy_id in member.policies and not member.is_draining

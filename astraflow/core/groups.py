@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from astraflow.core.batches import BatchGroup
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.ids import EvalRunId, GroupId, MemberId, PolicyId, TaskId, WorkflowId
 from astraflow.core.samples import Sample
@@ -118,6 +119,17 @@ class TrainGroup(Group):
         default_factory=dict[PolicyId, dict[int, Sample]]
     )
     has_reward: bool = False
+
+    @property
+    def head(self) -> BatchGroup:
+        """How a batch names it."""
+        return BatchGroup(
+            group_id=self.group_id,
+            prompt_id=self.prompt.prompt_id,
+            data_set=self.prompt.data_set,
+            epoch=self.prompt.epoch,
+            sample_count=self.size,
+        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -4,14 +4,17 @@ A lease belongs to the trainer's session. It ends by an ack, or with the session
 groups go back to the buffer, and an ack that comes later counts only while they are there.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from astraflow.core.batches import BatchHeader, BatchOutcome
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, PolicyId
 from astraflow.core.packing import Share, share_out
 from astraflow.core.samples import FreshGroup, Row, Sample
+from astraflow.core.window import Consumed
 
 # Outcomes kept so that a repeated ack is answered as the first one.
 _KEPT_OUTCOMES = 1024
@@ -90,6 +93,23 @@ class Lease:
             metrics=self.metrics,
         )
         return header, parts
+
+    def consumed(self, now: datetime, *, wait_s: float, train_s: float) -> Consumed:
+        """Return what the window keeps of it once it was trained on.
+
+        Args:
+            now: When.
+            wait_s: From the previous ack to the header.
+            train_s: From the header to the ack.
+        """
+        samples = self.samples + self.replayed_samples
+        return Consumed(
+            time=now,
+            wait_s=wait_s,
+            train_s=train_s,
+            token_count=int(self.metrics["batch/sampled_tokens"]),
+            staleness_counts=Counter(self.train_version - sample.min_version for sample in samples),
+        )
 
     def _policy_ids(self, rows: list[Row]) -> tuple[PolicyId, ...]:
         spans = (span for row in rows for span in row.trajectory.version_spans)

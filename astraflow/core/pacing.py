@@ -63,11 +63,12 @@ class Pacing:
                 retryable=True,
             )
         newest = policy.versions.newest
-        if policy.has_more and policy.end is None and not policy.is_asked:
-            policy.is_asked = True
+        if policy.progress.has_more and policy.end is None and not policy.progress.is_asked:
+            policy.progress.is_asked = True
             self._state.do(SendPublishOrder(member_id=trainer.member_id))
         return PublishAnswer(
-            newest_version=None if newest is None else newest.version, is_pending=policy.is_asked
+            newest_version=None if newest is None else newest.version,
+            is_pending=policy.progress.is_asked,
         )
 
     @property
@@ -144,7 +145,7 @@ def _slack_s(policy: Policy, member: RaasMember, minimum: Mapping[PolicyId, int]
         # come when they are asked for have no pace.
         return None
     sampled = max(member.live.get(policy.policy_id, 0), minimum[policy.policy_id])
-    return max(0, sampled + staleness + 1 - policy.train_version) * steps * cadence_s
+    return max(0, sampled + staleness + 1 - policy.progress.train_version) * steps * cadence_s
 
 
 def standings(state: State) -> tuple[Standing, ...]:
@@ -156,8 +157,8 @@ def standings(state: State) -> tuple[Standing, ...]:
 def _standing(state: State, policy: Policy) -> Standing:
     return Standing(
         policy_id=policy.policy_id,
-        made_version=policy.made_version,
-        next_version=policy.next_version,
+        made_version=policy.progress.made_version,
+        next_version=policy.progress.next_version,
         published_version=policy.versions.newest_version,
         has_trainer=state.sessions.trainer_of(policy.policy_id) is not None,
         gone_time=policy.gone_time,

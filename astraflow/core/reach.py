@@ -32,7 +32,7 @@ def is_missed(state: State, policy: Policy) -> bool:
     if not _has_partner(state, policy):
         return False
     reach = newest_in_reach(state, policy)
-    return policy.min_version(is_open=True) > reach or any(
+    return policy.open.min_version(is_open=True) > reach or any(
         waits_in_vain(state, policy, assignment, reach) for assignment in state.assignments.values()
     )
 

@@ -133,10 +133,10 @@ def _publish(parts: Parts, event: ev.VersionPublished, now: datetime) -> int:
             f"{event.member_id} trains {member.policy_id}, not {info.policy_id}",
         )
     is_new = info.version == policy.versions.next_version
-    policy.is_asked &= not is_new
+    policy.progress.is_asked &= not is_new
     if policy.versions.publish(info, now):
         if is_new:
-            policy.note_version()
+            policy.progress.note_version()
         parts.pacing.announce_again(policy.versions.get(info.version))
     if is_new and info.policy_id == state.settings.workflow.policy_ids[0]:
         parts.training.prompts.begin_version(info.version)

@@ -131,7 +131,7 @@ class Training:
     def explain_slot(self) -> Policy | None:
         """Return the policy whose open groups keep new ones back; None: none does."""
         for policy in self.live_policies:
-            if not policy.has_slot:
+            if not policy.open.has_slot:
                 return policy
         return None
 
@@ -145,9 +145,9 @@ class Training:
         the others back until they starve, and not for longer when it is far behind.
         """
         live = self.live_policies
-        roomy = [policy for policy in live if policy.has_slot]
-        full = [policy for policy in live if not policy.has_slot]
-        starving = [policy for policy in roomy if policy.is_starving]
+        roomy = [policy for policy in live if policy.open.has_slot]
+        full = [policy for policy in live if not policy.open.has_slot]
+        starving = [policy for policy in roomy if policy.open.is_starving]
         if full and not all(self._may_miss(late, early) for late in full for early in starving):
             return []
         return roomy if not full else starving
@@ -159,7 +159,7 @@ class Training:
             return True
         # Batches that may be open: whoever is so far ahead has nothing left that both train on.
         most = (full.settings.max_staleness + 1) * (full.settings.steps_per_version or 1)
-        return 1 < most <= starving.consumed_count - full.consumed_count
+        return 1 < most <= starving.progress.consumed_count - full.progress.consumed_count
 
     def _issue_new(self, now: datetime) -> bool:
         size = self._state.settings.rollouts.group_size
@@ -265,7 +265,7 @@ class Training:
 
     def _min_version(self, policy: Policy, *, is_open: bool) -> int:
         """Return the oldest version to ask for; of a policy given up, one that can be had."""
-        wanted = policy.min_version(is_open=is_open)
+        wanted = policy.open.min_version(is_open=is_open)
         if policy.policy_id not in self._state.barrier.given_up:
             return wanted
         return max(0, min(wanted, newest_in_reach(self._state, policy)))

@@ -28,9 +28,9 @@ def policy_status(policy: Policy) -> PolicyStatus:
     return PolicyStatus(
         policy_id=policy.policy_id,
         version=None if newest is None else newest.version,
-        step=policy.step,
-        open_group_count=policy.open_groups,
-        max_open_group_count=policy.open_limit,
+        step=policy.progress.step,
+        open_group_count=policy.open.count,
+        max_open_group_count=policy.open.limit,
         fresh_count=policy.books.count(RolloutPlace.FRESH),
         leased_count=policy.books.count(RolloutPlace.LEASED),
         trained_count=policy.books.count(RolloutPlace.TRAINED),

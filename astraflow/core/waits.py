@@ -66,7 +66,7 @@ def _barrier(state: State, policy: Policy, blocker: Standing) -> WaitReason:
         cause=WaitCause.VERSION_BARRIER,
         waiter_id=policy.policy_id,
         subject_id=blocker.policy_id,
-        message=f"{policy.policy_id} is at version {policy.made_version} and waits for "
+        message=f"{policy.policy_id} is at version {policy.progress.made_version} and waits for "
         f"{blocker.policy_id} at {blocker.made_version}{gone}",
         since_time=blocker.gone_time,
         resolve_time=state.barrier.deadline_of(blocker.policy_id),
@@ -95,7 +95,7 @@ def _too_few(
         return
     if group is not None:
         yield from _incomplete(state, group, now)
-    if group is None or group.unissued or policy.open_groups < policy.open_limit:
+    if group is None or group.unissued or policy.open.has_slot:
         yield from _not_issued(state, training, waiter, now)
 
 
@@ -154,7 +154,7 @@ def _not_issued(
         yield _link(
             WaitCause.STALENESS_LIMIT,
             waiter,
-            f"{full.open_groups} groups of {full.policy_id} are open, {full.open_limit} may be",
+            f"{full.open.count} groups of {full.policy_id} are open, {full.open.limit} may be",
             subject_id=full.policy_id,
         )
     elif training.room_wanted and not any(member.free_count for member in ready):

@@ -423,7 +423,7 @@ def laws(make_world, suite, rollout_of, picture_of):
             """What a trainer does after a step: a version that is due, or was asked for."""
             state = self.world.run._state.policies[policy]
             done = step - state.versions.newest.step
-            if state.is_asked or done >= (self.steps_per_version or 1 << 30):
+            if state.progress.is_asked or done >= (self.steps_per_version or 1 << 30):
                 self.world.publish(self.trainers[policy], policy, step=step)
 
         @rule(pick=picks, which=picks)
@@ -589,7 +589,7 @@ def laws(make_world, suite, rollout_of, picture_of):
                     self.was_given_up = True
                     return
                 live = [policy for policy in state.policies.values() if policy.end is None]
-                versions = [policy.made_version for policy in live]
+                versions = [policy.progress.made_version for policy in live]
                 assert max(versions, default=0) - min(versions, default=0) <= most
 
         @invariant()
