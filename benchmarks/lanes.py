@@ -33,6 +33,7 @@ from astraflow.core.versions import CodecProfile, Lane, PatchInfo
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.transport.hosts import LaneHosts
 from astraflow.transport.lanes import Lanes
+from astraflow.transport.traffic import RECEIVED_NBYTES
 from astraflow.wire.patches import (
     PatchIndex,
     SentChunk,
@@ -229,14 +230,14 @@ async def _pull(arguments: argparse.Namespace) -> None:
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in clients}
     for number in range(arguments.rounds + 1):
         for name, lanes in clients.items():
-            rows[name].append(await _measured(lanes, arguments, is_first=number == 0))
+            rows[name].append(await _measured(name, lanes, arguments, is_first=number == 0))
     for lanes in clients.values():
         await lanes.close()
     _tell({name: _summary(each) for name, each in rows.items()})
 
 
 async def _measured(
-    lanes: Lanes, arguments: argparse.Namespace, *, is_first: bool
+    name: str, lanes: Lanes, arguments: argparse.Namespace, *, is_first: bool
 ) -> dict[str, float]:
     payloads: dict[int, Any] = {}
     cpu_s, started = _cpu_s(), time.perf_counter()
@@ -246,9 +247,16 @@ async def _measured(
                 payloads[item.chunk.header.index] = item.chunk.payload
     wall_s, cpu_s = time.perf_counter() - started, _cpu_s() - cpu_s
     if is_first:
+        _require_lane(name, arguments.nbytes)
         _require_same(payloads, arguments)
     nbytes = sum(map(len, payloads.values()))
     return {"gb_per_s": nbytes / wall_s / GB, "puller_cpu_s_per_gb": cpu_s * GB / nbytes}
+
+
+def _require_lane(name: str, nbytes: int) -> None:
+    """Stop where gRPC took the place of a lane that is not there."""
+    if RECEIVED_NBYTES[name] != nbytes:
+        raise SystemExit(f"the {name} lane does not work here: see `astraflow doctor`")
 
 
 def _require_same(payloads: dict[int, Any], arguments: argparse.Namespace) -> None:
