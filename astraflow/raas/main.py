@@ -18,8 +18,9 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import Resources
 from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import SourceKind
-from astraflow.raas.node import Departure, NodeSettings, RaasNode
+from astraflow.raas.node import Departure, RaasNode
 from astraflow.raas.policies import ServedModel
+from astraflow.raas.settings import NodeSettings
 from astraflow.raas.tallies import node_families
 from astraflow.rpc.address import is_loopback, split_address
 from astraflow.rpc.tls import Tls

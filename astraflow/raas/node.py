@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -17,26 +17,21 @@ from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import (
-    Capability,
-    Contract,
     Directive,
     DirectiveKind,
-    JoinPool,
     RaasLoad,
-    Resources,
-    ServedPolicy,
     Session,
 )
-from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCancellation, TaskCredit
-from astraflow.core.versions import SourceKind
+from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
 from astraflow.raas.asking import AskingResults
 from astraflow.raas.headroom import headroom
 from astraflow.raas.load import LoadMeter, MeteredEngine
+from astraflow.raas.offer import Offer
 from astraflow.raas.policies import PolicyDesk, ServedModel
 from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
+from astraflow.raas.settings import NodeSettings
 from astraflow.raas.tallies import NodeTallies, NodeView, count_families
 from astraflow.raas.updater import Puller, WeightUpdater
-from astraflow.rpc.tls import Tls
 from astraflow.weights.relay_server import RelayServer
 from astraflow.workflows.building import build_workflows
 
@@ -48,41 +43,6 @@ class Departure(StrEnum):
 
     DRAINED = "drained"
     STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings:
-    """What a node is.
-
-    Attributes:
-        hub: host:port.
-        token: The run's join token.
-        name: Unique in the pool.
-        capacity: Rollouts that it runs at once.
-        max_eval_count: Of them, what evaluations may take; None: all.
-        codes: Workflows and scorers that it has.
-        resources: What it runs on.
-        region: Where it stands; empty: unknown.
-        software: Name and release, for people.
-        tls: None: plain text.
-        patience_s: How long the hub is tried again while it cannot be reached.
-        kinds: Of the sources that weights are pulled from; None: all.
-        ask_every: Tasks after which it asks for a newer version, by policy; left out: never.
-    """
-
-    hub: str
-    token: str = field(repr=False)
-    name: str
-    capacity: int
-    max_eval_count: int | None = None
-    codes: tuple[RegisteredCode, ...] = ()
-    resources: Resources = field(default_factory=Resources)
-    region: str = ""
-    software: str = "astraflow"
-    tls: Tls | None = None
-    patience_s: float = 30.0
-    kinds: frozenset[SourceKind] | None = None
-    ask_every: Mapping[PolicyId, int] = field(default_factory=dict[PolicyId, int])
 
 
 class RaasNode:
@@ -121,6 +81,7 @@ class RaasNode:
                 for policy_id, model in models.items()
             }
         )
+        self._offer = Offer(settings, self._desk.models, relays)
         self.tallies = NodeTallies()
         self._puller = puller
         self._relays = relays
@@ -153,12 +114,12 @@ class RaasNode:
             held=self._held,
             opened=self._reopened,
             directed=self._directed,
-            describe=self._describe,
+            describe=self._offer.renewed,
         )
         async with dial_pool(
             settings.hub,
             token=settings.token,
-            join=self._join_request(),
+            join=self._offer.join_request(self.metrics_address),
             hooks=hooks,
             tls=settings.tls,
             patience_s=settings.patience_s,
@@ -238,43 +199,9 @@ class RaasNode:
             for policy_id, model in self._desk.models.items()
         ]
 
-    def _join_request(self) -> JoinPool:
-        settings = self._settings
-        return JoinPool(
-            name=settings.name,
-            contract=Contract(capabilities=self._capabilities, software=settings.software),
-            capacity=settings.capacity,
-            policies=self._served(),
-            codes=settings.codes,
-            resources=replace(settings.resources, metrics_address=self.metrics_address),
-            region=settings.region,
-            relay_endpoint=self._relays.endpoint if self._relays else "",
-        )
-
-    @property
-    def _capabilities(self) -> frozenset[Capability]:
-        relay = {Capability.RELAY} if self._relays else set[Capability]()
-        return frozenset({Capability.PIN_VERSION, *relay})
-
-    def _served(self) -> tuple[ServedPolicy, ...]:
-        return tuple(
-            ServedPolicy(
-                policy_id=policy_id,
-                version=model.engine.version,
-                max_context_token_count=model.engine.max_context_token_count,
-            )
-            for policy_id, model in self._desk.models.items()
-        )
-
-    def _describe(self, join: JoinPool) -> JoinPool:
-        return replace(join, policies=self._served())
-
     @property
     def _credit(self) -> TaskCredit:
-        return TaskCredit(
-            max_outstanding=self._settings.capacity + self._headroom(),
-            max_eval_outstanding=self._settings.max_eval_count,
-        )
+        return self._offer.credit(self._headroom())
 
     def _headroom(self) -> int:
         if self._runner is None or self._client is None:
@@ -288,27 +215,27 @@ class RaasNode:
 
     def look(self) -> NodeView:
         """Return the node as it is, for metrics; on its event loop."""
-        runner, loads = self._runner, [m.engine.load() for m in self._desk.models.values()]
-        load = RaasLoad(
-            inflight_count=runner.running_count if runner else 0,
-            queued_count=runner.queued_count if runner else 0,
-            capacity=self._settings.capacity,
-            kv_fraction=max((load.kv_fraction for load in loads), default=0.0),
-            engine_queued_count=sum(load.queued_count for load in loads),
-        )
+        load = self._offer.load(running_count=self._running_count, queued_count=self._queued_count)
         versions = {str(policy): m.engine.version for policy, m in self._desk.models.items()}
         return NodeView(load=load, versions=versions, counts=tuple(count_families(self.tallies)))
 
     def _load(self) -> RaasLoad:
-        runner = self._runner
         if self._tasks is not None and not self._departing.is_set():
             self._tasks.set_credit(self._credit)
         return self._meter.report(
             (model.engine.load() for model in self._desk.models.values()),
-            inflight_count=runner.running_count if runner else 0,
-            queued_count=runner.queued_count if runner else 0,
+            inflight_count=self._running_count,
+            queued_count=self._queued_count,
             capacity=self._settings.capacity,
         )
+
+    @property
+    def _running_count(self) -> int:
+        return 0 if self._runner is None else self._runner.running_count
+
+    @property
+    def _queued_count(self) -> int:
+        return 0 if self._runner is None else self._runner.queued_count
 
     def _held(self) -> Held:
         if self._runner is None or self._client is None:

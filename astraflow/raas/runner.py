@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -11,9 +11,10 @@ import structlog
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, TaskId, WorkflowId
-from astraflow.core.rollouts import Rollout, SampleFailure, TaskResult
+from astraflow.core.rollouts import Rollout, TaskResult
 from astraflow.core.tasks import RolloutTask, TaskCancellation
 from astraflow.raas.headroom import EpisodeTimes
+from astraflow.raas.held_task import CANCELLED, HeldTask
 from astraflow.raas.policies import PolicyDesk
 from astraflow.raas.tallies import NodeTallies
 from astraflow.workflows.episode import Episode
@@ -55,31 +56,16 @@ class NodeWorkflow:
     policy_ids: tuple[PolicyId, ...]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Held:
-    """A task from its arrival to its result."""
-
-    task: RolloutTask
-    starting: "asyncio.Task[None] | None" = None
-    episodes: "dict[int, asyncio.Task[Rollout]]" = field(
-        default_factory=dict[int, "asyncio.Task[Rollout]"]
-    )
-    waiting: set[int] = field(default_factory=set[int])
-    withdrawn: set[int] = field(default_factory=set[int])
-    sent_count: int = 0
-    failures: list[SampleFailure] = field(default_factory=list[SampleFailure])
-    is_disowned: bool = False
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def is_started(self) -> bool:
-        """Whether an episode of it was begun."""
-        return bool(self.episodes)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether every sample has a rollout or a failure."""
-        return self.sent_count + len(self.failures) == len(self.task.sample_indexes)
+_DRAINING = Failure(
+    reason=Reason.MEMBER_DRAINING, message="the node leaves; not started", retryable=True
+)
+_NO_WORKFLOW = Failure(
+    reason=Reason.CODE_UNKNOWN, message="the run named no such workflow when the node joined"
+)
+_TOO_LARGE = Failure(
+    reason=Reason.MESSAGE_TOO_LARGE,
+    message="the rollout is larger than the run reads; ask for fewer or shorter turns",
+)
 
 
 class EpisodeRunner:
@@ -118,7 +104,7 @@ class EpisodeRunner:
         self._results = results
         self._give_back = give_back
         self._group = group
-        self._held: dict[TaskId, _Held] = {}
+        self._held: dict[TaskId, HeldTask] = {}
         self._running_count = 0
         self._is_draining = False
         self._idle = asyncio.Event()
@@ -137,10 +123,7 @@ class EpisodeRunner:
     @property
     def queued_count(self) -> int:
         """Samples that wait for a version or their turn."""
-        return sum(
-            len(held.waiting) if held.is_started else len(held.task.sample_indexes)
-            for held in self._held.values()
-        )
+        return sum(held.queued_count for held in self._held.values())
 
     def take(self, task: RolloutTask) -> None:
         """Begin a task, or wait for its version first."""
@@ -149,7 +132,7 @@ class EpisodeRunner:
             return
         if task.task_id in self._held:
             return
-        held = _Held(task=task)
+        held = HeldTask(task=task)
         self.times.note_task(len(task.sample_indexes))
         self._held[task.task_id] = held
         self._idle.clear()
@@ -163,12 +146,12 @@ class EpisodeRunner:
         log.debug("task withdrawn", task_id=cancellation.task_id, why=cancellation.reason)
         withdrawn = cancellation.sample_indexes or held.task.sample_indexes
         if held.is_started:
-            for index in held.episodes.keys() & set(withdrawn):
-                held.episodes[index].cancel()
+            held.cancel(withdrawn)
             return
         held.withdrawn.update(withdrawn)
         if held.withdrawn.issuperset(held.task.sample_indexes):
-            self._fail_withdrawn(held)
+            held.fail_withdrawn()
+            self._close_done(held)
 
     def keep(self, task_ids: tuple[TaskId, ...]) -> None:
         """Stop what is no longer this node's own; no result of it is due."""
@@ -181,8 +164,7 @@ class EpisodeRunner:
         for held in tuple(self._held.values()):
             if not held.is_started:
                 self._return(held, _DRAINING)
-            for index in held.waiting:
-                held.episodes[index].cancel()
+            held.cancel(held.waiting)
 
     def stop(self) -> None:
         """Abandon everything; no result is due any more."""
@@ -194,7 +176,7 @@ class EpisodeRunner:
         """Wait until nothing is held."""
         await self._idle.wait()
 
-    async def _run(self, held: _Held) -> None:
+    async def _run(self, held: HeldTask) -> None:
         """Hold the versions of a task from its start to its end."""
         workflow = self._workflows.get(held.task.workflow_id)
         if workflow is None:
@@ -212,7 +194,7 @@ class EpisodeRunner:
             await self._desk.dismiss(pinned)
 
     def _begin(
-        self, held: _Held, loaded: LoadedWorkflow, pinned: Mapping[PolicyId, int | None]
+        self, held: HeldTask, loaded: LoadedWorkflow, pinned: Mapping[PolicyId, int | None]
     ) -> None:
         task = held.task
         for index in task.sample_indexes:
@@ -224,10 +206,11 @@ class EpisodeRunner:
             running = self._group.create_task(self._run_in_turn(held, index, loaded, episode))
             held.episodes[index] = running
             running.add_done_callback(partial(self._ended, held, index))
-        self._fail_withdrawn(held)
+        held.fail_withdrawn()
+        self._close_done(held)
 
     async def _run_in_turn(
-        self, held: _Held, index: int, loaded: LoadedWorkflow, episode: Episode
+        self, held: HeldTask, index: int, loaded: LoadedWorkflow, episode: Episode
     ) -> Rollout:
         async with self._slots:
             held.waiting.discard(index)
@@ -239,76 +222,46 @@ class EpisodeRunner:
                 self._running_count -= 1
                 self.times.note_episode(self._clock.monotonic() - started)
 
-    def _ended(self, held: _Held, index: int, running: "asyncio.Task[Rollout]") -> None:
+    def _ended(self, held: HeldTask, index: int, running: "asyncio.Task[Rollout]") -> None:
         """Send what came of an episode, and the result of its task after the last one."""
         held.waiting.discard(index)
         if running.cancelled() or held.is_disowned:
-            self._fail(held, index, _CANCELLED)
+            held.fail(index, CANCELLED)
         elif (error := running.exception()) is not None:
             # The group ends with this error; the sample says so as long as there is a stream.
-            self._fail(held, index, Failure(reason=Reason.INTERNAL, message=repr(error)))
+            held.fail(index, Failure(reason=Reason.INTERNAL, message=repr(error)))
         else:
             self._send(held, index, running.result())
         self._close_done(held)
 
-    def _send(self, held: _Held, index: int, rollout: Rollout) -> None:
+    def _send(self, held: HeldTask, index: int, rollout: Rollout) -> None:
         if self._results.send(rollout):
             held.sent_count += 1
             self._tallies.sent(rollout)
         else:
-            self._fail(held, index, _TOO_LARGE)
+            held.fail(index, _TOO_LARGE)
 
-    def _fail(self, held: _Held, index: int, failure: Failure) -> None:
-        held.failures.append(SampleFailure(sample_index=index, failure=failure))
-
-    def _fail_withdrawn(self, held: _Held) -> None:
-        for index in held.withdrawn.intersection(held.task.sample_indexes):
-            self._fail(held, index, _CANCELLED)
-        self._close_done(held)
-
-    def _close_done(self, held: _Held) -> None:
+    def _close_done(self, held: HeldTask) -> None:
         """Send the result of a task once every sample has a rollout or a failure."""
         if not held.is_done:
             return
         if not held.is_disowned:
-            self._results.close_task(
-                TaskResult(
-                    task_id=held.task.task_id,
-                    rollout_count=held.sent_count,
-                    failures=tuple(held.failures),
-                )
-            )
+            self._results.close_task(held.result)
         self._forget(held)
 
-    def _return(self, held: _Held, failure: Failure) -> None:
+    def _return(self, held: HeldTask, failure: Failure) -> None:
         """Give back a task that was not started."""
         self._give_back(held.task.task_id, failure)
         self._forget(held)
 
-    def _disown(self, held: _Held) -> None:
+    def _disown(self, held: HeldTask) -> None:
         held.is_disowned = True
         if not held.is_started:
             self._forget(held)
-        for running in held.episodes.values():
-            running.cancel()
+        held.cancel(held.episodes)
 
-    def _forget(self, held: _Held) -> None:
+    def _forget(self, held: HeldTask) -> None:
         self._held.pop(held.task.task_id, None)
-        held.over.set()
-        if held.starting is not None and not held.is_started:
-            held.starting.cancel()
+        held.end()
         if not self._held:
             self._idle.set()
-
-
-_CANCELLED = Failure(reason=Reason.TASK_CANCELLED, message="the run withdrew it")
-_DRAINING = Failure(
-    reason=Reason.MEMBER_DRAINING, message="the node leaves; not started", retryable=True
-)
-_NO_WORKFLOW = Failure(
-    reason=Reason.CODE_UNKNOWN, message="the run named no such workflow when the node joined"
-)
-_TOO_LARGE = Failure(
-    reason=Reason.MESSAGE_TOO_LARGE,
-    message="the rollout is larger than the run reads; ask for fewer or shorter turns",
-)

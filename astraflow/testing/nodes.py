@@ -8,8 +8,9 @@ from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import SourceKind
-from astraflow.raas.node import Departure, NodeSettings, RaasNode
+from astraflow.raas.node import Departure, RaasNode
 from astraflow.raas.policies import ServedModel
+from astraflow.raas.settings import NodeSettings
 from astraflow.testing.engine import SmallEngine
 from astraflow.testing.line import Line
 from astraflow.weights.puller import WeightPuller

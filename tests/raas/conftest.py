@@ -17,8 +17,9 @@ from astraflow.core.tasks import (
 )
 from astraflow.core.updates import WeightUpdate
 from astraflow.core.versions import VersionInfo
-from astraflow.raas.node import NodeSettings, RaasNode
+from astraflow.raas.node import RaasNode
 from astraflow.raas.policies import ServedModel
+from astraflow.raas.settings import NodeSettings
 from astraflow.testing import CharTokenizer, SmallEngine
 from astraflow.weights.pulled import PullTimes
 from astraflow.workflows.protocol import Score

@@ -23,9 +23,10 @@ from astraflow.dataflow.server import serve_hub
 from astraflow.dataflow.tokens import HubTokens
 from astraflow.engines.embedded import EmbeddedEngine, load_tokenizer
 from astraflow.raas.main import ask_every
-from astraflow.raas.node import NodeSettings, RaasNode
+from astraflow.raas.node import RaasNode
 from astraflow.raas.policies import ServedModel
 from astraflow.raas.seeds import seeded_sampling
+from astraflow.raas.settings import NodeSettings
 from astraflow.trainers.causal_model import load_causal_model
 from astraflow.trainers.export import export_bits, layout_of
 from astraflow.trainers.joining import TrainerPlace
