@@ -11,7 +11,6 @@ from astraflow.core.groups import Slot, TrainGroup
 from astraflow.core.ids import GroupId, PolicyId, PromptId
 from astraflow.core.matching import Matching, is_suspect
 from astraflow.core.outbound import Outbound
-from astraflow.core.pacing import blocker_of
 from astraflow.core.placement import Room, is_slow, pick
 from astraflow.core.policies import Policy
 from astraflow.core.prompt_queue import PromptQueue
@@ -20,6 +19,7 @@ from astraflow.core.records import Entry
 from astraflow.core.speed import size_of
 from astraflow.core.state import State
 from astraflow.core.status import DeadLetter
+from astraflow.core.takers import live_policies, takers
 from astraflow.core.tasks import CancelReason, Prompt, TaskPurpose, VersionRange
 
 # Prompts that a slow RaaS may choose from, and how often the first one is passed over.
@@ -46,12 +46,6 @@ class Training:
         self._failed_in_a_row = 0
 
     @property
-    def live_policies(self) -> list[Policy]:
-        """Policies of the workflow whose data goes on."""
-        policies = (self._state.policies[p] for p in self._workflow.policy_ids)
-        return [policy for policy in policies if policy.end is None]
-
-    @property
     def is_through(self) -> bool:
         """Whether no group will be begun any more."""
         return self._state.flow.stop is not None or self.prompts.is_through
@@ -59,7 +53,7 @@ class Training:
     @property
     def room_wanted(self) -> bool:
         """Whether a group could be issued if a RaaS had room for it."""
-        return bool(self._again or self.prompts.has_prompt) and self._has_slot()
+        return bool((self._again or self.prompts.has_prompt) and takers(self._state))
 
     def advance(self, now: datetime) -> None:
         """Issue what there is room for: first what was out before, then new groups."""
@@ -67,9 +61,9 @@ class Training:
             return
         if not self._issue_all_again(now) or self._state.flow.stop is not None:
             return
-        while self._has_slot() and self._issue_new(now):
+        while takers(self._state) and self._issue_new(now):
             pass
-        if self.live_policies and self._state.sessions.pool:
+        if live_policies(self._state) and self._state.sessions.pool:
             self.prompts.draw()
 
     def accept(self, group: TrainGroup, index: int, entry: Entry, now: datetime) -> None:
@@ -128,39 +122,6 @@ class Training:
                 self._outbound.withdraw_group(group, CancelReason.STOP)
         self._again = [group for group in self._again if group.policies]
 
-    def explain_slot(self) -> Policy | None:
-        """Return the policy whose open groups keep new ones back; None: none does."""
-        for policy in self.live_policies:
-            if not policy.open.has_slot:
-                return policy
-        return None
-
-    def _has_slot(self) -> bool:
-        return bool(self._takers())
-
-    def _takers(self) -> list[Policy]:
-        """Return the policies that the next group is for; none: it has to wait.
-
-        Groups are for all policies as long as they go on at about one pace. One that is full holds
-        the others back until they starve, and not for longer when it is far behind.
-        """
-        live = self.live_policies
-        roomy = [policy for policy in live if policy.open.has_slot]
-        full = [policy for policy in live if not policy.open.has_slot]
-        starving = [policy for policy in roomy if policy.open.is_starving]
-        if full and not all(self._may_miss(late, early) for late in full for early in starving):
-            return []
-        return roomy if not full else starving
-
-    def _may_miss(self, full: Policy, starving: Policy) -> bool:
-        """Whether a policy that is full may miss groups that another one needs."""
-        is_left = self._state.sessions.trainer_of(full.policy_id) is None
-        if is_left or blocker_of(self._state, full) is not None:
-            return True
-        # Batches that may be open: whoever is so far ahead has nothing left that both train on.
-        most = (full.settings.max_staleness + 1) * (full.settings.steps_per_version or 1)
-        return 1 < most <= starving.progress.consumed_count - full.progress.consumed_count
-
     def _issue_new(self, now: datetime) -> bool:
         size = self._state.settings.rollouts.group_size
         # A prompt is chosen when there is room for it, by all that is known then.
@@ -168,9 +129,9 @@ class Training:
         first = self.prompts.peek(1) if self._has_credit(wanted) else ()
         if not first:
             return False
-        takers = self._takers()
-        versions = self._versions(takers, is_open=False)
-        room = self._matching.room(first[0], size, takers, versions, now)
+        policies = takers(self._state)
+        versions = self._versions(policies, is_open=False)
+        room = self._matching.room(first[0], size, policies, versions, now)
         if room is None:
             return False
         prompt = self._take_prompt(room)
@@ -182,10 +143,10 @@ class Training:
             purpose=TaskPurpose.TRAIN,
             slots=[Slot() for _ in range(size)],
             number=self._group_count,
-            policies=[policy.policy_id for policy in takers],
+            policies=[policy.policy_id for policy in policies],
         )
         self._state.groups[group.group_id] = group
-        for policy in takers:
+        for policy in policies:
             policy.admit(group)
         self._send(group, room, versions, now)
         if group.unissued and not self._issue_again(group, now):
@@ -231,12 +192,12 @@ class Training:
     def _issue_again(self, group: TrainGroup, now: datetime) -> bool:
         """Issue what is unissued; False when some of it has to wait."""
         while group.unissued:
-            takers = [self._state.policies[policy_id] for policy_id in group.policies]
-            versions = self._versions(takers, is_open=True)
+            policies = [self._state.policies[policy_id] for policy_id in group.policies]
+            versions = self._versions(policies, is_open=True)
             room = self._matching.room(
                 group.prompt,
                 len(group.unissued),
-                takers,
+                policies,
                 versions,
                 now,
                 is_suspect=self._is_suspect(group),
@@ -257,9 +218,11 @@ class Training:
         for policy_id in group.policies:
             self._state.policies[policy_id].books.reissued += repeats
 
-    def _versions(self, takers: Iterable[Policy], *, is_open: bool) -> dict[PolicyId, VersionRange]:
+    def _versions(
+        self, policies: Iterable[Policy], *, is_open: bool
+    ) -> dict[PolicyId, VersionRange]:
         ranges = dict.fromkeys(self._workflow.policy_ids, VersionRange())
-        for policy in takers:
+        for policy in policies:
             ranges[policy.policy_id] = VersionRange(min=self._min_version(policy, is_open=is_open))
         return ranges
 

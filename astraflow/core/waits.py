@@ -10,6 +10,7 @@ from astraflow.core.pacing import blocker_of
 from astraflow.core.policies import Policy
 from astraflow.core.state import State
 from astraflow.core.status import WaitCause, WaitReason
+from astraflow.core.takers import full_policy
 from astraflow.core.training import Training
 
 # So many members are named where any of them would do.
@@ -143,7 +144,7 @@ def _not_issued(
         and not state.sessions.is_silent(member, now)
     ]
     ready = [member for member in pool if member.is_ready(policy_ids)]
-    full = training.explain_slot()
+    full = full_policy(state)
     if not pool:
         yield _link(WaitCause.NO_RAAS, waiter, "no RaaS serves the workflow's policies")
     elif state.newest_versions(policy_ids) is None or not ready:
