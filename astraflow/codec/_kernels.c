@@ -18,11 +18,11 @@
 #if defined(__GNUC__)
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define PREFETCH(at) __builtin_prefetch(at)
-#define PREFETCH_TO_WRITE(at) __builtin_prefetch(at, 1)
+#define PREFETCH_NEAR(at) __builtin_prefetch(at, 0, 2) /* into the second cache: more can be on their way */
 #else
 #define ALWAYS_INLINE inline
 #define PREFETCH(at) ((void)(at))
-#define PREFETCH_TO_WRITE(at) ((void)(at))
+#define PREFETCH_NEAR(at) ((void)(at))
 #define restrict
 #endif
 #if defined(__GNUC__) && defined(__x86_64__)
@@ -44,6 +44,7 @@ static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)_
 #define SEGMENT 4096 /* elements that are scanned before their changes are worked on */
 #define PART 64 /* changes that are worked on together */
 #define AHEAD 32 /* changes whose places are fetched before they are written */
+#define FAR_AHEAD 128 /* changes whose old bits are fetched before they are read */
 #define FETCH_AHEAD 2048 /* bytes */
 #define CLASSES 16
 #define MAX_LANES 256
@@ -64,18 +65,21 @@ static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)_
     } while (0)
 
 typedef struct { uint64_t low, high; } sums_t;
-typedef struct { uint64_t *positions; uint8_t *before, *values; sums_t sums; } changes_t;
+typedef struct { uint32_t *indices; uint8_t *before, *values; sums_t sums; } changes_t;
 typedef struct { uint64_t positions[PART], before[PART], values[PART]; } part_t;
 typedef struct { uint8_t *at; size_t used, room; } stream_t;
+typedef struct { stream_t bytes; uint64_t held; unsigned count; } bits_t;
+/* The streams of what changed: bytes, but one bit per change in `ups` and `marks`. */
 typedef struct {
-    stream_t gaps, distances, escapes;
+    stream_t gaps, steps, escapes;
+    bits_t ups, marks;
     size_t limit, count;
     int too_long;
     sums_t sums;
 } fast_out_t;
 typedef struct {
-    const uint8_t *gap, *gap_end, *distance, *escape;
-    size_t escape_count, next;
+    const uint8_t *gaps, *ups, *marks, *steps, *escapes;
+    size_t gap_nbytes, step_count, escape_count;
 } fast_in_t;
 typedef struct { int shift; uint32_t field, low, top; } rule_t;
 typedef struct {
@@ -148,9 +152,9 @@ static ALWAYS_INLINE uint64_t fold(uint64_t before, uint64_t value, int size) {
     return ((d << 1) ^ (0 - (d >> (8 * size - 1)))) & ones(size);
 }
 
-static ALWAYS_INLINE uint64_t unfold(uint64_t from, uint64_t folded, int back, int size) {
+static ALWAYS_INLINE uint64_t unfold(uint64_t from, uint64_t folded, int size) {
     uint64_t d = (folded >> 1) ^ (0 - (folded & 1));
-    return unordered((ordered(from, size) + (back ? 0 - d : d)) & ones(size), size);
+    return unordered((ordered(from, size) + d) & ones(size), size);
 }
 
 static ALWAYS_INLINE uint64_t mix_low(uint64_t x) {
@@ -218,6 +222,17 @@ static ALWAYS_INLINE void put(bit_writer_t *w, uint64_t v, unsigned width) {
         w->count += width;
 }
 
+static ALWAYS_INLINE void append(bits_t *to, uint64_t v, unsigned width) {
+    bit_writer_t w = {to->bytes.at + to->bytes.used, to->held, to->count};
+    put(&w, v, width);
+    to->bytes.used = (size_t)(w.at - to->bytes.at), to->held = w.held, to->count = w.count;
+}
+
+static ALWAYS_INLINE void flush(bits_t *to) {
+    if (to->count) memcpy(to->bytes.at + to->bytes.used, &to->held, 8);
+    to->bytes.used += (to->count + 7) / 8;
+}
+
 static ALWAYS_INLINE uint64_t get(const uint8_t *bits, uint64_t at, unsigned width) {
     uint64_t v, shift = at & 7;
     memcpy(&v, bits + (at >> 3), 8);
@@ -259,6 +274,17 @@ static void fill(token_table_t *table) {
 #pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx512vbmi2,avx2,bmi,bmi2,popcnt,lzcnt")
+static ALWAYS_INLINE __m512i mix_low_of_8(__m512i x) {
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 30)), _mm512_set1_epi64((long long)0xbf58476d1ce4e5b9u));
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 27)), _mm512_set1_epi64((long long)0x94d049bb133111ebu));
+    return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
+}
+
+static ALWAYS_INLINE __m512i mix_high_of_8(__m512i x) {
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 33)), _mm512_set1_epi64((long long)0xff51afd7ed558ccdu));
+    return _mm512_xor_si512(x, _mm512_srli_epi64(x, 29));
+}
+
 #define LEVEL 2
 #define FN(name) name##_2
 #include "_kernels_body.h"
@@ -292,6 +318,10 @@ static PyObject *highest_level(PyObject *self, PyObject *none) {
     return PyLong_FromLong(level);
 }
 
+static size_t streams_nbytes(const fast_out_t *out) { return out->gaps.used + out->ups.bytes.used + out->marks.bytes.used + out->steps.used + out->escapes.used; }
+
+static PyObject *bytes_of(const stream_t *stream) { return PyBytes_FromStringAndSize((const char *)stream->at, (Py_ssize_t)stream->used); }
+
 static PyObject *encode_fast(PyObject *self, PyObject *args) {
     (void)self;
     int level, size;
@@ -310,14 +340,11 @@ static PyObject *encode_fast(PyObject *self, PyObject *args) {
         Py_END_ALLOW_THREADS
         if (!done) PyErr_NoMemory();
     }
-    Py_ssize_t gaps = (Py_ssize_t)out.gaps.used, distances = (Py_ssize_t)out.distances.used, escapes = (Py_ssize_t)out.escapes.used;
-    unsigned long long low = out.sums.low, high = out.sums.high;
-    if (done && (out.too_long || gaps + distances + escapes > limit))
-        result = Py_BuildValue("nKKOOO", (Py_ssize_t)out.count, low, high, Py_None, Py_None, Py_None);
+    if (done && (out.too_long || streams_nbytes(&out) > out.limit))
+        result = Py_BuildValue("nKKO", (Py_ssize_t)out.count, (unsigned long long)out.sums.low, (unsigned long long)out.sums.high, Py_None);
     else if (done)
-        /* An empty stream has no address, which would become None. */
-        result = Py_BuildValue("nKKy#y#y#", (Py_ssize_t)out.count, low, high, gaps ? (char *)out.gaps.at : "", gaps, distances ? (char *)out.distances.at : "", distances, escapes ? (char *)out.escapes.at : "", escapes);
-    free(out.gaps.at), free(out.distances.at), free(out.escapes.at);
+        result = Py_BuildValue("nKK(NNNNN)", (Py_ssize_t)out.count, (unsigned long long)out.sums.low, (unsigned long long)out.sums.high, bytes_of(&out.gaps), bytes_of(&out.ups.bytes), bytes_of(&out.marks.bytes), bytes_of(&out.steps), bytes_of(&out.escapes));
+    free(out.gaps.at), free(out.ups.bytes.at), free(out.marks.bytes.at), free(out.steps.at), free(out.escapes.at);
     PyBuffer_Release(&old);
     PyBuffer_Release(&new_);
     return result;
@@ -326,22 +353,22 @@ static PyObject *encode_fast(PyObject *self, PyObject *args) {
 static PyObject *decode_fast(PyObject *self, PyObject *args) {
     (void)self;
     int level, size, back;
-    Py_buffer old, gaps, distances, escapes, positions, before, values;
+    Py_buffer old, gaps, ups, marks, steps, escapes, indices, before, values;
     unsigned long long first;
-    if (!PyArg_ParseTuple(args, "iy*iiKy*y*y*w*w*w*", &level, &old, &size, &back, &first, &gaps, &distances, &escapes, &positions, &before, &values)) return NULL;
-    size_t count = (size_t)distances.len;
-    changes_t out = {positions.buf, before.buf, values.buf, {0, 0}};
-    int ok = fits(&positions, count, 8, "positions") && fits(&before, count, size, "before") && fits(&values, count, size, "values");
+    if (!PyArg_ParseTuple(args, "iy*iiK(y*y*y*y*y*)w*w*w*", &level, &old, &size, &back, &first, &gaps, &ups, &marks, &steps, &escapes, &indices, &before, &values)) return NULL;
+    size_t count = (size_t)indices.len / 4;
+    changes_t out = {indices.buf, before.buf, values.buf, {0, 0}};
+    int ok = fits(&before, count, size, "before") && fits(&values, count, size, "values") && fits(&ups, (count + 7) / 8, 1, "ups") && fits(&marks, (count + 7) / 8, 1, "marks");
     if (ok) {
-        fast_in_t in = {gaps.buf, (const uint8_t *)gaps.buf + gaps.len, distances.buf, escapes.buf, (size_t)(escapes.len / size), 0};
+        fast_in_t in = {gaps.buf, ups.buf, marks.buf, steps.buf, escapes.buf, (size_t)gaps.len, (size_t)steps.len, (size_t)(escapes.len / size)};
         const char *why;
         Py_BEGIN_ALLOW_THREADS
         why = AT(level, decode_fast)(old.buf, (size_t)(old.len / size), size, back, &in, count, first, &out);
         Py_END_ALLOW_THREADS
         if (why) ok = fail(why);
     }
-    PyBuffer_Release(&old), PyBuffer_Release(&gaps), PyBuffer_Release(&distances), PyBuffer_Release(&escapes);
-    PyBuffer_Release(&positions), PyBuffer_Release(&before), PyBuffer_Release(&values);
+    PyBuffer_Release(&old), PyBuffer_Release(&gaps), PyBuffer_Release(&ups), PyBuffer_Release(&marks), PyBuffer_Release(&steps), PyBuffer_Release(&escapes);
+    PyBuffer_Release(&indices), PyBuffer_Release(&before), PyBuffer_Release(&values);
     return ok ? Py_BuildValue("KK", (unsigned long long)out.sums.low, (unsigned long long)out.sums.high) : NULL;
 }
 
@@ -382,26 +409,26 @@ static PyObject *digest_changes(PyObject *self, PyObject *args) {
 static PyObject *scatter(PyObject *self, PyObject *args) {
     (void)self;
     int size;
-    Py_buffer bits, positions, values;
-    if (!PyArg_ParseTuple(args, "w*y*y*i", &bits, &positions, &values, &size)) return NULL;
-    size_t count = (size_t)positions.len / 8;
+    Py_buffer bits, indices, values;
+    if (!PyArg_ParseTuple(args, "w*y*y*i", &bits, &indices, &values, &size)) return NULL;
+    size_t count = (size_t)indices.len / 4;
     int ok = fits(&values, count, size, "values");
     if (ok) {
-        const uint64_t *at = positions.buf;
+        const uint32_t *at = indices.buf;
         uint64_t worst = 0, n = (uint64_t)(bits.len / size);
         Py_BEGIN_ALLOW_THREADS
         for (size_t j = 0; j < count; j++) worst = at[j] > worst ? at[j] : worst;
         if (!count || worst < n) BY_SIZE(size, for (size_t j = 0; j < count; j++) {
-            PREFETCH_TO_WRITE((uint8_t *)bits.buf + S * at[j + AHEAD < count ? j + AHEAD : j]);
+            PREFETCH((uint8_t *)bits.buf + S * at[j + AHEAD < count ? j + AHEAD : j]);
             store(bits.buf, at[j], load(values.buf, j, S), S);
         });
         Py_END_ALLOW_THREADS
         if (count && worst >= n) {
-            PyErr_SetString(PyExc_IndexError, "a position lies beyond the state");
+            PyErr_SetString(PyExc_IndexError, "a change lies beyond the state");
             ok = 0;
         }
     }
-    PyBuffer_Release(&bits), PyBuffer_Release(&positions), PyBuffer_Release(&values);
+    PyBuffer_Release(&bits), PyBuffer_Release(&indices), PyBuffer_Release(&values);
     if (!ok) return NULL;
     Py_RETURN_NONE;
 }
@@ -462,13 +489,13 @@ static PyObject *apply_classes(PyObject *self, PyObject *args) {
     (void)self;
     int level, size;
     rule_t rule;
-    Py_buffer old, counts, tokens, low_bits, positions, before, values;
+    Py_buffer old, counts, tokens, low_bits, indices, before, values;
     unsigned long long first;
-    if (!PyArg_ParseTuple(args, "iy*iKiIIIy*y*y*w*w*w*", &level, &old, &size, &first, &rule.shift, &rule.field, &rule.low, &rule.top, &counts, &tokens, &low_bits, &positions, &before, &values)) return NULL;
+    if (!PyArg_ParseTuple(args, "iy*iKiIIIy*y*y*w*w*w*", &level, &old, &size, &first, &rule.shift, &rule.field, &rule.low, &rule.top, &counts, &tokens, &low_bits, &indices, &before, &values)) return NULL;
     size_t n = (size_t)tokens.len / 2, sum = 0;
     const char *why = "needs more memory than there is";
-    changes_t out = {positions.buf, before.buf, values.buf, {0, 0}};
-    int ok = fits(&counts, CLASSES, 4, "counts") && fits(&positions, n, 8, "positions") && fits(&before, n, size, "before") && fits(&values, n, size, "values") && rule.top < CLASSES;
+    changes_t out = {indices.buf, before.buf, values.buf, {0, 0}};
+    int ok = fits(&counts, CLASSES, 4, "counts") && fits(&indices, n, 4, "indices") && fits(&before, n, size, "before") && fits(&values, n, size, "values") && rule.top < CLASSES;
     if (ok) {
         class_state_t state = {0};
         for (size_t c = 0; c < CLASSES; c++) {
@@ -496,7 +523,7 @@ static PyObject *apply_classes(PyObject *self, PyObject *args) {
         }
     }
     PyBuffer_Release(&old), PyBuffer_Release(&counts), PyBuffer_Release(&tokens), PyBuffer_Release(&low_bits);
-    PyBuffer_Release(&positions), PyBuffer_Release(&before), PyBuffer_Release(&values);
+    PyBuffer_Release(&indices), PyBuffer_Release(&before), PyBuffer_Release(&values);
     if (!ok && !PyErr_Occurred()) fail("rule or buffers do not fit");
     return ok ? Py_BuildValue("KK", (unsigned long long)out.sums.low, (unsigned long long)out.sums.high) : NULL;
 }

@@ -9,17 +9,15 @@ Buffer = np.ndarray | bytes | memoryview
 def highest_level() -> int: ...
 def encode_fast(
     level: int, old: Buffer, new: Buffer, size: int, first: int, limit: int, /
-) -> tuple[int, int, int, bytes | None, bytes | None, bytes | None]: ...
+) -> tuple[int, int, int, tuple[bytes, bytes, bytes, bytes, bytes] | None]: ...
 def decode_fast(
     level: int,
     old: Buffer,
     size: int,
     back: int,
     first: int,
-    gaps: Buffer,
-    distances: Buffer,
-    escapes: Buffer,
-    positions: Buffer,
+    streams: tuple[Buffer, Buffer, Buffer, Buffer, Buffer],
+    indices: Buffer,
     before: Buffer,
     values: Buffer,
     /,
@@ -28,7 +26,7 @@ def digest_array(level: int, bits: Buffer, size: int, first: int, /) -> tuple[in
 def digest_changes(
     level: int, positions: Buffer, before: Buffer, values: Buffer, size: int, /
 ) -> tuple[int, int]: ...
-def scatter(bits: Buffer, positions: Buffer, values: Buffer, size: int, /) -> None: ...
+def scatter(bits: Buffer, indices: Buffer, values: Buffer, size: int, /) -> None: ...
 def exponents(
     level: int, old: Buffer, new: Buffer, size: int, shift: int, field: int, histogram: Buffer, /
 ) -> None: ...
@@ -57,7 +55,7 @@ def apply_classes(
     counts: Buffer,
     tokens: Buffer,
     low_bits: Buffer,
-    positions: Buffer,
+    indices: Buffer,
     before: Buffer,
     values: Buffer,
     /,

@@ -147,131 +147,6 @@ static sums_t FN(digest_changes)(const uint64_t *positions, const uint8_t *befor
     BY_SIZE(size, return FN(digest_changes_of)(positions, before, values, count, S));
 }
 
-/* Gaps as bytes: so many of 255 as fit, then the rest. */
-static ALWAYS_INLINE uint8_t *FN(put_gaps)(const uint16_t *found, size_t count, size_t from, size_t *next, uint8_t *gaps) {
-    for (size_t j = 0; j < count; j++) {
-        size_t at = from + found[j], gap = at - *next, is_wide = gap >= 255;
-        *next = at + 1;
-        *gaps = 255;
-        gaps += is_wide;
-        gap -= 255 & (0 - is_wide);
-        for (; gap >= 255; gap -= 255) *gaps++ = 255;
-        *gaps++ = (uint8_t)gap;
-    }
-    return gaps;
-}
-
-/* Distances as bytes; those of 255 and more whole in `escapes`, whose end is returned. */
-static ALWAYS_INLINE uint8_t *FN(put_distances)(const part_t *part, size_t count, int size, uint8_t *distances, uint8_t *escapes) {
-    uint64_t folded[PART];
-    uint8_t far = 0;
-    for (size_t j = 0; j < count; j++) {
-        folded[j] = fold(part->before[j], part->values[j], size);
-        distances[j] = (uint8_t)(folded[j] < 255 ? folded[j] : 255);
-        far |= folded[j] >= 255;
-    }
-    for (size_t j = 0; far && j < count; j++)
-        if (folded[j] >= 255) {
-            memcpy(escapes, &folded[j], (size_t)size);
-            escapes += size;
-        }
-    return escapes;
-}
-
-static ALWAYS_INLINE int FN(encode_fast_of)(const uint8_t *old, const uint8_t *new_, size_t n, uint64_t first, int size, fast_out_t *out) {
-    uint16_t found[SEGMENT + 64];
-    size_t next = 0;
-    part_t part;
-    for (size_t from = 0; from < n; from += SEGMENT) {
-        size_t to = n - from < SEGMENT ? n : from + SEGMENT;
-        size_t count = FN(find)(old, new_, from, to, size, found);
-        out->count += count;
-        if (out->gaps.used + out->distances.used + out->escapes.used > out->limit) out->too_long = 1;
-        if (count && !out->too_long && (!grow(&out->gaps, count + (to - next) / 255 + 1) || !grow(&out->distances, count) || !grow(&out->escapes, count * (size_t)size))) return 0;
-        for (size_t start = 0; start < count; start += PART) {
-            size_t more = count - start < PART ? count - start : PART;
-            FN(gather)(old, new_, from, found + start, more, first, size, &part);
-            FN(account)(&part, more, size, &out->sums);
-            if (out->too_long) continue;
-            uint8_t *gaps = out->gaps.at + out->gaps.used, *escapes = out->escapes.at + out->escapes.used;
-            out->gaps.used += (size_t)(FN(put_gaps)(found + start, more, from, &next, gaps) - gaps);
-            out->escapes.used += (size_t)(FN(put_distances)(&part, more, size, out->distances.at + out->distances.used, escapes) - escapes);
-            out->distances.used += more;
-        }
-    }
-    return 1;
-}
-
-static int FN(encode_fast)(const uint8_t *old, const uint8_t *new_, size_t n, uint64_t first, int size, fast_out_t *out) {
-    BY_SIZE(size, return FN(encode_fast_of)(old, new_, n, first, S, out));
-}
-
-/* Where the next `count` changes are, rising; their old bits are on their way from then on. */
-static ALWAYS_INLINE const char *FN(take_gaps)(fast_in_t *in, size_t count, const uint8_t *old, size_t n, uint64_t first, int size, uint64_t *positions) {
-    const uint8_t *gap = in->gap;
-    size_t next = in->next;
-    for (size_t j = 0; j < count; j++) {
-        while (gap < in->gap_end && *gap == 255) next += 255, gap++;
-        if (gap == in->gap_end) return "has another number of gaps than of changes";
-        next += *gap++;
-        if (next >= n) return "changes an element beyond its range";
-        PREFETCH(old + next * (size_t)size);
-        positions[j] = first + next++;
-    }
-    in->gap = gap, in->next = next;
-    return NULL;
-}
-
-/* How far the next `count` changes lead. */
-static ALWAYS_INLINE const char *FN(take_distances)(fast_in_t *in, size_t count, int size, uint64_t *folded) {
-    const uint8_t *distances = in->distance;
-    uint8_t none = 0, far = 0;
-    for (size_t j = 0; j < count; j++) {
-        folded[j] = distances[j];
-        none |= distances[j] == 0;
-        far |= distances[j] == 255;
-    }
-    in->distance += count;
-    for (size_t j = 0; far && j < count; j++) {
-        if (folded[j] != 255) continue;
-        if (!in->escape_count) return "has another number of escapes than it says";
-        folded[j] = load(in->escape, 0, size);
-        in->escape += size, in->escape_count--;
-        none |= folded[j] < 255;
-    }
-    return none ? "is not canonical" : NULL;
-}
-
-/* Bits that some distances lead to, and what that adds to the digest. */
-static ALWAYS_INLINE void FN(move)(part_t *part, const uint64_t *folded, size_t count, int back, int size, sums_t *sums, size_t at, const changes_t *out) {
-    for (size_t j = 0; j < count; j++) part->values[j] = unfold(part->before[j], folded[j], back, size);
-    FN(account)(part, count, size, sums);
-    for (size_t j = 0; j < count; j++) out->positions[at + j] = part->positions[j];
-    for (size_t j = 0; j < count; j++) store(out->before, at + j, part->before[j], size);
-    for (size_t j = 0; j < count; j++) store(out->values, at + j, part->values[j], size);
-}
-
-static ALWAYS_INLINE const char *FN(decode_fast_of)(const uint8_t *old, size_t n, int size, int back, fast_in_t *in, size_t count, uint64_t first, changes_t *out) {
-    part_t parts[2];
-    uint64_t folded[PART];
-    const char *why = FN(take_gaps)(in, count < PART ? count : PART, old, n, first, size, parts[0].positions);
-    for (size_t start = 0, turn = 0; !why && start < count; start += PART, turn ^= 1) {
-        size_t part = count - start < PART ? count - start : PART, rest = count - start - part;
-        why = FN(take_gaps)(in, rest < PART ? rest : PART, old, n, first, size, parts[turn ^ 1].positions);
-        if (!why) why = FN(take_distances)(in, part, size, folded);
-        if (why) break;
-        for (size_t j = 0; j < part; j++) parts[turn].before[j] = load(old, parts[turn].positions[j] - first, size);
-        FN(move)(&parts[turn], folded, part, back, size, &out->sums, start, out);
-    }
-    if (!why && in->gap != in->gap_end) why = "has another number of gaps than of changes";
-    return why ? why : in->escape_count ? "has another number of escapes than it says" : NULL;
-}
-
-static const char *FN(decode_fast)(const uint8_t *old, size_t n, int size, int back, fast_in_t *in, size_t count, uint64_t first, changes_t *out) {
-    if (back) BY_SIZE(size, return FN(decode_fast_of)(old, n, S, 1, in, count, first, out));
-    BY_SIZE(size, return FN(decode_fast_of)(old, n, S, 0, in, count, first, out));
-}
-
 /* How often each exponent occurs among the changed elements. */
 static ALWAYS_INLINE void FN(exponents_of)(const uint8_t *old, const uint8_t *new_, size_t n, int size, int shift, uint64_t field, uint32_t *histogram) {
     uint16_t found[SEGMENT + 64];
@@ -285,6 +160,14 @@ static void FN(exponents)(const uint8_t *old, const uint8_t *new_, size_t n, int
     BY_SIZE(size, FN(exponents_of)(old, new_, n, S, shift, field, histogram));
 }
 
+/* Changes that are known, into `out`, and what they add to the digest. */
+static ALWAYS_INLINE void FN(finish)(part_t *part, size_t count, int size, size_t at, changes_t *out) {
+    FN(account)(part, count, size, &out->sums);
+    for (size_t j = 0; j < count; j++) store(out->before, at + j, part->before[j], size);
+    for (size_t j = 0; j < count; j++) store(out->values, at + j, part->values[j], size);
+}
+
+#include "_kernels_fast.h"
 #include "_kernels_classes.h"
 #include "_kernels_tokens.h"
 #include "_kernels_planes.h"

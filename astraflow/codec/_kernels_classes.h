@@ -179,7 +179,9 @@ static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t
             for (size_t j = 0; j < more; j++) part.positions[j] = first + from + found[start + j];
             for (size_t j = 0; j < more; j++) part.before[j] = load(old, from + found[start + j], size);
             for (size_t j = 0; j < more; j++) folded[j] = load(folded_of, found[start + j], size);
-            FN(move)(&part, folded, more, 0, size, &out->sums, done, out);
+            for (size_t j = 0; j < more; j++) part.values[j] = unfold(part.before[j], folded[j], size);
+            for (size_t j = 0; j < more; j++) out->indices[done + j] = (uint32_t)(from + found[start + j]);
+            FN(finish)(&part, more, size, done, out);
             done += more;
         }
     }

@@ -10,7 +10,7 @@ from astraflow.core.versions import CodecProfile
 Profile = CodecProfile
 """How a patch is coded: quickly or small."""
 
-CODEC_VERSION: Final = 2
+CODEC_VERSION: Final = 3
 """Of the byte format in docs/weights.md; raised when the bytes of any patch would change."""
 
 CHUNK_NBYTES: Final = 4 << 20

@@ -1,14 +1,11 @@
 """Decoding: a chunk and the bits of its range in the base become absolute new bits."""
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import zstandard
 
 from astraflow.codec import dense_planes, sparse_compact, sparse_fast
 from astraflow.codec.changes import Change, Found
 from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
-from astraflow.codec.in_order import in_order
 from astraflow.codec.shared_tables import read_shared_tables
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -27,39 +24,18 @@ def decode_change(chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change 
     if chunk.header.encoding is Encoding.UNCHANGED:
         _unpacked(chunk, 0)
         return None
-    positions, before, values, sums = _found(chunk, old, tables)
-    if not len(positions):
+    indices, before, values, sums = _found(chunk, old, tables)
+    if not len(indices):
         return None
+    dtype = chunk.header.dtype
     return Change(
-        dtype=chunk.header.dtype, positions=positions, before=before, values=values, sums=sums
+        dtype=dtype,
+        first=chunk.header.offset // dtype.itemsize,
+        indices=indices,
+        before=before,
+        values=values,
+        sums=sums,
     )
-
-
-def decode_changes(
-    chunks: Sequence[Chunk],
-    base: Callable[[ChunkHeader], np.ndarray],
-    tables: bytes = b"",
-    *,
-    thread_count: int = 1,
-) -> list[Change]:
-    """Return what the chunks of a patch change, in their order.
-
-    Args:
-        chunks: As for `decode_change`.
-        base: Gives the bits of a chunk's range in the base, uN[element_count].
-        tables: The patch's `shared_tables`, verified with its root.
-        thread_count: How many chunks are worked on at once. With more than 1, `base` is called
-            by several threads.
-
-    Raises:
-        AstraflowError: CHUNK_INVALID as `decode_change`.
-    """
-
-    def decode(chunk: Chunk) -> Change | None:
-        return decode_change(chunk, base(chunk.header), tables)
-
-    found = in_order(decode, chunks, thread_count)
-    return [change for change in found if change is not None]
 
 
 def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -70,7 +46,7 @@ def decode_back(chunk: Chunk, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         new: uN[element_count], the bits of its range in the version that it leads to.
 
     Returns:
-        i64[n] rising indices into the range, and the old bits uN[n].
+        u32[n] rising indices into the range, and the old bits uN[n].
 
     Raises:
         AstraflowError: CHUNK_INVALID when it does not lead back, or contradicts itself.
@@ -113,7 +89,7 @@ def _found(chunk: Chunk, old: np.ndarray, tables: bytes) -> Found:
         return sparse_compact.decode(payload, old, section, changed_count=count, first=first)
     new = decode_whole(chunk)
     indices = np.flatnonzero(new != old)
-    return Found(indices + first, old[indices], new[indices])
+    return Found(indices.astype(np.uint32), old[indices], new[indices])
 
 
 def _dense(chunk: Chunk) -> np.ndarray:

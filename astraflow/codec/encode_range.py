@@ -79,7 +79,7 @@ def _fast_chunk(where: ChunkRange, found: sparse_fast.Scanned, whole: Callable[[
     if not found.changed_count:
         return make_chunk(where, Encoding.UNCHANGED)
     if found.streams is not None:
-        payload = found.streams.payload()
+        payload = found.streams.payload(where.dtype.itemsize)
         if len(payload) < where.nbytes:
             count = found.changed_count
             return make_chunk(where, Encoding.SPARSE_FAST, payload, changed_count=count)

@@ -25,6 +25,7 @@ from astraflow.codec import kernels, rans
 from astraflow.codec.changes import Found
 from astraflow.codec.exponents import MAX_CLASS_COUNT, ClassRule
 from astraflow.codec.ordering import folded_distances, moved
+from astraflow.codec.room import empty_changes
 from astraflow.codec.shared_tables import ClassTables
 from astraflow.codec.state_digest import changed_sums
 from astraflow.codec.tokens import numbers_of, pack_low_bits, tokens_of
@@ -124,16 +125,15 @@ def decode(
         counts, tokens, low_bits = _read(memoryview(payload), tables, changed_count)
         level = kernels.level()
         if level < 0:
-            return _apply(tables.rule, old, counts, tokens, low_bits, first=first)
-        positions = np.empty(changed_count, np.int64)
-        bits = np.empty((2, changed_count), old.dtype)
+            return _apply(tables.rule, old, counts, tokens, low_bits)
+        indices, before, values = empty_changes(changed_count, old.dtype)
         arguments = (level, old, old.itemsize, first, *tables.rule.arguments)
         sums = kernels.loops.apply_classes(
-            *arguments, counts, tokens, low_bits, positions, bits[0], bits[1]
+            *arguments, counts, tokens, low_bits, indices, before, values
         )
     except ValueError as error:
         raise AstraflowError(Reason.CHUNK_INVALID, f"a compact payload {error}") from None
-    return Found(positions, bits[0], bits[1], sums)
+    return Found(indices, before, values, sums)
 
 
 def _read(
@@ -193,20 +193,14 @@ def _histogram(classes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def _apply(
-    rule: ClassRule,
-    old: np.ndarray,
-    counts: np.ndarray,
-    tokens: np.ndarray,
-    low_bits: bytes,
-    *,
-    first: int,
+    rule: ClassRule, old: np.ndarray, counts: np.ndarray, tokens: np.ndarray, low_bits: bytes
 ) -> Found:
     numbers = numbers_of(tokens, low_bits)
     gaps, distances = numbers[: len(tokens) // 2], numbers[len(tokens) // 2 :]
     largest = np.iinfo(old.dtype).max
     if len(distances) and distances.max() >= largest:
         raise ValueError("has a distance that its elements cannot have")
-    classes, indices = rule.classes(old), np.empty(len(gaps), np.int64)
+    classes, indices = rule.classes(old), np.empty(len(gaps), np.uint32)
     for number, part in _parts(counts):
         members = np.flatnonzero(classes == number)
         if (gaps[part] >= len(old)).any():
@@ -218,7 +212,7 @@ def _apply(
     order = np.argsort(indices)
     indices = indices[order]
     folded = (distances[order] + np.uint64(1)).astype(old.dtype)
-    return Found(indices + first, old[indices], moved(old[indices], folded))
+    return Found(indices, old[indices], moved(old[indices], folded))
 
 
 def _parts(counts: np.ndarray) -> list[tuple[int, slice]]:

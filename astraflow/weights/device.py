@@ -15,15 +15,15 @@ from astraflow.codec.chunk_list import merge_unchanged, numbered
 from astraflow.codec.chunks import Chunk, Compression, Encoding
 from astraflow.codec.encode import EncodedPatch, Ranges
 from astraflow.codec.encode_range import EncodedRange, fast_limit, fast_range
+from astraflow.codec.fast_streams import ESCAPE, Stream, Streams, read_streams
 from astraflow.codec.runs import ChunkRange
-from astraflow.codec.sparse_fast import Scanned, Streams, read_streams
+from astraflow.codec.sparse_fast import Scanned
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 
 DeviceBits = Callable[[ChunkRange], torch.Tensor]
 """Gives the elements of a range: iN[element_count]."""
 
-_ESCAPE: Final = 255
 _MASK: Final = (1 << 64) - 1
 # Constants of the state digest, as signed integers; see `codec.state_digest`.
 _KEY, _A, _B, _M1, _M2, _M3 = (
@@ -120,7 +120,7 @@ def _decode(chunk: Chunk, old: torch.Tensor) -> DeviceChange:
         case Encoding.UNCHANGED:
             return _difference(old, old)
         case Encoding.DENSE:
-            new = _from_bytes(bytes(chunk.payload), old)
+            new = _from_bytes(chunk.payload, old)
             if len(new) != len(old):
                 raise ValueError("has another number of elements than its range")
             return _difference(new, old)
@@ -136,49 +136,77 @@ def _difference(new: torch.Tensor, old: torch.Tensor) -> DeviceChange:
 
 
 def _streams(change: DeviceChange, limit_nbytes: int) -> Streams | None:
-    folded = _folded(change.before, change.values)
-    is_far = (folded < 0) | (folded >= _ESCAPE)
-    distances = torch.where(is_far, _ESCAPE, folded).to(torch.uint8)
-    escapes = folded[is_far].to(change.values.dtype)
-    gaps = _encode_gaps(change.indices)
-    nbytes = len(gaps) + len(distances) + escapes.numel() * escapes.element_size()
-    if nbytes > limit_nbytes:
+    less = _folded(change.before, change.values) - 1
+    steps = _shifted(less, 1)
+    marks = steps > 0
+    steps = steps[marks]
+    is_far = steps >= ESCAPE
+    streams = (
+        _encode_gaps(change.indices),
+        _packed_bits(less & 1),
+        _packed_bits(marks.long()),
+        torch.where(is_far, ESCAPE, steps).to(torch.uint8),
+        steps[is_far].to(change.values.dtype),
+    )
+    if sum(each.numel() * each.element_size() for each in streams) > limit_nbytes:
         return None
-    return Streams(gaps=_to_bytes(gaps), distances=_to_bytes(distances), escapes=_to_bytes(escapes))
+    return Streams(*map(_to_bytes, streams))
 
 
 def _encode_gaps(indices: torch.Tensor) -> torch.Tensor:
     gaps = torch.diff(indices, prepend=indices.new_full((1,), -1)) - 1
-    full = gaps // _ESCAPE
+    full = gaps // ESCAPE
     ends = torch.arange(len(gaps), device=gaps.device) + full.cumsum(0)
     length = int(ends[-1]) + 1 if len(ends) else 0
-    stream = torch.full((length,), _ESCAPE, dtype=torch.uint8, device=gaps.device)
-    stream[ends] = (gaps - full * _ESCAPE).to(torch.uint8)
+    stream = torch.full((length,), ESCAPE, dtype=torch.uint8, device=gaps.device)
+    stream[ends] = (gaps - full * ESCAPE).to(torch.uint8)
     return stream
 
 
 def _decode_sparse(chunk: Chunk, old: torch.Tensor) -> DeviceChange:
-    gaps, distances, escapes = read_streams(
-        chunk.payload,
-        len(old),
-        itemsize=old.element_size(),
-        changed_count=chunk.header.changed_count,
+    count = chunk.header.changed_count
+    streams = read_streams(
+        chunk.payload, len(old), itemsize=old.element_size(), changed_count=count
     )
-    indices = _decode_gaps(_bytes_on(gaps, old), chunk.header.changed_count, len(old))
-    folded = _bytes_on(distances, old).long()
-    far, is_far = _from_bytes(escapes, old), folded == _ESCAPE
-    if int(is_far.sum()) != len(far):
-        raise ValueError("has another number of escapes than it says")
-    wide = _unsigned(far)
-    if not bool((folded != 0).all()) or bool(((wide >= 0) & (wide < _ESCAPE)).any()):
-        raise ValueError("is not canonical")
-    folded[is_far] = wide
+    indices = _decode_gaps(_bytes_on(streams.gaps, old), count, len(old))
+    less, marks = (_unpacked_bits(_bytes_on(each, old), count) for each in streams[1:3])
+    is_marked = marks.bool()
+    less[is_marked] |= _decode_steps(streams, old, less[is_marked]) << 1
     before = old[indices]
-    return DeviceChange(indices=indices, before=before, values=_moved(before, folded))
+    return DeviceChange(indices=indices, before=before, values=_moved(before, less + 1))
+
+
+def _decode_steps(streams: Streams, old: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
+    steps = _bytes_on(streams.steps, old).long()
+    far, is_far = _unsigned(_from_bytes(streams.escapes, old)), steps == ESCAPE
+    if len(steps) != len(ups) or int(is_far.sum()) != len(far):
+        raise ValueError("has another number of steps than it says")
+    # Numbers of 64 bits that look negative are beyond the largest step as well.
+    most = (1 << 8 * old.element_size() - 1) - 1 - ups
+    if not bool((steps != 0).all()) or bool((far < ESCAPE).any()):
+        raise ValueError("is not canonical")
+    steps[is_far] = far
+    if bool((steps > most).any()):
+        raise ValueError("is not canonical")
+    return steps
+
+
+def _packed_bits(bits: torch.Tensor) -> torch.Tensor:
+    """Pack bits (0 or 1, i64[n]), the first one lowest: u8[(n + 7) / 8]."""
+    octets = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).reshape(-1, 8)
+    return (octets << torch.arange(8, device=bits.device)).sum(1).to(torch.uint8)
+
+
+def _unpacked_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
+    bits = packed.long().reshape(-1, 1) >> torch.arange(8, device=packed.device) & 1
+    bits = bits.reshape(-1)
+    if bool(bits[count:].any()):
+        raise ValueError("is not canonical")
+    return bits[:count].clone()
 
 
 def _decode_gaps(stream: torch.Tensor, count: int, element_count: int) -> torch.Tensor:
-    ends = (stream != _ESCAPE).nonzero().reshape(-1)
+    ends = (stream != ESCAPE).nonzero().reshape(-1)
     if len(ends) != count or (len(stream) and (not count or int(ends[-1]) != len(stream) - 1)):
         raise ValueError("has another number of gaps than of changes")
     indices = stream.long().cumsum(0)[ends] + torch.arange(count, device=stream.device)
@@ -236,13 +264,13 @@ def _to_bytes(values: torch.Tensor) -> bytes:
     return values.contiguous().view(torch.uint8).cpu().numpy().tobytes()
 
 
-def _bytes_on(data: bytes, like: torch.Tensor) -> torch.Tensor:
+def _bytes_on(data: Stream, like: torch.Tensor) -> torch.Tensor:
     # A writable copy, which torch asks for.
     held = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
     return held.to(like.device)
 
 
-def _from_bytes(data: bytes, like: torch.Tensor) -> torch.Tensor:
+def _from_bytes(data: Stream, like: torch.Tensor) -> torch.Tensor:
     if len(data) % like.element_size():
         raise ValueError("cuts through an element")
     return _bytes_on(data, like).view(like.dtype)

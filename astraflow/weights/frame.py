@@ -71,12 +71,12 @@ class Frame:
         Raises:
             AstraflowError: CHUNK_INVALID when a part lies between tensors.
         """
-        column, positions = self._columns[change.dtype], change.positions
-        first = max(_place(column.starts, positions[0]) - 1, 0)
-        end = _place(column.starts, positions[-1])
-        starts: list[int] = np.searchsorted(positions, column.starts[first:end]).tolist()
-        ends: list[int] = np.searchsorted(positions, column.ends[first:end]).tolist()
-        if sum(ends) - sum(starts) != len(positions):
+        column = self._columns[change.dtype]
+        first = max(_place(column.starts, change.first + int(change.indices[0])) - 1, 0)
+        end = _place(column.starts, change.first + int(change.indices[-1]))
+        starts: list[int] = change.bounds(column.starts[first:end]).tolist()
+        ends: list[int] = change.bounds(column.ends[first:end]).tolist()
+        if sum(ends) - sum(starts) != len(change.indices):
             raise AstraflowError(
                 Reason.CHUNK_INVALID, "a chunk changes bytes that belong to no tensor"
             )
@@ -132,6 +132,6 @@ def _column(layout: Layout, dtype: Dtype) -> _Column:
     return _Column(specs=specs, starts=starts, ends=starts + counts)
 
 
-def _place(starts: np.ndarray, position: np.int64) -> int:
+def _place(starts: np.ndarray, position: int) -> int:
     """Return how many starts are at the position or before it."""
     return int(np.searchsorted(starts, position, "right"))

@@ -182,7 +182,7 @@ class History:
         bits = self._view(where)
         change = decode_change(chunk, bits)
         if change is not None:
-            bits[change.positions - where.first] = change.values
+            bits[change.indices] = change.values
 
     def _read(self, version: int, where: ChunkRange) -> np.ndarray:
         with self._lock:

@@ -65,6 +65,6 @@ def _undo(block: np.ndarray, first: int, changes: Sequence[Change]) -> None:
     for change in changes:
         itemsize = change.dtype.itemsize
         place = first // itemsize
-        start, end = np.searchsorted(change.positions, (place, place + len(block) // itemsize))
+        indices, part = change.between(place, place + len(block) // itemsize)
         bits = block[: len(block) // itemsize * itemsize].view(change.dtype.bits)
-        bits[change.positions[start:end] - place] = change.before[start:end]
+        bits[indices] = change.before[part]

@@ -133,7 +133,7 @@ class Overlay:
 
     def add(self, layer: Sequence[Change]) -> None:
         """Lay the changes of one patch on top: rising, without overlap."""
-        starts = [int(each.positions[0]) * each.dtype.itemsize for each in layer]
+        starts = [(each.first + int(each.indices[0])) * each.dtype.itemsize for each in layer]
         self._layers.append((starts, layer))
 
     def bits(self, header: ChunkHeader) -> np.ndarray:
@@ -142,11 +142,10 @@ class Overlay:
         first = header.offset // header.dtype.itemsize
         is_copy = False
         for change in self._touching(header):
-            bounds = (first, first + len(bits))
-            start, end = np.searchsorted(change.positions, bounds)
+            indices, part = change.between(first, first + len(bits))
             bits = bits if is_copy else bits.copy()
             is_copy = True
-            bits[change.positions[start:end] - first] = change.values[start:end]
+            bits[indices] = change.values[part]
         return bits
 
     def _touching(self, header: ChunkHeader) -> Iterator[Change]:

@@ -37,7 +37,8 @@ def touched_elements(frame: Frame, changes: Iterable[Change]) -> Mapping[str, To
     pieces: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for change in changes:
         for spec, part in frame.split(change):
-            indices = change.positions[part] - spec.offset // spec.dtype.itemsize
+            indices = change.indices[part].astype(np.int64)
+            indices += change.first - spec.offset // spec.dtype.itemsize
             pieces.setdefault(spec.name, []).append((indices, change.values[part]))
     return {name: _joined(parts) for name, parts in pieces.items()}
 

@@ -98,21 +98,22 @@ def test_noise_is_refused(payload, data, level):
     refusal(with_payload(payload, chunk=chunk), tables=tables)
 
 
-@pytest.mark.parametrize("place", [4, 8])
+@pytest.mark.parametrize("place", range(4))
 def test_a_stream_that_unpacks_to_more_than_it_says_is_refused_unread(place):
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 24))
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100))
     for stream in (bomb, unsized):
-        streams = [b"", b""]
-        streams[place // 4 - 1] = stream
-        gap_nbytes = SPARSE.header.changed_count if place == 4 else 0
-        head = struct.pack("<4I", gap_nbytes, *map(len, streams), 0)
+        count = SPARSE.header.changed_count
+        nbytes = [count, (count + 7) // 8, (count + 7) // 8, count]
+        streams = [bytes(each) for each in nbytes]
+        streams[place] = stream
+        head = struct.pack("<7I", count, count, 0, *map(len, streams))
         assert "does not unpack to" in refusal(with_payload(head + b"".join(streams)))
 
 
 def test_gaps_that_say_to_be_longer_than_a_range_can_need_are_refused():
     frame = zstandard.ZstdCompressor().compress(bytes(1 << 24))
-    head = struct.pack("<4I", 1 << 24, len(frame), 0, 0)
+    head = struct.pack("<7I", 1 << 24, 0, 0, len(frame), 0, 0, 0)
 
     assert "another size" in refusal(with_payload(head + frame))
 
@@ -129,10 +130,35 @@ def test_a_compact_chunk_without_tables_is_refused():
     assert "needs tables for bf16" in refusal(chunk)
 
 
-def test_a_change_that_changes_nothing_is_refused(level):
-    payload = struct.pack("<4I", 1, 1, 1, 0) + bytes([7, 0])
+@pytest.mark.parametrize(
+    ("up", "mark", "steps", "escapes"),
+    [
+        (0, 1, [0], []),  # marked, and a neighbour all the same
+        (1, 1, [255], [0x7FFF]),  # all the way round to where it was
+        (0, 1, [255], [0x8000]),  # once round and further
+        (0, 1, [255], [254]),  # an escape that needed none
+        (2, 0, [], []),  # a bit of no change
+        (0, 2, [], []),
+        (0, 1, [], []),  # a step too few
+        (0, 0, [1], []),  # and one too many
+        (0, 1, [1], [256]),
+    ],
+)
+def test_a_change_that_could_be_said_otherwise_is_refused(up, mark, steps, escapes, level):
+    head = struct.pack("<7I", 1, len(steps), len(escapes), 1, 1, 1, len(steps))
+    streams = bytes([7, up, mark, *steps]) + np.array(escapes, "u2").tobytes()
 
-    assert "not canonical" in refusal(with_payload(payload, changed_count=1))
+    refusal(with_payload(head + streams, changed_count=1))
+
+
+def test_the_longest_way_is_taken(level):
+    head = struct.pack("<7I", 1, 1, 1, 1, 1, 1, 1)
+    payload = head + bytes([7, 0, 1, 255]) + np.array([0x7FFF], "u2").tobytes()
+
+    change = decode_change(with_payload(payload, changed_count=1), OLD)
+
+    assert change.positions.tolist() == [7]
+    assert change.values[0] == (~OLD[7] & 0x7FFF | OLD[7] & 0x8000 ^ 0x8000)
 
 
 @settings(max_examples=100)

@@ -1,5 +1,7 @@
 """Gaps and distances come back as they were, at every width and at every edge."""
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ def encode(indices, old, new, limit_nbytes=1 << 30):
 
 
 def round_trip(indices, old, new):
-    payload = encode(indices, old, new).payload()
+    payload = encode(indices, old, new).payload(old.itemsize)
     found, before, values, _ = sparse_fast.decode(payload, old, changed_count=len(indices))
     assert (before == old[indices]).all()
     return found, values
@@ -43,7 +45,7 @@ def test_any_change_of_any_bits_comes_back_and_leads_back(width, seed, count, da
     assert values.dtype == old.dtype
     whole = old.copy()
     whole[indices] = new
-    payload = encode(indices, old, new).payload()
+    payload = encode(indices, old, new).payload(old.itemsize)
     back, before = sparse_fast.decode_back(payload, whole, changed_count=changed)
     assert (back == indices).all()
     assert (before == old[indices]).all()
@@ -60,28 +62,46 @@ def test_gaps_of_every_size_come_back(gap, level):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "distance"),
+    ("old", "new", "is_up"),
     [
-        (0x3F80, 0x3F81, 2),  # 1.0 and the next above
-        (0x3F80, 0x3F7F, 1),
-        (0x8000, 0x0000, 2),  # -0 is one below +0
-        (0x0000, 0x8000, 1),
-        (0x8001, 0x8000, 2),  # the negative number nearest to zero, and -0
-        (0x7F80, 0x7F81, 2),  # infinity and the first NaN
+        (0x3F80, 0x3F81, True),  # 1.0 and the next above
+        (0x3F80, 0x3F7F, False),
+        (0x8000, 0x0000, True),  # -0 is one below +0
+        (0x0000, 0x8000, False),
+        (0x8001, 0x8000, True),  # the negative number nearest to zero, and -0
+        (0x7F80, 0x7F81, True),  # infinity and the first NaN
     ],
 )
-def test_neighbours_are_one_unit_apart_across_signs_infinity_and_nan(old, new, distance, level):
+def test_neighbours_are_one_unit_apart_across_signs_infinity_and_nan(old, new, is_up, level):
     streams = encode(np.array([0]), np.array([old], "u2"), np.array([new], "u2"))
 
-    assert streams.distances == bytes([distance])
+    assert streams == (b"\0", bytes([is_up]), b"\0", b"", b"")
+
+
+@pytest.mark.parametrize("steps", [1, 2, 254, 255, 256, 0x7FFE])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_further_changes_are_marked_and_say_by_how_much(steps, sign, level):
+    # Negative numbers, from the least one on: their bits fall as they rise.
+    old = np.full(200, 0xFFFF if sign == 1 else 0x8000, "u2")
+    new = old.copy()
+    new[150:151] -= np.array([sign * (steps + 1)]).astype("u2")
+
+    streams = encode(np.array([150]), old, new[[150]])
+
+    escapes = np.array([steps] * (steps >= 255), "u2").tobytes()
+    ups = bytes([sign == 1])
+    assert streams == (bytes([150]), ups, b"\1", bytes([min(steps, 255)]), escapes)
+    found, values = round_trip(np.array([150]), old, new[[150]])
+    assert (found.tolist(), values.tolist()) == ([150], [new[150]])
 
 
 def test_streams_beyond_the_limit_are_not_made(level):
     indices = np.arange(100)
     old, new = np.zeros(100, np.uint32), np.full(100, 1 << 20, np.uint32)
     streams = encode(indices, old, new)
-    size = len(streams.gaps) + len(streams.distances) + len(streams.escapes)
+    size = streams.nbytes
 
+    assert size == 100 + 13 + 13 + 100 + 400
     assert encode(indices, old, new, size) is not None
     assert encode(indices, old, new, size - 1) is None
 
@@ -92,7 +112,18 @@ def test_streams_are_packed_each_on_its_own():
     indices = np.sort(rng.choice(len(old), 4000, replace=False))
     streams = encode(indices, old, np.ones(4000, np.uint16))
 
-    payload = streams.payload()
+    payload = streams.payload(old.itemsize)
 
-    assert int.from_bytes(payload[8:12], "little") < 40  # 4,000 equal distances
-    assert len(payload) < 4000
+    packed = struct.unpack_from("<4I", payload, 12)
+    assert packed[0] == len(streams.gaps)  # not an eighth shorter
+    assert max(packed[1:3]) < 40  # 4,000 equal bits
+    assert len(payload) < 28 + packed[0] + 2 * 40
+
+
+def test_a_decoded_change_may_end_with_the_last_element(level):
+    old = np.arange(64 * 3, dtype=np.uint16)
+    for count in (64, 128, 129, 192):
+        indices = np.arange(len(old))[-count:]
+        found, values = round_trip(indices, old, old[indices] ^ 1)
+        assert (found == indices).all()
+        assert (values == old[indices] ^ 1).all()

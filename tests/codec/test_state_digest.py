@@ -64,9 +64,9 @@ def test_undoing_a_change_brings_the_digest_back_across_many_blocks():
     layout = Layout.of([("w", Dtype.F32, (100_000,))])
     rng = np.random.default_rng(0)
     before, values = rng.integers(0, 2**32, (2, 100_000)).astype(np.uint32)
-    positions = np.arange(100_000)
-    change = Change(dtype=Dtype.F32, positions=positions, before=before, values=values)
-    back = Change(dtype=Dtype.F32, positions=positions, before=values, values=before)
+    indices = np.arange(100_000, dtype=np.uint32)
+    change = Change(dtype=Dtype.F32, first=0, indices=indices, before=before, values=values)
+    back = Change(dtype=Dtype.F32, first=0, indices=indices, before=values, values=before)
     start = StateDigest.of(layout, before.view(np.uint8))
 
     assert start.after(change) == StateDigest.of(layout, values.view(np.uint8))

@@ -24,7 +24,8 @@ FRAME = Frame(
 
 def change(*positions):
     bits = np.zeros(len(positions), np.uint16)
-    return Change(dtype=Dtype.BF16, positions=np.array(positions), before=bits, values=bits)
+    indices = np.array(positions, np.uint32) - np.uint32(positions[0])
+    return Change(dtype=Dtype.BF16, first=positions[0], indices=indices, before=bits, values=bits)
 
 
 def test_a_change_is_split_by_tensor():

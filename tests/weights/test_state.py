@@ -125,12 +125,11 @@ def test_an_overlay_shows_the_newest_bits_of_any_range():
         layer, start = [], 0
         while start < 2000:
             end = min(start + int(rng.integers(50, 600)), 2048)
-            positions = start + np.flatnonzero(rng.random(end - start) < 0.2)
-            values = rng.integers(0, 1 << 16, len(positions)).astype(np.uint16)
-            if len(positions):
-                layer.append(
-                    Change(dtype=Dtype.BF16, positions=positions, before=values, values=values)
-                )
+            indices = np.flatnonzero(rng.random(end - start) < 0.2).astype(np.uint32)
+            values = rng.integers(0, 1 << 16, len(indices)).astype(np.uint16)
+            if len(indices):
+                bits = {"before": values, "values": values}
+                layer.append(Change(dtype=Dtype.BF16, first=start, indices=indices, **bits))
             start = end
         for change in layer:
             change.apply(expected)
