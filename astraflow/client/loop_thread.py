@@ -56,10 +56,9 @@ class LoopThread:
         future = self.spawn(coroutine)
         try:
             return self.wait(future)
-        except BaseException:
+        finally:
             # Ctrl-C reaches the waiting thread, not the coroutine.
             future.cancel()
-            raise
 
     def wait(self, future: "Future[Result]") -> Result:
         """Wait for what was spawned; whatever it raises is raised here.

@@ -1,6 +1,7 @@
 """The run as a trainer sees it: batches in, versions and acks out, all blocking calls."""
 
 from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -96,11 +97,10 @@ class TrainerClient:
         """
         if self._own_loop is not None:
             self._own_loop.start()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             self._life.start()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:

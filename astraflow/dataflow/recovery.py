@@ -4,6 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -62,17 +63,18 @@ async def open_run(
             set-up or of another release, or cannot be written.
     """
     journal = _open_journal(recipe, run_dir)
-    try:
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(journal.close)
         reach(FaultPoint.RECOVERY_OPENED)
         started = time.monotonic()
         replica = await replay(journal, run_dir.snapshot, beginning_of(recipe))
         if replica is None:
-            return await _begun(recipe, journal, size_of=size_of, clock=clock)
+            begun = await _begun(recipe, journal, size_of=size_of, clock=clock)
+            undo.pop_all()
+            return begun
         must_fit(recipe, replica.opened)
         reach(FaultPoint.RECOVERY_REPLAYED)
-    except BaseException:
-        await journal.close()
-        raise
+        undo.pop_all()
     took_s = round(time.monotonic() - started, 3)
     log.info("run goes on", run=replica.opened.run_id, records=replica.position, replay_s=took_s)
     return Recovered(replica=replica, journal=journal, is_restarted=True)

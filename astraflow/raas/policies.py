@@ -1,6 +1,7 @@
 """Policies of a node: each has an engine, a tokenizer and a gate."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from astraflow.core.ids import PolicyId
@@ -51,13 +52,12 @@ class PolicyDesk:
             AstraflowError: VERSION_NOT_SERVED.
         """
         pinned: dict[PolicyId, int | None] = {}
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self.dismiss, pinned)
             for policy_id in policy_ids:
                 versions = task.versions.get(policy_id, _ANY)
                 pinned[policy_id] = await self.gates[policy_id].enter(versions)
-        except BaseException:
-            await self.dismiss(pinned)
-            raise
+            undo.pop_all()
         return pinned
 
     async def dismiss(self, pinned: Mapping[PolicyId, int | None]) -> None:

@@ -3,6 +3,7 @@
 import re
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, cast
@@ -105,12 +106,11 @@ async def start_server(
     health = Health(server, names)
     add_reflection(server, names)
     bound = _bind(server, listen, tls)
-    try:
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(server.stop, 0)
         address = advertised(host, bound, advertise)
         await server.start()
-    except BaseException:
-        await server.stop(0)
-        raise
+        undo.pop_all()
     await health.set_serving(True)
     return RunningServer(server, address=address, port=bound, health=health)
 

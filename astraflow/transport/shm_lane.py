@@ -13,7 +13,7 @@ from astraflow.core.errors import AstraflowError
 from astraflow.core.versions import Lane
 from astraflow.transport.arenas import Arena, ArenaPool, arena_nbytes
 from astraflow.transport.frames import arena
-from astraflow.transport.sockets import tune
+from astraflow.transport.sockets import kept, tune
 from astraflow.transport.stream_session import StreamSession
 from astraflow.wire.patches import TransferPlan
 
@@ -48,13 +48,9 @@ async def open_shm(
     """
 
     async def dial() -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        with kept(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as sock:
             tune(sock)
             await asyncio.get_running_loop().sock_connect(sock, str(Path(address) / SOCKET_NAME))
-        except BaseException:
-            sock.close()
-            raise
         return sock
 
     def arena_for(session: StreamSession, known: TransferPlan) -> Arena:

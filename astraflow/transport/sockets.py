@@ -7,7 +7,8 @@ own tuning of both windows.
 import asyncio
 import socket
 import struct
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 # linux/tcp.h; the socket module of Python 3.11 has no names for some of them.
@@ -26,6 +27,15 @@ LONG_WAY_S: Final = 0.002
 _CONGESTION_CONTROL: Final = b"bbr"
 # A connection takes the next part when the last one is nearly gone: fast ones take more.
 _UNSENT_NBYTES: Final = 64 << 10
+
+
+@contextmanager
+def kept(sock: socket.socket) -> Generator[socket.socket]:
+    """Keep a socket that the block makes ready; one that it fails with is closed."""
+    with ExitStack() as undo:
+        undo.callback(sock.close)
+        yield sock
+        undo.pop_all()
 
 
 def tune(sock: socket.socket) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.address import join_address
 from astraflow.transport.groups import InlineCarrier
+from astraflow.transport.sockets import kept
 from astraflow.transport.stream_host import ClaimTransfer, StreamHost
 from astraflow.transport.transfers import OpenStanding, OpenTransfer, Secrets
 
@@ -63,11 +64,7 @@ def _bound(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, place = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
+    with kept(socket.socket(family, kind, protocol)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
-    except BaseException:
-        listener.close()
-        raise
     return listener

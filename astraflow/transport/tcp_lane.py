@@ -8,7 +8,7 @@ from astraflow.core.versions import Lane
 from astraflow.rpc.address import split_address
 from astraflow.transport.inbox import source_lost
 from astraflow.transport.proofs import prove
-from astraflow.transport.sockets import tune
+from astraflow.transport.sockets import kept, tune
 from astraflow.transport.stream_session import Dial, StreamSession
 from astraflow.wire.patches import TransferPlan
 
@@ -109,13 +109,9 @@ async def _dialler(host: str, port: int) -> Dial:
     family, _, _, _, place = places[0]
 
     async def dial() -> socket.socket:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
+        with kept(socket.socket(family, socket.SOCK_STREAM)) as sock:
             tune(sock)
             await loop.sock_connect(sock, place)
-        except BaseException:
-            sock.close()
-            raise
         return sock
 
     return dial
