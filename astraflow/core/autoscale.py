@@ -1,14 +1,6 @@
-"""Auto-scaling: how large the pool should be, from what was measured over a window.
+"""Auto-scaling: which nodes come and go, so that the pool has the size that is right.
 
-A dead band on the share of time w that trainers waited, after the controller that AstraFlow
-published: above 0.10 the pool grows to G / (1 - w), below 0.05 it shrinks to what is consumed plus
-a tenth, between the two it stays. Here admission holds production back to what is consumed, so
-both ways only the busy part of the pool counts: what it *could* produce is what it did produce,
-divided by how busy it was.
-
-Example:
-    4 accelerators, trainers waited 0.6 of the window: 4 / (1 - 0.6) = 10. With 10 that were busy
-    0.4 of the time and no wait: 10 * 0.4 * 1.1 = 4.4, so 5.
+`pool_size` says how large that is; here are bounds, patience, and who goes first.
 """
 
 from collections.abc import Sequence
@@ -16,16 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import ceil
-from typing import Final
 
-from astraflow.core.ids import MemberId, PolicyId
-
-WAIT_HIGH: Final = 0.10
-WAIT_LOW: Final = 0.05
-WAIT_CAP: Final = 0.95
-SHRINK_PAD: Final = 1.10
-# A pool that is less busy than this has something to spare.
-FULL: Final = 0.95
+from astraflow.core.ids import MemberId
+from astraflow.core.pool_size import PoolBalance, target_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,60 +36,6 @@ class ScaleAction(StrEnum):
     HOLD = "hold"
     GROW = "grow"
     SHRINK = "shrink"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyBalance:
-    """One policy over a window, in rollouts.
-
-    Attributes:
-        policy_id: Which.
-        wait_fraction: Share of the time that its trainer waited for a batch, 0 to 1.
-        produced_count: Accepted for it.
-        entered_count: Kept after filters.
-        consumed_count: Trained on.
-        stale_count: Dropped as stale.
-    """
-
-    policy_id: PolicyId
-    wait_fraction: float = 0.0
-    produced_count: int = 0
-    entered_count: int = 0
-    consumed_count: int = 0
-    stale_count: int = 0
-
-    @property
-    def use(self) -> float | None:
-        """Share of what entered that was needed; None: nothing entered, or nothing was used."""
-        if not self.entered_count or not self.consumed_count:
-            return None
-        return self.consumed_count / self.entered_count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolBalance:
-    """The pool and its trainers over a window.
-
-    Attributes:
-        span: How long it was.
-        accelerator_count: Live ones, a mean over the window.
-        busy_fraction: Share of what the pool could do that it was asked for, 0 to 1.
-        token_rate: Sampled tokens per second of all.
-        full_token_rate: Of one accelerator when all were busy; 0: they never were.
-        policies: Each by itself.
-    """
-
-    span: timedelta
-    accelerator_count: float
-    busy_fraction: float
-    token_rate: float = 0.0
-    full_token_rate: float = 0.0
-    policies: tuple[PolicyBalance, ...] = ()
-
-    @property
-    def wait_fraction(self) -> float:
-        """Of the policy that waits most."""
-        return max((policy.wait_fraction for policy in self.policies), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,48 +90,6 @@ class ScaleAdvice:
     retired: frozenset[MemberId] = frozenset()
     message: str = ""
     cooldown_time: datetime | None = None
-
-
-def target_of(balance: PoolBalance, present: int) -> tuple[int, str]:
-    """Return how many accelerators are wanted, and why.
-
-    Args:
-        balance: Of the window.
-        present: Accelerators that are live or joining.
-    """
-    wait, live = balance.wait_fraction, balance.accelerator_count
-    said = f"trainers waited {wait:.0%} of {_seconds(balance.span)}"
-    if wait > WAIT_HIGH:
-        busy = balance.busy_fraction if live > 0 else 1.0
-        grown = _ceil(live * busy / (1 - min(wait, WAIT_CAP)))
-        if grown <= present and busy < FULL:
-            return present, (
-                f"{said}, but the pool was {busy:.0%} busy: more nodes do not help; see what the "
-                "trainer waits for, or raise max_staleness"
-            )
-        return max(present, grown), f"{said}: {live:.1f} accelerators are too few"
-    need = _need(balance)
-    if wait < WAIT_LOW and need is not None:
-        kept = min(present, max(1, _ceil(need * SHRINK_PAD)))
-        return kept, f"{said}, and what was consumed keeps {need:.1f} accelerators busy"
-    return present, f"{said}: enough, and not too much"
-
-
-def _need(balance: PoolBalance) -> float | None:
-    """Return how many accelerators make what was consumed; None: too little is known.
-
-    Two ways to know it; the larger counts. Engines that are half empty are more than half as fast
-    as full ones, which the first one does not see.
-    """
-    uses = [policy.use for policy in balance.policies]
-    known = [use for use in uses if use is not None]
-    if not known or len(known) < len(uses):
-        return None
-    use = min(1.0, max(known))
-    by_time = balance.accelerator_count * balance.busy_fraction * use
-    if not balance.full_token_rate:
-        return by_time
-    return max(by_time, balance.token_rate * use / balance.full_token_rate)
 
 
 def advise(
@@ -303,12 +192,3 @@ def _retired(
         present, speed = present - member.accelerator_count, speed - member.tokens_per_s
         retired.add(member.member_id)
     return frozenset(retired)
-
-
-def _ceil(count: float) -> int:
-    # A count that is whole but for rounding is whole.
-    return ceil(count - 1e-6)
-
-
-def _seconds(span: timedelta) -> str:
-    return f"{span.total_seconds():g} s"

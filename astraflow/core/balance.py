@@ -4,25 +4,20 @@ Waits are integrals over time, exact between two events. The pool is looked at a
 window, so that an event costs the same in a pool of any size.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from astraflow.core.autoscale import (
-    FULL,
-    MemberBalance,
-    PolicyBalance,
-    PoolBalance,
-    ScaleAdvice,
-    advise,
-)
+from astraflow.core.autoscale import MemberBalance, ScaleAdvice, advise
 from astraflow.core.errors import Reason
-from astraflow.core.ids import MemberId, PolicyId
+from astraflow.core.ids import PolicyId
 from astraflow.core.live_members import RaasMember
+from astraflow.core.marks import Mark, Sums, balance_of, cost_of, used_of
 from astraflow.core.pacing import blocker_of
 from astraflow.core.policies import Policy
+from astraflow.core.pool_size import FULL, PoolBalance
 from astraflow.core.state import State
 from astraflow.core.status import RolloutPlace
 from astraflow.core.training import Training
@@ -34,30 +29,6 @@ _WEIGHT: Final = 1 / 16
 
 
 @dataclass(slots=True, kw_only=True)
-class _Sums:
-    """Of one policy since the beginning; seconds and rollouts."""
-
-    waited_s: float = 0.0
-    trained_s: float = 0.0
-    produced: int = 0
-    entered: int = 0
-    consumed: int = 0
-    stale: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mark:
-    """All sums at one time."""
-
-    time: datetime
-    sums: Mapping[PolicyId, _Sums]
-    live_s: float
-    busy_s: float
-    token_count: int
-    accepted: Mapping[MemberId, int]
-
-
-@dataclass(slots=True, kw_only=True)
 class _Wait:
     """What one policy's trainer does since the last event."""
 
@@ -65,6 +36,8 @@ class _Wait:
     trains: bool = False
     waited_s: float = 0.0
     trained_s: float = 0.0
+    acked_s: float = 0.0
+    batch_count: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +63,7 @@ class Balance:
     def __init__(self, state: State, training: Training) -> None:
         self._state = state
         self._training = training
-        self._marks = deque[_Mark](maxlen=_MARKS + 2)
+        self._marks = deque[Mark](maxlen=_MARKS + 2)
         self._interval = state.settings.scale.window / _MARKS
         self._waits = {policy_id: _Wait() for policy_id in state.policies}
         self._pool = _Pool()
@@ -104,7 +77,11 @@ class Balance:
             self._count((now - self._time).total_seconds())
         self._time = now
         for policy_id, policy in self._state.policies.items():
-            self._waits[policy_id].waits, self._waits[policy_id].trains = self._doing(policy)
+            wait = self._waits[policy_id]
+            wait.waits, wait.trains = self._doing(policy)
+            batch_count = policy.progress.consumed_count
+            if batch_count != wait.batch_count:
+                wait.batch_count, wait.acked_s = batch_count, wait.trained_s
         if not self._marks or now - self._marks[-1].time >= self._interval:
             self._look(now)
 
@@ -125,6 +102,7 @@ class Balance:
         wanted = settings.window if window is None else min(window, settings.window)
         last = self._mark(now)
         start, middle = self._at(now - wanted), self._at(now - wanted / 2)
+        cost = {policy_id: cost_of(policy_id, start, last) for policy_id in self._state.policies}
         changed = self._change_time
         if _moved(self._sizes, (self._present(), self._sizes[1])):
             changed = now
@@ -135,8 +113,8 @@ class Balance:
             ready = max(ready or now, first.time + wanted)
         return advise(
             settings,
-            (self._between(start, middle), self._between(middle, last)),
-            self._between(start, last),
+            (self._between(start, middle, cost), self._between(middle, last, cost)),
+            self._between(start, last, cost),
             self._members(start),
             now=now,
             ready_time=ready or now,
@@ -204,37 +182,43 @@ class Balance:
             known = self._pool.full_token_rate
             self._pool.full_token_rate = known + _WEIGHT * (rate - known) if known else rate
 
-    def _mark(self, now: datetime) -> _Mark:
+    def _mark(self, now: datetime) -> Mark:
         members = self._state.sessions.pool
-        return _Mark(
+        return Mark(
             time=now,
             sums={policy_id: self._sums(p) for policy_id, p in self._state.policies.items()},
             live_s=self._pool.live_s,
             busy_s=self._pool.busy_s,
             token_count=self._state.measured.token_count,
+            rollout_count=self._state.measured.rollout_count,
             accepted={member.member_id: member.accepted_count for member in members},
         )
 
-    def _sums(self, policy: Policy) -> _Sums:
+    def _sums(self, policy: Policy) -> Sums:
         wait = self._waits[policy.policy_id]
-        stale = sum(drop.count for drop in policy.books.drops if drop.reason is Reason.STALE)
-        return _Sums(
+        dropped = Counter[Reason]()
+        for drop in policy.books.drops:
+            dropped[drop.reason] += drop.count
+        return Sums(
             waited_s=wait.waited_s,
             trained_s=wait.trained_s,
+            acked_s=wait.acked_s,
             produced=policy.produced_count,
             entered=policy.entered_count,
             consumed=policy.books.count(RolloutPlace.TRAINED),
-            stale=stale,
+            stale=dropped[Reason.STALE],
+            filtered=dropped[Reason.FILTERED] + dropped[Reason.GROUP_INCOMPLETE],
         )
 
-    def _at(self, time: datetime) -> _Mark:
+    def _at(self, time: datetime) -> Mark:
         """Return the first mark that is not before a time; the last one if all are."""
         for mark in self._marks:
             if mark.time >= time:
                 return mark
         return self._marks[-1] if self._marks else self._mark(time)
 
-    def _between(self, first: _Mark, last: _Mark) -> PoolBalance:
+    def _between(self, first: Mark, last: Mark, cost: Mapping[PolicyId, float]) -> PoolBalance:
+        """Return the balance between two marks, by what a rollout to be trained on costs."""
         seconds = (last.time - first.time).total_seconds()
         seen_s = last.live_s - first.live_s
         looked_at = self._marks[-1].time if self._marks else last.time
@@ -246,14 +230,22 @@ class Balance:
             busy_fraction=(last.busy_s - first.busy_s) / seen_s if seen_s > 0 else 1.0,
             token_rate=(last.token_count - first.token_count) / seconds if seconds > 0 else 0.0,
             full_token_rate=self._pool.full_token_rate,
+            used_token_rate=max(
+                (
+                    used_of(first.sums[policy_id], last.sums[policy_id]) * cost[policy_id]
+                    for policy_id, policy in self._state.policies.items()
+                    if policy.end is None
+                ),
+                default=0.0,
+            ),
             policies=tuple(
-                _policy(policy_id, first.sums[policy_id], last.sums[policy_id])
+                balance_of(policy_id, first.sums[policy_id], last.sums[policy_id])
                 for policy_id, policy in self._state.policies.items()
                 if policy.end is None
             ),
         )
 
-    def _members(self, start: _Mark) -> tuple[MemberBalance, ...]:
+    def _members(self, start: Mark) -> tuple[MemberBalance, ...]:
         return tuple(
             MemberBalance(
                 member_id=member.member_id,
@@ -279,16 +271,3 @@ def _moved(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
 def accelerators(member: RaasMember) -> int:
     """Return how many accelerators a RaaS counts for; one without any counts as 1."""
     return max(1, member.resources.accelerator_count)
-
-
-def _policy(policy_id: PolicyId, first: _Sums, last: _Sums) -> PolicyBalance:
-    waited_s, trained_s = last.waited_s - first.waited_s, last.trained_s - first.trained_s
-    seconds = waited_s + trained_s
-    return PolicyBalance(
-        policy_id=policy_id,
-        wait_fraction=waited_s / seconds if seconds > 0 else 0.0,
-        produced_count=last.produced - first.produced,
-        entered_count=last.entered - first.entered,
-        consumed_count=last.consumed - first.consumed,
-        stale_count=last.stale - first.stale,
-    )

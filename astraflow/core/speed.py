@@ -110,6 +110,11 @@ class Measured:
         self.fastest_token_s = self._fastest.token_s if self._fastest else 0.0
         self._count += 1
 
+    @property
+    def rollout_count(self) -> int:
+        """Accepted rollouts that have sampled tokens."""
+        return self._count
+
     def note_prompt(self, size: int) -> None:
         """Count one prompt that was issued."""
         weight = _WEIGHT if self.mean_size else 1.0

@@ -59,6 +59,7 @@ class SimulatedNode:
     _busy: int = 0
     _work: dict[TaskId, _Work] = field(default_factory=dict[TaskId, _Work])
     _queue: deque[tuple[TaskId, int]] = field(default_factory=deque[tuple[TaskId, int]])
+    _gated: list[RolloutTask] = field(default_factory=list[RolloutTask])
 
     def join(self) -> None:
         """Join the pool, unless it was given up before; then pull the newest weights."""
@@ -104,10 +105,10 @@ class SimulatedNode:
             self.leave()
 
     def take(self, task: RolloutTask) -> None:
-        """Begin a task, as far as slots are free."""
+        """Begin a task as far as slots are free, once the version that it asks for is live."""
         self._work[task.task_id] = _Work(task=task, open=set(task.sample_indexes))
-        self._queue.extend((task.task_id, index) for index in task.sample_indexes)
-        self._start_samples()
+        self._gated.append(task)
+        self._admit()
 
     def cancel(self, effect: ef.SendCancellation) -> None:
         """Stop a task and close it."""
@@ -134,6 +135,7 @@ class SimulatedNode:
         if version <= self._version or self.member_id is None:
             return
         self._version = version
+        self._admit()
         report = VersionReport(policy_id=POLICY, version=version, state=VersionState.LIVE)
         self._say(ev.VersionReported(member_id=self.member_id, report=report))
 
@@ -142,6 +144,16 @@ class SimulatedNode:
             self._say(ev.MemberKeptAlive(member_id=self.member_id))
             ttl_s = self.hub.settings.session_ttl.total_seconds()
             self._after(_KEEP_ALIVE_SHARE * ttl_s, self._speak)
+
+    def _admit(self) -> None:
+        """Let tasks pass whose version is live."""
+        gated, self._gated = self._gated, []
+        for task in gated:
+            if (task.versions[POLICY].min or 0) > self._version:
+                self._gated.append(task)
+            else:
+                self._queue.extend((task.task_id, index) for index in task.sample_indexes)
+        self._start_samples()
 
     def _start_samples(self) -> None:
         while self._queue and self._busy < self.pool.slots:

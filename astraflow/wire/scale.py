@@ -2,14 +2,9 @@
 
 from datetime import timedelta
 
-from astraflow.core.autoscale import (
-    MemberBalance,
-    PolicyBalance,
-    PoolBalance,
-    ScaleAction,
-    ScaleAdvice,
-)
+from astraflow.core.autoscale import MemberBalance, ScaleAction, ScaleAdvice
 from astraflow.core.ids import MemberId, PolicyId
+from astraflow.core.pool_size import PolicyBalance, PoolBalance
 from astraflow.wire.enums import EnumTable
 from astraflow.wire.fields import encode_span, encode_time, optional, optional_span, optional_time
 from astraflow_proto.control.v1 import scale_pb2

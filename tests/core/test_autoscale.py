@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.core.autoscale import (
-    MemberBalance,
-    PolicyBalance,
-    PoolBalance,
-    ScaleAction,
-    ScaleSettings,
-    advise,
-    target_of,
-)
+from astraflow.core.autoscale import MemberBalance, ScaleAction, ScaleSettings, advise
+from astraflow.core.pool_size import PolicyBalance, PoolBalance, target_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 WINDOW = timedelta(seconds=300)
@@ -77,6 +70,24 @@ def test_a_half_empty_engine_is_more_than_half_as_fast():
     """100 of 400 tokens/s by time are one accelerator, but a full one makes only 60."""
     slack = balance(busy=0.25, token_rate=100.0, full_token_rate=60.0)
     assert target_of(slack, 4)[0] == 2
+
+
+def test_what_is_used_says_how_far_to_grow():
+    """3,200 tokens/s of training, 400 per accelerator: 8, though 5 that waited 0.2 say 7."""
+    short = balance(wait=0.2, live=5.0, full_token_rate=400.0, used_token_rate=3200.0)
+    assert target_of(short, 5)[0] == 8
+
+
+@pytest.mark.parametrize(("busy", "target"), [(1.0, 8), (0.9, 7)])
+def test_a_full_pool_that_is_known_to_be_short_grows_within_the_band(busy, target):
+    short = balance(wait=0.07, live=7.0, busy=busy, full_token_rate=400.0, used_token_rate=3200.0)
+    assert target_of(short, 7)[0] == target
+
+
+@pytest.mark.parametrize(("present", "target"), [(8, 8), (9, 9), (10, 8), (30, 8)])
+def test_a_pool_a_tenth_too_large_stays(present, target):
+    slack = balance(live=8.0, busy=0.9, full_token_rate=400.0, used_token_rate=3200.0)
+    assert target_of(slack, present)[0] == target
 
 
 def test_joining_nodes_count():

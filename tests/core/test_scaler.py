@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from astraflow.core.autoscale import MemberBalance, PoolBalance, ScaleAction, ScaleAdvice
+from astraflow.core.autoscale import MemberBalance, ScaleAction, ScaleAdvice
+from astraflow.core.pool_size import PoolBalance
 from astraflow.core.scaler import Scaler
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -51,6 +51,13 @@ def test_a_slow_trainer_stops_the_pool():
     assert not report.broken_laws
 
 
+def test_nothing_turns_stale_while_the_pool_has_time():
+    """A task waits at its node until the version is live that it asks for."""
+    slow = {"groups_per_batch": 4, "max_staleness": 4, "demand": [{"step_s": 120}]}
+    report = simulate(scenario(trainer=slow, pools={"pool": {"count": 4, "slots": 4}}))
+    assert not report.books.drops
+
+
 @pytest.mark.slow
 def test_scaling_follows_demand():
     demand = [

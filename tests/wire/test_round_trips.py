@@ -245,6 +245,7 @@ def advices(draw: st.DrawFn) -> ScaleAdvice:
         accelerator_count=float(drawn.accelerator_count),
         token_rate=0.0,
         full_token_rate=0.0,
+        used_token_rate=0.0,
     )
     retired = draw(st.frozensets(st.sampled_from([*members]))) if members else frozenset()
     return replace(drawn, balance=balance, members=tuple(members.values()), retired=retired)
