@@ -1,7 +1,8 @@
 """Holding: the verified weights of one policy, in memory, on disk and for a relay's readers."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import structlog
@@ -26,7 +27,7 @@ class Holding:
 
     Attributes:
         frame: Of the last layout that was fetched; None: none was.
-        state: What is held; None: nothing.
+        state: What is held; None: nothing. Its bits are there once it is `settled`.
         leftover: Verified chunks of a pull that failed.
     """
 
@@ -45,6 +46,9 @@ class Holding:
         self._relay = relay
         self._copy = copy
         self._is_restored = copy is None
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="astraflow-held")
+        self._written: Future[HeldState] | None = None
+        self._serving: asyncio.Future[None] | None = None
 
     @property
     def version(self) -> int | None:
@@ -100,15 +104,34 @@ class Holding:
         target: VersionInfo,
         known: Mapping[int, VersionInfo],
     ) -> WeightUpdate:
-        """Write the changes; a relay serves nothing from the state meanwhile."""
+        """Write the changes; a relay serves nothing from the state meanwhile.
+
+        Where the changes tell what the engine is to do, they are written beside that.
+        """
         if self._relay is not None:
             self._relay.release()
-        commit = staged.commit
+        commit: Callable[[], HeldState] = staged.commit
         if self._copy is not None:
             commit = partial(self._copy.commit, staged, known, base and base.version)
-        self.state = await asyncio.to_thread(commit)
-        self.serve(target)
+        is_told = staged.is_told_by_changes
+        update = await asyncio.to_thread(self._update_of, staged, base) if is_told else None
+        self.state, self._written = staged.state, self._threads.submit(commit)
+        self._serving = asyncio.ensure_future(self._serve_written(self._written, target))
+        if update is not None:
+            return update
+        await self.settled()
         return await asyncio.to_thread(self._update_of, staged, base)
+
+    async def settled(self) -> None:
+        """Return once what is held is written."""
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            await serving
+
+    async def close(self) -> None:
+        """End the thread, when what is held is written."""
+        await asyncio.to_thread(self._threads.shutdown)
+        await self.settled()
 
     def full_update(self) -> WeightUpdate:
         """Return all that is held, dense.
@@ -116,6 +139,8 @@ class Holding:
         Raises:
             AstraflowError: NOT_READY when nothing is held.
         """
+        if self._written is not None:
+            self._written.result()
         if self.state is None:
             raise AstraflowError(Reason.NOT_READY, f"no weights of {self._policy_id} are held")
         return WeightUpdate(
@@ -124,6 +149,15 @@ class Holding:
             base_version=None,
             tensors=dense_updates(self.state.frame.layout, self.state.flat),
         )
+
+    async def _serve_written(self, written: Future[HeldState], target: VersionInfo) -> None:
+        try:
+            await asyncio.wrap_future(written)
+        except BaseException:
+            # Nobody knows how far it came: the next version is pulled from nothing.
+            self.state = self._written = None
+            raise
+        self.serve(target)
 
     def _update_of(self, staged: StagedState, base: HeldState | None) -> WeightUpdate:
         return WeightUpdate(

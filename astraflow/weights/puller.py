@@ -127,6 +127,7 @@ class WeightPuller:
         )
         async with self._one_at_a_time:
             self._times, self._arrived = PullTimes(), 0.0
+            await self._holding.settled()
             await self._holding.restore({**known, target.version: target})
             try:
                 update = await self._update(target, {**known, target.version: target}, fetch)
@@ -156,11 +157,13 @@ class WeightPuller:
         """Close all connections, and the copy on disk."""
         await self._lane.close()
         await asyncio.to_thread(self._decoder.close)
+        await self._holding.close()
         if self._copy is not None:
             await asyncio.to_thread(self._copy.close)
 
     async def settle(self) -> None:
-        """Return once the copy on disk is as far as it can be."""
+        """Return once what is held is written, and the copy on disk as far as it can be."""
+        await self._holding.settled()
         if self._copy is not None:
             await asyncio.to_thread(self._copy.settle)
 

@@ -17,6 +17,7 @@ from astraflow.weights.frame import Frame
 from astraflow.weights.tensor_updates import (
     Touched,
     dense_updates,
+    is_told_by,
     sparse_updates,
     touched_elements,
 )
@@ -70,8 +71,14 @@ class StagedState:
             change.apply(self.state.flat)
         return self.state
 
+    @property
+    def is_told_by_changes(self) -> bool:
+        """Whether what it asks of an engine is known before it is committed."""
+        layout = self.state.frame.layout
+        return self.touched is not None and is_told_by(layout, self.touched)
+
     def tensor_updates(self) -> tuple[TensorUpdate, ...]:
-        """Return what a committed version asks of an engine."""
+        """Return what the version asks of an engine, committed or told by its changes."""
         layout, flat = self.state.frame.layout, self.state.flat
         if self.touched is None:
             return dense_updates(layout, flat)

@@ -43,6 +43,14 @@ def touched_elements(frame: Frame, changes: Iterable[Change]) -> Mapping[str, To
     return {name: _joined(parts) for name, parts in pieces.items()}
 
 
+def is_told_by(layout: Layout, touched: Mapping[str, Touched]) -> bool:
+    """Whether `sparse_updates` needs nothing of the state but what changes."""
+    return all(
+        each.values is not None and not _is_most(each, layout.by_name[name].element_count)
+        for name, each in touched.items()
+    )
+
+
 def sparse_updates(
     layout: Layout, flat: np.ndarray, touched: Mapping[str, Touched]
 ) -> tuple[TensorUpdate, ...]:
@@ -59,7 +67,7 @@ def sparse_updates(
         if found is None:
             continue
         bits = layout.view(flat, spec.name).reshape(-1)
-        if 2 * len(found.indices) > len(bits):
+        if _is_most(found, len(bits)):
             updates.append(TensorUpdate(spec=spec, indices=None, values=bits.copy()))
         else:
             values = bits[found.indices] if found.values is None else found.values
@@ -78,6 +86,10 @@ def dense_updates(layout: Layout, flat: np.ndarray) -> tuple[TensorUpdate, ...]:
         )
         for spec in layout.tensors
     )
+
+
+def _is_most(touched: Touched, element_count: int) -> bool:
+    return 2 * len(touched.indices) > element_count
 
 
 def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> Touched:

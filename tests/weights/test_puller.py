@@ -423,3 +423,15 @@ async def test_a_pull_says_where_its_time_went_and_tells_who_listens(training, s
     assert bar.left[0][1] == pulled.nbytes
     times = pulled.times
     assert min(times.verify, times.decode, times.stage).total_seconds() > 0
+
+
+class TestCommit:
+    async def test_what_is_held_is_whole_when_it_is_asked_for_at_once(
+        self, training, serve, puller, tools
+    ):
+        """It may still be written while the engine has its part already."""
+        await serve()
+        await pull(puller, training, training.publish())
+        for _ in range(3):
+            await pull(puller, training, training.publish())
+            assert training.is_live(tools.live(puller.full_update()))

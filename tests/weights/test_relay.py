@@ -225,6 +225,7 @@ async def test_a_chain_of_passed_patches_is_served_and_bounded(training, relayed
 async def test_no_more_patches_are_kept_than_are_quickly_gone_through(training, relayed):
     for _ in range(70):
         await relayed.pull(relayed.first, training.publish())
+    await relayed.first.settle()
     assert len(relayed.relay._patches) == 64
 
 
