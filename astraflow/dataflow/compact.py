@@ -4,7 +4,6 @@ A process of its own, so that a hub never stops for it; it only reads the journa
 """
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 
@@ -15,9 +14,6 @@ from astraflow.dataflow.recovery import beginning_of, replay
 from astraflow.storage.fault_points import FaultPoint, arm, reach
 from astraflow.storage.lock import FileLock
 from astraflow.storage.reader import JournalReader
-
-# Behind the hub, but not so far that it never ends beside a busy one.
-_NICE = 5
 
 
 async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
@@ -43,7 +39,6 @@ async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """Return the exit code: 0 once the snapshot is safe."""
-    os.nice(_NICE)
     try:
         arm()
         asyncio.run(write_snapshot_of(RunDir(Path(arguments[0])), int(arguments[1])))

@@ -1,8 +1,17 @@
-"""Compaction: a snapshot takes the place of old records, made by a process beside the hub."""
+"""Compaction: a snapshot takes the place of old records, made by a process beside the hub.
+
+That process replays as many records as the hub took, so it may need as much of a core. Where the
+hub needs its core itself it comes last, until the journal has grown too far meanwhile.
+"""
 
 import asyncio
+import math
+import os
 import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -13,8 +22,14 @@ from astraflow.storage.journal import Journal
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-_LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.5
 _ERROR_NBYTES = 1000
+# How far the process stands back, on the scale of `nice`, one attempt after the other: the first
+# has only what the hub leaves of its core.
+_IDLE = 19
+_NICE = (_IDLE, 10, 0)
+# An attempt is given up for a more eager one when so many times the bytes came that begin one.
+_LATE = 2
 
 
 async def compact_for_ever(
@@ -29,32 +44,76 @@ async def compact_for_ever(
     """
     done_nbytes = 0
     while True:
-        await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(LOOK_EVERY_S)
         if commits.nbytes - done_nbytes < every_nbytes:
             continue
-        done_nbytes, end = commits.nbytes, journal.end
-        if await _snapshot(run_dir, end):
+        done_nbytes = commits.nbytes
+        end = await _snapshot(commits, journal, run_dir=run_dir, most_nbytes=_LATE * every_nbytes)
+        if end is not None:
             reach(FaultPoint.TRIM_STARTED)
             await journal.trim(end)
             log.info("journal compacted", first=journal.first, end=journal.end)
 
 
-async def _snapshot(run_dir: Path, end: int) -> bool:
-    """Have a snapshot made; return whether it is safe."""
+async def _snapshot(
+    commits: Commits, journal: Journal, *, run_dir: Path, most_nbytes: int
+) -> int | None:
+    """Have a snapshot made; return the position that it goes to, None when it failed."""
+    for nice in _NICE:
+        end, limit = journal.end, commits.nbytes + most_nbytes
+        is_late = partial(_is_past, commits, math.inf if nice == _NICE[-1] else limit)
+        process = await _start(run_dir, end, nice)
+        if await ended(process, is_late=is_late):
+            return None if process.returncode else end
+        log.info("journal: the snapshot takes too long; the next one stands back less", nice=nice)
+    return None
+
+
+def _is_past(commits: Commits, limit: float) -> bool:
+    return commits.nbytes > limit
+
+
+async def _start(run_dir: Path, end: int, nice: int) -> Process:
+    command = (sys.executable, "-m", "astraflow.dataflow.compact", str(run_dir), str(end))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "astraflow.dataflow.compact", str(run_dir), str(end)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
+        *command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
     )
+    # From here, since its imports alone would keep the hub from its core for half a second.
+    with suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, process.pid, nice)
+        if nice == _IDLE and hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
+    return process
+
+
+async def ended(process: Process, *, is_late: Callable[[], bool]) -> bool:
+    """Wait for a process that makes a snapshot; return whether it ended by itself.
+
+    Args:
+        process: Killed when it is late, or when the caller is cancelled.
+        is_late: Asked every so often.
+    """
+    told = asyncio.ensure_future(process.communicate())
     try:
-        _, errors = await process.communicate()
+        while not told.done():
+            if is_late():
+                return False
+            await asyncio.wait([told], timeout=LOOK_EVERY_S)
+        _complain(process, (await told)[1])
+        return True
     finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        await _stop(process, told)
+
+
+async def _stop(process: Process, told: "asyncio.Future[tuple[bytes, bytes]]") -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    told.cancel()
+
+
+def _complain(process: Process, errors: bytes) -> None:
     if process.returncode:
         why = errors.decode(errors="replace")[-_ERROR_NBYTES:]
         log.warning("journal: no snapshot; it keeps growing", exit_code=process.returncode, why=why)
-    return not process.returncode

@@ -180,7 +180,7 @@ class SqliteJournal:
         (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
         if mode != _INCREMENTAL or not free:
             return False
-        self._database.execute(f"PRAGMA incremental_vacuum({_SHRINK_PAGES})").fetchall()
+        self._database.executescript(f"PRAGMA incremental_vacuum({_SHRINK_PAGES})")
         return True
 
 
