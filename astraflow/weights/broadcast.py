@@ -40,7 +40,8 @@ class Rendezvous:
         port: Where the sender listens for the meeting.
         rank: 0 sends, the others receive.
         size: Processes in the group.
-        deadline_s: Of the meeting, and of each update.
+        deadline_s: Of the meeting.
+        update_deadline_s: Of each update; None: the same.
         device: cpu: over gloo; cuda:N: over NCCL.
     """
 
@@ -49,7 +50,13 @@ class Rendezvous:
     rank: int
     size: int
     deadline_s: float = 30.0
+    update_deadline_s: float | None = None
     device: str = "cpu"
+
+    @property
+    def update_limit_s(self) -> float:
+        """Seconds that an update may take."""
+        return self.deadline_s if self.update_deadline_s is None else self.update_deadline_s
 
 
 class BroadcastGroup:
@@ -108,7 +115,7 @@ class BroadcastGroup:
         if self._group is None:
             raise _closed()
         try:
-            return await asyncio.to_thread(work, _Deadline(self._where.deadline_s))
+            return await asyncio.to_thread(work, _Deadline(self._where.update_limit_s))
         except AstraflowError:
             self.close()
             raise

@@ -21,10 +21,10 @@ from astraflow.storage.lock import FileLock
 from astraflow.weights.backlog import Backlog
 from astraflow.weights.disk_files import LOCK, Step
 from astraflow.weights.disk_load import Loaded, load
-from astraflow.weights.disk_writer import DiskWriter
+from astraflow.weights.disk_writer import MAX_STEPS, DiskWriter
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
-from astraflow.weights.snapshot import Snapshots
+from astraflow.weights.snapshot import BLOCK_NBYTES, Snapshots
 from astraflow.weights.state import HeldState, StagedState
 
 _PLACE_COUNT: Final = 64
@@ -42,21 +42,28 @@ class DiskCopy:
         failure_count: Writes that failed.
     """
 
-    def __init__(self, folder: Path, lock: FileLock) -> None:
+    def __init__(self, folder: Path, lock: FileLock, *, max_steps: int, block_nbytes: int) -> None:
         """Made by `open`."""
         self.folder = folder
         self.failure_count = 0
         self._lock = lock
-        self._snapshots = Snapshots()
-        self._writer = DiskWriter(folder, self._snapshots)
+        self._snapshots = Snapshots(block_nbytes=block_nbytes)
+        self._writer = DiskWriter(folder, self._snapshots, max_steps=max_steps)
         self._backlog = Backlog(name="astraflow-disk", failed=self._failed)
         self._incoming: Incoming | None = None
         self._told: dict[bytes, int] = {}
         self._room_nbytes = _ROOM_NBYTES
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
+    def open(
+        cls, folder: Path, *, max_steps: int = MAX_STEPS, block_nbytes: int = BLOCK_NBYTES
+    ) -> Self:
         """Take the first place in a folder that no other process has: its copy becomes ours.
+
+        Args:
+            folder: Of all copies.
+            max_steps: Versions by patches; after more the state is written.
+            block_nbytes: Of the state that is copied while a version waits.
 
         Raises:
             AstraflowError: CAPABILITY_MISSING when nothing can be written there.
@@ -70,7 +77,8 @@ class DiskCopy:
                 why = error
                 break
             with suppress(AstraflowError):
-                return cls(place, FileLock.take(place / LOCK))
+                lock = FileLock.take(place / LOCK)
+                return cls(place, lock, max_steps=max_steps, block_nbytes=block_nbytes)
         raise AstraflowError(
             Reason.CAPABILITY_MISSING, f"no copy of weights can be kept in {folder}: {why}"
         )

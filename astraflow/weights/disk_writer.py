@@ -39,7 +39,15 @@ _MAX_PAUSE: Final = 64
 class DiskWriter:
     """Appends patches, records versions, and writes the state when it is shorter to load."""
 
-    def __init__(self, folder: Path, snapshots: Snapshots) -> None:
+    def __init__(self, folder: Path, snapshots: Snapshots, *, max_steps: int) -> None:
+        """Prepare.
+
+        Args:
+            folder: Of the copy.
+            snapshots: Of what is held.
+            max_steps: Versions by patches; after more the state is written.
+        """
+        self._max_steps = max_steps
         self._folder = folder
         self._snapshots = snapshots
         self._frame: Frame | None = None
@@ -114,7 +122,7 @@ class DiskWriter:
         if self._record is None or self._frame is None:
             return False
         share = self._record.patch_nbytes / max(self._frame.layout.nbytes, 1)
-        return len(self._record.steps) > MAX_STEPS or share > _MAX_PATCH_SHARE
+        return len(self._record.steps) > self._max_steps or share > _MAX_PATCH_SHARE
 
     def _take(self, record: Record) -> None:
         """Let a record count, then remove what it does not need."""

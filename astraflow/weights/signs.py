@@ -6,7 +6,6 @@ below it would run to the origin at once. So a source with nothing to send says 
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
+from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.wire.patches import SentChunk, SentItem, TransferPlan, Waiting
 
@@ -85,7 +85,7 @@ async def watched(
     async with aclosing(_Arrivals(items)) as arrivals:
         while True:
             limit_s = watch.left_s
-            due = time.monotonic() + limit_s
+            due = watch.clock.monotonic() + limit_s
             try:
                 item = await arrivals.next(limit_s)
             except StopAsyncIteration:
@@ -94,7 +94,7 @@ async def watched(
                 watch.note(item)
                 if not isinstance(item, Waiting):
                     yield item
-            elif time.monotonic() - due > _LATE_S:
+            elif watch.clock.monotonic() - due > _LATE_S:
                 watch.forgive()
             elif watch.is_only:
                 log.warning(
@@ -126,6 +126,7 @@ class StallWatch:
     Attributes:
         answer_s: From a request to its first sign; 0: unknown.
         is_only: Whether there is no other source.
+        clock: Tells the time.
         since_s: What comes has been on its way since then, asked for ahead; None: it was not.
     """
 
@@ -137,6 +138,7 @@ class StallWatch:
         answer_s: float,
         goodput_bytes_per_s: float,
         is_only: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         """Begin when the source is asked.
 
@@ -146,7 +148,9 @@ class StallWatch:
             answer_s: From an earlier request to its first sign; 0: unknown.
             goodput_bytes_per_s: Measured; 0: unknown.
             is_only: Whether there is no other: then it is waited for, and this is said.
+            clock: None: the machine's.
         """
+        self.clock = clock or SystemClock()
         self.answer_s = answer_s
         self.is_only = is_only
         self.since_s: float | None = None
@@ -154,22 +158,22 @@ class StallWatch:
         self._patience = patience
         self._goodput = goodput_bytes_per_s or _GOODPUT_BYTES_PER_S
         self._chunk_nbytes = 0.0
-        self._asked = self._sign = self._chunk = time.monotonic()
+        self._asked = self._sign = self._chunk = self.clock.monotonic()
         self._is_answered = False
 
     @property
     def left_s(self) -> float:
         """Seconds until it has stalled if nothing comes."""
         silent = self._sign + self._silent_s(self._patience)
-        return max(0.0, min(silent, self._chunk + self._patience.idle_s) - time.monotonic())
+        return max(0.0, min(silent, self._chunk + self._patience.idle_s) - self.clock.monotonic())
 
     def forgive(self) -> None:
         """Begin to wait anew."""
-        self._sign = self._chunk = time.monotonic()
+        self._sign = self._chunk = self.clock.monotonic()
 
     def note(self, item: SentItem) -> None:
         """Take note of what came."""
-        self._sign = time.monotonic()
+        self._sign = self.clock.monotonic()
         if isinstance(item, Waiting) and item.since_s is not None:
             self.since_s, self._is_answered = item.since_s, True
         if not self._is_answered:
@@ -184,7 +188,7 @@ class StallWatch:
 
     def stalled(self) -> AstraflowError:
         """Return what is to be said of it."""
-        now = time.monotonic()
+        now = self.clock.monotonic()
         return AstraflowError(
             Reason.SOURCE_TIMEOUT,
             f"{self._address} has stalled: no sign for {now - self._sign:.2f} s, no chunk for"

@@ -9,17 +9,23 @@ import numpy as np
 from astraflow.codec.changes import Change
 from astraflow.weights.state import HeldState, StagedState
 
-_BLOCK_NBYTES: Final = 1 << 20
+BLOCK_NBYTES: Final = 1 << 20
 
 
 class Snapshots:
     """Commits versions, and copies one of them while later ones are committed.
 
     Every change knows the bits that it takes the place of. A commit waits for one range that is
-    being copied (1 MiB), never for the rest.
+    being copied, never for the rest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, block_nbytes: int = BLOCK_NBYTES) -> None:
+        """Hold nothing.
+
+        Args:
+            block_nbytes: Of a range that is copied at once.
+        """
+        self._block_nbytes = block_nbytes
         self._lock = Lock()
         self._held: HeldState | None = None
         self._copied: HeldState | None = None
@@ -45,14 +51,14 @@ class Snapshots:
             return self._held
 
     def blocks(self) -> Generator[np.ndarray]:
-        """Yield what `begin` returned, by offset: u8[up to 1 MiB], copies."""
+        """Yield what `begin` returned, by offset: u8[up to a block], copies."""
         held = self._copied
         try:
             flat = np.zeros(0, np.uint8) if held is None else held.flat
-            for first in range(0, len(flat), _BLOCK_NBYTES):
+            for first in range(0, len(flat), self._block_nbytes):
                 with self._lock:
                     changes = self._changes[::-1]
-                    block = flat[first : first + _BLOCK_NBYTES].copy()
+                    block = flat[first : first + self._block_nbytes].copy()
                 _undo(block, first, changes)
                 yield block
         finally:

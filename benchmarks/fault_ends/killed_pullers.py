@@ -21,6 +21,7 @@ from astraflow.core.versions import VersionInfo
 from astraflow.transport.lanes import Lanes
 from astraflow.weights import disk_files, disk_writer
 from astraflow.weights.disk_copy import DiskCopy
+from astraflow.weights.disk_writer import MAX_STEPS
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.server import WeightServer
 from astraflow.weights.snapshot import Snapshots
@@ -82,13 +83,12 @@ def live_and_die(end: Connection, life: Life) -> None:
 
 async def _live_and_die(end: Connection, life: Life, rng: Random) -> None:
     item, tensor, write = Countdown(_die), Countdown(_die), Countdown(_die)
-    if life.point == "state":
-        # Every version is followed by the state.
-        disk_writer.MAX_STEPS = 0  # type: ignore[misc]
     _die_in_writes(write, rng)
     layout = make_layout(SCALE)
     live = np.memmap(life.folder / "live", np.uint8, "r+", shape=(layout.nbytes,))
-    copy = DiskCopy.open(life.folder / "cache")
+    # In a life that ends there, every version is followed by the state.
+    max_steps = 0 if life.point == "state" else MAX_STEPS
+    copy = DiskCopy.open(life.folder / "cache", max_steps=max_steps)
     pause_s = 0.004 if life.point == "join" else 0.0
     lane = TellingLane(Lanes(), item, pause_s=pause_s)
     puller = WeightPuller(POLICY, lane=lane, copy=copy)

@@ -1,6 +1,8 @@
 """What an operator sees and steers."""
 
 import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
@@ -8,9 +10,17 @@ from grpc import aio
 from astraflow.core.batches import EndCause
 from astraflow.core.errors import Reason
 from astraflow.core.status import RunState
+from astraflow.dataflow.access import Access
+from astraflow.dataflow.servicers.trainer import TrainerServicer
+from astraflow.dataflow.tokens import HubTokens
+from astraflow.rpc.channel import dial
+from astraflow.rpc.server import Servicer, start_server
 from astraflow.wire import control as wire
 from astraflow_proto.control.v1 import control_service_pb2 as pb
 from astraflow_proto.control.v1 import ledger_service_pb2
+from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import (
+    add_TrainerServiceServicer_to_server,
+)
 
 
 async def stop(scene, mode):
@@ -109,9 +119,23 @@ async def test_a_paused_run_issues_nothing_until_it_is_resumed(start_hub, recipe
         assert (await tasks.read()).HasField("task")
 
 
-async def test_a_trainer_that_gets_nothing_is_told_why(start_hub, recipe_of, monkeypatch):
-    monkeypatch.setattr("astraflow.dataflow.servicers.trainer.INTERVAL_S", 0.01)
-    async with start_hub(recipe_of()) as scene:
+@asynccontextmanager
+async def telling_at_once(scene):
+    """Serve the same hub at another port, where nobody waits long to be told why they wait."""
+    memory = scene.hub.memory
+    tokens = HubTokens(join="join", operator="operator")
+    access = Access(tokens, sessions=memory.sessions, roles=memory.roles)
+    methods = TrainerServicer(scene.hub, access, wait_interval_s=0.01)
+    servicer = Servicer(add=add_TrainerServiceServicer_to_server, methods=methods)
+    async with (
+        await start_server([servicer], listen="127.0.0.1:0") as server,
+        dial(server.address) as channel,
+    ):
+        yield replace(scene, channel=channel)
+
+
+async def test_a_trainer_that_gets_nothing_is_told_why(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as hub, telling_at_once(hub) as scene:
         trainer = scene.trainer()
         await trainer.register()
         stream = trainer.batches()

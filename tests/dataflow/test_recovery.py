@@ -135,21 +135,12 @@ async def test_the_hub_compacts_as_records_come(start_hub, recipe_of):
         assert hub.hub.run.accounts() == before
 
 
-async def quiet(hub):
-    """Wait until nothing more is decided and everything is safe: only that outlives the hub."""
-    seen = -1
-    while seen != hub.commits.ticket:
-        seen = hub.commits.ticket
-        await hub.safe()
-        await asyncio.sleep(0.1)
-
-
 async def test_repetitions_are_counted_and_take_hardly_any_room(start_hub, recipe_of):
     async with start_hub(recipe_of()) as hub:
         _, raas, task = await work(hub, answered=False)
         rollouts = await raas.open_rollouts()
         await raas.answer(rollouts, task)
-        await quiet(hub.hub)
+        await hub.hub.safe()
         before = hub.hub.commits.nbytes
         again = raas.samples(task) * 20
         stray = [raas.sample(replace(task, group_id="of-another-run", task_id="x"), 0)]

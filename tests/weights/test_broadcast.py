@@ -135,11 +135,17 @@ async def peers() -> AsyncIterator[list[Peer]]:
         peer.end()
 
 
-async def join(peers: list[Peer], *, rank: int, deadline_s: float = 60.0) -> BroadcastGroup:
+async def join(peers: list[Peer], *, rank: int, update_deadline_s: float = 60.0) -> BroadcastGroup:
     peers.append(Peer(1 - rank))
-    return await BroadcastGroup.join(
-        Rendezvous(host="127.0.0.1", port=peers[-1].port, rank=rank, size=2, deadline_s=deadline_s)
+    where = Rendezvous(
+        host="127.0.0.1",
+        port=peers[-1].port,
+        rank=rank,
+        size=2,
+        deadline_s=60.0,
+        update_deadline_s=update_deadline_s,
     )
+    return await BroadcastGroup.join(where)
 
 
 async def send_for_ever(group: BroadcastGroup):
@@ -182,9 +188,8 @@ async def test_versions_come_by_broadcast_until_the_sender_dies_then_by_pulling(
 @pytest.mark.slow
 async def test_a_sender_that_hangs_is_left_at_the_deadline(peers: list[Peer]):
     source = Source()
-    puller = BroadcastPuller(source, await join(peers, rank=1, deadline_s=15.0))
+    puller = BroadcastPuller(source, await join(peers, rank=1, update_deadline_s=0.3))
     await puller.pull(version(1), {}, b"")
-    puller._group._where = Rendezvous(host="", port=0, rank=1, size=2, deadline_s=0.3)
     peers[0].signal(signal.SIGSTOP)
     await puller.pull(version(2), {}, b"")
     assert source.asked == [1, 2]

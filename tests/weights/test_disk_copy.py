@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights import disk_writer, snapshot
 from astraflow.weights.disk_copy import DiskCopy
 from astraflow.weights.disk_files import RECORD, Record, read_patch
 from astraflow.weights.pulled import PullFailed
@@ -24,6 +23,7 @@ class Nodes:
         self.training, self.source, self.folder, self.tools = training, source, folder, tools
         self.copy = self.puller = None
         self.tensors = None
+        self.options = {"max_steps": MAX_STEPS}
 
     def start(self, **settings):
         """Begin anew; what the one before had not written is lost."""
@@ -31,7 +31,7 @@ class Nodes:
             self.copy._backlog.close()
             self.copy._writer.close()
             self.copy._lock.release()
-        self.copy = DiskCopy.open(self.folder)
+        self.copy = DiskCopy.open(self.folder, **self.options)
         self.puller = WeightPuller(self.training.policy_id, copy=self.copy, **settings)
         self.tensors = None
 
@@ -53,8 +53,7 @@ class Nodes:
 
 
 @pytest.fixture
-async def nodes(training, serve, tmp_path, tools, monkeypatch):
-    monkeypatch.setattr(disk_writer, "MAX_STEPS", MAX_STEPS)
+async def nodes(training, serve, tmp_path, tools):
     nodes = Nodes(training, await serve(), tmp_path / "cache", tools)
     nodes.start()
     yield nodes
@@ -96,11 +95,9 @@ async def test_a_version_costs_the_disk_its_patch_until_the_state_is_shorter(nod
     assert (await nodes.pull()).update.base_version == MAX_STEPS + 1
 
 
-async def test_a_copy_of_a_version_is_whole_while_later_ones_are_written_over_it(
-    nodes, monkeypatch
-):
-    monkeypatch.setattr(disk_writer, "MAX_STEPS", 99)
-    monkeypatch.setattr(snapshot, "_BLOCK_NBYTES", 1024)
+async def test_a_copy_of_a_version_is_whole_while_later_ones_are_written_over_it(nodes):
+    nodes.options = {"max_steps": 99, "block_nbytes": 1024}
+    nodes.start()
     await follow(nodes, 2)
     held = nodes.copy._snapshots.begin()
     expected = held.flat.copy()

@@ -5,6 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
+from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.signs import Patience, StallWatch, watched, with_signs
 from astraflow.wire.patches import TransferPlan, Waiting
@@ -18,8 +19,10 @@ async def after(event, *items):
     await event.wait()
 
 
-def watch(**patience):
-    return StallWatch("a:1", Patience(**patience), answer_s=0.0, goodput_bytes_per_s=0.0)
+def watch(clock=None, **patience):
+    return StallWatch(
+        "a:1", Patience(**patience), answer_s=0.0, goodput_bytes_per_s=0.0, clock=clock
+    )
 
 
 async def test_who_has_nothing_to_send_says_so_and_loses_no_item():
@@ -81,14 +84,13 @@ async def test_signs_without_end_and_without_a_chunk_are_a_stall_too():
         await anext(watched(signs(), watch(silent_s=5.0, first_s=5.0, idle_s=0.05)))
 
 
-async def test_nobody_is_blamed_for_what_the_watcher_slept_through(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("astraflow.weights.signs.time.monotonic", lambda: now[0])
+async def test_nobody_is_blamed_for_what_the_watcher_slept_through():
+    clock = ManualClock()
     event = asyncio.Event()
-    items = watched(after(event, PLAN), watch(silent_s=0.01, first_s=0.01))
+    items = watched(after(event, PLAN), watch(clock, silent_s=0.01, first_s=0.01))
     assert await anext(items) == PLAN
     rest = asyncio.create_task(_end(items))
-    now[0] += 60.0  # a machine that was suspended
+    clock.advance(60.0)  # a machine that was suspended
     event.set()
     await rest
 

@@ -29,9 +29,17 @@ _LARGE_TOKEN_COUNT = 1 << 16
 class TrainerServicer:
     """Convert, one call, convert."""
 
-    def __init__(self, hub: Hub, access: Access) -> None:
+    def __init__(self, hub: Hub, access: Access, *, wait_interval_s: float = INTERVAL_S) -> None:
+        """Serve a hub.
+
+        Args:
+            hub: Answers.
+            access: Who may call.
+            wait_interval_s: After so long without a batch a trainer is told why.
+        """
         self._hub = hub
         self._access = access
+        self._wait_interval_s = wait_interval_s
 
     async def RegisterTrainer(
         self, request: pb.RegisterTrainerRequest, context: Context
@@ -53,11 +61,12 @@ class TrainerServicer:
             else:
                 await context.write(_event(item))
 
+        explain = partial(self._hub.explain, member_id)
         async with seated(self._hub.hands.seats, member_id, f"batches/{asked.rank}", context):
             outbox = await self._hub.open_batches(_opened(member_id, asked))
             await either(
                 outbox.deliver(send),
-                tell_waits(outbox, partial(self._hub.explain, member_id), interval_s=INTERVAL_S),
+                tell_waits(outbox, explain, interval_s=self._wait_interval_s),
             )
 
     async def AckBatch(self, request: pb.AckBatchRequest, context: Context) -> pb.AckBatchResponse:
