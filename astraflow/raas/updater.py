@@ -1,7 +1,7 @@
 """Weights: every version is pulled beside generation and swapped in between decode steps."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from time import perf_counter
@@ -25,6 +25,7 @@ from astraflow.core.versions import (
 from astraflow.engines.protocol import Engine
 from astraflow.raas.gate import VersionGate
 from astraflow.raas.tallies import NodeTallies
+from astraflow.weights.ports import ListVersions
 from astraflow.weights.pulled import PullFailed, PullTimes
 
 # Of these only the patches matter: a chain longer than this is never shorter than the whole.
@@ -66,7 +67,12 @@ class Puller(Protocol):
     """What is needed to get weights; `astraflow.weights.puller.WeightPuller` is one."""
 
     async def pull(
-        self, target: VersionInfo, known: Mapping[int, VersionInfo], transfer_token: bytes
+        self,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+        transfer_token: bytes,
+        *,
+        listed: ListVersions | None = None,
     ) -> Pulled:
         """Get a verified version, staged beside what is held."""
         ...
@@ -180,11 +186,16 @@ class WeightUpdater:
         """Pull from who has the version now, and say that others may have it from here."""
         if self._failure_count:
             target = await self._found_again(target)
-        pulling = self._puller.pull(target, self._known, self._transfer_token())
+        pulling = self._puller.pull(
+            target, self._known, self._transfer_token(), listed=self._listed
+        )
         if not self._is_relay:
             return await pulling
         async with beside(self._announce(target)):
             return await pulling
+
+    async def _listed(self) -> Sequence[VersionInfo]:
+        return await self._versions.versions(self._policy_id)
 
     async def _announce(self, target: VersionInfo) -> None:
         await self._report(

@@ -21,6 +21,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.updates import WeightUpdate
 from astraflow.core.versions import VersionInfo
 from astraflow.weights.broadcast_message import pack, unpack
+from astraflow.weights.ports import ListVersions
 from astraflow.weights.pulled import Pulled
 
 _T = TypeVar("_T")
@@ -187,7 +188,12 @@ class Puller(Protocol):
     """What is fallen back to; `astraflow.weights.puller.WeightPuller` is one."""
 
     async def pull(
-        self, target: VersionInfo, known: Mapping[int, VersionInfo], transfer_token: bytes
+        self,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+        transfer_token: bytes,
+        *,
+        listed: ListVersions | None = None,
     ) -> Pulled:
         """Get a verified version."""
         ...
@@ -220,7 +226,12 @@ class BroadcastPuller:
         return self._group is not None
 
     async def pull(
-        self, target: VersionInfo, known: Mapping[int, VersionInfo], transfer_token: bytes
+        self,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+        transfer_token: bytes,
+        *,
+        listed: ListVersions | None = None,
     ) -> Pulled:
         """Get a version; see `WeightPuller.pull`.
 
@@ -233,7 +244,7 @@ class BroadcastPuller:
             except AstraflowError as error:
                 log.warning("broadcast failed, pulling", version=target.version, why=str(error))
                 self._leave()
-        pulled = await self._puller.pull(target, known, transfer_token)
+        pulled = await self._puller.pull(target, known, transfer_token, listed=listed)
         self._version = self._pulled_version = target.version
         return pulled
 

@@ -3,50 +3,24 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import Source, SourceKind, SourceReport
+from astraflow.weights.fetch_settings import FetchSettings
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
-from astraflow.weights.ports import Lane, Progress
+from astraflow.weights.ports import Lane, ListVersions, Progress
 from astraflow.weights.ration import Ration
-from astraflow.weights.signs import Patience, watched
+from astraflow.weights.signs import watched
 from astraflow.weights.tally import MeasuredLink, Tally
 from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
 
-# A second source is worth its round trip from here on.
-_SHARED_NBYTES: Final = 8 << 20
 # What a helper takes at a time: enough to fill its line, little enough that nobody waits for it.
 _BLOCK_S: Final = 0.25
 _FIRST_BLOCK_COUNT: Final = 4
-_ORIGIN_PATIENCE: Final = Patience(silent_s=5.0, first_s=5.0)
-# An object store sends nothing until it has read a large block; its lane notices when it hangs.
-_STORE_PATIENCE: Final = Patience(silent_s=60.0, first_s=60.0, idle_s=60.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchSettings:
-    """How long is waited, and for whom.
-
-    Attributes:
-        patience: With a relay, if there is another source; else it is only said that it stalls.
-        origin_patience: The same of origins, which give no signs while they make a chunk again.
-        shared_nbytes: Payload from which on several sources are asked at once.
-        avoided_s: A source from which nothing came comes after the others for so long.
-    """
-
-    patience: Patience = field(default_factory=Patience)
-    origin_patience: Patience = field(default_factory=lambda: _ORIGIN_PATIENCE)
-    shared_nbytes: int = _SHARED_NBYTES
-    avoided_s: float = 60.0
-
-    def patience_with(self, kind: SourceKind) -> Patience:
-        """Return how long sources of a kind may be silent."""
-        known = {SourceKind.RELAY: self.patience, SourceKind.ORIGIN: self.origin_patience}
-        return known.get(kind, _STORE_PATIENCE)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -94,6 +68,7 @@ class Fetch:
         links: Mapping[str, MeasuredLink] | None = None,
         progress: Progress | None = None,
         settings: FetchSettings | None = None,
+        listed: ListVersions | None = None,
     ) -> None:
         """Ask nobody yet.
 
@@ -104,7 +79,9 @@ class Fetch:
             links: Measured before, by address.
             progress: Is told what comes.
             settings: How long is waited.
+            listed: Asked when a source names a patch that the run has not told of yet.
         """
+        self._listed = listed
         self._lane = lane
         self._token = transfer_token
         known = links or {}
@@ -208,6 +185,7 @@ class Fetch:
         try:
             async with aclosing(self._items(tally, spec)) as items:
                 async for item in items:
+                    await self._know(item, incoming)
                     self._take(tally, item, shared)
                     if isinstance(item, TransferPlan):
                         planned(item)
@@ -219,6 +197,15 @@ class Fetch:
         finally:
             tally.spend(started, tally.nbytes - before)
         return None
+
+    async def _know(self, item: TransferPlan | SentChunk, incoming: Incoming) -> None:
+        """Ask the run about patches that a version has gained since it was told of."""
+        if self._listed is None or not isinstance(item, TransferPlan):
+            return
+        if not incoming.is_registered(item):
+            # Without an answer the plan is refused, which says why.
+            with suppress(AstraflowError):
+                incoming.learn(await self._listed())
 
     async def _help(self, tally: Tally, shared: _Shared) -> None:
         """Take blocks from the end until nothing is left, or the source fails."""

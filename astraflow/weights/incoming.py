@@ -1,7 +1,7 @@
 """Incoming: the chunks of one version, verified one by one, from whichever source they come."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 
 from astraflow.codec.chunks import Chunk
@@ -192,9 +192,20 @@ class Incoming:
         # Chunks of patches that are not in the plan would never be used up.
         self._chunks = {root: self._chunks.get(root, {}) for root in roots}
 
-    def _require_registered(self, index: PatchIndex) -> None:
+    def is_registered(self, plan: TransferPlan) -> bool:
+        """Whether the run has told of every patch of a plan."""
+        return all(self._is_known(index) for index in plan.patches)
+
+    def learn(self, infos: Iterable[VersionInfo]) -> None:
+        """Take note of versions that the run has told again: some have gained patches."""
+        self._known = {**self._known, **{info.version: info for info in infos}}
+
+    def _is_known(self, index: PatchIndex) -> bool:
         info = self._known.get(index.patch.version)
-        if info is None or index.patch not in info.patches or not is_readable(index.patch):
+        return info is not None and index.patch in info.patches
+
+    def _require_registered(self, index: PatchIndex) -> None:
+        if not self._is_known(index) or not is_readable(index.patch):
             raise AstraflowError(
                 Reason.PATCH_UNKNOWN,
                 f"the patch to version {index.patch.version} is none that the run told of and"

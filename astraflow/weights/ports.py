@@ -1,9 +1,10 @@
 """Ports: what a pull needs of others: a lane to bring chunks, and listeners to be told of them."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Protocol, runtime_checkable
 
 from astraflow.core.layout import Layout
+from astraflow.core.versions import VersionInfo
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
 from astraflow.wire.patches import SentItem, TransferSpec
@@ -25,6 +26,10 @@ class Lane(Protocol):
     async def close(self) -> None:
         """Close all connections."""
         ...
+
+
+ListVersions = Callable[[], Awaitable[Iterable[VersionInfo]]]
+"""Asks the run for its versions as they are now; raises what it answers."""
 
 
 @runtime_checkable

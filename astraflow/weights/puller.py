@@ -24,11 +24,12 @@ from astraflow.rpc.tls import Tls
 from astraflow.weights.any_lane import AnyLane
 from astraflow.weights.disk_copy import DiskCopy
 from astraflow.weights.early import EarlyDecoder
-from astraflow.weights.fetch import Fetch, FetchSettings
+from astraflow.weights.fetch import Fetch
+from astraflow.weights.fetch_settings import FetchSettings
 from astraflow.weights.holding import Holding
 from astraflow.weights.incoming import Incoming
 from astraflow.weights.listeners import told
-from astraflow.weights.ports import Lane, Progress, StandsReady
+from astraflow.weights.ports import Lane, ListVersions, Progress, StandsReady
 from astraflow.weights.pulled import Pulled, PullFailed, PullTimes
 from astraflow.weights.relay import Relay
 from astraflow.weights.routes import payload_nbytes
@@ -99,7 +100,12 @@ class WeightPuller:
         return self._holding.version
 
     async def pull(
-        self, target: VersionInfo, known: Mapping[int, VersionInfo], transfer_token: bytes
+        self,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+        transfer_token: bytes,
+        *,
+        listed: ListVersions | None = None,
     ) -> Pulled:
         """Get a version: by the fewest bytes, from the first source that gives it whole and true.
 
@@ -110,6 +116,8 @@ class WeightPuller:
             target: What is wanted, with its sources, best first.
             known: Versions by number as the run told them: their roots are trusted.
             transfer_token: Of the run.
+            listed: Tells versions again, when a source has a patch that `known` does not; None:
+                such patches are refused.
 
         Raises:
             PullFailed: VERSION_EVICTED when no source serves it any more; DIGEST_MISMATCH or
@@ -124,6 +132,7 @@ class WeightPuller:
             links=self._memory.links,
             progress=told(self._relay, self._copy, self._progress, self._decoder),
             settings=self._settings,
+            listed=listed,
         )
         async with self._one_at_a_time:
             self._times, self._arrived = PullTimes(), 0.0

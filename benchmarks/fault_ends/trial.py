@@ -8,7 +8,7 @@ import numpy as np
 
 from astraflow.core.updates import WeightUpdate
 from astraflow.core.versions import VersionInfo
-from astraflow.weights.fetch import FetchSettings
+from astraflow.weights.fetch_settings import FetchSettings
 from astraflow.weights.ports import Lane
 from astraflow.weights.pulled import PullFailed
 from astraflow.weights.puller import WeightPuller

@@ -66,10 +66,10 @@ class TimedPuller:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._puller, name)
 
-    async def pull(self, target: VersionInfo, *rest: Any) -> Any:
+    async def pull(self, target: VersionInfo, *rest: Any, **more: Any) -> Any:
         """Pull."""
         asked = time.monotonic()
-        pulled = await self._puller.pull(target, *rest)
+        pulled = await self._puller.pull(target, *rest, **more)
         self._times[target.version].update(
             arrived=asked + pulled.duration.total_seconds(),
             decoded=time.monotonic(),

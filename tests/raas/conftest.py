@@ -53,7 +53,7 @@ class TinyPuller:
         self.open.set()
         self.is_closed = False
 
-    async def pull(self, target, known, transfer_token):
+    async def pull(self, target, known, transfer_token, *, listed=None):
         await self.open.wait()
         self.tokens.append(transfer_token)
         if self.failures:

@@ -13,7 +13,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.versions import Source, SourceKind, SourceState
 from astraflow.rpc.server import Servicer, start_server
-from astraflow.weights.fetch import FetchSettings
+from astraflow.weights.fetch_settings import FetchSettings
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.servicer import TransferServicer

@@ -9,7 +9,9 @@ from astraflow.codec.chunks import CHUNK_NBYTES
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
-from astraflow.weights.fetch import FetchSettings
+from astraflow.core.versions import CodecProfile
+from astraflow.weights.fetch_settings import FetchSettings
+from astraflow.weights.maker import make_whole
 from astraflow.weights.pulled import PullFailed
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.signs import Patience
@@ -423,6 +425,39 @@ async def test_a_pull_says_where_its_time_went_and_tells_who_listens(training, s
     assert bar.left[0][1] == pulled.nbytes
     times = pulled.times
     assert min(times.verify, times.decode, times.stage).total_seconds() > 0
+
+
+class TestGainedPatches:
+    async def test_a_patch_that_came_after_the_version_was_told_is_asked_about(
+        self, training, serve, puller, tools
+    ):
+        """What is known is as old as the last event: the source may have a better way since."""
+        await serve()
+        info, listed = training.publish(), []
+        whole = make_whole(training.publisher.history, 0, profile=CodecProfile.COMPACT)
+        newer = training.add(whole)
+
+        async def ask():
+            listed.append(newer)
+            return [newer]
+
+        pulled = await puller.pull(info, {0: info}, training.token, listed=ask)
+
+        assert training.is_live(tools.live(pulled.update))
+        assert pulled.nbytes == whole.info.payload_nbytes
+        assert listed == [newer]
+
+    async def test_what_the_run_does_not_know_either_is_refused(self, training, serve, puller):
+        await serve()
+        info = training.publish()
+        training.add(make_whole(training.publisher.history, 0, profile=CodecProfile.COMPACT))
+
+        async def ask():
+            return [info]
+
+        with pytest.raises(PullFailed) as caught:
+            await puller.pull(info, {0: info}, training.token, listed=ask)
+        assert caught.value.reason is Reason.PATCH_UNKNOWN
 
 
 class TestCommit:

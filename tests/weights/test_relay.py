@@ -9,7 +9,7 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.core.versions import Source, SourceKind, SourceState
-from astraflow.weights.fetch import FetchSettings
+from astraflow.weights.fetch_settings import FetchSettings
 from astraflow.weights.maker import make_whole
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay import Relay
