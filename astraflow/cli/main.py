@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train LLM agents with reinforcement learning, organised around data.\n\n"
     "Begin with [bold]astraflow run recipes/sort.yaml[/]: it trains a small policy on this machine "
-    "in about two minutes. [bold]astraflow doctor[/] tells what works here.",
+    "in about a minute. [bold]astraflow doctor[/] tells what works here.",
 )
 app.command("run")(run.run)
 app.command("status")(status.status)

@@ -35,7 +35,10 @@ JoinToken = Annotated[
         show_envvar=True,
     ),
 ]
-RunFolder = Annotated[Path | None, typer.Option("--run-dir", help="Folder for logs and results.")]
+RunFolder = Annotated[
+    Path | None,
+    typer.Option("--run-dir", help="Folder of the run; unset: runs/NAME, of the recipe."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 CaFile = Annotated[
     Path | None,

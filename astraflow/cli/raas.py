@@ -46,9 +46,11 @@ def join(
 ) -> None:
     """Join the pool of a run from any machine that can dial its hub.
 
-    The node opens no port. It pulls the newest weights, takes tasks, returns rollouts, and
-    leaves when the run is over. SIGTERM lets it finish what it holds and leave; nothing is lost
-    when it is killed.
+    The node dials out. It opens a port only for its metrics (metrics.listen) and where it relays
+    weights to others (raas.relay): on the hub's own host, or where the recipe names an address.
+
+    It pulls the newest weights, takes tasks, returns rollouts, and leaves when the run is over.
+    SIGTERM lets it finish what it holds and leave; nothing is lost when it is killed.
     """
     from astraflow.cli.roles import Tls, join_pool  # noqa: PLC0415
 

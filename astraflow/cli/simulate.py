@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from astraflow.cli.options import AsJson, Overrides
+from astraflow.cli.options import AsJson
+
+ScenarioOverrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key of the scenario, such as [bold]pools.pool.count=20[/]. "
+        "Can be given many times.",
+    ),
+]
 
 
 def simulate(
@@ -14,7 +24,7 @@ def simulate(
         typer.Argument(help="YAML file; unset: eight equal nodes for an hour.", show_default=False),
     ] = None,
     *,
-    overrides: Overrides = None,
+    overrides: ScenarioOverrides = None,
     oracle: Annotated[
         bool,
         typer.Option("--oracle", help="Also simulate equal nodes of the same total speed."),
