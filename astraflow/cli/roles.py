@@ -97,6 +97,7 @@ def train(
             advertise=advertise,
             tls=None if tls.is_plain else tls,
             metrics=settings.metrics.listen,
+            patience_s=settings.hub.patience_s,
         )
         return main_run(settings, policy_id=policy, place=place)
 

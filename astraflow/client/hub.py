@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 import grpc
 from grpc.aio import AioRpcError
 
-from astraflow.client.patience import Patience
+from astraflow.client.patience import Patience, Pulse
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import MetadataPairs
 from astraflow.rpc.channel import dial
@@ -29,6 +29,7 @@ _CUT = frozenset(
         grpc.StatusCode.UNKNOWN,
     }
 )
+_AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 # What a join may find that was heard before.
 _TAKEN = frozenset({Reason.NAME_TAKEN, Reason.POLICY_TAKEN})
 
@@ -38,13 +39,30 @@ class Hub:
 
     Attributes:
         address: host:port.
-        patience_s: How long it is tried again while it cannot be reached.
+        patience_s: How long it is tried again while nothing is heard from it.
+        pulse: When it was last heard.
         channel: For stubs.
     """
 
-    def __init__(self, address: str, *, tls: Tls | None = None, patience_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        patience_s: float = 30.0,
+        pulse: Pulse | None = None,
+    ) -> None:
+        """Prepare; nothing is dialled.
+
+        Args:
+            address: host:port.
+            tls: None: plain text.
+            patience_s: How long it is tried again while nothing is heard from it.
+            pulse: Of the same hub on another channel; None: an own one.
+        """
         self.address = address
         self.patience_s = patience_s
+        self.pulse = pulse or Pulse()
         self.channel = dial(address, tls=tls)
 
     async def __aenter__(self) -> Self:
@@ -62,7 +80,7 @@ class Hub:
 
     def patience(self) -> Patience:
         """Return patience with this hub."""
-        return Patience(self.patience_s)
+        return Patience(self.patience_s, pulse=self.pulse)
 
     async def call(
         self,
@@ -89,13 +107,16 @@ class Hub:
         patience, was_cut = self.patience(), False
         while True:
             try:
-                return await method(request, metadata=metadata, timeout=timeout_s)
+                answer = await method(request, metadata=metadata, timeout=timeout_s)
             except AioRpcError as error:
                 if is_cut(error):
                     was_cut = True
                 elif not was_cut or raised_from(error).reason not in _TAKEN:
                     raise raised_from(error) from error
-                await patience.pause(self.unreachable(error))
+                await patience.pause(self.unreachable(error), is_away=is_away(error))
+            else:
+                patience.renew()
+                return answer
 
     async def watch(
         self,
@@ -118,7 +139,7 @@ class Hub:
             except AioRpcError as error:
                 if not is_cut(error):
                     raise raised_from(error) from error
-                await patience.pause(self.unreachable(error))
+                await patience.pause(self.unreachable(error), is_away=is_away(error))
             else:
                 return
 
@@ -128,9 +149,10 @@ class Hub:
             return raised_from(error)
         return AstraflowError(
             Reason.NOT_READY,
-            f"the hub at {self.address} could not be reached for {self.patience_s:g} s"
-            f" ({error.details()}); check that it runs, that host and port are right, that this"
-            " machine can dial it, and that both sides use TLS or neither does",
+            f"nothing was heard from the hub at {self.address} for {self.patience_s:g} s, which is"
+            f" hub.patience_s ({error.details()}); check that it runs and stays up (its log says"
+            " why it does not), that host and port are right, that this machine can dial it, and"
+            " that both sides use TLS or neither does",
             retryable=True,
         )
 
@@ -140,3 +162,8 @@ def is_cut(error: AioRpcError) -> bool:
     if is_answer(error):
         return raised_from(error).reason is Reason.NOT_READY
     return error.code() in _CUT
+
+
+def is_away(error: AioRpcError) -> bool:
+    """Whether nobody was there to answer."""
+    return error.code() in _AWAY and not is_answer(error)

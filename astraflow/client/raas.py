@@ -124,7 +124,7 @@ async def dial_pool(
     """Return a client whose channels are closed at the end; nothing is joined yet."""
     async with (
         Hub(address, tls=tls, patience_s=patience_s) as hub,
-        Hub(address, tls=tls, patience_s=patience_s) as keep_alive_hub,
+        Hub(address, tls=tls, patience_s=patience_s, pulse=hub.pulse) as keep_alive_hub,
     ):
         yield RaasClient(
             hub=hub, keep_alive_hub=keep_alive_hub, token=token, join=join, hooks=hooks

@@ -11,7 +11,7 @@ from typing import TypeVar
 import structlog
 from grpc.aio import AioRpcError
 
-from astraflow.client.hub import Hub, is_cut
+from astraflow.client.hub import Hub, is_away, is_cut
 from astraflow.client.patience import Patience
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
@@ -267,7 +267,7 @@ class SessionKeeper:
         """Get ready for the next attempt, or raise when there is none."""
         _honour_cancellation()
         if is_cut(error):
-            await patience.pause(self.hub.unreachable(error))
+            await patience.pause(self.hub.unreachable(error), is_away=is_away(error))
             return
         answered = raised_from(error)
         if answered.reason not in _REOPENED:

@@ -142,7 +142,7 @@ async def dial_trainer(
     """Return a member whose channels are closed at the end; nothing is registered yet."""
     async with (
         Hub(address, tls=tls, patience_s=patience_s) as hub,
-        Hub(address, tls=tls, patience_s=patience_s) as keep_alive_hub,
+        Hub(address, tls=tls, patience_s=patience_s, pulse=hub.pulse) as keep_alive_hub,
     ):
         yield TrainerMember(
             hub=hub, keep_alive_hub=keep_alive_hub, token=token, register=register, hooks=hooks

@@ -64,5 +64,8 @@ class Hub(Strict):
     """How others dial it: auto, fqdn, or a host or IP; unset: as listened on."""
     session_ttl_s: float = Field(default=10.0, ge=0.5)
     """A member that says nothing for so long is gone, and what it held is issued again."""
+    patience_s: float = Field(default=30.0, gt=0)
+    """A member that hears nothing from the hub for so long gives up. A hub that comes and goes is
+    borne while it answers anything in between."""
     tls: Tls = Tls()
     journal: Journal = Journal()

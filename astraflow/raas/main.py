@@ -75,6 +75,7 @@ def main_join(
         region=region,
         software=f"astraflow/{__version__}",
         tls=tls,
+        patience_s=recipe.hub.patience_s,
         kinds=_kinds(recipe),
         ask_every=ask_every(recipe),
     )

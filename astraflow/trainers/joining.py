@@ -45,6 +45,7 @@ class TrainerPlace:
         advertise: How others dial that; None: as listened on.
         tls: None: plain text.
         metrics: host:port of its metrics, or off.
+        patience_s: How long the hub is tried again while nothing is heard from it.
     """
 
     hub: str
@@ -57,6 +58,7 @@ class TrainerPlace:
     start: StartPoint | None = None
     is_resuming: bool = False
     metrics: str = OFF
+    patience_s: float = 30.0
 
     @property
     def start_point(self) -> StartPoint:
@@ -138,7 +140,12 @@ def _take_place(
     deadline = monotonic() + (_TAKEN_S if place.is_resuming else 0.0)
     while True:
         client = TrainerClient(
-            hub=place.hub, token=place.token, tls=place.tls, loop=loop, register=register
+            hub=place.hub,
+            token=place.token,
+            tls=place.tls,
+            patience_s=place.patience_s,
+            loop=loop,
+            register=register,
         )
         try:
             return stack.enter_context(client)

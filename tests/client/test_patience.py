@@ -1,6 +1,6 @@
 import pytest
 
-from astraflow.client.patience import Backoff, Patience
+from astraflow.client.patience import Backoff, Patience, Pulse
 from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -31,3 +31,25 @@ async def test_a_success_restores_patience():
         await patience.pause(ERROR)
         clock.advance(9.0)
         patience.renew()
+
+
+async def test_a_peer_that_others_hear_from_is_borne_ten_times_as_long():
+    clock, pulse = ManualClock(), Pulse()
+    patience = Patience(10.0, backoff=QUICK, clock=clock, pulse=pulse)
+    for _ in range(11):
+        await patience.pause(ERROR, is_away=True)
+        clock.advance(9.0)
+        pulse.note(clock.monotonic())
+    clock.advance(2.0)
+    with pytest.raises(AstraflowError, match="the hub is away"):
+        await patience.pause(ERROR, is_away=True)
+
+
+async def test_a_peer_that_answers_with_failures_is_borne_until_the_limit():
+    clock, pulse = ManualClock(), Pulse()
+    patience = Patience(10.0, backoff=QUICK, clock=clock, pulse=pulse)
+    await patience.pause(ERROR)
+    clock.advance(10.5)
+    pulse.note(clock.monotonic())
+    with pytest.raises(AstraflowError, match="the hub is away"):
+        await patience.pause(ERROR)

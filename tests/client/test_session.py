@@ -29,6 +29,16 @@ JOIN = JoinPool(
 LIVE = VersionReport(policy_id="solver", version=0, state=VersionState.LIVE)
 
 
+def version(number):
+    return VersionInfo(
+        policy_id="solver",
+        version=number,
+        layout_digest=b"l" * 32,
+        content_digest=b"c" * 16,
+        patches=(),
+    )
+
+
 class Member:
     """Notes what its session says."""
 
@@ -164,15 +174,6 @@ async def test_leaving_a_hub_that_is_gone_is_no_failure(fake_hub, pool):
 
 
 async def test_a_watch_goes_on_after_the_last_version_seen(fake_hub, pool):
-    def version(number):
-        return VersionInfo(
-            policy_id="solver",
-            version=number,
-            layout_digest=b"l" * 32,
-            content_digest=b"c" * 16,
-            patches=(),
-        )
-
     seen = []
     fake_hub.publish(version(0))
     async with pool() as client:
@@ -201,6 +202,18 @@ async def test_cuts_of_a_silent_stream_add_up_only_while_the_hub_is_away(fake_hu
         await fake_hub.until(lambda: fake_hub.calls["WatchVersions"] == 3)
         keeping.cancel()
         watching.cancel()
+
+
+async def test_a_hub_that_comes_and_goes_is_borne_while_anybody_hears_from_it(fake_hub, pool):
+    fake_hub.keep_alive_interval = timedelta(milliseconds=5)
+    # The pauses between so many attempts are longer than patience lasts.
+    fake_hub.fail("WatchVersions", StatusCode.UNAVAILABLE, times=5)
+    fake_hub.publish(version(0))
+    async with pool(patience_s=0.3) as client, asyncio.TaskGroup() as group:
+        await client.join()
+        keeping = group.create_task(client.keeper.run())
+        assert (await anext(client.versions.watch("solver"))).version == 0
+        keeping.cancel()
 
 
 async def test_a_join_whose_answer_was_lost_waits_for_its_own_place(fake_hub, pool):
