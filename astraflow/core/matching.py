@@ -1,6 +1,7 @@
 """Matching: finds the RaaS for the samples of a group."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from astraflow.core.groups import Group
@@ -58,7 +59,9 @@ class Matching:
         look = Look(
             shelves=sessions.rooms.shelves, pool=sessions.pool, is_fit=is_fit, room=training_room
         )
-        return choose(look, self._want(prompt, count, takers, minimum))
+        latest_s = slack_s(takers, newest, minimum)
+        want = self._want(prompt, count, takers, minimum)
+        return choose(look, want if latest_s is None else replace(want, latest_s=latest_s))
 
     def _want(
         self, prompt: Prompt, count: int, takers: Sequence[Policy], minimum: Mapping[PolicyId, int]
@@ -86,7 +89,7 @@ def _slacks(
     def slack(member: RaasMember) -> float | None:
         live = tuple(member.live.get(policy.policy_id) for policy in takers)
         if live not in known:
-            known[live] = slack_s(takers, member, minimum)
+            known[live] = slack_s(takers, member.live, minimum)
         return known[live]
 
     return slack

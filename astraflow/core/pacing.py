@@ -8,7 +8,6 @@ from astraflow.core.effects import AnnounceVersion, SendPublishOrder
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.eval_schedule import EvalSchedule
 from astraflow.core.ids import PolicyId
-from astraflow.core.live_members import RaasMember
 from astraflow.core.policies import Policy
 from astraflow.core.reach import is_missed, newest_in_reach
 from astraflow.core.sources import version_with_sources
@@ -122,9 +121,9 @@ def blocker_of(state: State, policy: Policy) -> Standing | None:
 
 
 def slack_s(
-    takers: Iterable[Policy], member: RaasMember, minimum: Mapping[PolicyId, int]
+    takers: Iterable[Policy], live: Mapping[PolicyId, int], minimum: Mapping[PolicyId, int]
 ) -> float | None:
-    """Return in how many seconds work issued to a RaaS now is too old; None: never.
+    """Return in how many seconds work issued now is too old to who serves versions; None: never.
 
     It is sampled from what is live there, or from the version that it has to wait for, and is
     trained on at most `max_staleness` versions later, at the pace of the last batches.
@@ -133,18 +132,20 @@ def slack_s(
         The next batch trains on version 8, a batch takes 10 s, max_staleness is 2. Sampled from
         version 7, the last batch for it trains on version 9, in 20 s: that is the slack.
     """
-    spans = [_slack_s(policy, member, minimum) for policy in takers]
+    spans = [_slack_s(policy, live, minimum) for policy in takers]
     return min((span for span in spans if span is not None), default=None)
 
 
-def _slack_s(policy: Policy, member: RaasMember, minimum: Mapping[PolicyId, int]) -> float | None:
+def _slack_s(
+    policy: Policy, live: Mapping[PolicyId, int], minimum: Mapping[PolicyId, int]
+) -> float | None:
     staleness, cadence_s = policy.settings.max_staleness, policy.window.cadence_s
     steps = policy.settings.steps_per_version
     if not staleness or cadence_s is None or steps is None:
         # Without staleness the trainer waits for all that is open: nothing grows old. Versions that
         # come when they are asked for have no pace.
         return None
-    sampled = max(member.live.get(policy.policy_id, 0), minimum[policy.policy_id])
+    sampled = max(live.get(policy.policy_id, 0), minimum[policy.policy_id])
     return max(0, sampled + staleness + 1 - policy.progress.train_version) * steps * cadence_s
 
 

@@ -7,6 +7,7 @@ engine reads their prompt once.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import floor, inf
 
 from astraflow.core.ids import PolicyId
@@ -38,12 +39,14 @@ class Want:
         fastest_token_s: Seconds per token of the fastest member; 0: unknown. Who was not measured
             yet is taken to be as fast.
         slack_s: After how many seconds the samples are too old, by member; None: never.
+        latest_s: The same of the member that has most time, or more.
     """
 
     count: int
     token_count: float = 0.0
     fastest_token_s: float = 0.0
     slack_s: Callable[[RaasMember], float | None] = lambda _: None
+    latest_s: float = inf
 
     def finish_s(self, member: RaasMember) -> float:
         """Return in how many seconds a member would be done with them."""
@@ -106,45 +109,54 @@ def choose(look: Look, want: Want) -> Room | None:
         asked for is too old in 5 s: the first; when that has no room, None.
     """
     count = want.count
-    room, late = _first_done(look, want, count)
-    if room is None and late is None:
+    room = _best(look, want, count, latest_s=want.latest_s)
+    if room is None and not _has_room(look, count):
         if any(other.most >= count for other in look.rooms()):
             return None
         count = 1
-        room, late = _first_done(look, want, count)
-    if room is not None or late is None:
+        room = _best(look, want, count, latest_s=want.latest_s)
+    if room is not None or _is_worth_a_wait(look, want, count):
         return room
+    return _best(look, want, count, latest_s=None)
+
+
+def _is_worth_a_wait(look: Look, want: Want, count: int) -> bool:
+    """Whether somebody who has no room now would be done in time if he had nothing else."""
     least = want.count
     if count < least:
-        least = min(least, max(other.free for other in look.rooms()))
-    is_worth_a_wait = any(
+        least = min(least, max((other.free for other in look.rooms()), default=0))
+    return any(
         other.most >= least and want.is_in_time(other.member, outstanding=0)
         for other in look.rooms()
     )
-    return None if is_worth_a_wait else late
 
 
-def _first_done(look: Look, want: Want, count: int) -> tuple[Room | None, Room | None]:
-    """Return who is done first of those with room for so many: in time, and too late.
+def _has_room(look: Look, count: int) -> bool:
+    """Whether anybody who may get it has room for so many samples."""
+    members = chain.from_iterable(look.shelves(count))
+    return any(look.is_fit(member) and look.room(member).free >= count for member in members)
 
-    The second is looked for only without the first.
+
+def _best(look: Look, want: Want, count: int, *, latest_s: float | None) -> Room | None:
+    """Return the room of the lowest rank; members that cannot have it are passed over.
+
+    Args:
+        look: At the pool.
+        want: What is to be placed.
+        count: Samples that there must be room for.
+        latest_s: Nobody has more time than this, and who is not done in time is passed over; None:
+            everybody has all the time.
     """
-    room = _best(look, want, count, want.is_in_time)
-    return room, None if room else _best(look, want, count, lambda _: True)
-
-
-def _best(look: Look, want: Want, count: int, may: Callable[[RaasMember], bool]) -> Room | None:
-    """Return the room of the lowest rank; members that cannot have it are passed over."""
     best: Room | None = None
     rank = (inf, 0, 0, 0)
     for shelf in look.shelves(count):
         for member in shelf:
             least_s = want.least_s(member)
-            if least_s > rank[0]:
+            if least_s > (rank[0] if latest_s is None else min(rank[0], latest_s)):
                 break
             if (least_s, -member.free_count, member.outstanding, member.number) >= rank:
                 continue
-            if not look.is_fit(member) or not may(member):
+            if not look.is_fit(member) or (latest_s is not None and not want.is_in_time(member)):
                 continue
             room = look.room(member)
             if room.free >= count and (mine := _rank(room, want)) < rank:

@@ -100,6 +100,18 @@ def test_slow_node_gets_what_it_can_finish_in_time(node):
     assert placed(pool, 4, token_count=100, slack_s=lambda _: 5) is None
 
 
+def test_nobody_is_looked_at_who_takes_longer_than_anybody_may(node):
+    asked = []
+
+    def slack_s(member):
+        asked.append(member.name)
+        return 5.0
+
+    pool = [node("slow", token_s=0.09), node("fast", token_s=0.01, out=8)]
+    assert placed(pool, 4, token_count=100, slack_s=slack_s, latest_s=5.0) is None
+    assert asked == ["slow", "fast"]  # Each by itself, with nothing else to do.
+
+
 def test_work_that_nobody_can_finish_in_time_goes_to_who_is_done_first(node):
     pool = [node("slow", token_s=0.09), node("fast", token_s=0.01)]
     assert placed(pool, 4, token_count=100, slack_s=lambda _: 0.5) == ("fast", 4)
