@@ -10,8 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import sleep
 
-import numpy as np
-
 from astraflow.client.duplex import beside
 from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
 from astraflow.client.rollout_stream import RolloutStream
@@ -31,23 +29,19 @@ from astraflow.core.members import (
     ServedPolicy,
 )
 from astraflow.core.rollouts import (
-    FinishReason,
     ItemAck,
     Outcome,
     Rollout,
     TaskResult,
-    Trajectory,
     VersionSpan,
 )
 from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCredit
 from astraflow.core.versions import (
-    CodecProfile,
-    PatchInfo,
-    VersionInfo,
     VersionReport,
     VersionState,
     WeightEndpoint,
 )
+from astraflow.simulate.made_up import made_up_trajectory, made_up_version
 from crash_ends.scene import CHECKPOINT_EVERY, JOIN, POLICY, Scene, note, replace_with
 
 _CAPACITY = 16
@@ -149,16 +143,8 @@ class Node:
 
 def _sample(task: RolloutTask, index: int, version: int) -> Rollout:
     name = f"{task.task_id}/{index}"
-    is_sampled = np.arange(_TOKEN_COUNT) >= _PROMPT_COUNT
-    trajectory = Trajectory(
-        trajectory_id=f"{name}/{POLICY}",
-        policy_id=_ID,
-        tokens=np.arange(_TOKEN_COUNT, dtype=np.int32),
-        sampled_mask=is_sampled,
-        logprobs=np.where(is_sampled, -1, 0).astype(np.float32),
-        version_spans=(VersionSpan(version=version, length=int(is_sampled.sum())),),
-        finish_reason=FinishReason.STOP,
-    )
+    span = VersionSpan(version=version, length=_TOKEN_COUNT - _PROMPT_COUNT)
+    trajectory = made_up_trajectory(f"{name}/{POLICY}", _ID, [span], prompt_count=_PROMPT_COUNT)
     return Rollout(
         rollout_id=name,
         task_id=task.task_id,
@@ -241,7 +227,11 @@ class CountingTrainer:
     def _publish(
         self, client: TrainerClient, step: int, *, restored_from: int | None = None
     ) -> None:
-        info = _version(self._next_version, step=step, restored_from=restored_from)
+        # The weights are the number of steps.
+        content = step.to_bytes(16, "little")
+        info = made_up_version(
+            _ID, self._next_version, step=step, content=content, restored_from=restored_from
+        )
         self._next_version = client.publish_version(info)
 
     def _await_leave_for(self, step: int) -> None:
@@ -260,24 +250,3 @@ def _entered(stack: ExitStack, scene: Scene, register: RegisterTrainer) -> Train
             if error.reason is not Reason.POLICY_TAKEN:
                 raise
         sleep(_LOOK_S * 10)
-
-
-def _version(version: int, *, step: int, restored_from: int | None) -> VersionInfo:
-    patch = PatchInfo(
-        base_version=None,
-        version=version,
-        profile=CodecProfile.FAST,
-        codec_version=1,
-        root_digest=b"r" * 32,
-        chunk_count=1,
-        payload_nbytes=8,
-    )
-    return VersionInfo(
-        policy_id=_ID,
-        version=version,
-        layout_digest=b"l" * 32,
-        content_digest=step.to_bytes(16, "little"),
-        step=step,
-        restored_from=restored_from,
-        patches=(patch,),
-    )

@@ -9,14 +9,12 @@ from grpc import aio
 from astraflow.core.members import Contract, JoinPool, RegisterTrainer, ServedPolicy
 from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import (
-    CodecProfile,
-    PatchInfo,
-    VersionInfo,
     VersionReport,
     VersionState,
     WeightEndpoint,
 )
 from astraflow.rpc.auth import bearer, session_metadata
+from astraflow.simulate.made_up import made_up_version
 from astraflow.wire import dataflow as wire
 from astraflow.wire import weights
 from astraflow.wire.fields import encode_tensor
@@ -77,23 +75,7 @@ class Members:
     async def publish(self) -> None:
         """Publish the next version, and have the node serve it."""
         self.version += 1
-        patch = PatchInfo(
-            base_version=None,
-            version=self.version,
-            profile=CodecProfile.FAST,
-            codec_version=1,
-            root_digest=bytes(32),
-            chunk_count=1,
-            payload_nbytes=1,
-        )
-        info = VersionInfo(
-            policy_id=POLICY,
-            version=self.version,
-            layout_digest=bytes(32),
-            content_digest=self.version.to_bytes(16, "little"),
-            step=self.step,
-            patches=(patch,),
-        )
+        info = made_up_version(POLICY, self.version, step=self.step)
         request = trainer_service_pb2.PublishVersionRequest(
             version=weights.encode_version_info(info)
         )

@@ -18,25 +18,21 @@ from astraflow.core.errors import Failure, Reason
 from astraflow.core.evals import EvalDataSet, EvalSuite
 from astraflow.core.members import Contract, JoinPool, RegisterTrainer, ServedPolicy, SessionResume
 from astraflow.core.rollouts import (
-    FinishReason,
     Outcome,
     Rollout,
     SampleFailure,
     TaskResult,
-    Trajectory,
     VersionSpan,
 )
 from astraflow.core.run import Run
 from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
 from astraflow.core.tasks import Prompt, RegisteredCode, WorkflowSpec
 from astraflow.core.versions import (
-    CodecProfile,
-    PatchInfo,
-    VersionInfo,
     VersionReport,
     VersionState,
     WeightEndpoint,
 )
+from astraflow.simulate.made_up import made_up_trajectory, made_up_version
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CODE = RegisteredCode(name="toy")
@@ -92,19 +88,8 @@ def make_suite(*, policies=("solver",), repeats=1, every=None, at_start=True, at
 
 def make_trajectory(name, *, policy="solver", versions=(0,), length=None, reward=None):
     spans = tuple(VersionSpan(version=version, length=1) for version in versions)
-    length = length or len(spans) + 1
-    mask = np.zeros(length, bool)
-    mask[length - len(spans) :] = True
-    return Trajectory(
-        trajectory_id=name,
-        policy_id=policy,
-        tokens=np.arange(length, dtype=np.int32),
-        sampled_mask=mask,
-        logprobs=np.where(mask, -0.5, 0).astype(np.float32),
-        version_spans=spans,
-        finish_reason=FinishReason.STOP,
-        reward=reward,
-    )
+    prompt_count = 1 if length is None else length - len(spans)
+    return made_up_trajectory(name, policy, spans, prompt_count=prompt_count, reward=reward)
 
 
 def make_rollout(task, index, *, versions, reward=1.0, outcome=Outcome.SCORED, name=None):
@@ -292,14 +277,9 @@ class World:
         if version is None:
             newest = self.policy(policy).version
             version = 0 if newest is None else newest + 1
-        info = VersionInfo(
-            policy_id=policy,
-            version=version,
-            layout_digest=b"l" * 32,
-            content_digest=(digest or f"{policy}{version}".encode()).ljust(16, b"-"),
-            step=version if step is None else step,
-            patches=(make_patch(version),),
-        )
+        content = (digest or f"{policy}{version}".encode()).ljust(16, b"-")
+        step = version if step is None else step
+        info = made_up_version(policy, version, step=step, content=content)
         return self.apply(ev.VersionPublished(member_id=trainer, info=info))
 
     def report(self, member, version, policy="solver", state=VersionState.LIVE, **changes):
@@ -391,18 +371,6 @@ class World:
     @property
     def state(self):
         return self.run.status(self.clock.now()).state
-
-
-def make_patch(version):
-    return PatchInfo(
-        base_version=None,
-        version=version,
-        profile=CodecProfile.FAST,
-        codec_version=1,
-        root_digest=b"r" * 32,
-        chunk_count=1,
-        payload_nbytes=10,
-    )
 
 
 @pytest.fixture

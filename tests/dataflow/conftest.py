@@ -9,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from grpc import aio
 
@@ -28,19 +27,14 @@ from astraflow.core.members import (
     SessionResume,
 )
 from astraflow.core.rollouts import (
-    FinishReason,
     Outcome,
     Rollout,
     TaskResult,
-    Trajectory,
     VersionSpan,
 )
 from astraflow.core.status import RunStatus
 from astraflow.core.tasks import RegisteredCode, RolloutTask
 from astraflow.core.versions import (
-    CodecProfile,
-    PatchInfo,
-    VersionInfo,
     VersionReport,
     VersionState,
     WeightEndpoint,
@@ -51,6 +45,7 @@ from astraflow.dataflow.tokens import HubTokens
 from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from
+from astraflow.simulate.made_up import made_up_trajectory, made_up_version
 from astraflow.wire import common, weights
 from astraflow.wire import dataflow as wire
 from astraflow.wire.batches import decode_batch_header, decode_batch_part, decode_end_of_data
@@ -259,7 +254,11 @@ class FakeRaas(Member):
         reward = float(index % 2) if self.reward_of is None else self.reward_of(task, index)
         name = f"{task.task_id}/{index}"
         trajectories = tuple(
-            make_trajectory(f"{name}/{policy}", policy, self.live.get(policy, 0))
+            made_up_trajectory(
+                f"{name}/{policy}",
+                policy,
+                [VersionSpan(version=self.live.get(policy, 0), length=3)],
+            )
             for policy in task.versions
         )
         fields: dict[str, Any] = {
@@ -355,7 +354,7 @@ class FakeTrainer(Member):
         return registration
 
     async def publish(self):
-        info = make_version(self.policy_id, self.next_version, step=self.step)
+        info = made_up_version(self.policy_id, self.next_version, step=self.step)
         async with asking():
             response = await TrainerServiceStub(self.channel).PublishVersion(
                 PublishVersionRequest(version=weights.encode_version_info(info)),
@@ -407,38 +406,6 @@ class FakeTrainer(Member):
                 case _:
                     pass
         await self.leave()
-
-
-def make_trajectory(name, policy_id, version) -> Trajectory:
-    return Trajectory(
-        trajectory_id=name,
-        policy_id=policy_id,
-        tokens=np.array([1, 2, 3, 4], np.int32),
-        sampled_mask=np.array([False, True, True, True]),
-        logprobs=np.array([0, -1, -1, -1], np.float32),
-        version_spans=(VersionSpan(version=version, length=3),),
-        finish_reason=FinishReason.STOP,
-    )
-
-
-def make_version(policy_id, version, step=0, content=b"") -> VersionInfo:
-    patch = PatchInfo(
-        base_version=None,
-        version=version,
-        profile=CodecProfile.FAST,
-        codec_version=1,
-        root_digest=b"r" * 32,
-        chunk_count=1,
-        payload_nbytes=8,
-    )
-    return VersionInfo(
-        policy_id=policy_id,
-        version=version,
-        layout_digest=b"l" * 32,
-        content_digest=content or version.to_bytes(16, "little"),
-        step=step,
-        patches=(patch,),
-    )
 
 
 @pytest.fixture

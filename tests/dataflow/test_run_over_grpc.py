@@ -39,7 +39,7 @@ async def test_rows_carry_what_was_sampled(start_hub, recipe_of):
         trainer = scene.trainer()
         await run_through(scene, [scene.raas()], [trainer])
     for part in trainer.parts:
-        assert part.values("tokens").tolist() == [1, 2, 3, 4] * part.row_count
+        assert part.values("tokens").tolist() == [0, 1, 2, 3] * part.row_count
         assert part.values("loss_mask").tolist() == [False, True, True, True] * part.row_count
         rewards = part.values("rewards").tolist()
         assert sorted(rewards) == [0.0] * (len(rewards) // 2) + [1.0] * (len(rewards) // 2)
