@@ -141,6 +141,10 @@ class TrainerClient:
         """Return whether the run asked for a version since the last call; other orders stay."""
         return self._life.take_publish_order()
 
+    def order_publish(self) -> None:
+        """Have a version published soon, as if the run had asked for it; from any thread."""
+        self._life.order_publish()
+
     def take_orders(self) -> TrainerOrders:
         """Return what the run asked for since the last call."""
         return self._life.take_orders()

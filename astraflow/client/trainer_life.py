@@ -170,7 +170,7 @@ class TrainerLife:
         """Fill the shelf until the data ends."""
         sink = BatchSink(
             batch=self.shelf.put,
-            publish=self._asked,
+            publish=self.order_publish,
             save=lambda name: self._orders.put(TrainerOrders(checkpoint_ids=(name,))),
         )
         stream = BatchStream(self.member.keeper, share=share, sink=sink)
@@ -178,7 +178,8 @@ class TrainerLife:
         if stream.end_of_data is not None:
             self.shelf.end(stream.end_of_data)
 
-    def _asked(self) -> None:
+    def order_publish(self) -> None:
+        """Have a version published soon, by whoever trains or waits for a batch."""
         self._publish_order.set()
         self.shelf.nudge()
 

@@ -22,6 +22,11 @@ class Followers(Protocol):
 class Publisher(Protocol):
     """Encodes versions and holds them to be pulled."""
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether what it holds is not what it should be, until the next version."""
+        ...
+
     def publish(
         self,
         version: int,
@@ -104,6 +109,11 @@ class WeightOrigin:
         self._next_version = first_version
         self._followers = followers
         self._restored_from = restored_from
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the last version cannot be had any more: its weights are to be published anew."""
+        return self._publisher.is_damaged
 
     def publish(self, *, step: int) -> Publication:
         """Make the present weights the next version; the run is told of it while training goes on.

@@ -10,13 +10,18 @@ from astraflow.trainers.origin import Publication
 class Origin(Protocol):
     """Publishes the present weights; `WeightOrigin` is one."""
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the last version cannot be had any more."""
+        ...
+
     def publish(self, *, step: int) -> Publication:
         """Make them the next version."""
         ...
 
 
 class Pace:
-    """Publishes when it is due or asked for, and never the same weights twice.
+    """Publishes when it is due or asked for, and the same weights again only if they were lost.
 
     Attributes:
         last: What was published last.
@@ -71,7 +76,7 @@ class Pace:
         return self._publish() or self.last
 
     def _publish(self) -> Publication | None:
-        if self.is_fresh:
+        if self.is_fresh and not self._origin.is_damaged:
             return None
         self.last = self._origin.publish(step=self._step)
         self._published_step = self._step

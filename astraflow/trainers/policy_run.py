@@ -28,6 +28,7 @@ from astraflow.trainers.tallies import TrainerTallies
 from astraflow.weights.gains import Gains
 from astraflow.weights.object_writer import ObjectWriter
 from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.scrub import Scrub
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -154,13 +155,14 @@ def _restored(start: StartPoint, next_version: int) -> int | None:
 def _followed(
     publisher: WeightPublisher, client: TrainerClient, settings: Trainer
 ) -> Generator[tuple[Followers, ...]]:
-    """Let versions gain patches beside training, and go to an object store too."""
+    """Let versions gain patches beside training, be looked after, and go to an object store too."""
     with ExitStack() as followers:
+        scrub = followers.enter_context(Scrub(publisher, damaged=client.order_publish))
         if settings.store is None:
-            yield (followers.enter_context(Gains(publisher, client.publish_version)),)
+            yield (scrub, followers.enter_context(Gains(publisher, client.publish_version)))
             return
         url = f"{settings.store.rstrip('/')}/{client.registration.run_id}"
         writer = followers.enter_context(ObjectWriter(publisher, url, client.publish_version))
         gains = Gains(publisher, client.publish_version, then=writer.look)
         log.info("versions also go to an object store", url=url)
-        yield (writer, followers.enter_context(gains))
+        yield (scrub, writer, followers.enter_context(gains))

@@ -65,13 +65,22 @@ class History:
         return self._sizes.total()
 
     def start(self, version: int, target: RangeBits) -> StateDigest:
-        """Copy the first version, and return what it contributes to the state digest."""
+        """Copy a version; the ones before are forgotten. Return its share of the state digest."""
+        with self._lock:
+            self.oldest = version
+            self._late.clear()
+            self._sizes.clear()
+            self._steps = {where.offset: [] for where in self.part.ranges()}
         for where in self.part.ranges():
-            self._view(where)[:] = target(where)
-        self.newest = self.oldest = version
-        if self.part.shard.count == 1:
-            return StateDigest.of(self.part.layout, self._flat)
-        return StateDigest.of_pieces((each, self._view(each)) for each in self.part.ranges())
+            bits = target(where)
+            with self._lock:
+                self._view(where)[:] = bits
+        self.newest = version
+        return self.digest()
+
+    def digest(self) -> StateDigest:
+        """Return what the bits of the newest version contribute to the state digest."""
+        return StateDigest.of_pieces((each, self.newest_bits(each)) for each in self.part.ranges())
 
     def advance(self, version: int, chunks: Sequence[Chunk]) -> None:
         """Enter the next version: the chunks that lead to it from the newest, made here.

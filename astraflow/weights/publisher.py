@@ -32,6 +32,13 @@ class WeightPublisher:
     In memory are this copy, the forward patches of the last versions, and nothing else that
     grows with the model: arrays are read range by range. Readers never hold up a publication.
 
+    Attributes:
+        policy_id: Whose weights.
+        history: The copy, and what leads back from it.
+        store: Of what readers can ask for.
+        is_damaged: Whether `scrub` has found the copy to be other than it should be. The next
+            version then comes whole, from what is given alone, and readers go on from there.
+
     Example:
         >>> layout = Layout.of([("w", Dtype.BF16, (2, 2))])
         >>> publisher = WeightPublisher(PolicyId("solver"), layout)
@@ -68,6 +75,9 @@ class WeightPublisher:
         )
         self._thread_count = thread_count or thread_count_for(self.history.part.nbytes)
         self._digest = StateDigest()
+        self.is_damaged = False
+        # Odd while a version is made.
+        self._edition = 0
         self._compact = Compact()
         self._infos: dict[int, VersionInfo] = {}
 
@@ -114,8 +124,12 @@ class WeightPublisher:
             AstraflowError: VERSION_NOT_NEXT; LAYOUT_MISMATCH naming the tensor.
         """
         self._require_next(version)
-        with self.store.upcoming.making(version):
-            return self._publish(version, tensors, step, restored_from)
+        self._edition += 1
+        try:
+            with self.store.upcoming.making(version):
+                return self._publish(version, tensors, step, restored_from)
+        finally:
+            self._edition += 1
 
     def settle(self) -> None:
         """Do what a publication leaves undone; else the next one does it. Safe from any thread.
@@ -124,11 +138,33 @@ class WeightPublisher:
         """
         self.history.settle()
 
+    def scrub(self) -> bool | None:
+        """Compare the copy with its digest, all of it; safe from any thread but in `publish`.
+
+        Returns:
+            Whether it is as it should be; None: there is no version yet, or one came meanwhile.
+        """
+        edition, wanted = self._edition, self._digest
+        if edition % 2 or self.history.newest is None:
+            return None
+        found = self.history.digest()
+        if self._edition != edition:
+            return None
+        if found != wanted:
+            self.is_damaged = True
+            log.error(
+                "the trainer's copy of the weights is damaged: the next version comes whole",
+                policy_id=self.policy_id,
+                version=self.history.newest,
+            )
+        return not self.is_damaged
+
     def _publish(
         self, version: int, tensors: Mapping[str, Any], step: int, restored_from: int | None
     ) -> VersionInfo:
         exported, stages = Exported(self.history.part, tensors), Stages()
-        if self.history.newest is None:
+        if self.history.newest is None or self.is_damaged:
+            self.is_damaged = False
             self._digest = self.history.start(version, exported.bits)
             stages.end("copy")
             patches: list[StoredPatch] = []

@@ -10,7 +10,7 @@ from astraflow.trainers.pace import Pace
 
 class Origin:
     def __init__(self):
-        self.steps = []
+        self.steps, self.is_damaged = [], False
 
     def publish(self, *, step):
         self.steps.append(step)
@@ -74,3 +74,14 @@ def test_who_waits_publishes_what_is_new_when_asked_and_nothing_twice(make_pace,
     orders.append(True)
     pace.when_asked()
     assert origin.steps == [0, 1]
+
+
+def test_weights_that_were_lost_are_published_again(make_pace, origin, orders):
+    pace = make_pace()
+    pace.after_step(1)
+    origin.is_damaged = True
+    orders.append(True)
+    pace.when_asked()
+    origin.is_damaged = False
+    pace.finish()
+    assert origin.steps == [0, 1, 1]

@@ -1,0 +1,67 @@
+"""Scrub: a publisher's copy of the weights is compared with what it should be, beside training.
+
+Patches are differences from this copy, and its digest is kept current by what they change. One bit
+that flips in memory makes the next patch wrong for every reader, and the digest of every version
+after it: they would refuse all of them for ever. Whoever looks at all bits finds that out.
+"""
+
+from collections.abc import Callable
+from time import monotonic
+
+import structlog
+
+from astraflow.weights.errand import Errand
+from astraflow.weights.publisher import WeightPublisher
+
+log = structlog.get_logger(__name__)
+
+
+class Scrub(Errand):
+    """Looks at a publisher's versions, as often as it may, in a thread of its own.
+
+    Example:
+        >>> with Scrub(publisher, damaged=client.order_publish) as scrub:
+        ...     client.publish_version(publisher.publish(1, tensors))
+        ...     scrub.wake()
+    """
+
+    def __init__(
+        self,
+        publisher: WeightPublisher,
+        *,
+        damaged: Callable[[], object],
+        time_share: float = 0.05,
+    ) -> None:
+        """Prepare; `with` starts the thread.
+
+        Args:
+            publisher: Whose copy.
+            damaged: Called when it is found damaged: the next version should come soon.
+            time_share: Of one core, that this may take.
+        """
+        super().__init__(name="astraflow-scrub")
+        self._publisher = publisher
+        self._damaged = damaged
+        self._time_share = time_share
+        self._next = 0.0
+
+    def wake(self) -> None:
+        """Say that there is a newer version; returns at once."""
+        self._wake.set()
+
+    def _work(self) -> None:
+        while not self._is_over and (left_s := self._next - monotonic()) > 0:
+            self._wake.wait(left_s)
+            self._wake.clear()
+        if self._is_over:
+            # Whoever waits for the wake that this has taken sees it again.
+            self._wake.set()
+            return
+        began = monotonic()
+        is_sound = self._publisher.scrub()
+        if is_sound is None:
+            # A version came meanwhile, and with it, or soon after, a wake.
+            return
+        self._next = monotonic() + (monotonic() - began) / self._time_share
+        if not is_sound:
+            self._damaged()

@@ -1,0 +1,73 @@
+"""A copy that was damaged in memory is found out, and readers go on from a whole version."""
+
+import threading
+
+import pytest
+
+from astraflow.core.errors import Reason
+from astraflow.weights.pulled import PullFailed
+from astraflow.weights.scrub import Scrub
+
+
+def damage(training):
+    """Flip a bit of the publisher's memory."""
+    training.publisher.history._flat[1000] ^= 4
+
+
+async def pull(puller, training):
+    info = training.infos[max(training.infos)]
+    return await puller.pull(info, training.infos, training.token)
+
+
+def test_a_sound_copy_is_found_sound_whatever_came(training):
+    assert training.publisher.scrub() is None
+    for share in (0.02, 0, 1, 0.3):
+        training.publish(share=share, is_noise=share == 1)
+        assert training.publisher.scrub()
+    assert not training.publisher.is_damaged
+
+
+@pytest.mark.parametrize("is_found_before", [True, False])
+async def test_readers_recover_from_a_damaged_copy(training, tools, serve, puller, is_found_before):
+    await serve()
+    training.publish()
+    await pull(puller, training)
+    damage(training)
+    if not is_found_before:
+        training.publish()
+        with pytest.raises(PullFailed) as caught:
+            await pull(puller, training)
+        assert caught.value.reason is Reason.DIGEST_MISMATCH
+    assert training.publisher.scrub() is False
+
+    info = training.publish()
+    pulled = await pull(puller, training)
+
+    assert [patch.base_version for patch in info.patches] == [None]
+    assert training.is_live(tools.live(pulled.update))
+    assert training.publisher.scrub()
+    training.publish()
+    assert training.is_live(
+        tools.live((await pull(puller, training)).update, tools.live(pulled.update))
+    )
+
+
+def test_damage_is_told_once_there_is_time_to_look(training):
+    told = threading.Event()
+    training.publish()
+    with Scrub(training.publisher, damaged=told.set, time_share=1) as scrub:
+        scrub.wake()
+        damage(training)
+        scrub.wake()
+        assert told.wait(10)
+    assert training.publisher.is_damaged
+
+
+def test_what_waits_for_its_time_ends_with_its_owner(training):
+    training.publish()
+    looked = threading.Event()
+    damage(training)
+    with Scrub(training.publisher, damaged=looked.set, time_share=1e-9) as scrub:
+        scrub.wake()
+        assert looked.wait(10)
+        scrub.wake()
