@@ -7,9 +7,8 @@ best of `--repeats`. Encoding includes every digest: of chunks, root and state. 
 them too, and writing the changes into the state ("decode" in the table). Bytes include headers,
 digests and tables.
 
-The corpus: fp32 master weights from N(0, 0.02), one step of Adam in its stationary state (betas
-.9 and .999: steps from N(0, 1) times sqrt(0.1 / 1.9)), learning rate such that the wanted share
-of bf16 values changes. Values of real training fit it closely.
+The corpus is that of `synthetic.py`. Decoding reads the state that it then writes into, as a
+puller's does; between the repeats it is made anew, which is not timed.
 
 Baselines, in the same run: positions as u32 and raw values (6 bytes; above 2^32 elements u64, 10
 bytes), gaps with raw values packed, and the same two versions XORed and packed. They have no
@@ -25,7 +24,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,68 +40,16 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout
 from astraflow.wire.patches import digest_of, encode_chunk_header, root_digest
 from codec_baselines import BASELINES, Baseline, Parts
+from synthetic import Corpus, make_corpus
 
 Work = Callable[[], Any]
 
-ADAM_STEP = (0.1 / 1.9) ** 0.5
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Corpus:
-    """Two versions of one tensor of bf16 values: u16[n] each."""
-
-    old: np.ndarray
-    new: np.ndarray
-    changed_count: int
-
-    @property
-    def nbytes(self) -> int:
-        """Of one copy."""
-        return self.old.nbytes
-
-
-def rounded(values: np.ndarray) -> np.ndarray:
-    """Round f32[n] to bf16, to the nearest even one: u16[n]."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def stepped(master: np.ndarray, steps: np.ndarray, rate: float) -> np.ndarray:
-    return rounded(master - np.float32(rate) * steps)
-
-
-def make_corpus(count: int, share: float, seed: int) -> Corpus:
-    old, new = np.empty((2, count), np.uint16)
-    rate = find_rate(share, seed)
-    for number, first in enumerate(range(0, count, 1 << 22)):
-        rng = np.random.default_rng([seed, number])
-        part = slice(first, min(first + (1 << 22), count))
-        master, steps = draw(rng, part.stop - part.start)
-        old[part], new[part] = rounded(master), stepped(master, steps, rate)
-    return Corpus(old=old, new=new, changed_count=int(np.count_nonzero(old != new)))
-
-
-def draw(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    master = rng.standard_normal(count, np.float32) * np.float32(0.02)
-    return master, rng.standard_normal(count, np.float32) * np.float32(ADAM_STEP)
-
-
-def find_rate(share: float, seed: int) -> float:
-    """Return the learning rate with which a share of the values changes."""
-    master, steps = draw(np.random.default_rng([seed, 1 << 20]), 1 << 20)
-    old, low, high = rounded(master), 1e-9, 1e-3
-    for _ in range(30):
-        rate = (low * high) ** 0.5
-        if np.mean(old != stepped(master, steps, rate)) < share:
-            low = rate
-        else:
-            high = rate
-    return high
-
-
-def best_s(work: Work, repeats: int) -> float:
+def best_s(work: Work, repeats: int, prepare: Work | None = None) -> float:
     best = float("inf")
     for _ in range(repeats):
+        if prepare is not None:
+            prepare()
         start = time.thread_time()
         work()
         best = min(best, time.thread_time() - start)
@@ -122,13 +68,16 @@ class Bench:
         self.target = padded(self.corpus.new, self.layout)
         self.start = StateDigest.of(self.layout, self.base)
 
-    def rates(self, *works: Work) -> list[float]:
-        """Return GB/s of one copy of the model."""
-        return [self.corpus.nbytes / best_s(work, self.repeats) / 1e9 for work in works]
+    def rates(self, encode: Work, decode: Work, prepare: Work | None = None) -> list[float]:
+        """Return GB/s of one copy of the model; before each decoding comes what is not timed."""
+        seconds = (best_s(encode, self.repeats), best_s(decode, self.repeats, prepare))
+        return [self.corpus.nbytes / each / 1e9 for each in seconds]
 
-    def row(self, name: str, nbytes: int, encode: Work, decode: Work) -> dict[str, Any]:
+    def row(
+        self, name: str, nbytes: int, encode: Work, decode: Work, prepare: Work | None = None
+    ) -> dict[str, Any]:
         """Measure and print one format."""
-        rates = self.rates(encode, decode)
+        rates = self.rates(encode, decode, prepare)
         row = {
             "format": name,
             "bytes_per_change": nbytes / self.corpus.changed_count,
@@ -159,12 +108,15 @@ class Bench:
         patch, root = encode()
         state = self.base.copy()
 
+        def prepare() -> None:
+            state[:] = self.base
+
         def decode() -> None:
             digests = [digest_of(chunk) for chunk in patch.chunks]
             assert root_digest(digests, patch.shared_tables) == root
             digest = self.start
             changes = [
-                decode_change(chunk, bits_of(chunk, self.base), patch.shared_tables)
+                decode_change(chunk, bits_of(chunk, state), patch.shared_tables)
                 for chunk in patch.chunks
             ]
             for change in changes:
@@ -177,7 +129,7 @@ class Bench:
 
         decode()
         assert (state == self.target).all()
-        return self.row(profile.value, wire_nbytes(patch), encode, decode)
+        return self.row(profile.value, wire_nbytes(patch), encode, decode, prepare)
 
     def whole(self, profile: Profile) -> dict[str, Any]:
         """Code the new version from nothing."""
@@ -213,13 +165,16 @@ class Bench:
             assert blake3_of(parts) == digest
             form.apply(parts, state)
 
+        def prepare() -> None:
+            state[:] = old
+
         form.apply(parts, state)
         assert (state == new).all()
         nbytes = sum(len(memoryview(each).cast("B")) for each in parts)
         row = self.row(
-            name, nbytes, lambda: form.encode(old, new), lambda: form.apply(parts, state)
+            name, nbytes, lambda: form.encode(old, new), lambda: form.apply(parts, state), prepare
         )
-        rates = self.rates(encode_verified, decode_verified)
+        rates = self.rates(encode_verified, decode_verified, prepare)
         print(f"  {'  verified':64} {rates[0]:6.2f}  {'':6} {rates[1]:6.2f} GB/s", flush=True)
         return row | {
             "encode_verified_gb_per_s": rates[0],
