@@ -79,7 +79,13 @@ class History:
         return self.digest()
 
     def digest(self) -> StateDigest:
-        """Return what the bits of the newest version contribute to the state digest."""
+        """Return what the bits of the newest version contribute to the state digest.
+
+        It means nothing when the next version is entered meanwhile.
+        """
+        self.settle()
+        if self.part.shard.count == 1:
+            return StateDigest.of(self.part.layout, self._flat)
         return StateDigest.of_pieces((each, self.newest_bits(each)) for each in self.part.ranges())
 
     def advance(self, version: int, chunks: Sequence[Chunk]) -> None:
