@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from types import TracebackType
 from typing import Self
 
 from astraflow.client.evals import EvalClient
@@ -53,14 +52,9 @@ class ControlClient:
         """Return it."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         """Close the channel."""
-        await self._hub.__aexit__(kind, error, trace)
+        await self._hub.__aexit__(*raised)
 
     async def get_run(self) -> RunStatus:
         """Return the whole state.

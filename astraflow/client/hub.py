@@ -1,7 +1,6 @@
 """The hub as its callers see it: an address that may not answer for a while."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from types import TracebackType
 from typing import Self, TypeVar
 
 import grpc
@@ -69,12 +68,7 @@ class Hub:
         """Return it; the first call dials."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the channel; calls in progress are cancelled."""
         await self.channel.close(None)
 

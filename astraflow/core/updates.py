@@ -24,6 +24,11 @@ class TensorUpdate:
     indices: np.ndarray | None
     values: np.ndarray
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.values.nbytes + (0 if self.indices is None else self.indices.nbytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WeightUpdate:
@@ -40,6 +45,11 @@ class WeightUpdate:
     version: int
     base_version: int | None
     tensors: tuple[TensorUpdate, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its arrays."""
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

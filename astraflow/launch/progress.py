@@ -1,6 +1,5 @@
 """Live progress of a run: a table on a terminal, a line now and then in a log."""
 
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group
@@ -29,12 +28,7 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._live.stop()
 

@@ -5,7 +5,6 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Self, cast
 
 import grpc.aio
@@ -56,12 +55,7 @@ class RunningServer:
         """Return it; it runs already."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop at once."""
         await self.stop()
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from socket import AF_INET6
 from socketserver import ThreadingMixIn
 from threading import Thread
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -64,12 +63,7 @@ class MetricsServer:
         """Return it."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
 

@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Self, cast
 
 import grpc
@@ -58,12 +57,7 @@ class Line:
             self._exits = exits.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Cut what is open and take the line down."""
         await self._exits.aclose()
 

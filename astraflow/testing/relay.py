@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 # Pieces of up to 64 KiB between the two ends of one direction.
@@ -29,12 +28,7 @@ class Relay:
         self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close what is open."""
         if self._server is not None:
             self._server.close()

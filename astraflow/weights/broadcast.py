@@ -283,7 +283,7 @@ class BroadcastPuller:
         self._version = target.version
         return Pulled(
             update=update,
-            nbytes=_nbytes(update),
+            nbytes=update.nbytes,
             duration=timedelta(seconds=time.monotonic() - started),
             reports=(),
         )
@@ -292,10 +292,3 @@ class BroadcastPuller:
         group, self._group = self._group, None
         if group is not None:
             group.close()
-
-
-def _nbytes(update: WeightUpdate) -> int:
-    return sum(
-        part.values.nbytes + (0 if part.indices is None else part.indices.nbytes)
-        for part in update.tensors
-    )

@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-from types import TracebackType
 from typing import Final, Self
 
 _NICENESS: Final = 10
@@ -30,12 +29,7 @@ class Errand:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the thread, after what it is at; one that hangs is left behind after `last_s`."""
         self._is_over = True
         self._wake.set()

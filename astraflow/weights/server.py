@@ -1,7 +1,6 @@
 """WeightServer: a TransferService beside a trainer that blocks."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from astraflow.client.loop_thread import LoopThread
@@ -66,12 +65,7 @@ class WeightServer:
         self._server = self._loop.call(self._start())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop to serve; pulls in progress get two seconds."""
         if self._server is not None:
             self._loop.call(self._stop(self._server))

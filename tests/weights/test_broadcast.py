@@ -20,6 +20,7 @@ from astraflow.core.updates import TensorUpdate, WeightUpdate
 from astraflow.core.versions import VersionInfo
 from astraflow.weights.broadcast import BroadcastGroup, BroadcastPuller, Rendezvous
 from astraflow.weights.broadcast_message import pack, unpack
+from astraflow.weights.ports import ListVersions
 from astraflow.weights.pulled import Pulled
 
 pytestmark = pytest.mark.slow
@@ -83,7 +84,12 @@ class Source:
         self.asked: list[int] = []
 
     async def pull(
-        self, target: VersionInfo, known: Mapping[int, VersionInfo], transfer_token: bytes
+        self,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+        transfer_token: bytes,
+        *,
+        listed: ListVersions | None = None,
     ) -> Pulled:
         self.asked.append(target.version)
         update = update_to(target.version)
