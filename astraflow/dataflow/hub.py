@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -58,6 +58,8 @@ from astraflow.wire.journal import record_bytes
 from astraflow_proto.rollout.v1 import rollout_pb2
 
 log = structlog.get_logger(__name__)
+
+Told = TypeVar("Told")
 
 
 class Hub:
@@ -130,6 +132,11 @@ class Hub:
     async def safe(self, ticket: int | None = None) -> None:
         """Wait until what was decided so far is safe, or up to a ticket of `commits`."""
         await self.commits.passed(self.commits.ticket if ticket is None else ticket)
+
+    async def told(self, answer: Told) -> Told:
+        """Return what a reader asked for, once all that it may tell of is safe."""
+        await self.safe()
+        return answer
 
     def apply(
         self,
@@ -232,9 +239,9 @@ class Hub:
         await self.take(event)
         return self.hands.mail.batches(event.member_id, event.rank)
 
-    def explain(self, member_id: MemberId) -> tuple[WaitReason, ...]:
+    async def explain(self, member_id: MemberId) -> tuple[WaitReason, ...]:
         """Return what a trainer waits for, link by link; empty: nothing."""
-        return self.run.explain(self.memory.policies[member_id], self.now())
+        return await self.told(self.run.explain(self.memory.policies[member_id], self.now()))
 
     async def watch_versions(
         self, policy_id: PolicyId, after: int | None, caller: MemberId
@@ -246,16 +253,17 @@ class Hub:
         """
         known = self.run.versions(policy_id, caller)
         async for info in self.hands.watches.versions(policy_id, known, after=after):
-            await self.safe()
-            yield self.run.version_for(info, caller)
+            yield await self.told(self.run.version_for(info, caller))
 
-    def watch_eval(self, eval_run_id: EvalRunId) -> AsyncIterator[EvalRun]:
+    async def watch_eval(self, eval_run_id: EvalRunId) -> AsyncIterator[EvalRun]:
         """Yield an evaluation at each change until it is final."""
-        return self.hands.watches.eval_run(eval_run_id, self.run.eval_run)
+        async for eval_run in self.hands.watches.eval_run(eval_run_id, self.run.eval_run):
+            yield await self.told(eval_run)
 
-    def watch_status(self, interval: timedelta) -> AsyncIterator[RunStatus]:
+    async def watch_status(self, interval: timedelta) -> AsyncIterator[RunStatus]:
         """Yield the run after changes until it is final."""
-        return self.hands.watches.status(self.status, interval=interval)
+        async for status in self.hands.watches.status(self.status, interval=interval):
+            yield await self.told(status)
 
     def status(self) -> RunStatus:
         """Return the whole state."""

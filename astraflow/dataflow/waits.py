@@ -1,7 +1,7 @@
 """Waits: a trainer that gets nothing is told why."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from astraflow.core.status import WaitReason
 from astraflow.dataflow.mailroom import BatchItem
@@ -12,7 +12,7 @@ INTERVAL_S = 3.0
 
 async def tell_waits(
     outbox: Outbox[BatchItem],
-    explain: Callable[[], Iterable[WaitReason]],
+    explain: Callable[[], Awaitable[Iterable[WaitReason]]],
     *,
     interval_s: float,
 ) -> None:
@@ -21,5 +21,7 @@ async def tell_waits(
         before = outbox.put_count
         await asyncio.sleep(interval_s)
         if outbox.put_count == before:
-            for reason in explain():
-                outbox.put(reason)
+            reasons = await explain()
+            if outbox.put_count == before:
+                for reason in reasons:
+                    outbox.put(reason)

@@ -10,7 +10,11 @@ REASON = WaitReason(cause=WaitCause.NO_RAAS, waiter_id="solver")
 
 async def test_a_quiet_stream_is_told_why():
     outbox: Outbox = Outbox()
-    telling = asyncio.ensure_future(tell_waits(outbox, lambda: [REASON], interval_s=0))
+
+    async def explain():
+        return [REASON]
+
+    telling = asyncio.ensure_future(tell_waits(outbox, explain, interval_s=0))
     assert await outbox.take() == [REASON]
     assert await outbox.take() == [REASON]
     telling.cancel()
@@ -22,7 +26,7 @@ async def test_a_stream_that_got_something_is_left_alone():
     outbox: Outbox = Outbox()
     looked = []
 
-    def explain():
+    async def explain():
         looked.append(len(outbox))
         return []
 

@@ -31,7 +31,8 @@ class ControlServicer:
     async def GetRun(self, _request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         """Return the whole state."""
         self._access.operator(context)
-        return pb.GetRunResponse(run=wire.encode_run_status(self._hub.status()))
+        status = await self._hub.told(self._hub.status())
+        return pb.GetRunResponse(run=wire.encode_run_status(status))
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> None:
         """Send the state now and after changes."""
@@ -69,7 +70,7 @@ class ControlServicer:
     ) -> pb.GetScaleAdviceResponse:
         """Return how large the pool should be."""
         self._access.operator(context)
-        advice = self._hub.scale_advice(optional_span(request, "window"))
+        advice = await self._hub.told(self._hub.scale_advice(optional_span(request, "window")))
         return pb.GetScaleAdviceResponse(advice=scale.encode_advice(advice))
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:

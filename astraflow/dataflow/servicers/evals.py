@@ -39,7 +39,7 @@ class EvalServicer:
         """Return its state."""
         self._access.anyone(context)
         run = self._hub.run.eval_run(EvalRunId(request.eval_run_id))
-        return pb.GetEvalRunResponse(eval_run=wire.encode_eval_run(run))
+        return pb.GetEvalRunResponse(eval_run=wire.encode_eval_run(await self._hub.told(run)))
 
     async def WatchEvalRun(self, request: pb.WatchEvalRunRequest, context: Context) -> None:
         """Send the state now and at each change."""

@@ -29,10 +29,11 @@ class LedgerServicer:
     ) -> pb.GetLedgerResponse:
         """Return the books at one instant."""
         self._access.operator(context)
-        return pb.GetLedgerResponse(
+        books = pb.GetLedgerResponse(
             accounts=map(wire.encode_ledger_account, self._hub.run.accounts()),
             server_time=encode_time(self._hub.now()),
         )
+        return await self._hub.told(books)
 
     async def ListRollouts(
         self, request: pb.ListRolloutsRequest, context: Context
@@ -48,10 +49,11 @@ class LedgerServicer:
             selection=repr(selection).encode(),
         )
         is_full = request.view == pb.ROLLOUT_VIEW_FULL
-        return pb.ListRolloutsResponse(
+        listed = pb.ListRolloutsResponse(
             rollouts=[wire.encode_rollout_record(r, with_trajectories=is_full) for r in page],
             next_page_token=next_token,
         )
+        return await self._hub.told(listed)
 
     async def ListDeadLetters(
         self, request: pb.ListDeadLettersRequest, context: Context
@@ -65,7 +67,7 @@ class LedgerServicer:
             token=request.page_token,
             selection=b"dead letters",
         )
-        letters = map(wire.encode_dead_letter, page)
+        letters = map(wire.encode_dead_letter, await self._hub.told(page))
         return pb.ListDeadLettersResponse(dead_letters=letters, next_page_token=next_token)
 
     async def RequeuePrompt(
@@ -82,7 +84,8 @@ class LedgerServicer:
         """Return what a policy's trainer waits for."""
         self._access.operator(context)
         reasons = self._hub.run.explain(PolicyId(request.policy_id), self._hub.now())
-        return pb.ExplainWaitResponse(reasons=map(encode_wait_reason, reasons))
+        told = await self._hub.told(reasons)
+        return pb.ExplainWaitResponse(reasons=map(encode_wait_reason, told))
 
 
 def _rollout_key(record: RolloutRecord) -> str:

@@ -28,9 +28,9 @@ class VersionServicer:
     ) -> pb.ListVersionsResponse:
         """Return what can still be pulled, oldest first."""
         caller = self._access.anyone(context)
-        await self._hub.safe()
         versions = self._hub.run.versions(PolicyId(request.policy_id), caller)
-        return pb.ListVersionsResponse(versions=map(wire.encode_version_info, versions))
+        told = await self._hub.told(versions)
+        return pb.ListVersionsResponse(versions=map(wire.encode_version_info, told))
 
     async def WatchVersions(self, request: pb.WatchVersionsRequest, context: Context) -> None:
         """Send versions as they are published."""
@@ -49,7 +49,8 @@ class VersionServicer:
         """Return who has a version now."""
         caller = self._access.anyone(context)
         sources = self._hub.run.sources(PolicyId(request.policy_id), request.version, caller)
-        return pb.ListSourcesResponse(sources=map(wire.encode_source, sources))
+        told = await self._hub.told(sources)
+        return pb.ListSourcesResponse(sources=map(wire.encode_source, told))
 
     async def ReportVersion(
         self, request: pb.ReportVersionRequest, context: Context
