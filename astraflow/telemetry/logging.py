@@ -1,12 +1,19 @@
 """Logs: structlog, for people on a console or as JSON lines, own and foreign records alike."""
 
 import logging
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
+
+from astraflow.core.errors import AstraflowError, Reason
+
+LOG_FORMAT: Final = "ASTRAFLOW_LOG_FORMAT"
+"""Environment variable: `json` for one JSON object per line; `text`, or unset: for people."""
 
 _LEVELS: Final = logging.getLevelNamesMapping()
 
@@ -15,25 +22,28 @@ _CHATTY: Final = ("asyncio", "grpc", "urllib3", "filelock", "matplotlib")
 
 
 def configure_logging(
-    role: str, *, log_file: Path | None = None, json: bool = False, level: str = "info"
+    role: str, *, log_file: Path | None = None, json: bool | None = None, level: str = "info"
 ) -> None:
     """Send all logs of this process to one place. A second call replaces the first.
 
     Args:
         role: Who speaks, such as `hub` or `raas-1`; on every record.
         log_file: Appended to; its folder is made. None: standard error.
-        json: One JSON object per line, for machines; else lines for people.
+        json: One JSON object per line, for machines; False: lines for people. None: as the
+            environment says.
         level: debug, info, warning or error.
 
     Raises:
+        AstraflowError: INVALID_FIELD for an environment that names no format.
         ValueError: For an unknown level.
     """
+    is_json = _wants_json(os.environ) if json is None else json
     number = _LEVELS.get(level.upper())
     if number is None:
         raise ValueError(f"log level '{level}' is none of debug, info, warning, error")
     handler = _handler(log_file)
     is_terminal = log_file is None and sys.stderr.isatty()
-    handler.setFormatter(_formatter(role, json=json, colors=is_terminal))
+    handler.setFormatter(_formatter(role, json=is_json, colors=is_terminal))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -53,6 +63,13 @@ def configure_logging(
         # Loggers are made at import, before this runs; a cached one would keep the old ways.
         cache_logger_on_first_use=False,
     )
+
+
+def _wants_json(environment: Mapping[str, str]) -> bool:
+    asked = environment.get(LOG_FORMAT) or "text"
+    if asked not in ("json", "text"):
+        raise AstraflowError(Reason.INVALID_FIELD, f"{LOG_FORMAT} is '{asked}'; give json or text")
+    return asked == "json"
 
 
 def _handler(log_file: Path | None) -> logging.Handler:

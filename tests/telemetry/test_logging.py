@@ -4,6 +4,7 @@ import logging
 import pytest
 import structlog
 
+from astraflow.core.errors import AstraflowError
 from astraflow.telemetry.logging import configure_logging
 
 
@@ -28,6 +29,17 @@ def test_own_and_foreign_records_share_one_form(path):
     assert foreign.items() >= {"event": "tokenizer slow", "level": "warning"}.items()
     assert foreign.items() >= {"logger": "foreign", "role": "hub"}.items()
     assert own["timestamp"].endswith("Z")
+
+
+def test_the_environment_chooses_the_form(path, monkeypatch):
+    monkeypatch.setenv("ASTRAFLOW_LOG_FORMAT", "json")
+    configure_logging("hub", log_file=path)
+    structlog.get_logger("own").info("version live")
+    assert records(path)[0]["event"] == "version live"
+
+    monkeypatch.setenv("ASTRAFLOW_LOG_FORMAT", "xml")
+    with pytest.raises(AstraflowError, match="give json or text"):
+        configure_logging("hub", log_file=path)
 
 
 def test_a_line_for_people_has_event_and_values(path):
