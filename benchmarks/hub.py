@@ -25,9 +25,9 @@ from typing import Any, Final
 
 import psutil
 
-from hub_ends.flood import measure_flood
+from hub_ends.flood import Bounds, measure_flood
 from hub_ends.handover import measure_handover
-from hub_ends.process import GROUP_SIZE, MODES, HubProcess, running_hub
+from hub_ends.process import GROUP_SIZE, GROUPS_PER_BATCH, MODES, HubProcess, running_hub
 from hub_ends.throughput import Row, measure_callbacks, measure_throughput
 
 BARS: Final = {
@@ -39,6 +39,7 @@ BARS: Final = {
     "lost": 0,
 }
 ROWS: Final = ("throughput", "callbacks", "handover", "flood")
+_STALE: Final[dict[str, Any]] = {"max_staleness": 8}
 
 Measure = Callable[[HubProcess], Awaitable[Row]]
 
@@ -88,17 +89,23 @@ def _plan(name: str, options: argparse.Namespace) -> list[tuple[str, str, Measur
         measure: Measure = partial(
             measure_throughput, seconds=options.seconds, token_count=options.tokens, rate=rate
         )
-        return [(f"throughput/{m}", m, measure, {"max_staleness": 8}) for m in options.modes]
+        return [(f"throughput/{mode}", mode, measure, dict(_STALE)) for mode in options.modes]
     if name == "callbacks":
         measure = partial(
             measure_callbacks, seconds=options.seconds, token_count=options.tokens, rate=rate
         )
-        return [("callbacks", "process", measure, {"max_staleness": 8, "is_watched": True})]
+        return [("callbacks", "process", measure, _STALE | {"is_watched": True})]
     if name == "handover":
         measure = partial(measure_handover, token_count=4000, batch_count=options.batches)
         return [("handover", "process", measure, {"max_staleness": 0})]
-    measure = partial(measure_flood, seconds=options.flood_seconds, token_count=options.tokens)
-    return [("flood", "process", measure, {"max_staleness": 8, "compact_nbytes": 1 << 26})]
+    bounds = Bounds(
+        open_group_count=(_STALE["max_staleness"] + 1) * GROUPS_PER_BATCH,
+        token_count=options.tokens,
+        compact_nbytes=1 << 26,
+    )
+    measure = partial(measure_flood, seconds=options.flood_seconds, bounds=bounds)
+    recipe = _STALE | {"compact_nbytes": bounds.compact_nbytes}
+    return [("flood", "process", measure, recipe)]
 
 
 if __name__ == "__main__":

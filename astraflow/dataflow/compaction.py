@@ -24,12 +24,11 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_EVERY_S = 0.5
 _ERROR_NBYTES = 1000
-# How far the process stands back, on the scale of `nice`, one attempt after the other: the first
-# has only what the hub leaves of its core.
 _IDLE = 19
-_NICE = (_IDLE, 10, 0)
-# An attempt is given up for a more eager one when so many times the bytes came that begin one.
-_LATE = 2
+# Attempts, one after the other: how far the process stands back, on the scale of `nice`, and how
+# many times the bytes that begin one may come meanwhile. The first has what the hub leaves of its
+# core, the last as much as the hub.
+_ATTEMPTS = ((_IDLE, 2.0), (10, 1.0), (0, math.inf))
 
 
 async def compact_for_ever(
@@ -48,7 +47,7 @@ async def compact_for_ever(
         if commits.nbytes - done_nbytes < every_nbytes:
             continue
         done_nbytes = commits.nbytes
-        end = await _snapshot(commits, journal, run_dir=run_dir, most_nbytes=_LATE * every_nbytes)
+        end = await _snapshot(commits, journal, run_dir=run_dir, every_nbytes=every_nbytes)
         if end is not None:
             reach(FaultPoint.TRIM_STARTED)
             await journal.trim(end)
@@ -56,12 +55,12 @@ async def compact_for_ever(
 
 
 async def _snapshot(
-    commits: Commits, journal: Journal, *, run_dir: Path, most_nbytes: int
+    commits: Commits, journal: Journal, *, run_dir: Path, every_nbytes: int
 ) -> int | None:
     """Have a snapshot made; return the position that it goes to, None when it failed."""
-    for nice in _NICE:
-        end, limit = journal.end, commits.nbytes + most_nbytes
-        is_late = partial(_is_past, commits, math.inf if nice == _NICE[-1] else limit)
+    for nice, times in _ATTEMPTS:
+        end = journal.end
+        is_late = partial(_is_past, commits, commits.nbytes + times * every_nbytes)
         process = await _start(run_dir, end, nice)
         if await ended(process, is_late=is_late):
             return None if process.returncode else end

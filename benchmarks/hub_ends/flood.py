@@ -19,6 +19,12 @@ from hub_ends.throughput import ITEM_COUNT, Row
 
 _LOOK_EVERY_S: Final = 0.25
 _MOST_DRAIN_S: Final = 60.0
+# Of the hub: lots of one stream whose acks wait, bytes of tokens that can be listed, and how many
+# times `compact_nbytes` the journal takes where the snapshot has to wait for a core.
+_UNACKED_LOT_COUNT: Final = 32
+_LISTED_NBYTES: Final = 16 << 20
+_MOST_TIMES: Final = 6
+_NBYTES_PER_TOKEN: Final = 9
 
 
 @dataclass
@@ -84,14 +90,42 @@ class Flood:
                     await self.members.settle(header.batch_id)
 
 
-async def measure_flood(hub: HubProcess, *, seconds: float, token_count: int) -> Row:
-    """Return what a flood did to memory and journal, and whether anything was lost.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What the recipe lets a hub take.
 
-    The bounds of the hub are those of its recipe: groups that may be open, kept rollouts, and the
-    bytes of the journal before it is compacted.
+    Attributes:
+        open_group_count: Groups that may be open: (max_staleness + 1) batches of them.
+        token_count: Of each rollout.
+        compact_nbytes: Bytes of records after which a snapshot takes their place.
     """
+
+    open_group_count: int
+    token_count: int
+    compact_nbytes: int
+
+    @property
+    def rollout_nbytes(self) -> int:
+        """Rollouts that may be there at once, and lots whose acks wait for the journal."""
+        lots = _UNACKED_LOT_COUNT * ITEM_COUNT
+        kept = self.open_group_count * GROUP_SIZE + lots
+        return kept * self.token_count * _NBYTES_PER_TOKEN + _LISTED_NBYTES
+
+    def rss_nbytes(self, before: int) -> int:
+        """Of the hub that had so many before: objects around tokens may take as much as these."""
+        return before + 2 * self.rollout_nbytes
+
+    @property
+    def journal_nbytes(self) -> int:
+        """Of the journal's folder, where the snapshot has to wait for a core."""
+        return _MOST_TIMES * self.compact_nbytes
+
+
+async def measure_flood(hub: HubProcess, *, seconds: float, bounds: Bounds) -> Row:
+    """Return what a flood did to memory and journal, and whether anything was lost."""
+    rss = hub.rss_nbytes
     async with dial(hub.address) as channel:
-        members = Members(channel, token_count)
+        members = Members(channel, bounds.token_count)
         await members.join()
         batches = members.open_batches(2)
         flood = Flood(members)
@@ -119,7 +153,14 @@ async def measure_flood(hub: HubProcess, *, seconds: float, token_count: int) ->
                 each.cancel()
         with suppress(AstraflowError):
             batches.cancel()
-    return _row(flood, looks, account, seconds=seconds, written_nbytes=written)
+    row = _row(flood, looks, account, seconds=seconds, written_nbytes=written)
+    most = {"rss": bounds.rss_nbytes(rss), "journal": bounds.journal_nbytes}
+    return row | {
+        "open_groups_bound": bounds.open_group_count,
+        **{f"{name}_bound_mb": nbytes / 1e6 for name, nbytes in most.items()},
+        "is_bounded": len(flood.accepted) <= bounds.open_group_count * GROUP_SIZE
+        and all(row[f"{name}_peak_mb"] * 1e6 <= nbytes for name, nbytes in most.items()),
+    }
 
 
 def _row(
