@@ -18,6 +18,10 @@ from astraflow_proto.common.v1 import tensor_pb2
 
 DTYPES = EnumTable(Dtype, tensor_pb2.Dtype, "DTYPE")
 
+# Of vectors: number on the wire, numpy's type, bytes per element; looked up at once.
+_ELEMENTS = {each: (DTYPES.encode(each), each.numpy, each.itemsize) for each in Dtype}
+_BOOL = np.dtype(np.bool_)
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_S = 86_400
 _SECOND_NS = 1_000_000_000
@@ -205,10 +209,13 @@ def decode_vector(message: tensor_pb2.Tensor, dtype: Dtype, field: str) -> np.nd
     Raises:
         AstraflowError: INVALID_FIELD when it is anything else.
     """
-    shape = message.shape
-    if message.dtype != DTYPES.numbers[dtype] or len(shape) != 1:
+    number, numpy, itemsize = _ELEMENTS[dtype]
+    shape, data = message.shape, message.data
+    if message.dtype != number or len(shape) != 1:
         raise invalid(field, f"must be {dtype}[n]")
-    return _flat(message, dtype, shape, field)
+    if len(data) != shape[0] * itemsize:
+        raise invalid(field, f"{len(data)} bytes are no {dtype}{list(shape)}")
+    return _elements(data, numpy, field)
 
 
 def _flat(message: tensor_pb2.Tensor, dtype: Dtype, shape: Sequence[int], field: str) -> np.ndarray:
@@ -216,7 +223,11 @@ def _flat(message: tensor_pb2.Tensor, dtype: Dtype, shape: Sequence[int], field:
     data = message.data
     if len(data) != prod(shape) * dtype.itemsize or min(shape, default=0) < 0:
         raise invalid(field, f"{len(data)} bytes are no {dtype}{list(shape)}")
-    values = np.frombuffer(data, dtype.numpy)
-    if dtype is Dtype.BOOL and data and np.maximum.reduce(values.view(np.uint8)) > 1:
+    return _elements(data, dtype.numpy, field)
+
+
+def _elements(data: bytes, dtype: np.dtype[np.generic], field: str) -> np.ndarray:
+    """Return what some bytes hold, read-only and over them."""
+    if dtype == _BOOL and data and np.maximum.reduce(np.frombuffer(data, np.uint8)) > 1:
         raise invalid(field, "a bool is neither 0 nor 1")
-    return values
+    return np.frombuffer(data, dtype)
