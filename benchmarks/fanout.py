@@ -94,12 +94,13 @@ class Fan:
             fault: kill or pause: of the relay that feeds all others, which is not seen again.
             after_s: When, from the event on.
         """
+        # The first receiver is sent chunks while they are encoded.
+        before = self._link.count()
         self._origin.tell("publish")
         answer = self._origin.hear()
         info = decode_version_info(
             version_pb2.VersionInfo.FromString(base64.b64decode(answer["info"]))
         )
-        before = self._link.count()
         lines = {
             number: self._region.told(info, self._region.members[number], relays=relays)
             for number in self._alive

@@ -8,7 +8,6 @@ them: one round trip to the first byte, and windows that are open already.
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
@@ -21,21 +20,19 @@ from astraflow.transport.arenas import ArenaPool
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.progress import Progress
 from astraflow.transport.shm_lane import is_same_host, open_shm
-from astraflow.transport.stream_session import StreamSession
+from astraflow.transport.sources import Session, Source, Sources, asked, sent_ahead
 from astraflow.transport.tcp_lane import connection_count, open_directly, open_tcp
 from astraflow.transport.traffic import received
-from astraflow.transport.ucx_lane import UcxSession, open_ucx
+from astraflow.transport.ucx_lane import open_ucx
 from astraflow.wire.patches import (
     LaneEndpoint,
     SentItem,
     TransferPlan,
     TransferSpec,
-    Waiting,
 )
 
 DEFAULT_LANES: Final = (Lane.SHM, Lane.TCP, Lane.GRPC)
 
-_MAX_SOURCES: Final = 32
 # How long a source that has no lane but gRPC is not asked again.
 _PLAIN_S: Final = 600.0
 # Who listens where a source has its TCP lane as a rule, and does not answer, is another.
@@ -44,32 +41,7 @@ _DIRECT_PLAN_S: Final = 5.0
 _NO_LANE: Final = frozenset({Reason.LANE_UNAVAILABLE, Reason.CAPABILITY_MISSING})
 _BROKEN: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT, *_NO_LANE})
 
-Session = StreamSession | UcxSession
-
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ready:
-    """A version that was asked for before there is one, and the session over which it comes."""
-
-    spec: TransferSpec
-    session: StreamSession
-
-    def is_of(self, spec: TransferSpec) -> bool:
-        """Whether this is what is wanted now."""
-        fields = ("policy_id", "version", "base_version", "layout_digest")
-        return all(getattr(self.spec, each) == getattr(spec, each) for each in fields)
-
-
-@dataclass(slots=True, eq=False)
-class _Source:
-    """What is known of one source."""
-
-    sessions: list[Session] = field(default_factory=list[Session])
-    plain_until: float = 0.0
-    is_known: bool = False
-    ready: _Ready | None = None
 
 
 class Lanes:
@@ -99,7 +71,7 @@ class Lanes:
         self._stall_timeout_s = stall_timeout_s
         self._grpc = GrpcLane(tls=tls, stall_timeout_s=stall_timeout_s)
         self._arenas = ArenaPool()
-        self._sources: dict[str, _Source] = {}
+        self._sources = Sources()
 
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
@@ -139,25 +111,12 @@ class Lanes:
                     yield resumed
 
     async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
-        """Ask for the version that comes next, where TCP connections stand; else do nothing.
+        """Ask a source for the version that comes next; see Sources."""
+        await self._sources.stand_ready(endpoint, spec, transfer_token)
 
-        The source sends it while it makes it; a later `pull` of it takes what has come.
-
-        Args:
-            endpoint: Of the source, host:port.
-            spec: Of the version after the one that is held.
-            transfer_token: Of the run.
-        """
-        source = await self._source(endpoint)
-        if source.ready is not None and not source.ready.session.is_ended:
-            return
-        for session in source.sessions:
-            if isinstance(session, StreamSession) and session.lane is Lane.TCP and session.is_idle:
-                ahead = replace(spec, is_ahead=True)
-                session.begin()
-                session.ask(ahead, transfer_token)
-                source.ready = _Ready(ahead, session)
-                return
+    async def forget_ready(self, spec: TransferSpec) -> None:
+        """Let go of what was asked for ahead and came another way; see Sources."""
+        await self._sources.forget_ready(spec)
 
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
         """Return a layout; see GrpcLane."""
@@ -165,18 +124,15 @@ class Lanes:
 
     async def close(self) -> None:
         """Close all connections."""
-        sources, self._sources = self._sources, {}
-        for source in sources.values():
-            for session in source.sessions:
-                await session.close()
+        await self._sources.close()
         await self._grpc.close()
 
     async def _over_lanes(
         self, endpoint: str, progress: Progress, transfer_token: bytes
     ) -> AsyncGenerator[SentItem]:
         """Yield from a session that stands, else from a new one; nothing where there is none."""
-        source = await self._source(endpoint)
-        async with aclosing(_sent_ahead(source, progress)) as items:
+        source = await self._sources.of(endpoint)
+        async with aclosing(sent_ahead(source, progress)) as items:
             async for item in items:
                 yield received(Lane.TCP, item)
         if progress.is_over:
@@ -184,7 +140,7 @@ class Lanes:
         warm = next((each for each in source.sessions if each.is_idle), None)
         if warm is not None:
             try:
-                async with aclosing(_asked(warm, progress.spec, transfer_token)) as items:
+                async with aclosing(asked(warm, progress.spec, transfer_token)) as items:
                     async for item in items:
                         yield received(warm.lane, item)
             except AstraflowError as error:
@@ -203,7 +159,7 @@ class Lanes:
                 yield received(session.lane, item)
 
     async def _introduced(
-        self, endpoint: str, source: _Source, spec: TransferSpec, transfer_token: bytes
+        self, endpoint: str, source: Source, spec: TransferSpec, transfer_token: bytes
     ) -> Session | None:
         """Ask where a far source has its TCP lane as a rule; None: it is to be planned."""
         if Lane.TCP not in self._lanes or source.is_known:
@@ -223,7 +179,7 @@ class Lanes:
         return session
 
     async def _open(
-        self, endpoint: str, source: _Source, spec: TransferSpec, transfer_token: bytes
+        self, endpoint: str, source: Source, spec: TransferSpec, transfer_token: bytes
     ) -> Session | None:
         """Plan a transfer and pick it up over the best lane; None: gRPC is all there is."""
         if not self._lanes or time.monotonic() < source.plain_until:
@@ -272,50 +228,3 @@ class Lanes:
                 return await open_ucx(place.address, plan, stall_timeout_s=self._stall_timeout_s)
             case _:
                 raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{place.lane} is not spoken here")
-
-    async def _source(self, endpoint: str) -> _Source:
-        """Return a source; the one that was not used for longest makes room for a new one."""
-        source = self._sources.pop(endpoint, None) or _Source()
-        self._sources[endpoint] = source
-        source.sessions = [each for each in source.sessions if not each.is_ended]
-        if len(self._sources) > _MAX_SOURCES:
-            oldest = self._sources.pop(next(iter(self._sources)))
-            for session in oldest.sessions:
-                await session.close()
-        return source
-
-
-async def _sent_ahead(source: _Source, progress: Progress) -> AsyncGenerator[SentItem]:
-    """Yield what was asked for ahead, if that is what is wanted; nothing if it did not come.
-
-    Raises:
-        AstraflowError: What ended it once its plan was known; CHUNK_INVALID.
-    """
-    ready, spec = source.ready, progress.spec
-    if ready is None or spec.version < ready.spec.version:
-        return
-    source.ready = None
-    if not ready.is_of(spec):
-        await ready.session.close()
-        return
-    try:
-        async with aclosing(ready.session.items()) as items:
-            async for item in items:
-                if isinstance(item, TransferPlan):
-                    yield Waiting(since_s=ready.session.since_s)
-                yield item
-    except AstraflowError as error:
-        if progress.has_plan or error.reason is Reason.CHUNK_INVALID:
-            raise
-        log.info("nothing came ahead", version=spec.version, why=str(error))
-
-
-async def _asked(
-    session: Session, spec: TransferSpec, transfer_token: bytes
-) -> AsyncGenerator[SentItem]:
-    """Ask for a version over connections that stand, and yield what comes."""
-    session.begin()
-    session.ask(spec, transfer_token)
-    async with aclosing(session.items()) as items:
-        async for item in items:
-            yield item

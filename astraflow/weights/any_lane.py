@@ -41,6 +41,10 @@ class AnyLane:
         if "://" not in endpoint:
             await self._lanes.stand_ready(endpoint, spec, transfer_token)
 
+    async def forget_ready(self, spec: TransferSpec) -> None:
+        """Let go of what came another way; see Lanes."""
+        await self._lanes.forget_ready(spec)
+
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
         """Return a layout; see Lanes and ObjectLane."""
         return await self._of(endpoint).get_layout(endpoint, digest, transfer_token)

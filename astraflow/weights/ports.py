@@ -40,6 +40,10 @@ class StandsReady(Protocol):
         """Ask for the version that comes next, if the source can be asked so."""
         ...
 
+    async def forget_ready(self, spec: TransferSpec) -> None:
+        """Let go of what was asked for ahead and is older than what comes next."""
+        ...
+
 
 class Progress(Protocol):
     """Who is told what a pull brings; `Relay` is one."""

@@ -35,6 +35,7 @@ from astraflow.weights.relay import Relay
 from astraflow.weights.routes import payload_nbytes
 from astraflow.weights.source_memory import SourceMemory
 from astraflow.weights.state import HeldState, stage
+from astraflow.weights.tally import MeasuredLink
 
 Result = TypeVar("Result")
 
@@ -187,17 +188,17 @@ class WeightPuller:
 
         Who pulls from a relay does not: the origin would send everybody a copy.
         """
-        address = fetch.origin
-        if (
-            address is None
-            or max(known, default=0) > target.version
-            or not isinstance(self._lane, StandsReady)
-        ):
+        if not isinstance(self._lane, StandsReady):
             return
+        address = fetch.origin
+        link = self._memory.links.get(address or "", MeasuredLink())
         spec = Incoming(
             replace(target, version=target.version + 1), {}, base_version=target.version
-        ).spec(goodput_bytes_per_s=self._memory.links[address].goodput_bytes_per_s)
-        await self._lane.stand_ready(address, spec, transfer_token)
+        ).spec(goodput_bytes_per_s=link.goodput_bytes_per_s)
+        if address is None or max(known, default=0) > target.version:
+            await self._lane.forget_ready(spec)
+        else:
+            await self._lane.stand_ready(address, spec, transfer_token)
 
     async def _update(
         self, target: VersionInfo, known: Mapping[int, VersionInfo], fetch: Fetch

@@ -301,6 +301,22 @@ async def test_a_source_that_lies_ahead_is_found_out_and_left(training, tools, s
     assert pulled.update.base_version == 0
 
 
+async def test_what_came_another_way_is_let_go(training, tools, serve, puller):
+    """A relay had it: the origin is not left with a reader who never takes what it is sent."""
+    other = serve()
+    serve()
+    training.endpoints.reverse()
+    tensors = await at_zero(training, puller, tools)
+    training.publish()
+    only = replace(training.infos[1], sources=tools.sources([other.endpoint]))
+    pulled = await puller.pull(only, training.infos, training.token)
+    tensors = tools.live(pulled.update, tensors)
+
+    await until_listeners(1, training.store.upcoming)
+    training.publish()
+    await pulled_live(training, puller, tools, tensors)
+
+
 async def test_over_other_lanes_nothing_is_sent_ahead(training, tools, serve):
     serve()
     spec = TransferSpec(policy_id=training.policy_id, version=1, base_version=0, is_ahead=True)
