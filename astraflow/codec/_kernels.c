@@ -43,6 +43,7 @@ static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)_
 
 #define SEGMENT 4096 /* elements that are scanned before their changes are worked on */
 #define PART 64 /* changes that are worked on together */
+#define GAPS 256 /* bytes of gaps that become places together */
 #define AHEAD 32 /* changes whose places are fetched before they are written */
 #define FAR_AHEAD 128 /* changes whose old bits are fetched before they are read */
 #define FETCH_AHEAD 2048 /* bytes */
@@ -79,7 +80,8 @@ typedef struct {
 } fast_out_t;
 typedef struct {
     const uint8_t *gaps, *ups, *marks, *steps, *escapes;
-    size_t gap_nbytes, step_count, escape_count;
+    size_t gap_nbytes, step_count, escape_count, found; /* what is left, and how many places are known */
+    uint32_t next;
 } fast_in_t;
 typedef struct { int shift; uint32_t field, low, top; } rule_t;
 typedef struct {
@@ -360,7 +362,7 @@ static PyObject *decode_fast(PyObject *self, PyObject *args) {
     changes_t out = {indices.buf, before.buf, values.buf, {0, 0}};
     int ok = fits(&before, count, size, "before") && fits(&values, count, size, "values") && fits(&ups, (count + 7) / 8, 1, "ups") && fits(&marks, (count + 7) / 8, 1, "marks");
     if (ok) {
-        fast_in_t in = {gaps.buf, ups.buf, marks.buf, steps.buf, escapes.buf, (size_t)gaps.len, (size_t)steps.len, (size_t)(escapes.len / size)};
+        fast_in_t in = {gaps.buf, ups.buf, marks.buf, steps.buf, escapes.buf, (size_t)gaps.len, (size_t)steps.len, (size_t)(escapes.len / size), 0, 0};
         const char *why;
         Py_BEGIN_ALLOW_THREADS
         why = AT(level, decode_fast)(old.buf, (size_t)(old.len / size), size, back, &in, count, first, &out);

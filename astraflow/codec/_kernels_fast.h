@@ -108,19 +108,17 @@ static ALWAYS_INLINE size_t FN(take_gaps)(const uint8_t *gaps, size_t nbytes, si
     return i < nbytes ? NONE : found;
 }
 
-/* Where all changes are, rising. */
-static ALWAYS_INLINE const char *FN(take_all_gaps)(const fast_in_t *in, size_t count, size_t n, uint32_t *indices) {
-    uint32_t next = 0;
-    size_t found = 0;
-    for (size_t i = 0; i < in->gap_nbytes; i += SEGMENT) {
-        size_t nbytes = in->gap_nbytes - i < SEGMENT ? in->gap_nbytes - i : SEGMENT;
-        size_t more = FN(take_gaps)(in->gaps + i, nbytes, count - found, &next, indices + found);
+/* Go on until it is known where `wanted` changes are, or all of them. */
+static ALWAYS_INLINE const char *FN(find_places)(fast_in_t *in, size_t wanted, size_t count, size_t n, uint32_t *indices) {
+    while (in->found < wanted && in->gap_nbytes) {
+        size_t nbytes = in->gap_nbytes < GAPS ? in->gap_nbytes : GAPS;
+        size_t more = FN(take_gaps)(in->gaps, nbytes, count - in->found, &in->next, indices + in->found);
         if (more == NONE) return "has another number of gaps than of changes";
-        /* A block moves on by less than 2^21, so that `next` does not overflow unseen. */
-        if (next > n) return "changes an element beyond its range";
-        found += more;
+        /* So few move on by less than 2^17: `next` does not overflow unseen. */
+        if (in->next > n) return "changes an element beyond its range";
+        in->gaps += nbytes, in->gap_nbytes -= nbytes, in->found += more;
     }
-    return found < count ? "has another number of gaps than of changes" : NULL;
+    return in->found < (wanted < count ? wanted : count) ? "has another number of gaps than of changes" : NULL;
 }
 
 /* How many units further than one the marked changes lead: 0 for the others. */
@@ -220,10 +218,12 @@ static ALWAYS_INLINE int FN(decode_words)(const uint8_t *old, int back, fast_in_
 #endif
 
 static ALWAYS_INLINE const char *FN(decode_fast_of)(const uint8_t *old, size_t n, int size, int back, fast_in_t *in, size_t count, uint64_t first, changes_t *out) {
-    const char *why = FN(take_all_gaps)(in, count, n, out->indices);
-    for (size_t j = 0; !why && j < count && j < FAR_AHEAD; j++) PREFETCH_NEAR(old + out->indices[j] * (size_t)size);
-    for (size_t start = 0; !why && start < count; start += PART) {
+    const char *why = FN(find_places)(in, FAR_AHEAD, count, n, out->indices);
+    for (size_t j = 0; !why && j < in->found && j < FAR_AHEAD; j++) PREFETCH_NEAR(old + out->indices[j] * (size_t)size);
+    for (size_t start = 0; start < count; start += PART) {
         size_t part = count - start < PART ? count - start : PART, ahead = start + FAR_AHEAD;
+        if (!why) why = FN(find_places)(in, ahead + PART, count, n, out->indices);
+        if (why) return why;
 #if LEVEL == 2
         const uint32_t *later = ahead + PART <= count ? out->indices + ahead : NULL;
         /* The last element is read alone: four bytes of it may not be there. */
@@ -232,8 +232,10 @@ static ALWAYS_INLINE const char *FN(decode_fast_of)(const uint8_t *old, size_t n
         for (size_t j = ahead; j < ahead + PART && j < count; j++) PREFETCH_NEAR(old + out->indices[j] * (size_t)size);
         why = FN(decode_part)(old, size, back, in, start, part, first, out);
     }
-    if (!why && in->step_count) why = "has another number of steps than it says";
-    return why ? why : in->escape_count ? "has another number of escapes than it says" : NULL;
+    if (why) return why;
+    if (in->gap_nbytes) return "has another number of gaps than of changes";
+    if (in->step_count) return "has another number of steps than it says";
+    return in->escape_count ? "has another number of escapes than it says" : NULL;
 }
 
 static const char *FN(decode_fast)(const uint8_t *old, size_t n, int size, int back, fast_in_t *in, size_t count, uint64_t first, changes_t *out) {
