@@ -102,7 +102,7 @@ class Replay(Strict):
     """Groups that are trained on again."""
 
     ratio: float = Field(gt=0, lt=1)
-    """Of a batch's groups, at most, rounded down; 0.3 uses a group 1.43 times on average."""
+    """Of a batch's groups, at most, on average; 0.3 uses a group 1.43 times on average."""
     order: Algorithm = Algorithm(name="latest")
     """Which of those that may be: latest, uniform, prioritised, or your own."""
     max_uses: int = Field(default=2, ge=2)

@@ -34,7 +34,7 @@ class OpenGroups:
     @property
     def fresh_per_batch(self) -> int:
         """Fresh groups that the next batch takes; the rest of it is replayed."""
-        if not self._replay.target:
+        if not self._replay.is_on:
             return self._settings.groups_per_batch
         again = self._replay.available(self._progress.train_version)
         return self._settings.groups_per_batch - again

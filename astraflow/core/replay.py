@@ -1,8 +1,12 @@
 """Replay: groups that were trained on and may be again.
 
 A replayed group stays trained in the books: replay is a count of uses, not a place. A batch of B
-groups has up to int(ratio * B) replayed ones and is filled up with fresh ones, so that with ratio r
-a group is used 1 / (1 - r) times on average, as long as enough may be replayed.
+groups has up to ratio * B replayed ones and is filled up with fresh ones, at least one, so that
+with ratio r a group is used 1 / (1 - r) times on average, as long as enough may be replayed. Groups
+are replayed whole: what a batch is short of by that, later ones have more.
+
+Example:
+    Batches of 16 groups, ratio 0.3: 4.8 are due in each, so five batches have 4, 5, 5, 5 and 5.
 """
 
 from collections import Counter
@@ -48,7 +52,7 @@ class Replay:
     """What one policy may train on again.
 
     Attributes:
-        target: Groups of a batch that are replayed, at most; 0: nothing is replayed.
+        is_on: Whether anything is ever replayed.
 
     Example:
         Batches of 10 groups, ratio 0.3. The first batch has 10 fresh groups. Of these the second
@@ -64,7 +68,9 @@ class Replay:
             AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
         """
         self._settings = settings
-        self.target = int(settings.ratio * groups_per_batch + 1e-9)
+        self._groups_per_batch = groups_per_batch
+        self.is_on = settings.ratio > 0 and groups_per_batch > 1
+        self._batch_count = 0
         self._order = replay_order(settings.order)
         self._dice = dice
         self._faults = faults
@@ -73,6 +79,12 @@ class Replay:
         # Groups that nobody holds, by their oldest version: asked for with every event.
         self._free = Counter[int]()
         self._use_count = self._evicted_count = 0
+
+    @property
+    def target(self) -> int:
+        """Groups of the next batch that are replayed, at most."""
+        due = self._due(self._batch_count + 1) - self._due(self._batch_count)
+        return min(due, self._groups_per_batch - 1)
 
     @property
     def sample_count(self) -> int:
@@ -93,8 +105,9 @@ class Replay:
         return min(self.target, count)
 
     def take(self, train_version: int, count: int) -> tuple[FreshGroup, ...]:
-        """Return up to so many groups for a version, and have nobody else take them."""
+        """Return up to so many groups for the next batch, and have nobody else take them."""
         count = min(count, self.available(train_version))
+        self._batch_count += 1
         if not count:
             return ()
         found = self._eligible(train_version)
@@ -119,7 +132,7 @@ class Replay:
             kept.use_count += 1
             if kept.use_count >= self._settings.max_uses:
                 self._forget(kept)
-        if self.target and self._settings.max_uses > 1:
+        if self.is_on and self._settings.max_uses > 1:
             for group in fresh:
                 self._kept[group.arrival] = _Kept(group=group)
                 self._free[group.min_version] += 1
@@ -160,7 +173,7 @@ class Replay:
 
     def metrics(self) -> Mapping[str, float]:
         """Return numbers for the log."""
-        if not self.target:
+        if not self.is_on:
             return {}
         return {
             "data/replay/groups": float(len(self._kept)),
@@ -168,6 +181,12 @@ class Replay:
             "data/replay/uses": float(self._use_count),
             "data/replay/evicted": float(self._evicted_count),
         } | self._faults.metrics("data/replay", self._order)
+
+    def _due(self, batch_count: int) -> int:
+        """Return how many groups so many batches have again."""
+        due = batch_count * self._settings.ratio * self._groups_per_batch
+        # 0.3 * 10 is a little less than 3.
+        return int(due + 1e-6)
 
     def _pick(self, groups: Sequence[UsedGroup], count: int) -> list[int]:
         picked = dict.fromkeys(self._order.pick(groups, count, self._dice))

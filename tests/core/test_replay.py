@@ -29,11 +29,11 @@ def group(trajectory):
     return build
 
 
-def replay(**settings):
+def replay(*, groups_per_batch=4, **settings):
     settings = {"ratio": 0.5, "max_staleness": 9} | settings
     return Replay(
         ReplaySettings(**settings),
-        groups_per_batch=4,
+        groups_per_batch=groups_per_batch,
         dice=Dice(seed=0, salt="r"),
         faults=Faults(),
     )
@@ -49,6 +49,22 @@ def test_a_share_of_the_batch_is_replayed_once_there_is_something(group):
     kept.use([group(n) for n in range(1, 5)], [])
     assert (kept.available(1), kept.sample_count) == (2, 4)
     assert numbers(kept.take(1, 4)) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "groups_per_batch", "counts"),
+    [
+        (0.3, 16, [4, 5, 5, 5, 5, 4, 5]),
+        (0.3, 10, [3, 3, 3]),
+        (0.1, 4, [0, 0, 1, 0, 1]),
+        (0.9, 2, [1, 1]),
+        (0.5, 1, [0, 0]),
+    ],
+)
+def test_what_rounding_takes_later_batches_have_more(group, ratio, groups_per_batch, counts):
+    kept = replay(ratio=ratio, groups_per_batch=groups_per_batch)
+    kept.use([group(n) for n in range(99)], [])
+    assert [len(kept.take(1, groups_per_batch)) for _ in counts] == counts
 
 
 def test_what_is_in_a_batch_is_in_no_other(group):
