@@ -28,7 +28,7 @@ _IDLE = 19
 # Attempts, one after the other: how far the process stands back, on the scale of `nice`, and how
 # many times the bytes that begin one may come meanwhile. The first has what the hub leaves of its
 # core, the last as much as the hub.
-_ATTEMPTS = ((_IDLE, 2.0), (10, 1.0), (0, math.inf))
+_ATTEMPTS = ((_IDLE, 2.0), (0, math.inf))
 
 
 async def compact_for_ever(
@@ -64,7 +64,7 @@ async def _snapshot(
         process = await _start(run_dir, end, nice)
         if await ended(process, is_late=is_late):
             return None if process.returncode else end
-        log.info("journal: the snapshot takes too long; the next one stands back less", nice=nice)
+        log.info("journal: the snapshot finds no core; the next one stands back less", nice=nice)
     return None
 
 

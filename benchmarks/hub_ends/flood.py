@@ -23,7 +23,7 @@ _MOST_DRAIN_S: Final = 60.0
 # times `compact_nbytes` the journal takes where the snapshot has to wait for a core.
 _UNACKED_LOT_COUNT: Final = 32
 _LISTED_NBYTES: Final = 16 << 20
-_MOST_TIMES: Final = 6
+_MOST_TIMES: Final = 8
 _NBYTES_PER_TOKEN: Final = 9
 
 
