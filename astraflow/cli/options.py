@@ -1,6 +1,5 @@
 """Arguments and options that several commands share."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -48,18 +47,6 @@ CertificateFile = Annotated[
     Path | None, typer.Option("--tls-certificate", help="PEM file of this process's certificate.")
 ]
 KeyFile = Annotated[Path | None, typer.Option("--tls-key", help="PEM file of its private key.")]
-
-
-def required_env(name: str) -> str:
-    """Return a variable's value.
-
-    Raises:
-        AstraflowError: TOKEN_INVALID when it is not set.
-    """
-    value = os.environ.get(name)
-    if not value:
-        raise AstraflowError(Reason.TOKEN_INVALID, f"set {name}: this command needs that token")
-    return value
 
 
 def pairs(values: list[str], option: str) -> dict[str, str]:

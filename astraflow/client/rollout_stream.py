@@ -46,11 +46,6 @@ class RolloutStream:
         self.dispositions: Counter[Disposition] = Counter()
 
     @property
-    def unacked_count(self) -> int:
-        """Items that the run has not acknowledged."""
-        return len(self._unacked)
-
-    @property
     def unacked_results(self) -> frozenset[TaskId]:
         """Tasks whose result the run has not acknowledged: they are still held."""
         return frozenset(self._results)

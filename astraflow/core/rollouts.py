@@ -229,11 +229,6 @@ class Rollout:
                 oldest[policy] = min(span.version, oldest.get(policy, span.version))
         return oldest
 
-    @property
-    def is_trainable(self) -> bool:
-        """Whether it has a reward that the policy earned."""
-        return self.reward is not None
-
 
 REWARDED = frozenset({Outcome.SCORED, Outcome.TRUNCATED, Outcome.POLICY_FAULT})
 

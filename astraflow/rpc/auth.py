@@ -81,18 +81,6 @@ def require_secret(context: HasMetadata, key: str, *expected: bytes) -> None:
         raise AstraflowError(Reason.TOKEN_INVALID, f"the secret in {key} {state}; join the run")
 
 
-def require_bearer(context: HasMetadata, *expected: str) -> None:
-    """Let a call pass that carries one of the expected bearer tokens.
-
-    Raises:
-        AstraflowError: TOKEN_INVALID.
-    """
-    given = bearer_of(context)
-    if not sum(is_same_secret(given, each) for each in expected):
-        state = "is not the right one" if given else "is missing"
-        raise AstraflowError(Reason.TOKEN_INVALID, f"the token in {BEARER_KEY} {state}")
-
-
 def _value(context: HasMetadata, key: str) -> str | bytes | None:
     for name, value in context.invocation_metadata() or ():
         if name == key:

@@ -1,7 +1,7 @@
 """Stored patches: what names a patch, its digests, and its chunks or how to make them again."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from astraflow.codec.chunks import CODEC_VERSION, Chunk, ChunkHeader
@@ -96,10 +96,6 @@ class StoredPatch:
         """The older of the versions that it leads between."""
         base = self.info.base_version
         return self.info.version if base is None else base
-
-    def without_chunks(self) -> "StoredPatch":
-        """Return it with chunks that are made again when they are asked for."""
-        return replace(self, chunks=None)
 
     def payload_nbytes(self, indexes: Sequence[int]) -> int:
         """Return the payload of some chunks."""

@@ -220,15 +220,6 @@ def decode_task_credit(message: raas_service_pb2.TaskCredit) -> TaskCredit:
     )
 
 
-def decode_cancel_reason(number: int) -> CancelReason:
-    """Read a CancelReason.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for an unknown one.
-    """
-    return CANCEL_REASONS.decode(number)
-
-
 def encode_task_cancellation(cancellation: TaskCancellation) -> raas_service_pb2.TaskCancellation:
     """Return a TaskCancellation for the wire."""
     return raas_service_pb2.TaskCancellation(

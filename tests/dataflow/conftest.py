@@ -44,7 +44,7 @@ from astraflow.dataflow.server import serve_hub
 from astraflow.dataflow.tokens import HubTokens
 from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.rpc.channel import dial
-from astraflow.rpc.errors import raised_from
+from astraflow.rpc.errors import raised_from, translate_errors
 from astraflow.simulate.made_up import made_up_trajectory, made_up_version
 from astraflow.wire import common, weights
 from astraflow.wire import dataflow as wire
@@ -153,15 +153,6 @@ def start_hub(tmp_path):
     return start
 
 
-@asynccontextmanager
-async def asking():
-    """Let failed calls raise what the hub said."""
-    try:
-        yield
-    except aio.AioRpcError as error:
-        raise raised_from(error) from error
-
-
 @dataclass(kw_only=True)
 class Member:
     """What both kinds of members do."""
@@ -183,18 +174,18 @@ class Member:
         request = session_service_pb2.KeepAliveRequest()
         if load is not None:
             request.raas.CopyFrom(common.encode_raas_load(load))
-        async with asking():
+        with translate_errors():
             return await SessionServiceStub(self.channel).KeepAlive(request, metadata=self.metadata)
 
     async def leave(self):
-        async with asking():
+        with translate_errors():
             await SessionServiceStub(self.channel).EndSession(
                 session_service_pb2.EndSessionRequest(message="bye"), metadata=self.metadata
             )
 
     async def report_version(self, policy_id, version, state=VersionState.LIVE, **fields):
         report = VersionReport(policy_id=policy_id, version=version, state=state, **fields)
-        async with asking():
+        with translate_errors():
             await VersionServiceStub(self.channel).ReportVersion(
                 weights.encode_version_report(report), metadata=self.metadata
             )
@@ -227,7 +218,7 @@ class FakeRaas(Member):
             ),
             codes=(RegisteredCode(name="single_turn"),),
         )
-        async with asking():
+        with translate_errors():
             response = await RaasServiceStub(self.channel).JoinPool(
                 wire.encode_join_pool(request), metadata=bearer(TOKENS.join)
             )
@@ -344,7 +335,7 @@ class FakeTrainer(Member):
             weight_endpoints=(WeightEndpoint(rank=0, endpoint="127.0.0.1:1"),),
             **changes,
         )
-        async with asking():
+        with translate_errors():
             response = await TrainerServiceStub(self.channel).RegisterTrainer(
                 wire.encode_register_trainer(request), metadata=bearer(TOKENS.join)
             )
@@ -355,7 +346,7 @@ class FakeTrainer(Member):
 
     async def publish(self):
         info = made_up_version(self.policy_id, self.next_version, step=self.step)
-        async with asking():
+        with translate_errors():
             response = await TrainerServiceStub(self.channel).PublishVersion(
                 PublishVersionRequest(version=weights.encode_version_info(info)),
                 metadata=self.metadata,
@@ -377,7 +368,7 @@ class FakeTrainer(Member):
             train=timedelta(seconds=3),
             **fields,
         )
-        async with asking():
+        with translate_errors():
             response = await TrainerServiceStub(self.channel).AckBatch(
                 wire.encode_ack_batch(ack), metadata=self.metadata
             )

@@ -20,21 +20,7 @@ from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.updates import SwapReport, WeightUpdate
 from astraflow.engines.embedded.decoder import DecoderSettings
-from astraflow.engines.embedded.limits import device_of, max_context_of
-from astraflow.engines.embedded.model import (
-    build_module,
-    load_config,
-    read_architecture,
-)
-from astraflow.engines.embedded.randomness import stream_of
-from astraflow.engines.embedded.requests import Request, check_prompt, check_sampling
-from astraflow.engines.embedded.sampler import Sampler
-from astraflow.engines.embedded.staging import Staged, bits_of, stage
-from astraflow.engines.embedded.step import Stepper
-from astraflow.engines.embedded.stops import Stops
-from astraflow.engines.embedded.tokenizer import Tokenizer, load_tokenizer, read_special_ids
-from astraflow.engines.embedded.weights import Slots, Weights, read_directory
-from astraflow.engines.embedded.worker import (
+from astraflow.engines.embedded.messages import (
     Commit,
     Halt,
     Message,
@@ -42,12 +28,22 @@ from astraflow.engines.embedded.worker import (
     Submit,
     Unpin,
     Withdraw,
-    Worker,
 )
+from astraflow.engines.embedded.model import (
+    build_module,
+    load_config,
+    read_architecture,
+)
+from astraflow.engines.embedded.randomness import stream_of
+from astraflow.engines.embedded.requests import Request, check_prompt, check_sampling
+from astraflow.engines.embedded.set_up import decoder_settings
+from astraflow.engines.embedded.staging import Staged, bits_of, stage
+from astraflow.engines.embedded.tokenizer import Tokenizer, load_tokenizer, read_special_ids
+from astraflow.engines.embedded.weights import Slots, Weights, read_directory
+from astraflow.engines.embedded.worker import Worker
 from astraflow.engines.protocol import EngineLoad, Generation
 
 _Stage = Callable[[Weights | None, Collection[Weights]], Staged]
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 class EmbeddedEngine:
@@ -96,32 +92,17 @@ class EmbeddedEngine:
             AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
         """
         config = load_config(model_dir)
-        architecture = read_architecture(config)
-        dtype, device = _DTYPES[settings.dtype], device_of(settings.device)
         has_text = (model_dir / "tokenizer.json").is_file()
         tokenizer = load_tokenizer(model_dir) if has_text else None
         special = tokenizer.special_ids if tokenizer else read_special_ids(model_dir)
+        decoding = decoder_settings(
+            settings, read_architecture(config), special=special, tokenizer=tokenizer
+        )
         return cls(
             policy_id=policy_id,
             model_dir=model_dir,
-            module=build_module(config, dtype=dtype, device=device),
-            settings=DecoderSettings(
-                architecture=architecture,
-                max_batch=settings.max_batch,
-                max_context=max_context_of(settings.max_context, architecture),
-                dtype=dtype,
-                device=device,
-                sampler=Sampler(
-                    vocab_size=architecture.vocab_size,
-                    eos_ids=special.eos,
-                    never_sampled_ids=special.never_sampled,
-                    device=device,
-                ),
-                stops=Stops(
-                    vocab_size=architecture.vocab_size, eos_ids=special.eos, tokenizer=tokenizer
-                ),
-                stepper=Stepper(is_recordable=architecture.is_static),
-            ),
+            module=build_module(config, dtype=decoding.dtype, device=decoding.device),
+            settings=decoding,
             tokenizer=tokenizer,
             thread_count=settings.thread_count,
             kv=KvPolicy(settings.kv),

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,62 +14,24 @@ from astraflow.core.rollouts import KvPolicy
 from astraflow.core.updates import SwapReport
 from astraflow.engines.embedded.decoder import Decoder, DecoderSettings
 from astraflow.engines.embedded.lineup import Lineup
+from astraflow.engines.embedded.messages import (
+    Commit,
+    Halt,
+    Message,
+    Pin,
+    Submit,
+    Unpin,
+    Withdraw,
+)
 from astraflow.engines.embedded.model import twin_of
 from astraflow.engines.embedded.requests import Ended, Request
 from astraflow.engines.embedded.staging import Staged
 from astraflow.engines.embedded.weights import Weights, apply_failed
 from astraflow.engines.protocol import EngineLoad
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submit:
-    """Generate for requests that came together."""
-
-    requests: Sequence[Request]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Withdraw:
-    """Nobody waits for a request any more."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """Make weights live; the answer is None when they have to be staged again."""
-
-    staged: Staged
-    reply: asyncio.Future[SwapReport | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
-    """Keep a version."""
-
-    version: int
-    reply: asyncio.Future[None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unpin:
-    """Take one pin of a version back."""
-
-    version: int
-    reply: asyncio.Future[None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halt:
-    """End the thread, and all requests with an error."""
-
-    error: AstraflowError
-
-
 # An idle worker begins when nothing has come for so long.
 _COMPANY_S = 0.001
 
-Message = Submit | Withdraw | Commit | Pin | Unpin | Halt
 _Reply = tuple[asyncio.Future[Any], Any]
 
 
