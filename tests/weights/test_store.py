@@ -6,7 +6,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile
-from astraflow.weights.links import Link
+from astraflow.weights.links import APPLIED_PER_S, Link
 from astraflow.weights.maker import make_patch, make_whole
 from astraflow.weights.stored import StoredPatch
 from astraflow.wire.patches import ChunkSet, digest_of
@@ -125,7 +125,8 @@ class TestLinks:
     def test_more_cores_make_the_smaller_one_worth_it(self, store):
         nbytes = store.plan(1, 0, link=Link(profiles=(CodecProfile.FAST,)))[0].info.payload_nbytes
         # Where both take the same time on one core.
-        even = nbytes / 2 / (store.history.part.payload_nbytes * (1 / 3.5e9 - 1 / 10e9))
+        slower = 1 / APPLIED_PER_S[CodecProfile.COMPACT] - 1 / APPLIED_PER_S[CodecProfile.FAST]
+        even = nbytes / 2 / (store.history.part.payload_nbytes * slower)
 
         assert self.profile(store, goodput_bytes_per_s=even * 1.5) is CodecProfile.FAST
         told = {"goodput_bytes_per_s": even * 1.5, "core_count": 4}
