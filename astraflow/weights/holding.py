@@ -115,18 +115,19 @@ class Holding:
             commit = partial(self._copy.commit, staged, known, base and base.version)
         is_told = staged.is_told_by_changes
         update = await asyncio.to_thread(self._update_of, staged, base) if is_told else None
-        self.state, self._written = staged.state, self._threads.submit(commit)
-        self._serving = asyncio.ensure_future(self._serve_written(self._written, target))
+        self.state = staged.state
+        written = self._written = self._threads.submit(commit)
+        self._serving = asyncio.ensure_future(self._serve_written(written, target))
         if update is not None:
             return update
         await self.settled()
+        written.result()
         return await asyncio.to_thread(self._update_of, staged, base)
 
     async def settled(self) -> None:
-        """Return once what is held is written."""
-        serving, self._serving = self._serving, None
-        if serving is not None:
-            await serving
+        """Return once what is held is written; who is cancelled meanwhile breaks nothing off."""
+        if self._serving is not None:
+            await asyncio.shield(self._serving)
 
     async def close(self) -> None:
         """End the thread, when what is held is written."""
@@ -153,11 +154,17 @@ class Holding:
     async def _serve_written(self, written: Future[HeldState], target: VersionInfo) -> None:
         try:
             await asyncio.wrap_future(written)
-        except BaseException:
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is told
             # Nobody knows how far it came: the next version is pulled from nothing.
             self.state = self._written = None
-            raise
-        self.serve(target)
+            log.error(  # noqa: TRY400 - what it is says enough
+                "a version could not be written, the next one is pulled whole",
+                policy_id=self._policy_id,
+                version=target.version,
+                why=str(error) or type(error).__name__,
+            )
+        else:
+            self.serve(target)
 
     def _update_of(self, staged: StagedState, base: HeldState | None) -> WeightUpdate:
         return WeightUpdate(

@@ -148,6 +148,8 @@ class Receiver:
         except Exception as other:  # noqa: BLE001 - whatever it is, it is counted and told
             error, reports = other, ()
         faults = {each.address: each.failure.reason.value for each in reports if each.failure}
+        # What is held is written beside the swap.
+        await self.puller.settle()
         expected = before if update is None else info.version
         corruption = self._corruption(expected)
         return Outcome(

@@ -107,6 +107,7 @@ async def test_a_copy_of_a_version_is_whole_while_later_ones_are_written_over_it
         await follow(nodes, 1)
         parts.append(next(blocks))
     assert (np.concatenate([*parts, *blocks]) == expected).all()
+    await nodes.puller.settle()
     assert not (nodes.puller._holding.state.flat == expected).all()
 
 

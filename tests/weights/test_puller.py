@@ -265,6 +265,7 @@ class TestFaults:
     ):
         await serve()
         await pull(puller, training, training.publish())
+        await puller.settle()
         # One wrong element that the next version changes: its old bits no longer add up.
         puller._holding.state.flat[: training.layout.tensors[0].nbytes] ^= 1
         pulled = await pull(puller, training, training.publish(share=0.2))
@@ -470,3 +471,21 @@ class TestCommit:
         for _ in range(3):
             await pull(puller, training, training.publish())
             assert training.is_live(tools.live(puller.full_update()))
+
+    async def test_who_is_cancelled_while_it_is_written_breaks_nothing_off(
+        self, training, serve, puller, tools
+    ):
+        await serve()
+        await pull(puller, training, training.publish())
+        info = training.publish()
+        await pull(puller, training, info)
+        waiting = [asyncio.ensure_future(puller.settle()) for _ in range(3)]
+        await asyncio.sleep(0)
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+        pulled = await pull(puller, training, training.publish())
+
+        assert pulled.update.base_version == info.version
+        assert training.is_live(tools.live(puller.full_update()))
