@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -17,17 +16,12 @@ import structlog
 
 from astraflow.core.autoscale import ScaleAdvice
 from astraflow.core.clock import Clock
-from astraflow.core.effects import DrawPrompts
-from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.evals import EvalRun
 from astraflow.core.events import (
     BatchStreamOpened,
-    EvalPromptsOffered,
     Event,
-    PromptsOffered,
     RaasJoined,
     RolloutArrived,
-    RunBroken,
     Secrets,
     Ticked,
     TrainerRegistered,
@@ -44,14 +38,15 @@ from astraflow.core.run import Run
 from astraflow.core.status import RunStatus, WaitReason
 from astraflow.core.versions import VersionInfo
 from astraflow.dataflow.commits import Commits, Decided
-from astraflow.dataflow.hands import Draw, Hands
+from astraflow.dataflow.draws import read_draw
+from astraflow.dataflow.hands import Hands
 from astraflow.dataflow.mailroom import BatchItem
 from astraflow.dataflow.memory import Memory
 from astraflow.dataflow.outbox import Outbox
 from astraflow.dataflow.prompts import DataSets, PromptSources
 from astraflow.dataflow.recorder import Recorder
 from astraflow.dataflow.tallies import Tallies
-from astraflow.dataflow.tokens import SessionTokens, token_digest
+from astraflow.dataflow.tokens import SessionTokens, without_secrets
 from astraflow.dataflow.traces import HubTraces
 from astraflow.storage.journal import Journal
 from astraflow.wire.journal import record_bytes
@@ -200,7 +195,7 @@ class Hub:
         """Draw prompts as the run asks for them, for ever."""
         while True:
             for draw in await self.hands.draws.take():
-                self.apply(await self._read(draw))
+                self.apply(await read_draw(draw, self._sources, self._data_sets))
 
     async def tick(self) -> None:
         """Tell the run when a deadline of it has passed, for ever."""
@@ -279,34 +274,9 @@ class Hub:
     def _resumed(self, resume: SessionResume | None) -> MemberId | None:
         return None if resume is None else self.memory.sessions.owner_of(resume.resume_token)
 
-    async def _read(self, draw: Draw) -> Event:
-        """Read what a draw asks for, on a thread; what cannot be read breaks the run."""
-        try:
-            if isinstance(draw, DrawPrompts):
-                name, count = draw.data_set, draw.count
-                prompts = await asyncio.to_thread(self._sources.draw, name, count)
-                is_last = len(prompts) < count
-                return PromptsOffered(prompts=prompts, data_set=name, is_last=is_last)
-            rows = await asyncio.to_thread(self._data_sets.first_passes, draw.data_sets)
-            return EvalPromptsOffered(eval_run_id=draw.eval_run_id, prompts=rows)
-        except AstraflowError as error:
-            return RunBroken(failure=error.to_failure())
-        except (OSError, ValueError, KeyError) as error:
-            message = f"the prompts cannot be read ({error}); look at the recipe's data sets"
-            log.exception("prompts cannot be read")
-            return RunBroken(failure=Failure(reason=Reason.INTERNAL, message=message))
-
     def _wait_s(self) -> float | None:
         """Return the seconds until the next deadline; None: there is none."""
         if self._due is None:
             return None
         # Never 0: a deadline that a tick does not move must not keep the loop.
         return max(0.001, (self._due - self._clock.now()).total_seconds())
-
-
-def without_secrets(event: Event) -> Event:
-    """Return an event as the journal has it: with the digest of a token in the token's place."""
-    if not isinstance(event, RaasJoined | TrainerRegistered):
-        return event
-    secrets = Secrets(token=token_digest(event.secrets.token), transfer_token=b"")
-    return replace(event, secrets=secrets)

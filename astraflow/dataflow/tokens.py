@@ -7,10 +7,11 @@ or looked up by their digest, so that timing tells nothing.
 
 import hashlib
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.events import Event, RaasJoined, Secrets, TrainerRegistered
 from astraflow.core.ids import MemberId
 from astraflow.rpc.auth import is_same_secret
 
@@ -131,3 +132,11 @@ def fenced_error(member_id: MemberId) -> AstraflowError:
 def token_digest(token: bytes) -> bytes:
     """Return BLAKE2b-128 of a secret that is random itself."""
     return hashlib.blake2b(token, digest_size=16).digest()
+
+
+def without_secrets(event: Event) -> Event:
+    """Return an event as the journal has it: with the digest of a token in the token's place."""
+    if not isinstance(event, RaasJoined | TrainerRegistered):
+        return event
+    kept = Secrets(token=token_digest(event.secrets.token), transfer_token=b"")
+    return replace(event, secrets=kept)
