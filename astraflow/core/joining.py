@@ -211,6 +211,7 @@ class Joining:
         member.name = request.name
         member.keep_alive_time = now
         member.relay_endpoint = request.relay_endpoint
+        member.speed.capacity = request.capacity
         member.policies = {served.policy_id: served for served in request.policies}
         for served in request.policies:
             policy = self._state.policies[served.policy_id]

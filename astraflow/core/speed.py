@@ -22,10 +22,12 @@ class Speed:
         token_s: Seconds per sampled token of one rollout, from its issue to its acceptance: the
             way, the queue and the wait for a version are in it. 0: not measured yet.
         load: Samples that were out at the member meanwhile.
+        capacity: Samples at once, as the member says of itself.
     """
 
     token_s: float = 0.0
     load: float = 0.0
+    capacity: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -56,8 +58,9 @@ class Speed:
     def finish_s(self, *, token_count: float, outstanding: int, count: int) -> float:
         """Return in how many seconds new samples would be done; 0: not measured.
 
-        As many as were out when it was measured take as long as these took; more of them share the
-        same engine.
+        As many as were out when it was measured, or as it says that it works on at once, take as
+        long as these took; more of them share the same engine. A member that had little to do for a
+        while is not taken for a small one.
 
         Args:
             token_count: Expected per sample.
@@ -66,9 +69,10 @@ class Speed:
 
         Example:
             0.01 s per token at a load of 16, 100 tokens: 1 s with 8 out and 8 new ones, 1.5 s with
-            16 out and 8 new ones.
+            16 out and 8 new ones. At a load of 4 and a capacity of 16 the same.
         """
-        crowding = max(1.0, (outstanding + count) / self.load) if self.is_known else 1.0
+        load = max(self.load, self.capacity)
+        crowding = max(1.0, (outstanding + count) / load) if self.is_known else 1.0
         return self.token_s * token_count * crowding
 
 
