@@ -16,7 +16,16 @@ from astraflow.core.batches import BatchOutcome
 from astraflow.core.clock import ManualClock
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.evals import EvalDataSet, EvalSuite
-from astraflow.core.members import Contract, JoinPool, RegisterTrainer, ServedPolicy, SessionResume
+from astraflow.core.live_members import RaasMember
+from astraflow.core.members import (
+    Contract,
+    JoinPool,
+    RegisterTrainer,
+    Resources,
+    Role,
+    ServedPolicy,
+    SessionResume,
+)
 from astraflow.core.rollouts import (
     Outcome,
     Rollout,
@@ -437,6 +446,27 @@ def _parts(thing, seen):
 @pytest.fixture
 def picture_of():
     return picture
+
+
+@pytest.fixture(scope="session")
+def make_raas():
+    """Build a RaaS that nobody knows yet."""
+
+    def build(name="n", **more):
+        return RaasMember(
+            member_id=name,
+            name=name,
+            role=Role.RAAS,
+            incarnation=1,
+            region="",
+            resources=Resources(),
+            join_time=START,
+            keep_alive_time=START,
+            policies={},
+            **more,
+        )
+
+    return build
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
-from datetime import UTC, datetime
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.core.live_members import RaasMember
-from astraflow.core.members import Resources, Role
 from astraflow.core.placement import (
     Look,
     Want,
@@ -20,31 +18,20 @@ from astraflow.core.placement import (
 from astraflow.core.rooms import Rooms
 from astraflow.core.speed import Speed
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
+@pytest.fixture(scope="session")
+def node(make_raas):
+    def build(name="n", *, credit=8, out=0, live=None, token_s=0.0, load=8.0, **more):
+        return make_raas(
+            name,
+            live={"solver": live} if live is not None else {},
+            max_outstanding=credit,
+            outstanding=out,
+            speed=Speed(token_s=token_s, load=load),
+            **more,
+        )
 
-def make_node(name="n", *, credit=8, out=0, live=None, token_s=0.0, load=8.0, **more):
-    return RaasMember(
-        member_id=name,
-        name=name,
-        role=Role.RAAS,
-        incarnation=1,
-        region="",
-        resources=Resources(),
-        join_time=NOW,
-        keep_alive_time=NOW,
-        policies={},
-        live={"solver": live} if live is not None else {},
-        max_outstanding=credit,
-        outstanding=out,
-        speed=Speed(token_s=token_s, load=load),
-        **more,
-    )
-
-
-@pytest.fixture
-def node():
-    return make_node
+    return build
 
 
 def look_at(nodes):
@@ -132,13 +119,23 @@ loads = st.tuples(
 )
 
 
-@given(st.lists(loads, max_size=8), st.integers(1, 8), st.sampled_from([None, 0.5, 2.0, 20.0]))
-def test_a_look_at_few_finds_what_a_look_at_everybody_would(nodes, wanted, slack_s):
+@given(
+    nodes=st.lists(loads, max_size=8),
+    wanted=st.integers(1, 8),
+    slack_s=st.sampled_from([None, 0.5, 2.0, 20.0]),
+)
+def test_a_look_at_few_finds_what_a_look_at_everybody_would(node, nodes, wanted, slack_s):
     pool = [
-        make_node(str(n), credit=credit, out=out, token_s=token_s, load=load)
+        node(str(n), credit=credit, out=out, token_s=token_s, load=load)
         for n, (credit, out, token_s, load) in enumerate(nodes)
     ]
-    want = Want(count=wanted, token_count=100, fastest_token_s=0.01, slack_s=lambda member: slack_s)
+    want = Want(
+        count=wanted,
+        token_count=100,
+        fastest_token_s=0.01,
+        slack_s=lambda member: slack_s,
+        latest_s=inf if slack_s is None else slack_s,
+    )
     found = choose(look_at(pool), want)
     assert found == of_everybody([training_room(each) for each in pool], want)
 

@@ -3,32 +3,16 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.core.live_members import RaasMember
-from astraflow.core.members import Resources, Role
 from astraflow.core.sessions import Sessions
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def member(name):
-    return RaasMember(
-        member_id=name,
-        name=name,
-        role=Role.RAAS,
-        incarnation=1,
-        region="",
-        resources=Resources(),
-        join_time=NOW,
-        keep_alive_time=NOW,
-        policies={},
-    )
 
 
 names = st.sampled_from("abcde")
 
 
 @given(
-    st.lists(
+    steps=st.lists(
         st.one_of(
             st.tuples(st.just("open"), names, st.just(0)),
             st.tuples(st.just("close"), names, st.just(0)),
@@ -38,12 +22,12 @@ names = st.sampled_from("abcde")
         )
     )
 )
-def test_indexes_say_what_a_look_at_everybody_would(steps):
+def test_indexes_say_what_a_look_at_everybody_would(make_raas, steps):
     sessions = Sessions(ttl=timedelta(seconds=10))
     for what, name, number in steps:
         known = sessions.find(name)
         if what == "open" and known is None:
-            sessions.open(member(name))
+            sessions.open(make_raas(name))
         elif known is not None:
             match what:
                 case "close":
@@ -61,19 +45,19 @@ def test_indexes_say_what_a_look_at_everybody_would(steps):
         assert sessions.next_end == min(map(sessions.end_of, sessions), default=None)
 
 
-def test_session_that_is_opened_again_ends_by_its_own_time():
+def test_session_that_is_opened_again_ends_by_its_own_time(make_raas):
     sessions = Sessions(ttl=timedelta(seconds=10))
-    sessions.open(member("a"))
+    sessions.open(make_raas("a"))
     sessions.find("a").keep_alive_time = NOW + timedelta(seconds=1)
     assert sessions.next_end == NOW + timedelta(seconds=11)
     sessions.close("a")
-    sessions.open(member("a"))
+    sessions.open(make_raas("a"))
     assert sessions.next_end == NOW + timedelta(seconds=10)
 
 
-def test_credit_that_is_in_use_is_no_room():
+def test_credit_that_is_in_use_is_no_room(make_raas):
     sessions = Sessions(ttl=timedelta(seconds=10))
-    node = member("a")
+    node = make_raas("a")
     sessions.open(node)
     assert not list(sessions.with_room(1))
     node.give_credit(3, None)
