@@ -282,6 +282,14 @@ static ALWAYS_INLINE __m512i mix_low_of_8(__m512i x) {
     return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
 }
 
+/* Modulo 2^64, which the intrinsic does not promise. */
+static ALWAYS_INLINE uint64_t sum_of_8(__m512i x) {
+    uint64_t each[8], sum = 0;
+    _mm512_storeu_si512(each, x);
+    for (int j = 0; j < 8; j++) sum += each[j];
+    return sum;
+}
+
 static ALWAYS_INLINE __m512i mix_high_of_8(__m512i x) {
     x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 33)), _mm512_set1_epi64((long long)0xff51afd7ed558ccdu));
     return _mm512_xor_si512(x, _mm512_srli_epi64(x, 29));

@@ -174,8 +174,8 @@ static ALWAYS_INLINE void FN(account_words)(const uint32_t *indices, const uint8
         low = _mm512_add_epi64(low, _mm512_sub_epi64(x, y));
         high = _mm512_add_epi64(high, _mm512_sub_epi64(mix_high_of_8(x), mix_high_of_8(y)));
     }
-    sums->low += (uint64_t)_mm512_reduce_add_epi64(low);
-    sums->high += (uint64_t)_mm512_reduce_add_epi64(high);
+    sums->low += sum_of_8(low);
+    sums->high += sum_of_8(high);
 }
 
 /* Bits of 32 elements of two bytes, of which none is the last one. */
