@@ -10,7 +10,6 @@ training goes on. Every token of every evaluation is checked against the version
 
 import argparse
 import asyncio
-import json
 import os
 import tempfile
 from collections import Counter
@@ -23,6 +22,7 @@ from astraflow.config.run_dir import read_json_lines
 from astraflow.core import events as ev
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.testing import LiveRun, small_recipe, start_run
+from verdict import conclude
 
 BAR: Final = 0.95
 TOKEN_S: Final = 0.05
@@ -155,7 +155,4 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     chosen = arguments()
-    measured = asyncio.run(main(chosen))
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(measured, indent=1) + "\n")
-    raise SystemExit(0 if measured["holds"] else 1)
+    conclude(asyncio.run(main(chosen)), chosen.json)

@@ -11,7 +11,6 @@ batch.
 
 import argparse
 import asyncio
-import json
 import os
 import tempfile
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any, Final
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import read_json_lines
 from astraflow.testing import small_recipe, start_run
+from verdict import conclude
 
 BAR: Final = 0.05
 TOKEN_S: Final = 0.05
@@ -120,7 +120,4 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     chosen = arguments()
-    measured = asyncio.run(main(chosen))
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(measured, indent=1) + "\n")
-    raise SystemExit(0 if measured["holds"] else 1)
+    conclude(asyncio.run(main(chosen)), chosen.json)
