@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Final
 
 import structlog
 
@@ -18,6 +19,9 @@ from astraflow.weights.relay import Relay
 from astraflow.weights.routes import is_readable
 from astraflow.weights.state import HeldState, StagedState
 from astraflow.weights.tensor_updates import dense_updates
+
+# Elements that are written in less time than it takes to hand them to a thread.
+_INLINE_COUNT: Final = 4096
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -110,6 +114,10 @@ class Holding:
         """
         if self._relay is not None:
             self._relay.release()
+        if self._copy is None and staged.is_told_by_changes and _is_small(staged):
+            self.state = staged.commit()
+            self.serve(target)
+            return self._update_of(staged, base)
         commit: Callable[[], HeldState] = staged.commit
         if self._copy is not None:
             commit = partial(self._copy.commit, staged, known, base and base.version)
@@ -173,6 +181,10 @@ class Holding:
             base_version=base and base.version,
             tensors=staged.tensor_updates(),
         )
+
+
+def _is_small(staged: StagedState) -> bool:
+    return sum(len(each.positions) for each in staged.changes) <= _INLINE_COUNT
 
 
 def _whole_patch(target: VersionInfo) -> PatchInfo | None:

@@ -17,6 +17,8 @@ from astraflow.weights.puller import WeightPuller
 from astraflow.weights.signs import Patience
 from astraflow.wire.patches import encode_patch_index
 
+# More changes per version than are written at once.
+WIDE = Layout.of([("w", Dtype.U8, (1 << 19,))])
 BIG = Layout.of([("w", Dtype.U8, (5 * CHUNK_NBYTES // 2,)), ("x", Dtype.BF16, (1000,))])
 
 
@@ -462,20 +464,20 @@ class TestGainedPatches:
 
 
 class TestCommit:
-    async def test_what_is_held_is_whole_when_it_is_asked_for_at_once(
-        self, training, serve, puller, tools
-    ):
+    async def test_what_is_held_is_whole_when_it_is_asked_for_at_once(self, serve, puller, tools):
         """It may still be written while the engine has its part already."""
-        await serve()
+        training = tools.training(WIDE)
+        training.endpoints = [(await serve(training.store)).address]
         await pull(puller, training, training.publish())
         for _ in range(3):
             await pull(puller, training, training.publish())
             assert training.is_live(tools.live(puller.full_update()))
 
     async def test_who_is_cancelled_while_it_is_written_breaks_nothing_off(
-        self, training, serve, puller, tools
+        self, serve, puller, tools
     ):
-        await serve()
+        training = tools.training(WIDE)
+        training.endpoints = [(await serve(training.store)).address]
         await pull(puller, training, training.publish())
         info = training.publish()
         await pull(puller, training, info)
