@@ -44,39 +44,47 @@ class Outbound:
         now: datetime,
     ) -> int:
         """Ask a RaaS for samples of a group; return how many of them were asked for before."""
-        state = self._state
+        # Before the samples are out: then it is one more.
         attempt = group.attempt
-        task_id = TaskId(state.mint.next("task"))
+        task_id = TaskId(self._state.mint.next("task"))
         repeats = group.hand_out(indexes, task_id)
-        deadline = now + state.task_ttl
-        task = RolloutTask(
-            task_id=task_id,
-            group_id=group.group_id,
-            attempt=attempt,
-            purpose=group.purpose,
-            workflow_id=group.workflow_id,
-            prompt=group.prompt,
-            sample_indexes=indexes,
-            versions=versions,
-            sampling=self._sampling[group.workflow_id],
-            deadline=deadline,
-            timeout=state.settings.rollouts.timeout,
-            priority=_PRIORITIES[group.purpose],
-            session_affinity=group.group_id,
-            eval_run_id=group.eval_run_id if isinstance(group, EvalGroup) else None,
+        self._issue(
+            RolloutTask(
+                task_id=task_id,
+                group_id=group.group_id,
+                attempt=attempt,
+                purpose=group.purpose,
+                workflow_id=group.workflow_id,
+                prompt=group.prompt,
+                sample_indexes=indexes,
+                versions=versions,
+                sampling=self._sampling[group.workflow_id],
+                deadline=now + self._state.task_ttl,
+                timeout=self._state.settings.rollouts.timeout,
+                priority=_PRIORITIES[group.purpose],
+                session_affinity=group.group_id,
+                eval_run_id=group.eval_run_id if isinstance(group, EvalGroup) else None,
+            ),
+            group,
+            member,
+            now,
         )
+        return repeats
+
+    def _issue(self, task: RolloutTask, group: Group, member: RaasMember, now: datetime) -> None:
+        """Note who has a task and until when, and send it."""
+        state = self._state
         assignment = Assignment(
             task=task,
             member_id=member.member_id,
             group=group,
-            open_indexes=set(indexes),
+            open_indexes=set(task.sample_indexes),
             issue_time=now,
         )
         member.hold(assignment)
-        state.assignments[task_id] = assignment
-        state.deadlines.append((deadline, task_id))
+        state.assignments[task.task_id] = assignment
+        state.deadlines.append((now + state.task_ttl, task.task_id))
         state.do(SendTask(member_id=member.member_id, task=task))
-        return repeats
 
     def withdraw(self, assignment: Assignment, reason: CancelReason) -> None:
         """Cancel what is left of a task; its result is still due."""
