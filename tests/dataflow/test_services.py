@@ -5,7 +5,7 @@ import pkgutil
 
 import pytest
 from google.protobuf.message_factory import GetMessageClass
-from grpc import aio
+from grpc import StatusCode, aio
 
 import astraflow_proto
 from astraflow.core.errors import Reason
@@ -34,7 +34,19 @@ METHODS = {method.name: method for method in methods()}
 
 
 async def ask(channel, method, metadata):
-    """Call a method with an empty request; return what it is refused with, or None."""
+    """Call a method with an empty request; return what it is refused with, or None.
+
+    A refusal that comes before the request is sent is lost in grpc.aio: asked once more then.
+    """
+    try:
+        return await ask_once(channel, method, metadata)
+    except aio.AioRpcError as error:
+        if error.code() is not StatusCode.INTERNAL or not method.client_streaming:
+            raise
+        return await ask_once(channel, method, metadata)
+
+
+async def ask_once(channel, method, metadata):
     request = GetMessageClass(method.input_type)()
     path = f"/{method.containing_service.full_name}/{method.name}"
     kind = ("stream" if method.client_streaming else "unary") + (
@@ -54,11 +66,10 @@ async def ask(channel, method, metadata):
         else:
             await answer
     except aio.AioRpcError as error:
-        refusal = error
-    else:
-        return None
-    assert is_answer(refusal), f"{method.name} answers {refusal.code()} without a reason"
-    return raised_from(refusal)
+        if not is_answer(error):
+            raise
+        return raised_from(error)
+    return None
 
 
 def test_the_contract_has_all_its_services():
