@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # As pip does for what is installed and not editable: else every process that starts compiles.
 COMPILE := $(BIN)/python -m compileall -q astraflow gen
 
-.PHONY: demo test unit unit-models unit-weights unit-rest check format proto clean
+.PHONY: demo test test-e2e test-slow unit unit-models unit-weights unit-rest check format proto clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -31,13 +31,20 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(MAKE) unit
-	$(BIN)/python -m pytest -m "e2e or slow"
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-e2e test-slow
+
+# Whole runs, whose processes wait for each other, leave the rest of two cores to long tests.
+test-e2e: $(VENV)/.dev
+	$(BIN)/python -m pytest -m e2e
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "slow and not e2e"
 
 # Three parts at once for two cores, for some tests wait for sockets and processes. Every part
 # imports what it needs only: torch and transformers take seconds.
 UNIT := $(BIN)/python -m pytest -m "not e2e and not slow"
-MODELS := tests/engines tests/trainers tests/workflows tests/docs
-WEIGHTS := tests/codec tests/weights tests/transport tests/launch
+MODELS := $(addprefix tests/,cli docs engines raas testing trainers workflows)
+WEIGHTS := $(addprefix tests/,codec launch transport weights)
 
 unit: $(VENV)/.dev
 	$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit-models unit-weights unit-rest

@@ -40,7 +40,7 @@ class Batching:
         for lease in policy.desk.leases.values():
             if event.rank not in lease.acks:
                 self._deliver(member, policy, lease, event.rank)
-        if policy.progress.is_asked and not event.rank:
+        if policy.progress.is_ordered and not event.rank:
             self._state.do(SendPublishOrder(member_id=member.member_id))
 
     def ack(self, member: TrainerMember, event: BatchAcked, now: datetime) -> bool:

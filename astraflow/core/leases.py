@@ -58,6 +58,11 @@ class Lease:
         return [sample for group in self.replayed for sample in group.samples]
 
     @property
+    def min_version(self) -> int:
+        """Oldest version in it."""
+        return min(group.min_version for group in (*self.groups, *self.replayed))
+
+    @property
     def rows(self) -> list[Row]:
         """All rows of it, in the order that shares and parts keep."""
         samples = self.samples + self.replayed_samples

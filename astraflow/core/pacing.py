@@ -40,6 +40,8 @@ class Pacing:
             late = self._state.barrier.advance(standings(self._state), now, missed=missed)
             if late and not self._is_free and self._relation.on_timeout is OnTimeout.STOP:
                 self._fail(late)
+        for policy in self._state.policies.values():
+            self._order(policy)
         self._show(now)
         return self._note_reach()
 
@@ -64,11 +66,18 @@ class Pacing:
         newest = policy.versions.newest
         if policy.progress.has_more and policy.end is None and not policy.progress.is_asked:
             policy.progress.is_asked = True
-            self._state.do(SendPublishOrder(member_id=trainer.member_id))
+            self._order(policy)
         return PublishAnswer(
             newest_version=None if newest is None else newest.version,
             is_pending=policy.progress.is_asked,
         )
+
+    def _order(self, policy: Policy) -> None:
+        """Tell the trainer which version was asked for, once it may come."""
+        trainer = self._state.sessions.trainer_of(policy.policy_id)
+        if trainer is not None and policy.progress.can_order:
+            policy.progress.is_ordered = True
+            self._state.do(SendPublishOrder(member_id=trainer.member_id))
 
     @property
     def _is_free(self) -> bool:

@@ -13,7 +13,8 @@ class Progress:
         versions: What was published.
         step: Optimizer steps acknowledged.
         consumed_count: Batches trained on.
-        is_asked: Whether its trainer was asked for a version that has not come.
+        is_asked: Whether somebody asked for a version that has not come.
+        is_ordered: Whether its trainer was told so.
     """
 
     def __init__(self, settings: PolicySettings, desk: Desk, *, kept_version_count: int) -> None:
@@ -28,6 +29,7 @@ class Progress:
         self.step = 0
         self.consumed_count = 0
         self.is_asked = False
+        self.is_ordered = False
         self._settings = settings
         self._desk = desk
         self._is_restoring = False
@@ -72,6 +74,15 @@ class Progress:
             train_version=max(0, train_version), max_staleness=self._settings.max_staleness
         )
 
+    @property
+    def can_order(self) -> bool:
+        """Whether a version that was asked for may come now: no batch that is leased is too old."""
+        newest = self.versions.newest
+        if not self.is_asked or self.is_ordered or newest is None or self.step <= newest.step:
+            return False
+        oldest = newest.version + 1 - self._settings.max_staleness
+        return all(lease.min_version >= oldest for lease in self._desk.leases.values())
+
     def note_batch(self, step: int) -> int:
         """Note that a batch was trained on; return the steps done.
 
@@ -83,8 +94,8 @@ class Progress:
         return self.step
 
     def note_version(self) -> None:
-        """Note that a version was published: lost weights are restored with it."""
-        self._is_restoring = False
+        """Note that a version was published: who asked has it, lost weights are restored with it."""
+        self.is_asked = self.is_ordered = self._is_restoring = False
 
     def roll_back(self, count: int, step: int) -> None:
         """Note that so many batches count as not trained, and so many steps are left."""

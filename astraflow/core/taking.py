@@ -133,7 +133,6 @@ def _publish(parts: Parts, event: ev.VersionPublished, now: datetime) -> int:
             f"{event.member_id} trains {member.policy_id}, not {info.policy_id}",
         )
     is_new = info.version == policy.versions.next_version
-    policy.progress.is_asked &= not is_new
     if policy.versions.publish(info, now):
         if is_new:
             policy.progress.note_version()

@@ -404,6 +404,7 @@ def laws(make_world, suite, rollout_of, picture_of):
                 return
             self.receive(policy)
             if not self.held[policy]:
+                self.publish_if_ordered(policy)
                 return
             header, parts = self.held[policy].pop(0)
             trainer = self.trainers[policy]
@@ -418,12 +419,20 @@ def laws(make_world, suite, rollout_of, picture_of):
             if is_ack_first and policy in self.trainers:
                 self.publish_if_due(policy, step)
             assert self.world.ack(trainer, header.batch_id, step=step)
+            if policy in self.trainers and not self.held_by(policy):
+                self.publish_if_ordered(policy)
+
+        def publish_if_ordered(self, policy):
+            """What a trainer does that has no batch."""
+            if self.world.run._state.policies[policy].progress.is_ordered:
+                step = self.world.policy(policy).step
+                self.world.publish(self.trainers[policy], policy, step=step)
 
         def publish_if_due(self, policy, step):
             """What a trainer does after a step: a version that is due, or was asked for."""
             state = self.world.run._state.policies[policy]
             done = step - state.versions.newest.step
-            if state.progress.is_asked or done >= (self.steps_per_version or 1 << 30):
+            if state.progress.is_ordered or done >= (self.steps_per_version or 1 << 30):
                 self.world.publish(self.trainers[policy], policy, step=step)
 
         @rule(pick=picks, which=picks)
@@ -435,10 +444,7 @@ def laws(make_world, suite, rollout_of, picture_of):
             answer = self.world.ask(member, policy)
             assert answer.newest_version == before
             if answer.is_pending and not self.held_by(policy):
-                # A trainer without a batch publishes at once.
-                self.world.publish(
-                    self.trainers[policy], policy, step=self.world.policy(policy).step
-                )
+                self.publish_if_ordered(policy)
                 assert not self.world.ask(member, policy).is_pending
 
         def held_by(self, policy):
@@ -694,17 +700,26 @@ def kinds(effect):
     return effect
 
 
-def test_laws_hold_whatever_members_do(laws):
+def hold(laws, *, max_examples):
     run_state_machine_as_test(
         laws,
         settings=settings(
-            max_examples=25,
+            max_examples=max_examples,
             derandomize=True,
             stateful_step_count=40,
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def test_laws_hold_whatever_members_do(laws):
+    hold(laws, max_examples=10)
+
+
+@pytest.mark.slow
+def test_laws_hold_however_often_members_do_whatever(laws):
+    hold(laws, max_examples=30)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -784,16 +799,7 @@ def check_compositions(laws, count):
     class Composed(laws):
         compositions = COMPOSITIONS
 
-    run_state_machine_as_test(
-        Composed,
-        settings=settings(
-            max_examples=count,
-            derandomize=True,
-            stateful_step_count=40,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    hold(Composed, max_examples=count)
 
 
 @pytest.mark.slow

@@ -1,8 +1,13 @@
-"""A RaaS asks for a version: the trainer is told once, and only of what would be newer."""
+"""A RaaS asks for a version: the trainer is told once, when it makes nothing too old."""
 
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
+
+
+def train(world, trainer, *, step):
+    header, _ = world.pop_batch(trainer)
+    world.ack(trainer, header.batch_id, step=step)
 
 
 def test_a_request_is_an_order_to_the_trainer_once_until_its_version_is_there(make_world):
@@ -14,9 +19,25 @@ def test_a_request_is_an_order_to_the_trainer_once_until_its_version_is_there(ma
     answer = world.ask(node)
     assert (answer.newest_version, answer.is_pending) == (0, True)
     assert world.ask(node).is_pending
+    assert world.orders == []
+    train(world, trainer, step=1)
     assert world.orders == [trainer]
-    world.train(trainer)
+    assert world.ask(node).is_pending
+    world.publish(trainer, step=1)
     assert world.ask(node).newest_version == 1
+
+
+def test_no_order_makes_a_batch_too_old_that_is_leased(make_world):
+    world = make_world(steps_per_version=4, max_staleness=0)
+    trainer, node = world.started(max_outstanding=2)
+    world.work(node)
+    train(world, trainer, step=1)
+    world.ask(node)
+    train(world, trainer, step=2)
+    assert world.orders == []
+    train(world, trainer, step=3)
+    assert world.orders == [trainer]
+    assert not world.batches[trainer, 0]
 
 
 def test_an_order_is_repeated_to_a_stream_that_is_opened_again(make_world):
@@ -24,6 +45,7 @@ def test_an_order_is_repeated_to_a_stream_that_is_opened_again(make_world):
     trainer, node = world.started()
     world.work(node)
     world.ask(node)
+    train(world, trainer, step=1)
     world.open_stream(trainer)
     assert world.orders == [trainer, trainer]
 

@@ -40,7 +40,11 @@ def test_a_port_in_use_is_named(tmp_path, cache):
 
 def test_a_wrong_token_is_refused(tmp_path, cache):
     with started(
-        "sort.yaml", "policies.solver.trainer.step_count=400", runs=tmp_path, cache=cache
+        "sort.yaml",
+        "policies.solver.trainer.step_count=400",
+        "hub.patience_s=3",
+        runs=tmp_path,
+        cache=cache,
     ) as run:
         run.wait_for_steps(1)
         hub = run.run_dir.read_endpoint().address

@@ -64,7 +64,11 @@ def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path, cache):
 
 def test_a_killed_launcher_leaves_no_orphan(tmp_path, cache):
     with started(
-        "sort.yaml", "policies.solver.trainer.step_count=400", runs=tmp_path, cache=cache
+        "sort.yaml",
+        "policies.solver.trainer.step_count=400",
+        "hub.patience_s=3",
+        runs=tmp_path,
+        cache=cache,
     ) as run:
         run.wait_for_steps(1)
         family = psutil.Process(run.process.pid).children(recursive=True)
