@@ -94,7 +94,7 @@ class Progress:
         return self.step
 
     def note_version(self) -> None:
-        """Note that a version was published: who asked has it, lost weights are restored with it."""
+        """Note that a version was published, be it asked for or that of weights restored."""
         self.is_asked = self.is_ordered = self._is_restoring = False
 
     def roll_back(self, count: int, step: int) -> None:
