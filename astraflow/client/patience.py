@@ -91,16 +91,16 @@ class Patience:
                 anybody heard from it.
 
         Raises:
-            AstraflowError: `error`, when the limit would pass during the wait.
+            AstraflowError: `error`, when the limit has passed.
         """
         now = self._clock.monotonic()
         if self._failed_since is None:
             self._failed_since = now
         self._attempts += 1
-        pause_s = self._backoff.pause_s(self._attempts)
-        if now + pause_s > self._end_s(self._failed_since, is_away=is_away):
+        left_s = self._end_s(self._failed_since, is_away=is_away) - now
+        if left_s <= 0:
             raise error
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(min(left_s, self._backoff.pause_s(self._attempts)))
 
     def _end_s(self, since_s: float, *, is_away: bool) -> float:
         """Return when it is enough."""
