@@ -7,6 +7,7 @@ import typer
 from astraflow import __version__
 from astraflow.cli import (
     autoscale,
+    bench,
     dataflow,
     doctor,
     evaluate,
@@ -45,6 +46,7 @@ app.add_typer(dataflow.app, name="dataflow")
 app.add_typer(raas.app, name="raas")
 app.add_typer(trainer.app, name="trainer")
 app.add_typer(weights.app, name="weights")
+app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)

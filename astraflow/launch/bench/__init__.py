@@ -1,0 +1,1 @@
+"""Measurements that people run on their own machines, links and weights."""
