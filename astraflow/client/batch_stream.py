@@ -33,11 +33,13 @@ class BatchSink:
         batch: A whole batch; the same one may come again after a cut.
         publish: The run asks for a version after the step in progress.
         save: The run asks for a checkpoint with this id after the step in progress.
+        doubt: A reader could not verify this version.
     """
 
     batch: Callable[[ReceivedBatch], None]
     publish: Callable[[], None]
     save: Callable[[str], None]
+    doubt: Callable[[int], None]
 
 
 class BatchStream:
@@ -93,6 +95,8 @@ class BatchStream:
                 self._sink.publish()
             case "save":
                 self._sink.save(event.save.checkpoint_id)
+            case "doubt":
+                self._sink.doubt(event.doubt.version)
             case "directive":
                 self._keeper.direct(decode_directive(event.directive))
             case _:

@@ -127,6 +127,13 @@ class TrainerClient:
         """Call back with the transfer token: now, and from the loop's thread when it changes."""
         self._life.listen(listener)
 
+    def on_doubt(self, listener: Callable[[int], None]) -> None:
+        """Call back with a version that a reader could not verify, while batches are read.
+
+        The calls come from the loop's thread and must not block; `Scrub.doubt` is meant for it.
+        """
+        self._life.listen_for_doubts(listener)
+
     @property
     def directive(self) -> Directive:
         """What the run asks for."""

@@ -61,6 +61,7 @@ class TrainerLife:
         self._orders: SimpleQueue[TrainerOrders] = SimpleQueue()
         self._publish_order = Event()
         self._token_listeners: list[Callable[[bytes], None]] = []
+        self._doubt_listeners: list[Callable[[int], None]] = []
         self._registered: Future[TrainerMember] = Future()
         self._life: Future[None] = Future()
         self._leaving: asyncio.Event | None = None
@@ -128,6 +129,10 @@ class TrainerLife:
         self._token_listeners.append(listener)
         listener(self.member.keeper.transfer_token)
 
+    def listen_for_doubts(self, listener: Callable[[int], None]) -> None:
+        """Call back with the version whenever a reader could not verify one."""
+        self._doubt_listeners.append(listener)
+
     def take_orders(self) -> TrainerOrders:
         """Return what the run asked for since the last call."""
         orders: list[TrainerOrders] = []
@@ -172,6 +177,7 @@ class TrainerLife:
             batch=self.shelf.put,
             publish=self.order_publish,
             save=lambda name: self._orders.put(TrainerOrders(checkpoint_ids=(name,))),
+            doubt=self._doubted,
         )
         stream = BatchStream(self.member.keeper, share=share, sink=sink)
         await stream.run()
@@ -207,6 +213,10 @@ class TrainerLife:
     def _directed(self, directive: Directive) -> None:
         if directive.kind is not DirectiveKind.CONTINUE:
             self.shelf.close()
+
+    def _doubted(self, version: int) -> None:
+        for listener in self._doubt_listeners:
+            listener(version)
 
     def _entrusted(self, token: bytes) -> None:
         for listener in self._token_listeners:

@@ -62,6 +62,14 @@ class SendPublishOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendDoubt:
+    """Tell a trainer that a reader could not verify a version, on the stream of rank 0."""
+
+    member_id: MemberId
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClearOutbox:
     """Forget what a member's streams have not taken yet.
 
@@ -202,6 +210,7 @@ Effect = (
     | SendBatch
     | SendEndOfData
     | SendPublishOrder
+    | SendDoubt
     | AnnounceVersion
     | DrawPrompts
     | DrawEvalPrompts

@@ -4,7 +4,13 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from astraflow.core.batching import Batching
-from astraflow.core.effects import CloseSession, RecordVersion, Renewal, SendDirective
+from astraflow.core.effects import (
+    CloseSession,
+    RecordVersion,
+    Renewal,
+    SendDirective,
+    SendDoubt,
+)
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import CreditGiven, Event, MemberKeptAlive
 from astraflow.core.ids import MemberId
@@ -111,6 +117,14 @@ class Membership:
         policy.load_failure = report.failure or policy.load_failure
         if report.state in (VersionState.LIVE, VersionState.FAILED):
             self._state.do(RecordVersion(member_id=member_id, report=report))
+        if report.is_unsound:
+            self._doubt(report)
+
+    def _doubt(self, report: VersionReport) -> None:
+        """Have the trainer look at its copy: what it published may be damaged there."""
+        trainer = self._state.sessions.trainer_of(report.policy_id)
+        if trainer is not None:
+            self._state.do(SendDoubt(member_id=trainer.member_id, version=report.version))
 
     def _directive(self, member: Member, now: datetime) -> Directive:
         if self._state.flow.is_final:

@@ -3,9 +3,13 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Final
 
-from astraflow.core.errors import Failure
+from astraflow.core.errors import Failure, Reason
 from astraflow.core.ids import MemberId, PolicyId
+
+UNSOUND: Final = frozenset({Reason.DIGEST_MISMATCH, Reason.CHUNK_INVALID})
+"""Why a pull ends when what came is not what the run registered."""
 
 
 class CodecProfile(StrEnum):
@@ -166,6 +170,11 @@ class VersionReport:
     pause_duration: timedelta | None = None
     pulled_nbytes: int = 0
     reports: tuple[SourceReport, ...] = ()
+
+    @property
+    def is_unsound(self) -> bool:
+        """Whether what came is not what the run registered."""
+        return self.failure is not None and self.failure.reason in UNSOUND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

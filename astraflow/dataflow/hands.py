@@ -22,6 +22,7 @@ from astraflow.core.effects import (
     SendBatch,
     SendCancellation,
     SendDirective,
+    SendDoubt,
     SendEndOfData,
     SendPublishOrder,
     SendTask,
@@ -82,7 +83,7 @@ class Hands:
         match effect:
             case SendTask() | SendCancellation() | SendDirective():
                 self.mail.post(effect)
-            case SendBatch() | SendEndOfData() | SendPublishOrder():
+            case SendBatch() | SendEndOfData() | SendPublishOrder() | SendDoubt():
                 self.mail.post(effect)
             case ClearOutbox():
                 self.mail.clear(effect.member_id)

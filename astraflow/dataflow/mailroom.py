@@ -7,6 +7,7 @@ from astraflow.core.effects import (
     SendBatch,
     SendCancellation,
     SendDirective,
+    SendDoubt,
     SendEndOfData,
     SendPublishOrder,
     SendTask,
@@ -18,10 +19,16 @@ from astraflow.core.tasks import RolloutTask, TaskCancellation
 from astraflow.dataflow.outbox import Outbox
 
 TaskItem: TypeAlias = RolloutTask | TaskCancellation | Directive
-BatchItem: TypeAlias = SendBatch | EndOfData | Directive | WaitReason | SendPublishOrder
+BatchItem: TypeAlias = SendBatch | EndOfData | Directive | WaitReason | SendPublishOrder | SendDoubt
 
 Mail: TypeAlias = (
-    SendTask | SendCancellation | SendDirective | SendBatch | SendEndOfData | SendPublishOrder
+    SendTask
+    | SendCancellation
+    | SendDirective
+    | SendBatch
+    | SendEndOfData
+    | SendPublishOrder
+    | SendDoubt
 )
 
 
@@ -79,7 +86,7 @@ class Mailroom:
                 self._post_batch(mail.member_id, mail.rank, mail)
             case SendEndOfData():
                 self._post_batch(mail.member_id, mail.rank, mail.end_of_data)
-            case SendPublishOrder():
+            case SendPublishOrder() | SendDoubt():
                 self._post_batch(mail.member_id, 0, mail)
 
     def _post_directive(self, mail: SendDirective) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from time import perf_counter
@@ -23,6 +24,7 @@ from astraflow.core.versions import (
     VersionState,
 )
 from astraflow.engines.protocol import Engine
+from astraflow.raas.attempts import Attempts
 from astraflow.raas.gate import VersionGate
 from astraflow.raas.tallies import NodeTallies
 from astraflow.weights.ports import ListVersions
@@ -126,10 +128,9 @@ class WeightUpdater:
         self._versions = versions
         self._transfer_token = transfer_token
         self._is_relay = is_relay
-        self._backoff = backoff or Backoff(first_s=0.2, limit_s=10.0)
+        self._attempts = Attempts(backoff or Backoff(first_s=0.2, limit_s=10.0))
         self._known: dict[int, VersionInfo] = {}
         self._published = asyncio.Event()
-        self._failure_count = 0
 
     async def run(self) -> None:
         """Follow the versions until cancelled.
@@ -149,6 +150,7 @@ class WeightUpdater:
             if self._kinds is not None and not any(s.kind in self._kinds for s in info.sources):
                 continue
             self._known[info.version] = info
+            self._attempts.announced(info.version)
             for version in sorted(self._known)[:-_KNOWN_VERSIONS]:
                 del self._known[version]
             self._published.set()
@@ -157,11 +159,22 @@ class WeightUpdater:
         """Wait until there is something to update to."""
         while True:
             self._published.clear()
-            if self._known:
-                target = self._gate.next_target(max(self._known))
-                if target in self._known and target != self._engine.version:
-                    return self._known[target]
+            target = self._target()
+            if target is not None:
+                return target
             await self._published.wait()
+
+    def _target(self) -> VersionInfo | None:
+        """Return what to update to; None: there is nothing that can be had."""
+        if not self._known:
+            return None
+        newest = max(self._known)
+        target = self._gate.next_target(newest)
+        if self._attempts.are_over(target):
+            target = newest
+        if target == self._engine.version or self._attempts.are_over(target):
+            return None
+        return self._known.get(target)
 
     async def _update(self, target: VersionInfo) -> None:
         base = self._engine.version
@@ -172,7 +185,7 @@ class WeightUpdater:
         except AstraflowError as error:
             await self._failed(target, error)
             return
-        self._failure_count = 0
+        self._attempts.succeeded()
         self._tallies.live(
             self._policy_id,
             pull_s=pulled.duration.total_seconds(),
@@ -184,7 +197,7 @@ class WeightUpdater:
 
     async def _pull(self, target: VersionInfo) -> Pulled:
         """Pull from who has the version now, and say that others may have it from here."""
-        if self._failure_count:
+        if self._attempts.failure_count:
             target = await self._found_again(target)
         pulling = self._puller.pull(
             target, self._known, self._transfer_token(), listed=self._listed
@@ -259,11 +272,14 @@ class WeightUpdater:
         )
 
     async def _failed(self, target: VersionInfo, error: AstraflowError) -> None:
-        """Report it; the version before serves on. The next attempt follows after a pause."""
+        """Report it; the version before serves on.
+
+        The next attempt follows after a pause, or once the run announces something.
+        """
         log.error(
             "version not reached", policy_id=self._policy_id, version=target.version, why=str(error)
         )
-        self._failure_count += 1
+        pause_s = self._attempts.failed(target.version, error.reason)
         self._tallies.failed[self._policy_id, error.reason] += 1
         await self._report(
             VersionReport(
@@ -275,7 +291,8 @@ class WeightUpdater:
                 reports=error.reports if isinstance(error, PullFailed) else (),
             )
         )
-        await asyncio.sleep(self._backoff.pause_s(self._failure_count))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._published.wait(), pause_s)
 
     async def _report(self, report: VersionReport) -> None:
         try:

@@ -158,6 +158,7 @@ def _followed(
     """Let versions gain patches beside training, be looked after, and go to an object store too."""
     with ExitStack() as followers:
         scrub = followers.enter_context(Scrub(publisher, damaged=client.order_publish))
+        client.on_doubt(scrub.doubt)
         if settings.store is None:
             yield (scrub, followers.enter_context(Gains(publisher, client.publish_version)))
             return

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -22,6 +22,9 @@ from astraflow.weights.stages import Stages
 from astraflow.weights.store import SPARE_NBYTES, PatchStore
 from astraflow.weights.stored import PatchName, StoredPatch
 from astraflow.weights.threads import thread_count_for
+
+# A copy that is damaged is made anew; one that never stays sound is no accident.
+_DAMAGE_LIMIT: Final = 3
 
 log = structlog.get_logger(__name__)
 
@@ -76,6 +79,7 @@ class WeightPublisher:
         self._thread_count = thread_count or thread_count_for(self.history.part.nbytes)
         self._digest = StateDigest()
         self.is_damaged = False
+        self._damage_count = 0
         # Odd while a version is made.
         self._edition = 0
         self._compact = Compact()
@@ -121,9 +125,11 @@ class WeightPublisher:
             What `PublishVersion` announces: patches smallest first, no sources.
 
         Raises:
-            AstraflowError: VERSION_NOT_NEXT; LAYOUT_MISMATCH naming the tensor.
+            AstraflowError: VERSION_NOT_NEXT; LAYOUT_MISMATCH naming the tensor; DIGEST_MISMATCH
+                when the copy was found damaged three times in a row.
         """
         self._require_next(version)
+        self._require_memory()
         self._edition += 1
         try:
             with self.store.upcoming.making(version):
@@ -139,7 +145,7 @@ class WeightPublisher:
         self.history.settle()
 
     def scrub(self) -> bool | None:
-        """Compare the copy with its digest, all of it; safe from any thread but in `publish`.
+        """Compare all that is kept with its digests; safe from any thread but in `publish`.
 
         Returns:
             Whether it is as it should be; None: there is no version yet, or one came meanwhile.
@@ -147,11 +153,13 @@ class WeightPublisher:
         edition, wanted = self._edition, self._digest
         if edition % 2 or self.history.newest is None:
             return None
-        found = self.history.digest()
+        is_sound = self.history.digest() == wanted and self.store.is_sound()
         if self._edition != edition:
             return None
-        if found != wanted:
-            self.is_damaged = True
+        if is_sound:
+            self._damage_count = 0
+        elif not self.is_damaged:
+            self.is_damaged, self._damage_count = True, self._damage_count + 1
             log.error(
                 "the trainer's copy of the weights is damaged: the next version comes whole",
                 policy_id=self.policy_id,
@@ -236,6 +244,15 @@ class WeightPublisher:
         self._infos = {v: i for v, i in self._infos.items() if v >= oldest} | {version: info}
         infos = sorted((patch.info for patch in patches), key=lambda each: each.payload_nbytes)
         return replace(info, patches=tuple(infos))
+
+    def _require_memory(self) -> None:
+        if self._damage_count >= _DAMAGE_LIMIT:
+            raise AstraflowError(
+                Reason.DIGEST_MISMATCH,
+                f"the copy of the weights of {self.policy_id} was damaged in memory"
+                f" {self._damage_count} times in a row; start the trainer on another machine,"
+                " it goes on from its last checkpoint",
+            )
 
     def _require_next(self, version: int) -> None:
         newest = self.history.newest

@@ -77,6 +77,10 @@ class PatchStore:
         with self._lock:
             return (*self._patches.values(),)
 
+    def is_sound(self) -> bool:
+        """Whether all payloads that are kept are what their digests say; reads them."""
+        return all(patch.is_sound() for patch in self.patches)
+
     @property
     def asked_spans(self) -> tuple[int, ...]:
         """How many versions readers were behind of late, the last one first."""

@@ -97,6 +97,11 @@ class StoredPatch:
         base = self.info.base_version
         return self.info.version if base is None else base
 
+    def is_sound(self) -> bool:
+        """Whether the payloads that are kept are what their digests say; reads all of them."""
+        kept = zip(self.chunks or (), self.index.chunk_digests, strict=False)
+        return all(digest_of(chunk) == digest for chunk, digest in kept)
+
     def payload_nbytes(self, indexes: Sequence[int]) -> int:
         """Return the payload of some chunks."""
         return sum(self.headers[index].payload_nbytes for index in indexes)

@@ -135,6 +135,7 @@ class World:
         self.ends = {}  # (member, rank) -> EndOfData
         self.directives = []
         self.orders = []
+        self.doubts = []
         self.closed = []
         self.recorded = []
         self.batch_lines = []
@@ -176,6 +177,8 @@ class World:
                 self.directives.append(effect)
             case ef.SendPublishOrder():
                 self.orders.append(effect.member_id)
+            case ef.SendDoubt():
+                self.doubts.append(effect)
             case ef.ClearOutbox():
                 self.tasks.pop(effect.member_id, None)
             case ef.CloseSession():

@@ -49,6 +49,19 @@ def test_node_that_loads_it_after_all_saves_the_run(make_world):
     world.work(second)
 
 
+def test_a_trainer_hears_of_a_version_that_does_not_verify(make_world):
+    world = make_world()
+    trainer, node = world.started()
+    fail(world, node)
+    assert not world.doubts
+    unsound = Failure(reason=Reason.DIGEST_MISMATCH, message="other bytes")
+    world.report(node, 0, state=VersionState.FAILED, failure=unsound)
+    assert [(each.member_id, each.version) for each in world.doubts] == [(trainer, 0)]
+    world.leave(trainer)
+    world.report(node, 0, state=VersionState.FAILED, failure=unsound)
+    assert len(world.doubts) == 1
+
+
 def test_later_versions_that_fail_are_the_matter_of_the_nodes(make_world):
     world = make_world()
     trainer, node = world.started()

@@ -1,10 +1,11 @@
 """A copy that was damaged in memory is found out, and readers go on from a whole version."""
 
+import ctypes
 import threading
 
 import pytest
 
-from astraflow.core.errors import Reason
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.pulled import PullFailed
 from astraflow.weights.scrub import Scrub
 
@@ -12,6 +13,12 @@ from astraflow.weights.scrub import Scrub
 def damage(training):
     """Flip a bit of the publisher's memory."""
     training.publisher.history._flat[1000] ^= 4
+
+
+def flip(payload):
+    """Flip a bit of bytes, as a fault of the memory does."""
+    where = ctypes.cast(ctypes.c_char_p(bytes(payload)), ctypes.c_void_p).value
+    ctypes.c_ubyte.from_address(where + len(payload) // 2).value ^= 4
 
 
 async def pull(puller, training):
@@ -61,6 +68,52 @@ def test_damage_is_told_once_there_is_time_to_look(training):
         scrub.wake()
         assert told.wait(10)
     assert training.publisher.is_damaged
+
+
+def test_a_doubt_is_looked_into_at_once_and_once(training):
+    told = threading.Semaphore(0)
+    training.publish()
+    with Scrub(training.publisher, damaged=told.release, time_share=1e-9) as scrub:
+        damage(training)
+        scrub.wake()
+        assert told.acquire(timeout=10)
+        training.publish()
+        damage(training)
+        scrub.wake()
+        scrub.doubt(1)
+        assert told.acquire(timeout=10)
+        scrub.doubt(1)
+        scrub.doubt(0)
+    assert not told.acquire(timeout=0)
+
+
+def test_a_patch_that_is_damaged_where_it_is_kept_is_found(training):
+    training.publish()
+    training.publish()
+    assert training.publisher.scrub()
+    (patch,) = (each for each in training.store.patches if each.info.base_version == 0)
+    payload = next(chunk.payload for chunk in patch.chunks if chunk.payload)
+    flip(payload)
+    assert training.publisher.scrub() is False
+    assert [each.base_version for each in training.publish().patches] == [None]
+    assert training.publisher.scrub()
+
+
+def test_a_copy_that_is_damaged_again_and_again_is_given_up(training):
+    for _ in range(2):
+        training.publish()
+        damage(training)
+        assert training.publisher.scrub() is False
+    training.publish()
+    assert training.publisher.scrub()
+    for _ in range(3):
+        training.publish()
+        damage(training)
+        assert training.publisher.scrub() is False
+        assert training.publisher.scrub() is False
+    with pytest.raises(AstraflowError, match="3 times in a row") as caught:
+        training.publish()
+    assert caught.value.reason is Reason.DIGEST_MISMATCH
 
 
 def test_what_waits_for_its_time_ends_with_its_owner(training):

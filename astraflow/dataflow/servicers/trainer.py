@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 
 from astraflow.core.batches import AckBatch, EndOfData, StreamBatches
-from astraflow.core.effects import SendBatch, SendPublishOrder
+from astraflow.core.effects import SendBatch, SendDoubt, SendPublishOrder
 from astraflow.core.events import BatchAcked, BatchStreamOpened, VersionPublished
 from astraflow.core.ids import MemberId
 from astraflow.core.members import Directive, Role
@@ -135,11 +135,13 @@ def _part_event(batch: SendBatch, index: int) -> pb.StreamBatchesResponse:
 
 
 def _event(
-    item: EndOfData | WaitReason | Directive | SendPublishOrder,
+    item: EndOfData | WaitReason | Directive | SendPublishOrder | SendDoubt,
 ) -> pb.StreamBatchesResponse:
     match item:
         case SendPublishOrder():
             return pb.StreamBatchesResponse(publish=pb.PublishOrder())
+        case SendDoubt():
+            return pb.StreamBatchesResponse(doubt=pb.VersionDoubt(version=item.version))
         case EndOfData():
             return pb.StreamBatchesResponse(end_of_data=batches.encode_end_of_data(item))
         case WaitReason():

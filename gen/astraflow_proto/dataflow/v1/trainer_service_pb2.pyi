@@ -82,7 +82,7 @@ class StreamBatchesRequest(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., max_tokens: _Optional[int] = ..., max_outstanding: _Optional[int] = ...) -> None: ...
 
 class StreamBatchesResponse(_message.Message):
-    __slots__ = ("header", "part", "end_of_data", "wait_reason", "publish", "save", "directive")
+    __slots__ = ("header", "part", "end_of_data", "wait_reason", "publish", "save", "directive", "doubt")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     END_OF_DATA_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class StreamBatchesResponse(_message.Message):
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     header: _batch_pb2.BatchHeader
     part: _batch_pb2.BatchPart
     end_of_data: _batch_pb2.EndOfData
@@ -97,11 +98,18 @@ class StreamBatchesResponse(_message.Message):
     publish: PublishOrder
     save: SaveOrder
     directive: _session_pb2.Directive
-    def __init__(self, header: _Optional[_Union[_batch_pb2.BatchHeader, _Mapping]] = ..., part: _Optional[_Union[_batch_pb2.BatchPart, _Mapping]] = ..., end_of_data: _Optional[_Union[_batch_pb2.EndOfData, _Mapping]] = ..., wait_reason: _Optional[_Union[_wait_pb2.WaitReason, _Mapping]] = ..., publish: _Optional[_Union[PublishOrder, _Mapping]] = ..., save: _Optional[_Union[SaveOrder, _Mapping]] = ..., directive: _Optional[_Union[_session_pb2.Directive, _Mapping]] = ...) -> None: ...
+    doubt: VersionDoubt
+    def __init__(self, header: _Optional[_Union[_batch_pb2.BatchHeader, _Mapping]] = ..., part: _Optional[_Union[_batch_pb2.BatchPart, _Mapping]] = ..., end_of_data: _Optional[_Union[_batch_pb2.EndOfData, _Mapping]] = ..., wait_reason: _Optional[_Union[_wait_pb2.WaitReason, _Mapping]] = ..., publish: _Optional[_Union[PublishOrder, _Mapping]] = ..., save: _Optional[_Union[SaveOrder, _Mapping]] = ..., directive: _Optional[_Union[_session_pb2.Directive, _Mapping]] = ..., doubt: _Optional[_Union[VersionDoubt, _Mapping]] = ...) -> None: ...
 
 class PublishOrder(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class VersionDoubt(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class SaveOrder(_message.Message):
     __slots__ = ("checkpoint_id",)
