@@ -5,6 +5,7 @@ import platform
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,10 @@ from astraflow import __version__
 from astraflow.launch.models import cache_dir
 
 _GIB = 1 << 30
+_MIB = 1 << 20
+# One connection's part of twice what is on its way at 4 Gbit/s x 300 ms: docs/weights.md, TCP.
+_FAR_NBYTES = 2 * 150_000_000 // 96
+_TCP = Path("/proc/sys/net/ipv4")
 _NEEDED = ("grpcio", "protobuf", "numpy", "zstandard", "blake3", "pydantic")
 
 
@@ -150,6 +155,16 @@ def _devices() -> Iterator[Check]:
 
 def _lanes() -> Iterator[Check]:
     yield Check(area="lanes", name="grpc", works=True, found="always there")
+    yield _tcp_lane()
+    yield _shm_lane()
+    ucx = _release("ucxx-cu12") or _release("ucx-py-cu12")
+    yield Check(
+        area="lanes",
+        name="ucx",
+        works=None if ucx is None else True,
+        found=f"ucxx {ucx}" if ucx else "missing",
+        advice="pip install 'astraflow[ucx]' for fabrics that UCX knows" if not ucx else "",
+    )
     release = _release("fsspec")
     yield Check(
         area="lanes",
@@ -157,6 +172,35 @@ def _lanes() -> Iterator[Check]:
         works=None if release is None else True,
         found="missing" if release is None else f"fsspec {release}",
         advice="pip install 'astraflow[store]' if versions go by a bucket" if not release else "",
+    )
+
+
+def _tcp_lane() -> Check:
+    """Say how much a connection may have on its way; far links are slow where that is little."""
+    try:
+        room = min(int((_TCP / name).read_text().split()[-1]) for name in ("tcp_rmem", "tcp_wmem"))
+    except (OSError, ValueError, IndexError):
+        return Check(area="lanes", name="tcp", works=True, found="buffers as the system has them")
+    wide = room >= _FAR_NBYTES
+    return Check(
+        area="lanes",
+        name="tcp",
+        works=True,
+        found=f"buffers up to {room / _MIB:.0f} MiB a connection",
+        advice=""
+        if wide
+        else "across oceans, raise the maxima of net.ipv4.tcp_rmem and tcp_wmem: docs/weights.md",
+    )
+
+
+def _shm_lane() -> Check:
+    works = hasattr(os, "memfd_create") and os.access(tempfile.gettempdir(), os.W_OK)
+    return Check(
+        area="lanes",
+        name="shm",
+        works=True if works else None,
+        found=tempfile.gettempdir() if works else "missing",
+        advice="" if works else "on Linux, point TMPDIR at a folder that you can write",
     )
 
 
