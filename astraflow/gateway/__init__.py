@@ -1,0 +1,1 @@
+"""The HTTP gateway: AstraFlow's published endpoints, for existing peers, on the gRPC contract."""
