@@ -241,7 +241,7 @@ class Evaluation:
             )
 
         look = Look(
-            shelves=sessions.rooms.shelves,
+            rooms=sessions.rooms,
             pool=sessions.pool,
             is_fit=is_fit,
             room=lambda member: eval_room(member, share),

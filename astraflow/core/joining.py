@@ -218,7 +218,7 @@ class Joining:
             policy.identity = merge_identity(policy.identity, served.identity)
             version = served.version
             if version is not None and 0 <= version <= policy.versions.newest_version:
-                member.live[served.policy_id] = version
+                member.go_live(served.policy_id, version)
 
     def _resend(self, member: RaasMember, resume: SessionResume | None) -> tuple[TaskId, ...]:
         """Send again what the RaaS holds by the books and does not know of."""

@@ -69,7 +69,12 @@ class RaasMember(Member):
     assignments: dict[TaskId, Assignment] = field(default_factory=dict[TaskId, Assignment])
     speed: Speed = field(default_factory=Speed)
     number: int = 0
-    rooms: Rooms | None = None
+    rooms: "Rooms[RaasMember] | None" = None
+
+    @property
+    def serves_any(self) -> bool:
+        """Whether any of its engines holds a version of the run."""
+        return bool(self.live)
 
     @property
     def free_count(self) -> int:
@@ -83,6 +88,11 @@ class RaasMember(Member):
     def is_ready(self, policy_ids: tuple[PolicyId, ...]) -> bool:
         """Whether each of these engines holds a version of the run."""
         return all(policy_id in self.live for policy_id in policy_ids)
+
+    def go_live(self, policy_id: PolicyId, version: int) -> None:
+        """Note the version that an engine samples with from now on."""
+        self.live[policy_id] = version
+        self._enter()
 
     def give_credit(self, max_outstanding: int, max_eval_outstanding: int | None) -> None:
         """Bound its work from now on."""

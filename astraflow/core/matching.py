@@ -56,9 +56,7 @@ class Matching:
                 and not (is_suspect and self._has_suspect(member))
             )
 
-        look = Look(
-            shelves=sessions.rooms.shelves, pool=sessions.pool, is_fit=is_fit, room=training_room
-        )
+        look = Look(rooms=sessions.rooms, pool=sessions.pool, is_fit=is_fit, room=training_room)
         latest_s = slack_s(takers, newest, minimum)
         want = self._want(prompt, count, takers, minimum)
         return choose(look, want if latest_s is None else replace(want, latest_s=latest_s))
@@ -68,7 +66,7 @@ class Matching:
     ) -> Want:
         measured = self._state.measured
         return Want(
-            count=count if self._state.settings.rollouts.keeps_together else 1,
+            count=min(count, self._state.settings.rollouts.unit),
             token_count=measured.expected_tokens(size_of(prompt)),
             fastest_token_s=measured.fastest_token_s,
             slack_s=_slacks(takers, minimum),

@@ -166,7 +166,7 @@ def _stand(member: RaasMember, report: VersionReport) -> None:
     evicted = [each for each in member.evicted.get(policy_id, ()) if each != version]
     match report.state:
         case VersionState.LIVE:
-            member.live[policy_id] = version
+            member.go_live(policy_id, version)
             member.failed.pop(policy_id, None)
         case VersionState.FAILED:
             member.failed[policy_id] = version

@@ -7,11 +7,11 @@ engine reads their prompt once.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import floor, inf
 
 from astraflow.core.ids import PolicyId
 from astraflow.core.live_members import RaasMember
+from astraflow.core.rooms import Rooms
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,11 @@ class Want:
         """Return in how many seconds a member would be done with them."""
         return self._finish_s(member, member.outstanding)
 
-    def least_s(self, member: RaasMember) -> float:
-        """Return a bound that a member is never done before, whatever it holds."""
-        token_s = member.speed.token_s if member.speed.is_known else self.fastest_token_s
-        return token_s * self.token_count
+    def least_s(self, pace_s: float, unit: int) -> float:
+        """Return a bound that a member of a pace for so many samples is never done before."""
+        if not pace_s:
+            return self.fastest_token_s * self.token_count
+        return pace_s * self.token_count * min(1.0, self.count / unit)
 
     def is_in_time(self, member: RaasMember, *, outstanding: int | None = None) -> bool:
         """Whether a member is done before they are too old."""
@@ -76,18 +77,18 @@ class Look:
     """The pool as one placement sees it.
 
     Attributes:
-        shelves: Members with credit for so many samples, as `Rooms.shelves` has them.
+        rooms: Members by their credit.
         pool: All members.
         is_fit: Whether a member may get it.
         room: What a member could take.
     """
 
-    shelves: Callable[[int], Iterable[Iterable[RaasMember]]]
+    rooms: Rooms[RaasMember]
     pool: Iterable[RaasMember]
     is_fit: Callable[[RaasMember], bool]
     room: Callable[[RaasMember], Room]
 
-    def rooms(self) -> Iterator[Room]:
+    def all(self) -> Iterator[Room]:
         """Yield what each member could take that may get it."""
         return (self.room(member) for member in self.pool if self.is_fit(member))
 
@@ -111,7 +112,7 @@ def choose(look: Look, want: Want) -> Room | None:
     count = want.count
     room = _best(look, want, count, latest_s=want.latest_s)
     if room is None and not _has_room(look, count):
-        if any(other.most >= count for other in look.rooms()):
+        if any(other.most >= count for other in look.all()):
             return None
         count = 1
         room = _best(look, want, count, latest_s=want.latest_s)
@@ -124,16 +125,15 @@ def _is_worth_a_wait(look: Look, want: Want, count: int) -> bool:
     """Whether somebody who has no room now would be done in time if he had nothing else."""
     least = want.count
     if count < least:
-        least = min(least, max((other.free for other in look.rooms()), default=0))
+        least = min(least, max((other.free for other in look.all()), default=0))
     return any(
-        other.most >= least and want.is_in_time(other.member, outstanding=0)
-        for other in look.rooms()
+        other.most >= least and want.is_in_time(other.member, outstanding=0) for other in look.all()
     )
 
 
 def _has_room(look: Look, count: int) -> bool:
     """Whether anybody who may get it has room for so many samples."""
-    members = chain.from_iterable(look.shelves(count))
+    members = look.rooms.with_room(count)
     return any(look.is_fit(member) and look.room(member).free >= count for member in members)
 
 
@@ -149,12 +149,14 @@ def _best(look: Look, want: Want, count: int, *, latest_s: float | None) -> Room
     """
     best: Room | None = None
     rank = (inf, 0, 0, 0)
-    for shelf in look.shelves(count):
-        for member in shelf:
-            least_s = want.least_s(member)
+    for shelf in look.rooms.shelves(count):
+        for pace_s, member in shelf:
+            least_s = want.least_s(pace_s, look.rooms.unit)
             if least_s > (rank[0] if latest_s is None else min(rank[0], latest_s)):
                 break
             if (least_s, -member.free_count, member.outstanding, member.number) >= rank:
+                if want.token_count or not pace_s:
+                    break  # Who comes later on this shelf has no lower rank.
                 continue
             if not look.is_fit(member) or (latest_s is not None and not want.is_in_time(member)):
                 continue

@@ -1,33 +1,80 @@
-"""Rooms: the pool by free credit and speed, so that a placement looks only at who may get it."""
+"""Rooms: the pool by free credit and pace, so that a placement looks only at who may get it."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Final, Generic, Protocol, TypeVar
 
 from astraflow.core.ids import MemberId
+from astraflow.core.speed import Speed
 
-if TYPE_CHECKING:
-    from astraflow.core.live_members import RaasMember
 
-_Shelf = tuple[int, bool]
+class Tenant(Protocol):
+    """What is entered of a member."""
+
+    @property
+    def member_id(self) -> MemberId:
+        """Who."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """Rises by one per session that is opened."""
+        ...
+
+    @property
+    def serves_any(self) -> bool:
+        """Whether it holds a version of anything; before that it gets nothing."""
+        ...
+
+    @property
+    def free_count(self) -> int:
+        """Samples that it can take."""
+        ...
+
+    @property
+    def outstanding(self) -> int:
+        """Samples that it holds."""
+        ...
+
+    @property
+    def speed(self) -> Speed:
+        """As measured."""
+        ...
+
+
+_NEW: Final = 0
+_MEASURED: Final = 1
+_SERVES_NOTHING: Final = 2
+
+_T = TypeVar("_T", bound=Tenant)
+# Free credit, and what is known of who has it.
+_Shelf = tuple[int, int]
 _Place = tuple[float, int, int]
 
 
-class Rooms:
-    """Members by the samples that they could take now, each shelf of them by speed.
+class Rooms(Generic[_T]):
+    """Members by the samples that they could take now, each shelf of them by pace.
 
     A change of one member takes a search in its shelf.
+
+    Attributes:
+        unit: Samples that are mostly placed at once. The pace of a member is the seconds per token
+            that these would take with all that it holds; 0: not measured.
     """
 
-    def __init__(self) -> None:
+    unit: int = 1
+
+    def __init__(self, *, unit: int) -> None:
+        self.unit = unit
         self._places: dict[MemberId, tuple[_Shelf, _Place]] = {}
         self._shelves: dict[_Shelf, list[_Place]] = {}
-        self._members: dict[int, RaasMember] = {}
+        self._members: dict[int, _T] = {}
 
-    def note(self, member: "RaasMember") -> None:
-        """Enter a member with its free credit and its speed of now."""
-        shelf = member.free_count, member.speed.is_known
-        place = member.speed.token_s, member.outstanding, member.number
+    def note(self, member: _T) -> None:
+        """Enter a member with its free credit and its pace of now."""
+        out = member.outstanding
+        shelf = member.free_count, _kind(member)
+        place = member.speed.pace_s(outstanding=out, count=self.unit), out, member.number
         if self._places.get(member.member_id) != (shelf, place):
             self.forget(member.member_id)
             self._places[member.member_id] = shelf, place
@@ -46,17 +93,28 @@ class Rooms:
         if not places:
             del self._shelves[shelf]
 
-    def shelves(self, count: int) -> Iterator[Iterator["RaasMember"]]:
-        """Yield the members that have credit for so many samples, at least one.
+    def shelves(self, count: int) -> Iterator[Iterator[tuple[float, _T]]]:
+        """Yield who has credit for so many samples, at least one, and serves anything; with paces.
 
         Those with the same credit are together, those that were not measured yet by themselves. Of
-        each shelf who takes the fewest seconds per token comes first.
+        each shelf who has the least pace comes first, then who holds least, and who joined first.
         """
-        for (free, _), places in self._shelves.items():
-            if free >= max(1, count):
-                yield (self._members[number] for _, _, number in places)
+        for (free, kind), places in self._shelves.items():
+            if free >= max(1, count) and kind != _SERVES_NOTHING:
+                yield ((pace_s, self._members[number]) for pace_s, _, number in places)
 
-    def with_room(self, count: int) -> Iterator["RaasMember"]:
+    def with_room(self, count: int) -> Iterator[_T]:
         """Yield the same members one by one."""
         for shelf in self.shelves(count):
-            yield from shelf
+            for _, member in shelf:
+                yield member
+
+    def has_credit(self, count: int) -> bool:
+        """Whether anybody has credit for so many samples, be it one that serves nothing yet."""
+        return any(free >= max(1, count) for free, _ in self._shelves)
+
+
+def _kind(member: Tenant) -> int:
+    if not member.serves_any:
+        return _SERVES_NOTHING
+    return _MEASURED if member.speed.is_known else _NEW

@@ -1,6 +1,6 @@
 """Sessions: who takes part, until when, and what each member holds."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from heapq import heappop, heappush, heapreplace
@@ -39,10 +39,16 @@ class Sessions:
         rooms: The pool by free credit.
     """
 
-    def __init__(self, *, ttl: timedelta) -> None:
+    def __init__(self, *, ttl: timedelta, unit: int = 1) -> None:
+        """Begin with nobody.
+
+        Args:
+            ttl: Of a session.
+            unit: Samples that are mostly placed at once.
+        """
         self.ttl = ttl
         self.source_record = SourceRecord()
-        self.rooms = Rooms()
+        self.rooms: Rooms[RaasMember] = Rooms(unit=unit)
         self._members: dict[MemberId, RaasMember | TrainerMember] = {}
         self._pool: dict[MemberId, RaasMember] = {}
         self._trainers: dict[PolicyId, TrainerMember] = {}
@@ -63,10 +69,6 @@ class Sessions:
     def pool(self) -> Collection[RaasMember]:
         """The RaaS, in the order in which they joined."""
         return self._pool.values()
-
-    def with_room(self, count: int) -> Iterable[RaasMember]:
-        """Return the RaaS that have credit for so many samples; 0: all of them."""
-        return self.rooms.with_room(count) if count else self.pool
 
     def trainer_of(self, policy_id: PolicyId) -> TrainerMember | None:
         """Return who trains a policy."""

@@ -78,6 +78,11 @@ class RolloutSettings:
     max_skips: int = 256
     filters: tuple[PlugInSpec, ...] = ()
 
+    @property
+    def unit(self) -> int:
+        """Samples of a group that one RaaS gets at once, if it has room for them."""
+        return self.group_size if self.keeps_together else 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteSettings:

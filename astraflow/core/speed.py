@@ -71,9 +71,13 @@ class Speed:
             0.01 s per token at a load of 16, 100 tokens: 1 s with 8 out and 8 new ones, 1.5 s with
             16 out and 8 new ones. At a load of 4 and a capacity of 16 the same.
         """
-        load = max(self.load, self.capacity)
-        crowding = max(1.0, (outstanding + count) / load) if self.is_known else 1.0
-        return self.token_s * token_count * crowding
+        return self.pace_s(outstanding=outstanding, count=count) * token_count
+
+    def pace_s(self, *, outstanding: int, count: int) -> float:
+        """Return the seconds per token that new samples would take; 0: not measured."""
+        if not self.is_known:
+            return 0.0
+        return self.token_s * max(1.0, (outstanding + count) / max(self.load, self.capacity))
 
 
 class Measured:

@@ -41,7 +41,7 @@ class Training:
         self._again: list[TrainGroup] = []
         self._passed_count = 0
         self._matching = Matching(state)
-        self._keeps_together = state.settings.rollouts.keeps_together
+        self._unit = state.settings.rollouts.unit
         self._group_count = 0
         self._failed_in_a_row = 0
 
@@ -125,8 +125,7 @@ class Training:
     def _issue_new(self, now: datetime) -> bool:
         size = self._state.settings.rollouts.group_size
         # A prompt is chosen when there is room for it, by all that is known then.
-        wanted = size if self._keeps_together else 1
-        first = self.prompts.peek(1) if self._has_credit(wanted) else ()
+        first = self.prompts.peek(1) if self._has_credit(self._unit) else ()
         if not first:
             return False
         policies = takers(self._state)
@@ -156,10 +155,10 @@ class Training:
     def _has_credit(self, count: int) -> bool:
         """Whether anybody has credit for a group, or for some of it where nobody ever has more."""
         sessions = self._state.sessions
-        if any(sessions.with_room(count)):
+        if sessions.rooms.has_credit(count):
             return True
         is_large = any(member.max_outstanding >= count for member in sessions.pool)
-        return not is_large and any(sessions.with_room(1))
+        return not is_large and sessions.rooms.has_credit(1)
 
     def _take_prompt(self, room: Room) -> Prompt:
         """Take the next prompt; a slow RaaS gets a short one of the next few."""
@@ -211,7 +210,7 @@ class Training:
     def _send(
         self, group: TrainGroup, room: Room, versions: dict[PolicyId, VersionRange], now: datetime
     ) -> None:
-        indexes = tuple(group.unissued[: room.free if self._keeps_together else 1])
+        indexes = tuple(group.unissued[: min(room.free, self._unit)])
         repeats = self._outbound.send(
             group, room.member, indexes=indexes, versions=versions, now=now
         )

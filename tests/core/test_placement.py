@@ -21,10 +21,10 @@ from astraflow.core.speed import Speed
 
 @pytest.fixture(scope="session")
 def node(make_raas):
-    def build(name="n", *, credit=8, out=0, live=None, token_s=0.0, load=8.0, **more):
+    def build(name="n", *, credit=8, out=0, live=0, token_s=0.0, load=8.0, **more):
         return make_raas(
             name,
-            live={"solver": live} if live is not None else {},
+            live={} if live is None else {"solver": live},
             max_outstanding=credit,
             outstanding=out,
             speed=Speed(token_s=token_s, load=load),
@@ -34,16 +34,16 @@ def node(make_raas):
     return build
 
 
-def look_at(nodes):
-    rooms = Rooms()
+def look_at(nodes, *, unit=8):
+    rooms = Rooms(unit=unit)
     for number, each in enumerate(nodes):
         each.number = number
         rooms.note(each)
-    return Look(shelves=rooms.shelves, pool=nodes, is_fit=lambda _: True, room=training_room)
+    return Look(rooms=rooms, pool=nodes, is_fit=lambda _: True, room=training_room)
 
 
 def placed(nodes, wanted, **more):
-    room = choose(look_at(nodes), Want(count=wanted, **more))
+    room = choose(look_at(nodes, unit=wanted), Want(count=wanted, **more))
     return room and (room.member.name, min(room.free, wanted))
 
 
@@ -122,9 +122,10 @@ loads = st.tuples(
 @given(
     nodes=st.lists(loads, max_size=8),
     wanted=st.integers(1, 8),
+    unit=st.sampled_from([1, 4, 8]),
     slack_s=st.sampled_from([None, 0.5, 2.0, 20.0]),
 )
-def test_a_look_at_few_finds_what_a_look_at_everybody_would(node, nodes, wanted, slack_s):
+def test_a_look_at_few_finds_what_a_look_at_everybody_would(node, nodes, wanted, unit, slack_s):
     pool = [
         node(str(n), credit=credit, out=out, token_s=token_s, load=load)
         for n, (credit, out, token_s, load) in enumerate(nodes)
@@ -136,7 +137,7 @@ def test_a_look_at_few_finds_what_a_look_at_everybody_would(node, nodes, wanted,
         slack_s=lambda member: slack_s,
         latest_s=inf if slack_s is None else slack_s,
     )
-    found = choose(look_at(pool), want)
+    found = choose(look_at(pool, unit=unit), want)
     assert found == of_everybody([training_room(each) for each in pool], want)
 
 
@@ -196,5 +197,5 @@ def test_pinned_version_is_served_live_kept_or_to_come(node):
     assert not may_serve_pinned(node(live=4), pin)
     assert may_serve_pinned(node(live=4, pinned={("solver", 3)}), pin)
     assert not may_serve_pinned(node(live=3, refused={("solver", 3)}), pin)
-    assert not may_serve_pinned(node(), pin)
+    assert not may_serve_pinned(node(live=None), pin)
     assert not may_serve_pinned(node(live=2, failed={"solver": 3}), pin)

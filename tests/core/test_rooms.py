@@ -17,7 +17,8 @@ names = st.sampled_from("abcde")
             st.tuples(st.just("open"), names, st.just(0)),
             st.tuples(st.just("close"), names, st.just(0)),
             st.tuples(st.just("credit"), names, st.integers(0, 9)),
-            st.tuples(st.just("live"), names, st.integers(0, 30)),
+            st.tuples(st.just("heard"), names, st.integers(0, 30)),
+            st.tuples(st.just("live"), names, st.integers(0, 2)),
             st.tuples(st.just("drain"), names, st.integers(0, 30)),
         )
     )
@@ -35,13 +36,18 @@ def test_indexes_say_what_a_look_at_everybody_would(make_raas, steps):
                 case "credit":
                     known.give_credit(number, None)
                 case "live":
+                    known.go_live("solver", number)
+                case "heard":
                     later = NOW + timedelta(seconds=number)
                     known.keep_alive_time = max(known.keep_alive_time, later)
                 case "drain":
                     sessions.drain(known, NOW + timedelta(seconds=number))
         for count in (1, 4):
-            roomy = {each.member_id for each in sessions.with_room(count)}
-            assert roomy == {m.member_id for m in sessions.pool if m.free_count >= count}
+            roomy = [member for member in sessions.pool if member.free_count >= count]
+            assert sessions.rooms.has_credit(count) == bool(roomy)
+            assert {each.member_id for each in sessions.rooms.with_room(count)} == {
+                each.member_id for each in roomy if each.live
+            }
         assert sessions.next_end == min(map(sessions.end_of, sessions), default=None)
 
 
@@ -59,7 +65,17 @@ def test_credit_that_is_in_use_is_no_room(make_raas):
     sessions = Sessions(ttl=timedelta(seconds=10))
     node = make_raas("a")
     sessions.open(node)
-    assert not list(sessions.with_room(1))
+    node.go_live("solver", 0)
+    assert not list(sessions.rooms.with_room(1))
     node.give_credit(3, None)
-    assert list(sessions.with_room(3)) == [node]
-    assert not list(sessions.with_room(4))
+    assert list(sessions.rooms.with_room(3)) == [node]
+    assert not list(sessions.rooms.with_room(4))
+
+
+def test_credit_of_who_serves_nothing_is_credit_and_no_room(make_raas):
+    sessions = Sessions(ttl=timedelta(seconds=10))
+    node = make_raas("a")
+    sessions.open(node)
+    node.give_credit(3, None)
+    assert sessions.rooms.has_credit(3)
+    assert not list(sessions.rooms.with_room(3))
