@@ -114,6 +114,7 @@ class Batching:
         if policy.fresh_groups < wanted and not self.is_dry(policy):
             return 0
         policy.prune()
+        self._training.prompts.lose(policy.take_lost())
         if policy.fresh_groups >= wanted:
             return wanted
         return policy.fresh_groups if self.is_dry(policy) else 0

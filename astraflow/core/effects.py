@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from astraflow.core.batches import BatchHeader, EndOfData
 from astraflow.core.evals import EvalRun
 from astraflow.core.ids import BatchId, EvalRunId, MemberId, PolicyId, TaskId
+from astraflow.core.lineage import IssuedPrompt
 from astraflow.core.members import Directive
 from astraflow.core.packing import Share
 from astraflow.core.rollouts import Rollout
@@ -136,6 +137,13 @@ class DrawPrompts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrawAgain:
+    """Read prompts again that were drawn before; answer with PromptsOffered, in this order."""
+
+    prompts: tuple[IssuedPrompt, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrawEvalPrompts:
     """Read the data sets of an evaluation; answer with EvalPromptsOffered."""
 
@@ -213,6 +221,7 @@ Effect = (
     | SendDoubt
     | AnnounceVersion
     | DrawPrompts
+    | DrawAgain
     | DrawEvalPrompts
     | RecordRollout
     | RecordBatch

@@ -19,6 +19,8 @@ from astraflow.core.members import (
     TrainerRegistration,
 )
 from astraflow.core.membership import Membership
+from astraflow.core.policies import Policy
+from astraflow.core.prompt_queue import PromptQueue
 from astraflow.core.sessions import Departed
 from astraflow.core.sources import version_with_sources
 from astraflow.core.state import State
@@ -27,8 +29,11 @@ from astraflow.core.state import State
 class Joining:
     """Opens sessions."""
 
-    def __init__(self, state: State, *, batching: Batching, membership: Membership) -> None:
+    def __init__(
+        self, state: State, *, prompts: PromptQueue, batching: Batching, membership: Membership
+    ) -> None:
         self._state = state
+        self._prompts = prompts
         self._batching = batching
         self._membership = membership
 
@@ -67,8 +72,7 @@ class Joining:
         else:
             member = self._new_trainer(event, now)
             self._batching.regain(policy, held)
-        rolled_back = [] if goes_on else policy.roll_back(undone, request.last_step)
-        self._state.records.undo(policy.policy_id, {batch.batch_id for batch in rolled_back})
+        rolled_back = self._roll_back(policy, undone, request.last_step) if not goes_on else 0
         policy.gone_time = None
         member.weight_endpoints = request.weight_endpoints
         member.keep_alive_time = now
@@ -80,8 +84,15 @@ class Joining:
             run_id=self._state.settings.run_id,
             max_staleness=policy.settings.max_staleness,
             next_version=policy.versions.next_version,
-            rolled_back_batch_count=len(rolled_back),
+            rolled_back_batch_count=rolled_back,
         )
+
+    def _roll_back(self, policy: Policy, count: int, step: int) -> int:
+        """Take the books of a policy back; return how many batches count as not trained now."""
+        undone = policy.roll_back(count, step)
+        self._state.records.undo(policy.policy_id, {batch.batch_id for batch in undone})
+        self._prompts.lose(policy.take_lost())
+        return len(undone)
 
     def _must_be_admissible(self, request: JoinPool, known: MemberId | None) -> None:
         state = self._state

@@ -9,10 +9,43 @@ Example:
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import BatchId, PolicyId
+from astraflow.core.ids import BatchId, PolicyId, PromptId
 from astraflow.core.leases import Lease
+from astraflow.core.samples import FreshGroup
+
+# Trained groups, the newest ones, whose prompts are drawn again when they are rolled back.
+_KEPT_PROMPTS = 32768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedPrompt:
+    """A prompt as a group was issued for it.
+
+    Attributes:
+        number: Of the group.
+        data_set: Of the prompt.
+        epoch: Pass over it.
+        prompt_id: Which.
+    """
+
+    number: int
+    data_set: str
+    epoch: int
+    prompt_id: PromptId
+
+    @classmethod
+    def of(cls, group: FreshGroup) -> Self:
+        """Return that of a group."""
+        head = group.head
+        return cls(
+            number=group.number,
+            data_set=head.data_set,
+            epoch=head.epoch,
+            prompt_id=head.prompt_id,
+        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -26,6 +59,7 @@ class TrainedBatch:
         replayed_count: Samples in it that were trained on before.
         arrivals: Of its fresh groups.
         lease: What was in it; None: too old to be trained on again.
+        prompts: Of its fresh groups; empty: of a batch that is long gone.
     """
 
     batch_id: BatchId
@@ -34,6 +68,7 @@ class TrainedBatch:
     replayed_count: int
     arrivals: tuple[int, ...]
     lease: Lease | None
+    prompts: tuple[IssuedPrompt, ...] = ()
 
 
 class Lineage:
@@ -43,8 +78,9 @@ class Lineage:
         self._policy_id = policy_id
         self._batches: list[TrainedBatch] = []
         self._checkpoints: dict[str, int] = {}
-        # Batches before this index hold nothing.
-        self._emptied = 0
+        # Batches before this index hold no lease, and before the other one no prompts.
+        self._emptied = self._forgotten = 0
+        self._prompt_count = 0
 
     def add(self, lease: Lease, step: int, *, checkpoint_id: str) -> None:
         """Note a batch, and the checkpoint that was written after it."""
@@ -56,8 +92,15 @@ class Lineage:
                 replayed_count=len(lease.replayed_samples),
                 arrivals=tuple(group.arrival for group in lease.groups),
                 lease=lease,
+                prompts=tuple(map(IssuedPrompt.of, lease.groups)),
             )
         )
+        self._prompt_count += len(lease.groups)
+        self._forget_prompts()
+        self.save(checkpoint_id)
+
+    def save(self, checkpoint_id: str) -> None:
+        """Note a checkpoint of the weights after the newest batch; empty: there is none."""
         if checkpoint_id:
             self._checkpoints[checkpoint_id] = len(self._batches)
 
@@ -100,8 +143,16 @@ class Lineage:
         undone = self._batches[left:][::-1]
         del self._batches[left:]
         self._checkpoints = {n: kept for n, kept in self._checkpoints.items() if kept <= left}
-        self._emptied = min(self._emptied, left)
+        self._emptied, self._forgotten = min(self._emptied, left), min(self._forgotten, left)
+        self._prompt_count -= sum(len(batch.prompts) for batch in undone)
         return undone
+
+    def _forget_prompts(self) -> None:
+        while self._prompt_count > _KEPT_PROMPTS:
+            oldest = self._batches[self._forgotten]
+            self._prompt_count -= len(oldest.prompts)
+            oldest.prompts = ()
+            self._forgotten += 1
 
     def _kept(self, step: int) -> int | None:
         """Return how many batches are behind so many steps; None: no batch ended there."""

@@ -15,7 +15,7 @@ from astraflow.core.groups import TrainGroup
 from astraflow.core.guarding import Guarding
 from astraflow.core.ids import BatchId
 from astraflow.core.leases import Desk, Lease
-from astraflow.core.lineage import Lineage, TrainedBatch
+from astraflow.core.lineage import IssuedPrompt, Lineage, TrainedBatch
 from astraflow.core.members import ModelIdentity
 from astraflow.core.open_groups import OpenGroups
 from astraflow.core.placing import Placing
@@ -90,6 +90,9 @@ class Policy:
             settings.guards, max_refusals=settings.max_refusals, faults=faults
         )
         self._arrivals = 0
+        # Numbers of groups: the newest one, and the newest of those that count as lost when stale.
+        self._newest = self._spared = 0
+        self._lost: list[IssuedPrompt] = []
         self.metrics: Mapping[str, float] = {}
         self.lineage = Lineage(settings.policy_id)
 
@@ -110,6 +113,7 @@ class Policy:
 
     def admit(self, group: TrainGroup) -> None:
         """Enter the samples of a new group."""
+        self._newest = group.number
         self.books.issue(group.size)
         self.open.count += 1
 
@@ -158,6 +162,20 @@ class Policy:
         self._placing.drop(stale, RolloutPlace.FRESH, Reason.STALE)
         self.open.count -= len(gone)
         self.replay.prune(self.progress.train_version)
+        self._lost += [IssuedPrompt.of(each) for each in gone if each.number <= self._spared]
+
+    def spare(self) -> None:
+        """Count groups as lost that turn stale, for a version came with no batch behind it."""
+        self._spared = self._newest
+
+    def take_lost(self) -> list[IssuedPrompt]:
+        """Return the prompts of groups that were rolled back, or lost by that, since the last call.
+
+        Returns:
+            In the order of their issue.
+        """
+        lost, self._lost = self._lost, []
+        return sorted(lost, key=lambda each: each.number)
 
     def refuse(self, count: int) -> bool:
         """Let guards look at the next batch of so many fresh groups; drop what is at fault.
@@ -243,14 +261,20 @@ class Policy:
         for batch in undone:
             self.replay.forget(batch.arrivals)
             self._placing.untrain(batch)
-            if batch.lease is not None:
-                self._put_back_trained(batch.lease)
+            kept = set[int]() if batch.lease is None else self._put_back_trained(batch.lease)
+            self._lost += [each for each in batch.prompts if each.number not in kept]
+        self.spare()
         self.prune()
         return undone
 
-    def _put_back_trained(self, lease: Lease) -> None:
-        """Return groups to the buffer as far as they may be open; drop the others."""
+    def _put_back_trained(self, lease: Lease) -> set[int]:
+        """Return groups to the buffer as far as they may be open; drop the others.
+
+        Returns:
+            The numbers of those in the buffer.
+        """
         self.replay.undo(lease.replayed)
+        kept: set[int] = set()
         for group in lease.groups:
             if not self.open.has_slot:
                 self._placing.drop(group.samples, RolloutPlace.LEASED, Reason.BUFFER_FULL)
@@ -258,6 +282,8 @@ class Policy:
             self._buffer.put(group)
             self._placing.move(group.samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
             self.open.count += 1
+            kept.add(group.number)
+        return kept
 
     def consume(self, lease: Lease, ack: BatchAcked, now: datetime) -> dict[str, float]:
         """Count the groups of a batch as trained; return the batch's metrics."""

@@ -9,17 +9,19 @@ from astraflow.core.tasks import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptsOffered:
-    """The hub drew training prompts, as DrawPrompts asked. Answer: None.
+    """The hub drew training prompts, as DrawPrompts or DrawAgain asked. Answer: None.
 
     Attributes:
         prompts: The next rows.
         data_set: Of which data set; empty: the run has one.
         is_last: No prompt follows: the data set is through.
+        is_again: Whether they were drawn before, of any data set.
     """
 
     prompts: tuple[Prompt, ...]
     data_set: str = ""
     is_last: bool = False
+    is_again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from astraflow.core.algorithms.finding import selector
-from astraflow.core.algorithms.plug_in import Dice
-from astraflow.core.algorithms.points import GroupOutcome
-from astraflow.core.effects import DrawPrompts
+from astraflow.core.curator import Curator
+from astraflow.core.effects import DrawAgain, DrawPrompts
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.ids import PromptId
+from astraflow.core.lineage import IssuedPrompt
 from astraflow.core.mixing import Mixing
 from astraflow.core.state import State
 from astraflow.core.tasks import Prompt
@@ -40,7 +39,11 @@ class _DataSet:
 
 
 class PromptQueue:
-    """Gives out one prompt after the other, in an order that depends on events alone."""
+    """Gives out one prompt after the other, in an order that depends on events alone.
+
+    Attributes:
+        curator: Decides what is worth its rollouts.
+    """
 
     def __init__(self, state: State) -> None:
         """Begin with the first rows.
@@ -52,12 +55,14 @@ class PromptQueue:
         self._state = state
         self._mixing = Mixing(settings.mix)
         self._data_sets = {name: _DataSet() for phase in settings.mix for name in phase.weights}
-        self._selectors = [(spec.name, selector(spec)) for spec in settings.selectors]
-        self._dice = Dice(seed=state.settings.seed, salt="select")
+        self.curator = Curator(settings.selectors, seed=state.settings.seed, faults=state.faults)
         batches = [policy.groups_per_batch for policy in state.settings.policies]
         # Enough for every slot that one event can free, so that no slot waits for a prompt.
         self._draw_count = 2 * max(batches)
         self._admitted: list[Prompt] = []
+        # Rolled back and on their way here again, in the order of their first issue.
+        self._lost: list[IssuedPrompt] = []
+        self._lost_numbers: set[int] = set()
         self._seen_count = self._asked_count = self._forced_count = 0
         self._skipped_in_a_row = self._dead_in_a_row = 0
         self._warm_up_left: int | None = None
@@ -72,7 +77,7 @@ class PromptQueue:
     def is_through(self) -> bool:
         """Whether no prompt will come any more."""
         has_more = any(data_set.has_more for data_set in self._data_sets.values())
-        return not self._admitted and not has_more
+        return not self._admitted and not self._lost and not has_more
 
     @property
     def drawn_counts(self) -> dict[str, int]:
@@ -88,6 +93,28 @@ class PromptQueue:
         into.is_through |= is_last
         if is_last and prompts:
             self._state.flow.epochs[prompts[-1].data_set] = prompts[-1].epoch + 1
+
+    def lose(self, issued: Sequence[IssuedPrompt]) -> None:
+        """Let prompts whose rollouts were rolled back be drawn again, before all others.
+
+        Args:
+            issued: In the order of their issue. One that another policy lost before is passed over.
+        """
+        if issued:
+            self.curator.forget({each.number for each in issued})
+        new = [each for each in issued if each.number not in self._lost_numbers]
+        if new:
+            self._lost_numbers.update(each.number for each in new)
+            self._lost += new
+            self._ask_again()
+
+    def offer_again(self, prompts: tuple[Prompt, ...]) -> None:
+        """Take prompts that were lost; what came before is passed over."""
+        wanted = {(each.data_set, each.epoch, each.prompt_id): each for each in self._lost}
+        found = [wanted.pop(_key(each), None) and each for each in prompts]
+        self._lost = list(wanted.values())
+        dead = self._state.dead_letters
+        self._admitted[:0] = [each for each in found if each and each.prompt_id not in dead]
 
     def peek(self, count: int) -> Sequence[Prompt]:
         """Return up to so many of the next prompts; fewer: others have to be read first."""
@@ -115,11 +142,6 @@ class PromptQueue:
         """Whether a prompt is about to be given out."""
         return any(prompt.prompt_id == prompt_id for prompt in self._admitted)
 
-    def note(self, outcome: GroupOutcome) -> None:
-        """Let selectors learn from a group."""
-        for name, each in self._selectors:
-            self._state.faults.call(f"selector {name}", None, each.note, outcome)
-
     def begin_version(self, version: int) -> None:
         """Let weights and selectors know of a version of the workflow's first policy."""
         self._mixing.begin_version(version)
@@ -127,8 +149,7 @@ class PromptQueue:
             return
         if self._warm_up_left is None:
             self._warm_up_left = self._state.settings.rollouts.row_count
-        for name, each in self._selectors:
-            self._state.faults.call(f"selector {name}", None, each.begin_version, version)
+        self.curator.begin_version(version)
 
     def draw(self) -> None:
         """Ask for more of what this phase is short of."""
@@ -145,21 +166,22 @@ class PromptQueue:
         for name, data_set in self._data_sets.items():
             if data_set.is_drawing:
                 self._ask(name)
+        if self._lost:
+            self._ask_again()
 
     def metrics(self) -> Mapping[str, float]:
         """Return numbers for the log."""
-        if not self._selectors and len(self._data_sets) == 1:
+        if not self.curator.is_there and len(self._data_sets) == 1:
             return {}
         seen, admitted = self._seen_count, self._asked_count
-        found = {
+        return {
             "data/select/seen": float(seen),
             "data/select/skipped": float(seen - admitted),
             "data/select/forced": float(self._forced_count),
             "data/select/skipped_frac": (seen - admitted) / max(1, seen),
-        } | self._mixing.metrics()
-        for name, each in self._selectors:
-            found |= self._state.faults.metrics(f"data/select/{name}", each)
-        return found
+            **self._mixing.metrics(),
+            **self.curator.metrics(),
+        }
 
     def _next(self) -> Prompt | None:
         there = [name for name, data_set in self._data_sets.items() if data_set.has_more]
@@ -188,10 +210,7 @@ class PromptQueue:
         """Ask the selectors; after too many refusals in a row a prompt needs no admission."""
         self._seen_count += 1
         self._end_warm_up()
-        is_admitted = all(
-            self._state.faults.call(f"selector {name}", True, each.admits, prompt, self._dice)
-            for name, each in self._selectors
-        )
+        is_admitted = self.curator.admits(prompt)
         if not is_admitted and self._skipped_in_a_row < self._state.settings.rollouts.max_skips:
             self._skipped_in_a_row += 1
             return False
@@ -205,8 +224,14 @@ class PromptQueue:
             return
         self._warm_up_left -= 1
         if not self._warm_up_left:
-            for _, each in self._selectors:
-                each.end_warm_up()
+            self.curator.end_warm_up()
 
     def _ask(self, name: str) -> None:
         self._state.do(DrawPrompts(data_set=name, count=2 * self._draw_count))
+
+    def _ask_again(self) -> None:
+        self._state.do(DrawAgain(prompts=tuple(self._lost)))
+
+
+def _key(prompt: Prompt) -> tuple[str, int, PromptId]:
+    return prompt.data_set, prompt.epoch, prompt.prompt_id

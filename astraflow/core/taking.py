@@ -80,6 +80,8 @@ def _take_version(parts: Parts, event: ev.VersionEvent, now: datetime) -> Any:
 def _take_prompts(parts: Parts, event: ev.PromptEvent, now: datetime) -> Any:
     training, evaluation = parts.training, parts.evaluation
     match event:
+        case ev.PromptsOffered(prompts=prompts, is_again=True):
+            return training.prompts.offer_again(prompts)
         case ev.PromptsOffered(prompts=prompts, data_set=data_set, is_last=is_last):
             return training.prompts.offer(prompts, data_set=data_set, is_last=is_last)
         case ev.PromptRequeued(prompt_id=prompt_id):
@@ -132,10 +134,13 @@ def _publish(parts: Parts, event: ev.VersionPublished, now: datetime) -> int:
             Reason.ROLE_NOT_ALLOWED,
             f"{event.member_id} trains {member.policy_id}, not {info.policy_id}",
         )
+    newest = policy.versions.newest
     is_new = info.version == policy.versions.next_version
     if policy.versions.publish(info, now):
         if is_new:
             policy.progress.note_version()
+            if newest is not None and info.step <= newest.step:
+                policy.spare()
         parts.pacing.announce_again(policy.versions.get(info.version))
     if is_new and info.policy_id == state.settings.workflow.policy_ids[0]:
         parts.training.prompts.begin_version(info.version)

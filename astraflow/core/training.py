@@ -237,7 +237,7 @@ class Training:
         if group.open_count:
             return
         del self._state.groups[group.group_id]
-        self.prompts.note(_outcome(group))
+        self.prompts.curator.note(group.number, _outcome(group))
         for policy_id in group.policies:
             self._state.policies[policy_id].complete(group, now - self._state.start_time)
         is_failed = bool(group.failures) and not group.has_reward

@@ -4,7 +4,7 @@ import asyncio
 
 import structlog
 
-from astraflow.core.effects import DrawPrompts
+from astraflow.core.effects import DrawAgain, DrawPrompts
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.events import EvalPromptsOffered, Event, PromptsOffered, RunBroken
 from astraflow.dataflow.hands import Draw
@@ -20,6 +20,9 @@ async def read_draw(draw: Draw, sources: PromptSources, data_sets: DataSets) -> 
             name, count = draw.data_set, draw.count
             prompts = await asyncio.to_thread(sources.draw, name, count)
             return PromptsOffered(prompts=prompts, data_set=name, is_last=len(prompts) < count)
+        if isinstance(draw, DrawAgain):
+            again = await asyncio.to_thread(data_sets.find, draw.prompts)
+            return PromptsOffered(prompts=again, is_again=True)
         rows = await asyncio.to_thread(data_sets.first_passes, draw.data_sets)
         return EvalPromptsOffered(eval_run_id=draw.eval_run_id, prompts=rows)
     except AstraflowError as error:

@@ -11,6 +11,7 @@ from astraflow.core.effects import (
     ClearOutbox,
     CloseHub,
     CloseSession,
+    DrawAgain,
     DrawEvalPrompts,
     DrawPrompts,
     Effect,
@@ -39,7 +40,7 @@ from astraflow.dataflow.watches import Watches
 
 log = structlog.get_logger(__name__)
 
-Draw: TypeAlias = DrawPrompts | DrawEvalPrompts
+Draw: TypeAlias = DrawPrompts | DrawAgain | DrawEvalPrompts
 
 
 class Hands:
@@ -89,7 +90,7 @@ class Hands:
                 self.mail.clear(effect.member_id)
             case CloseSession():
                 self._close_session(effect)
-            case DrawPrompts() | DrawEvalPrompts():
+            case DrawPrompts() | DrawAgain() | DrawEvalPrompts():
                 self.draws.put(effect)
             case _:
                 self._show(effect, now)

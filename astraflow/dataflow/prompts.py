@@ -1,11 +1,13 @@
 """Prompts: draws them from the data sets of a recipe, pass after pass."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Protocol
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PromptId
+from astraflow.core.lineage import IssuedPrompt
 from astraflow.core.tasks import Prompt
 
 
@@ -82,6 +84,30 @@ class DataSets:
     def sources(self, names: Iterable[str], *, epochs: int | None) -> PromptSources:
         """Return the prompts of some data sets for training, each for so many passes."""
         return PromptSources({name: self.source(name, epochs=epochs) for name in names})
+
+    def find(self, issued: Sequence[IssuedPrompt]) -> tuple[Prompt, ...]:
+        """Return prompts that were drawn before, in the order asked for.
+
+        Raises:
+            AstraflowError: PROMPT_UNKNOWN when one is not in its data set any more.
+        """
+        wanted = dict[tuple[str, int], set[PromptId]]()
+        for each in issued:
+            wanted.setdefault((each.data_set, each.epoch), set()).add(each.prompt_id)
+        found = {
+            (name, epoch, prompt.prompt_id): prompt
+            for (name, epoch), prompt_ids in wanted.items()
+            for prompt in self._readers[name].epoch(epoch)
+            if prompt.prompt_id in prompt_ids
+        }
+        try:
+            return tuple(found[each.data_set, each.epoch, each.prompt_id] for each in issued)
+        except KeyError as error:
+            raise AstraflowError(
+                Reason.PROMPT_UNKNOWN,
+                f"prompt {error} was drawn before and is not in its data set any more; restore the "
+                "data set as it was when the run began",
+            ) from error
 
     def first_passes(self, names: Iterable[str]) -> dict[str, tuple[Prompt, ...]]:
         """Return every row of some data sets, for an evaluation."""

@@ -184,10 +184,16 @@ _KINDS: dict[type[Any], _Kind] = {
     ev.PromptsOffered: _Kind(
         "prompts_offered",
         lambda e: pb.PromptsOffered(
-            prompts=map(tasks.encode_prompt, e.prompts), data_set=e.data_set, is_last=e.is_last
+            prompts=map(tasks.encode_prompt, e.prompts),
+            data_set=e.data_set,
+            is_last=e.is_last,
+            is_again=e.is_again,
         ),
         lambda m: ev.PromptsOffered(
-            prompts=read_prompts(m.prompts), data_set=m.data_set, is_last=m.is_last
+            prompts=read_prompts(m.prompts),
+            data_set=m.data_set,
+            is_last=m.is_last,
+            is_again=m.is_again,
         ),
     ),
     ev.EvalPromptsOffered: _Kind("eval_prompts_offered", write_eval_prompts, read_eval_prompts),

@@ -186,6 +186,8 @@ class World:
                 self.tasks.pop(effect.member_id, None)
             case ef.DrawPrompts():
                 return [self._draw(effect.data_set, effect.count)]
+            case ef.DrawAgain():
+                return [self._draw_again(effect.prompts)]
             case ef.DrawEvalPrompts():
                 return [
                     ev.EvalPromptsOffered(
@@ -222,6 +224,16 @@ class World:
         self.drawn[data_set] += count
         is_last = self.drawn[data_set] == self._prompt_count
         return ev.PromptsOffered(prompts=prompts, data_set=data_set, is_last=is_last)
+
+    def _draw_again(self, issued):
+        """Read what was lost once more, as a hub does that knows its data sets."""
+        drawn = {
+            (prompt.data_set, prompt.epoch, prompt.prompt_id): prompt
+            for name, count in self.drawn.items()
+            for prompt in (self._prompt(name, number) for number in range(count))
+        }
+        prompts = tuple(drawn[each.data_set, each.epoch, each.prompt_id] for each in issued)
+        return ev.PromptsOffered(prompts=prompts, is_again=True)
 
     def _prompt(self, data_set, number):
         """Rows by number; with a row_count they come again in the next epoch."""

@@ -20,7 +20,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Record(_message.Message):
-    __slots__ = ("time", "run_opened", "hub_restarted", "joined", "member_kept_alive", "session_left", "credit_given", "task_nacked", "rollout_arrived", "task_finished", "batch_stream_opened", "batch_acked", "version_published", "version_reported", "prompts_offered", "eval_prompts_offered", "eval_created", "eval_cancelled", "run_paused", "run_resumed", "member_drained", "run_stopped", "run_broken", "ticked", "publish_requested", "prompt_requeued", "rollout_repeated", "goes_on")
+    __slots__ = ("time", "run_opened", "hub_restarted", "joined", "member_kept_alive", "session_left", "credit_given", "task_nacked", "rollout_arrived", "task_finished", "batch_stream_opened", "batch_acked", "version_published", "version_reported", "prompts_offered", "eval_prompts_offered", "eval_created", "eval_cancelled", "run_paused", "run_resumed", "member_drained", "run_stopped", "run_broken", "ticked", "publish_requested", "prompt_requeued", "rollout_repeated", "save_requested", "goes_on")
     TIME_FIELD_NUMBER: _ClassVar[int]
     RUN_OPENED_FIELD_NUMBER: _ClassVar[int]
     HUB_RESTARTED_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class Record(_message.Message):
     PUBLISH_REQUESTED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_REQUEUED_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_REPEATED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_REQUESTED_FIELD_NUMBER: _ClassVar[int]
     GOES_ON_FIELD_NUMBER: _ClassVar[int]
     time: _timestamp_pb2.Timestamp
     run_opened: RunOpened
@@ -76,8 +77,9 @@ class Record(_message.Message):
     publish_requested: PublishRequested
     prompt_requeued: PromptRequeued
     rollout_repeated: RolloutRepeated
+    save_requested: SaveRequested
     goes_on: bool
-    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_opened: _Optional[_Union[RunOpened, _Mapping]] = ..., hub_restarted: _Optional[_Union[HubRestarted, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., member_kept_alive: _Optional[_Union[MemberKeptAlive, _Mapping]] = ..., session_left: _Optional[_Union[SessionLeft, _Mapping]] = ..., credit_given: _Optional[_Union[CreditGiven, _Mapping]] = ..., task_nacked: _Optional[_Union[TaskNacked, _Mapping]] = ..., rollout_arrived: _Optional[_Union[RolloutArrived, _Mapping]] = ..., task_finished: _Optional[_Union[TaskFinished, _Mapping]] = ..., batch_stream_opened: _Optional[_Union[BatchStreamOpened, _Mapping]] = ..., batch_acked: _Optional[_Union[BatchAcked, _Mapping]] = ..., version_published: _Optional[_Union[VersionPublished, _Mapping]] = ..., version_reported: _Optional[_Union[VersionReported, _Mapping]] = ..., prompts_offered: _Optional[_Union[PromptsOffered, _Mapping]] = ..., eval_prompts_offered: _Optional[_Union[EvalPromptsOffered, _Mapping]] = ..., eval_created: _Optional[_Union[EvalCreated, _Mapping]] = ..., eval_cancelled: _Optional[_Union[EvalCancelled, _Mapping]] = ..., run_paused: _Optional[_Union[RunPaused, _Mapping]] = ..., run_resumed: _Optional[_Union[RunResumed, _Mapping]] = ..., member_drained: _Optional[_Union[MemberDrained, _Mapping]] = ..., run_stopped: _Optional[_Union[RunStopped, _Mapping]] = ..., run_broken: _Optional[_Union[RunBroken, _Mapping]] = ..., ticked: _Optional[_Union[Ticked, _Mapping]] = ..., publish_requested: _Optional[_Union[PublishRequested, _Mapping]] = ..., prompt_requeued: _Optional[_Union[PromptRequeued, _Mapping]] = ..., rollout_repeated: _Optional[_Union[RolloutRepeated, _Mapping]] = ..., goes_on: _Optional[bool] = ...) -> None: ...
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_opened: _Optional[_Union[RunOpened, _Mapping]] = ..., hub_restarted: _Optional[_Union[HubRestarted, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., member_kept_alive: _Optional[_Union[MemberKeptAlive, _Mapping]] = ..., session_left: _Optional[_Union[SessionLeft, _Mapping]] = ..., credit_given: _Optional[_Union[CreditGiven, _Mapping]] = ..., task_nacked: _Optional[_Union[TaskNacked, _Mapping]] = ..., rollout_arrived: _Optional[_Union[RolloutArrived, _Mapping]] = ..., task_finished: _Optional[_Union[TaskFinished, _Mapping]] = ..., batch_stream_opened: _Optional[_Union[BatchStreamOpened, _Mapping]] = ..., batch_acked: _Optional[_Union[BatchAcked, _Mapping]] = ..., version_published: _Optional[_Union[VersionPublished, _Mapping]] = ..., version_reported: _Optional[_Union[VersionReported, _Mapping]] = ..., prompts_offered: _Optional[_Union[PromptsOffered, _Mapping]] = ..., eval_prompts_offered: _Optional[_Union[EvalPromptsOffered, _Mapping]] = ..., eval_created: _Optional[_Union[EvalCreated, _Mapping]] = ..., eval_cancelled: _Optional[_Union[EvalCancelled, _Mapping]] = ..., run_paused: _Optional[_Union[RunPaused, _Mapping]] = ..., run_resumed: _Optional[_Union[RunResumed, _Mapping]] = ..., member_drained: _Optional[_Union[MemberDrained, _Mapping]] = ..., run_stopped: _Optional[_Union[RunStopped, _Mapping]] = ..., run_broken: _Optional[_Union[RunBroken, _Mapping]] = ..., ticked: _Optional[_Union[Ticked, _Mapping]] = ..., publish_requested: _Optional[_Union[PublishRequested, _Mapping]] = ..., prompt_requeued: _Optional[_Union[PromptRequeued, _Mapping]] = ..., rollout_repeated: _Optional[_Union[RolloutRepeated, _Mapping]] = ..., save_requested: _Optional[_Union[SaveRequested, _Mapping]] = ..., goes_on: _Optional[bool] = ...) -> None: ...
 
 class RunOpened(_message.Message):
     __slots__ = ("run_id", "settings_digest", "data_set_sizes", "software")
@@ -221,14 +223,16 @@ class VersionReported(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., report: _Optional[_Union[_version_service_pb2.ReportVersionRequest, _Mapping]] = ...) -> None: ...
 
 class PromptsOffered(_message.Message):
-    __slots__ = ("prompts", "is_last", "data_set")
+    __slots__ = ("prompts", "is_last", "data_set", "is_again")
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     DATA_SET_FIELD_NUMBER: _ClassVar[int]
+    IS_AGAIN_FIELD_NUMBER: _ClassVar[int]
     prompts: _containers.RepeatedCompositeFieldContainer[_task_pb2.Prompt]
     is_last: bool
     data_set: str
-    def __init__(self, prompts: _Optional[_Iterable[_Union[_task_pb2.Prompt, _Mapping]]] = ..., is_last: _Optional[bool] = ..., data_set: _Optional[str] = ...) -> None: ...
+    is_again: bool
+    def __init__(self, prompts: _Optional[_Iterable[_Union[_task_pb2.Prompt, _Mapping]]] = ..., is_last: _Optional[bool] = ..., data_set: _Optional[str] = ..., is_again: _Optional[bool] = ...) -> None: ...
 
 class EvalPromptsOffered(_message.Message):
     __slots__ = ("eval_run_id", "data_sets")
@@ -306,6 +310,12 @@ class PromptRequeued(_message.Message):
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
     prompt_id: str
     def __init__(self, prompt_id: _Optional[str] = ...) -> None: ...
+
+class SaveRequested(_message.Message):
+    __slots__ = ("checkpoint_id",)
+    CHECKPOINT_ID_FIELD_NUMBER: _ClassVar[int]
+    checkpoint_id: str
+    def __init__(self, checkpoint_id: _Optional[str] = ...) -> None: ...
 
 class Ticked(_message.Message):
     __slots__ = ()
