@@ -44,8 +44,7 @@ static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)_
 #define SEGMENT 4096 /* elements that are scanned before their changes are worked on */
 #define PART 64 /* changes that are worked on together */
 #define GAPS 256 /* bytes of gaps that become places together */
-#define AHEAD 32 /* changes whose places are fetched before they are written */
-#define FAR_AHEAD 128 /* changes whose old bits are fetched before they are read */
+#define FAR_AHEAD 128 /* changes whose elements are fetched before they are read or written */
 #define FETCH_AHEAD 2048 /* bytes */
 #define CLASSES 16
 #define MAX_LANES 256
@@ -416,6 +415,21 @@ static PyObject *digest_changes(PyObject *self, PyObject *args) {
     return ok ? Py_BuildValue("KK", (unsigned long long)sums.low, (unsigned long long)sums.high) : NULL;
 }
 
+static int are_below(const uint32_t *indices, size_t count, size_t n) {
+    uint32_t last = (uint32_t)(n > UINT32_MAX ? UINT32_MAX : n - 1), beyond = 0;
+    for (size_t j = 0; j < count; j++) beyond |= indices[j] > last;
+    return !count || (n && !beyond);
+}
+
+static ALWAYS_INLINE void scatter_of(uint8_t *bits, const uint32_t *indices, const uint8_t *values, size_t count, int size) {
+    size_t j = 0;
+    for (; j + FAR_AHEAD < count; j++) {
+        PREFETCH_NEAR(bits + (size_t)indices[j + FAR_AHEAD] * (size_t)size);
+        store(bits, indices[j], load(values, j, size), size);
+    }
+    for (; j < count; j++) store(bits, indices[j], load(values, j, size), size);
+}
+
 static PyObject *scatter(PyObject *self, PyObject *args) {
     (void)self;
     int size;
@@ -425,18 +439,12 @@ static PyObject *scatter(PyObject *self, PyObject *args) {
     int ok = fits(&values, count, size, "values");
     if (ok) {
         const uint32_t *at = indices.buf;
-        uint64_t worst = 0, n = (uint64_t)(bits.len / size);
+        size_t n = (size_t)(bits.len / size);
         Py_BEGIN_ALLOW_THREADS
-        for (size_t j = 0; j < count; j++) worst = at[j] > worst ? at[j] : worst;
-        if (!count || worst < n) BY_SIZE(size, for (size_t j = 0; j < count; j++) {
-            PREFETCH((uint8_t *)bits.buf + S * at[j + AHEAD < count ? j + AHEAD : j]);
-            store(bits.buf, at[j], load(values.buf, j, S), S);
-        });
+        ok = are_below(at, count, n);
+        if (ok) BY_SIZE(size, scatter_of(bits.buf, at, values.buf, count, S));
         Py_END_ALLOW_THREADS
-        if (count && worst >= n) {
-            PyErr_SetString(PyExc_IndexError, "a change lies beyond the state");
-            ok = 0;
-        }
+        if (!ok) PyErr_SetString(PyExc_IndexError, "a change lies beyond the state");
     }
     PyBuffer_Release(&bits), PyBuffer_Release(&indices), PyBuffer_Release(&values);
     if (!ok) return NULL;
