@@ -199,12 +199,6 @@ static int reserve(scan_t *out, size_t more, int size) {
 }
 
 #if HAS_X86
-/* All ones where bit number `row` of the class is set. */
-#define ROW(b) B(b, 0), B(b, 1), B(b, 2), B(b, 3), B(b, 4), B(b, 5), B(b, 6), B(b, 7), B(b, 8), B(b, 9), B(b, 10), B(b, 11), B(b, 12), B(b, 13), B(b, 14), B(b, 15)
-#define B(b, c) (0 - (uint64_t)((c) >> (b) & 1))
-static const uint64_t class_bits[4][CLASSES] __attribute__((aligned(64))) = {{ROW(0)}, {ROW(1)}, {ROW(2)}, {ROW(3)}};
-#undef B
-#undef ROW
 #define EIGHT(n) n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7
 static const uint16_t counting[32] __attribute__((aligned(64))) = {EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)};
 #undef EIGHT
@@ -274,7 +268,7 @@ static void fill(token_table_t *table) {
 #undef FN
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx512vbmi2,avx2,bmi,bmi2,popcnt,lzcnt")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx512vbmi,avx512vbmi2,gfni,avx2,bmi,bmi2,popcnt,lzcnt")
 static ALWAYS_INLINE __m512i mix_low_of_8(__m512i x) {
     x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 30)), _mm512_set1_epi64((long long)0xbf58476d1ce4e5b9u));
     x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 27)), _mm512_set1_epi64((long long)0x94d049bb133111ebu));
@@ -322,7 +316,7 @@ static PyObject *highest_level(PyObject *self, PyObject *none) {
 #if HAS_X86
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) level = 1;
-    if (level && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("avx512vbmi2")) level = 2;
+    if (level && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("gfni")) level = 2;
 #endif
     return PyLong_FromLong(level);
 }
@@ -523,7 +517,7 @@ static PyObject *apply_classes(PyObject *self, PyObject *args) {
         ok = sum == n ? 1 : fail("has another number of changes than it says");
         if (ok) {
             Py_BEGIN_ALLOW_THREADS
-            uint32_t *ranks = malloc(4 * (n + CLASSES));
+            uint32_t *ranks = malloc(4 * (n + CLASSES + 16));
             uint8_t *distances = malloc((size_t)size * n + 8), *padded = malloc((size_t)low_bits.len + 16);
             if (ranks && distances && padded) {
                 memset(padded + low_bits.len, 0, 16);

@@ -1,5 +1,5 @@
 /* The loops, compiled once per level of the processor: FN names a function of this level.
- * LEVEL: 0 portable, 1 AVX2 + BMI2, 2 AVX-512 (F, BW, DQ, VL, VBMI2, VPOPCNTDQ) + BMI2. */
+ * LEVEL: 0 portable, 1 AVX2 + BMI2, 2 AVX-512 (F, BW, DQ, VL, VBMI, VBMI2, VPOPCNTDQ) + BMI2 + GFNI. */
 
 static ALWAYS_INLINE uint64_t FN(select_bit)(uint64_t mask, uint64_t rank) {
 #if LEVEL >= 1
@@ -169,6 +169,7 @@ static ALWAYS_INLINE void FN(finish)(part_t *part, size_t count, int size, size_
 
 #include "_kernels_fast.h"
 #include "_kernels_classes.h"
+#include "_kernels_ranks.h"
 #include "_kernels_tokens.h"
 #include "_kernels_planes.h"
 #include "_kernels_rans.h"

@@ -25,31 +25,56 @@ static ALWAYS_INLINE uint64_t FN(members)(const uint8_t *class_of, size_t c) {
 #endif
 }
 
+#if LEVEL == 2
+/* The classes of 64 elements of two bytes. */
+static ALWAYS_INLINE __m512i FN(classes_of_words)(const uint8_t *old, rule_t rule) {
+    /* Of four words in eight bytes each, eight bits from `shift` on: low half of the first 32 words, high half of the others. */
+    const __m512i bits = _mm512_add_epi8(_mm512_set1_epi64(0x3020100030201000), _mm512_set1_epi8((char)rule.shift));
+    const __m512i order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    __m512i both = _mm512_multishift_epi64_epi8(bits, _mm512_loadu_si512(old));
+    both = _mm512_mask_multishift_epi64_epi8(both, 0xf0f0f0f0f0f0f0f0, bits, _mm512_loadu_si512(old + 64));
+    both = _mm512_and_si512(_mm512_permutexvar_epi32(order, both), _mm512_set1_epi8((char)rule.field));
+    return _mm512_min_epu8(_mm512_subs_epu8(both, _mm512_set1_epi8((char)rule.low)), _mm512_set1_epi8((char)rule.top));
+}
+
+/* Lane p: bit p of 64 classes, a bit each, and in lane p + 4 the opposite. */
+static ALWAYS_INLINE __m512i FN(class_bits)(__m512i classes) {
+    const __m512i diagonal = _mm512_set1_epi64((long long)0x8040201008040201), each = _mm512_set1_epi64(0x0101010101010101);
+    const __m512i planes = _mm512_mullo_epi64(each, _mm512_setr_epi64(0, 1, 2, 3, 0, 1, 2, 3));
+    const __m512i gather = _mm512_add_epi8(_mm512_set1_epi64(0x3830282018100800), planes);
+    /* A transposed matrix of 8 by 8 bits has the last element first, so it is mirrored. */
+    __m512i bits = _mm512_gf2p8affine_epi64_epi8(_mm512_gf2p8affine_epi64_epi8(diagonal, classes, 0), diagonal, 0);
+    return _mm512_xor_si512(_mm512_permutexvar_epi8(gather, bits), _mm512_setr_epi64(0, 0, 0, 0, -1, -1, -1, -1));
+}
+
+/* Lane l: which of 64 elements are of class l, and which are of class l + 8. */
+static ALWAYS_INLINE void FN(members_by_lane)(__m512i classes, uint64_t valid, __m512i members[2]) {
+    const __m512i on = _mm512_set1_epi64((long long)valid);
+    __m512i bits = FN(class_bits)(classes);
+    __m512i first = _mm512_permutexvar_epi64(_mm512_setr_epi64(4, 0, 4, 0, 4, 0, 4, 0), bits);
+    __m512i second = _mm512_permutexvar_epi64(_mm512_setr_epi64(5, 5, 1, 1, 5, 5, 1, 1), bits);
+    __m512i third = _mm512_permutexvar_epi64(_mm512_setr_epi64(6, 6, 6, 6, 2, 2, 2, 2), bits);
+    __m512i fourth = _mm512_permutexvar_epi64(_mm512_set1_epi64(3), bits);
+    __m512i all = _mm512_ternarylogic_epi64(first, second, third, 0x80);
+    members[0] = _mm512_ternarylogic_epi64(all, fourth, on, 0x20);
+    members[1] = _mm512_ternarylogic_epi64(all, fourth, on, 0x80);
+}
+#endif
+
 /* The classes of 64 elements; those that are `valid` are counted. */
 static ALWAYS_INLINE void FN(classify)(const uint8_t *old, int size, rule_t rule, uint64_t valid, uint8_t *class_of, FN(by_class_t) *seen) {
 #if LEVEL == 2
-    __m512i classes, masks[CLASSES / 8];
+    __m512i classes, members[2];
     if (size == 2) {
-        const __m512i field = _mm512_set1_epi16((short)rule.field), low = _mm512_set1_epi16((short)rule.low), top = _mm512_set1_epi16((short)rule.top);
-        const __m128i shift = _mm_cvtsi32_si128(rule.shift);
-        __m512i a = _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old), shift), field);
-        __m512i b = _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old + 64), shift), field);
-        a = _mm512_min_epu16(_mm512_subs_epu16(a, low), top);
-        b = _mm512_min_epu16(_mm512_subs_epu16(b, low), top);
-        classes = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(a)), _mm512_cvtepi16_epi8(b), 1);
+        classes = FN(classes_of_words)(old, rule);
         _mm512_storeu_si512(class_of, classes);
     } else {
         for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), &rule);
         classes = _mm512_loadu_si512(class_of);
     }
-    /* Four masks, one per bit of the class; a class is where all four are as its number has them. */
-    for (int h = 0; h < CLASSES / 8; h++) masks[h] = _mm512_set1_epi64((long long)valid);
-    for (int bit = 0; bit < 4; bit++) {
-        __m512i has = _mm512_set1_epi64((long long)_mm512_test_epi8_mask(classes, _mm512_set1_epi8((char)(1 << bit))));
-        for (int h = 0; h < CLASSES / 8; h++) masks[h] = _mm512_ternarylogic_epi64(masks[h], has, _mm512_load_si512(class_bits[bit] + 8 * h), 0x90);
-    }
-    __m512i high = _mm512_slli_epi64(_mm512_popcnt_epi64(masks[1]), 16);
-    seen->all = _mm512_add_epi16(seen->all, _mm512_or_si512(high, _mm512_popcnt_epi64(masks[0])));
+    FN(members_by_lane)(classes, valid, members);
+    __m512i high = _mm512_slli_epi64(_mm512_popcnt_epi64(members[1]), 16);
+    seen->all = _mm512_add_epi16(seen->all, _mm512_or_si512(high, _mm512_popcnt_epi64(members[0])));
 #else
     for (int t = 0; t < 64; t++) class_of[t] = class_at(load(old, (size_t)t, size), &rule);
 #if LEVEL == 1
@@ -120,74 +145,4 @@ static ALWAYS_INLINE int FN(scan_classes_of)(const uint8_t *old, const uint8_t *
 
 static int FN(scan_classes)(const uint8_t *old, const uint8_t *new_, size_t n, uint64_t first, int size, const rule_t *rule, scan_t *out) {
     BY_SIZE(size, return FN(scan_classes_of)(old, new_, n, first, S, rule, out));
-}
-
-/* Which element of a segment is number `rank` of its class there. */
-static ALWAYS_INLINE size_t FN(place)(const classes_t *sorted, size_t c, uint64_t rank) {
-    size_t block = 0;
-    for (size_t step = SEGMENT / 128; step; step /= 2) block += step & (0 - (size_t)(sorted->seen[block + step][SLOT(c)] <= rank));
-    return 64 * block + FN(select_bit)(FN(members)(sorted->class_of + 64 * block, c), rank - sorted->seen[block][SLOT(c)]);
-}
-
-static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t n, uint64_t first, int size, const rule_t *rule, class_state_t *state, size_t count, changes_t *out) {
-    FN(by_class_t) seen;
-    classes_t sorted;
-    uint8_t tail[64 * 8] = {0}, folded_of[SEGMENT * 8];
-    uint16_t found[SEGMENT + 64];
-    uint64_t hits[SEGMENT / 64], folded[PART];
-    uint16_t seen_of[2 * CLASSES];
-    size_t done = 0;
-    part_t part;
-    memset(sorted.before, 0, sizeof sorted.before);
-    for (size_t from = 0; from < n && done < count; from += SEGMENT) {
-        size_t to = n - from < SEGMENT ? n : from + SEGMENT, block = 0, in_segment = 0;
-        memset(&seen, 0, sizeof seen);
-        for (size_t i = from; i < to; i += 64, block++) {
-            const uint8_t *a = old + i * (size_t)size;
-            uint64_t valid = ~(uint64_t)0;
-            if (to - i < 64) {
-                memcpy(tail, a, (to - i) * (size_t)size);
-                a = tail, valid = ((uint64_t)1 << (to - i)) - 1;
-            }
-            fetch_ahead(a, size);
-            FN(sort_block)(a, size, *rule, valid, block, &seen, &sorted);
-        }
-        /* Blocks that are not there hold nothing. */
-        for (; block < SEGMENT / 64; block++) FN(spill)(&seen, sorted.seen[block]);
-        FN(spill)(&seen, seen_of);
-        memset(hits, 0, sizeof hits);
-        uint64_t touched[SEGMENT / 4096] = {0};
-        for (size_t c = 0; c < CLASSES; c++) {
-            size_t k = state->at[c];
-            uint64_t before = sorted.before[c], end = before + seen_of[SLOT(c)];
-            for (; state->ranks[k] < end; k++) {
-                size_t t = FN(place)(&sorted, c, state->ranks[k] - before);
-                hits[t / 64] |= (uint64_t)1 << (t & 63);
-                touched[t / 4096] |= (uint64_t)1 << (t / 64 & 63);
-                store(folded_of, t, load(state->distances, k - c, size) + 1, size);
-            }
-            state->at[c] = k;
-        }
-        FN(end_segment)(&seen, &sorted);
-        for (size_t part_of = 0; part_of < SEGMENT / 4096; part_of++)
-            for (uint64_t left = touched[part_of]; left; left &= left - 1) {
-                block = 64 * part_of + first_bit(left);
-                in_segment += FN(list)(hits[block], 64 * block, found + in_segment);
-            }
-        for (size_t start = 0; start < in_segment; start += PART) {
-            size_t more = in_segment - start < PART ? in_segment - start : PART;
-            for (size_t j = 0; j < more; j++) part.positions[j] = first + from + found[start + j];
-            for (size_t j = 0; j < more; j++) part.before[j] = load(old, from + found[start + j], size);
-            for (size_t j = 0; j < more; j++) folded[j] = load(folded_of, found[start + j], size);
-            for (size_t j = 0; j < more; j++) part.values[j] = unfold(part.before[j], folded[j], size);
-            for (size_t j = 0; j < more; j++) out->indices[done + j] = (uint32_t)(from + found[start + j]);
-            FN(finish)(&part, more, size, done, out);
-            done += more;
-        }
-    }
-    return done == count ? NULL : "changes an element beyond its range";
-}
-
-static const char *FN(apply_classes)(const uint8_t *old, size_t n, uint64_t first, int size, const rule_t *rule, class_state_t *state, size_t count, changes_t *out) {
-    BY_SIZE(size, return FN(apply_classes_of)(old, n, first, S, rule, state, count, out));
 }

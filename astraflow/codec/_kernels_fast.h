@@ -184,13 +184,20 @@ static ALWAYS_INLINE __m512i FN(gather_words)(const uint8_t *old, const uint32_t
     return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(low)), _mm512_cvtepi32_epi16(high), 1);
 }
 
+/* As ordered() and unordered(), of 32 elements. */
+static ALWAYS_INLINE __m512i FN(ordered_words)(__m512i bits) {
+    return _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi16(bits, 15), _mm512_set1_epi16((short)0x8000)));
+}
+
+static ALWAYS_INLINE __m512i FN(unordered_words)(__m512i place) {
+    __m512i flipped = _mm512_andnot_si512(_mm512_srai_epi16(place, 15), _mm512_set1_epi16(0x7fff));
+    return _mm512_xor_si512(place, _mm512_or_si512(flipped, _mm512_set1_epi16((short)0x8000)));
+}
+
 /* Bits that are so many units up or down from others. */
 static ALWAYS_INLINE __m512i FN(move_words)(__m512i from, __m256i steps, __mmask32 ups) {
-    const __m512i sign = _mm512_set1_epi16((short)0x8000), rest = _mm512_set1_epi16(0x7fff);
-    __m512i units = _mm512_add_epi16(_mm512_cvtepu8_epi16(steps), _mm512_set1_epi16(1));
-    __m512i place = _mm512_xor_si512(from, _mm512_or_si512(_mm512_srai_epi16(from, 15), sign));
-    place = _mm512_mask_add_epi16(_mm512_sub_epi16(place, units), ups, place, units);
-    return _mm512_xor_si512(place, _mm512_or_si512(_mm512_andnot_si512(_mm512_srai_epi16(place, 15), rest), sign));
+    __m512i units = _mm512_add_epi16(_mm512_cvtepu8_epi16(steps), _mm512_set1_epi16(1)), place = FN(ordered_words)(from);
+    return FN(unordered_words)(_mm512_mask_add_epi16(_mm512_sub_epi16(place, units), ups, place, units));
 }
 
 /* As decode_part, of 64 changes of two bytes; 0: it is not as simple as that. */
