@@ -131,6 +131,23 @@ class Sync(Strict):
         return self.every if self.style == "steps" else None
 
 
+class Broadcast(Strict):
+    """Versions go to a fixed number of nodes at once, over torch.distributed.
+
+    For nodes that share a fast fabric with the trainer. Others pull, and all do when it breaks.
+    """
+
+    node_count: int = Field(ge=1)
+    """Nodes of the group: the first that take a seat. It meets once all are there, and anew once
+    one that died was replaced."""
+    port: int = Field(ge=1, le=65535)
+    """Where the trainer listens for them, on the host of its weights; each policy needs its own."""
+    device: str = "cpu"
+    """What it goes through, on both ends: cpu is gloo, cuda[:N] is NCCL."""
+    deadline_s: float = Field(default=30.0, gt=0)
+    """A member that is silent for so long ends the group."""
+
+
 class Trainer(Strict):
     """How one policy is trained."""
 
@@ -144,6 +161,8 @@ class Trainer(Strict):
     lanes: LaneChoice = "auto"
     """Over which weights are served, gRPC in any case: auto is shared memory and TCP, beside TLS
     shared memory alone; or a list of grpc, tcp, shm, ucx."""
+    broadcast: Broadcast | None = None
+    """Unset: versions are pulled alone."""
     prefetch: int = Field(default=1, ge=1, le=8)
     """Batches held at once. 1 is strict: the next one follows the ack."""
     buffer: Buffer = Buffer()

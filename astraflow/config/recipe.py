@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from astraflow.config.policies import (
     Advantages,
+    Broadcast,
     Buffer,
     Loss,
     Model,
@@ -38,6 +39,7 @@ __all__ = [
     "Advantages",
     "Algorithm",
     "Autoscale",
+    "Broadcast",
     "Buffer",
     "DataSet",
     "Engine",

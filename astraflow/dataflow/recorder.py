@@ -161,6 +161,7 @@ def _version_row(now: datetime, member_id: MemberId, report: VersionReport) -> d
         "state": report.state,
         "base_version": report.base_version,
         "pulled_nbytes": report.pulled_nbytes,
+        "sources": [each.address for each in report.reports if each.nbytes],
         "pull_s": _seconds(report.pull_duration),
         "verify_s": _seconds(report.verify_duration),
         "decode_s": _seconds(report.decode_duration),

@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -22,6 +23,7 @@ from astraflow.raas.node import Departure, RaasNode
 from astraflow.raas.policies import ServedModel
 from astraflow.raas.settings import NodeSettings
 from astraflow.raas.tallies import node_families
+from astraflow.raas.updater import Puller
 from astraflow.rpc.address import is_loopback, split_address
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
@@ -112,19 +114,7 @@ async def _join(
         if relays is not None:
             engines.push_async_callback(relays.close)
 
-        copies = _copies(recipe, models)
-        lanes = chosen_lanes(recipe.raas.lanes, settings.tls)
-
-        def puller(policy_id: PolicyId) -> WeightPuller:
-            relay = None if relays is None else relays.relays[policy_id]
-            return WeightPuller(
-                policy_id,
-                lane=AnyLane(tls=settings.tls, lanes=lanes),
-                relay=relay,
-                kinds=settings.kinds,
-                copy=copies.get(policy_id),
-            )
-
+        puller = partial(_puller, recipe, settings, relays, _copies(recipe, models))
         node = RaasNode(settings, models=models, puller=puller, relays=relays)
         metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.look, node_families))
         # It may wait for the loop that closes it.
@@ -133,6 +123,30 @@ async def _join(
         keep_for_good()
         with _signals(node):
             return await node.run()
+
+
+def _puller(
+    recipe: Recipe,
+    settings: NodeSettings,
+    relays: RelayServer | None,
+    copies: Mapping[PolicyId, DiskCopy],
+    policy_id: PolicyId,
+) -> Puller:
+    """Return what gets the weights of a policy: by broadcast, where there is one, or pulled."""
+    lane = AnyLane(tls=settings.tls, lanes=chosen_lanes(recipe.raas.lanes, settings.tls))
+    pulling = partial(
+        WeightPuller,
+        policy_id,
+        relay=None if relays is None else relays.relays[policy_id],
+        kinds=settings.kinds,
+        copy=copies.get(policy_id),
+    )
+    broadcast = recipe.policies[policy_id].trainer.broadcast
+    if broadcast is None:
+        return pulling(lane=lane)
+    from astraflow.weights.broadcast_lane import broadcast_puller  # noqa: PLC0415 - loads torch
+
+    return broadcast_puller(broadcast, lane, pulling)
 
 
 async def _relays(

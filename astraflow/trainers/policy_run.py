@@ -11,6 +11,7 @@ from astraflow.client.trainer import TrainerClient
 from astraflow.config.recipe import Trainer
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
+from astraflow.rpc.address import split_address
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.prometheus import MetricsServer
 from astraflow.trainers.causal_model import CausalModel, load_causal_model, prepare_torch
@@ -25,6 +26,8 @@ from astraflow.trainers.origin import Followers, WeightOrigin
 from astraflow.trainers.pace import Pace
 from astraflow.trainers.resume import OPTIMIZER_FILE, StartPoint
 from astraflow.trainers.tallies import TrainerTallies
+from astraflow.weights.broadcast import rendezvous
+from astraflow.weights.broadcaster import Broadcaster
 from astraflow.weights.gains import Gains
 from astraflow.weights.object_writer import ObjectWriter
 from astraflow.weights.publisher import WeightPublisher
@@ -73,7 +76,7 @@ def run_trainer(
         joined(
             policy_id, settings, place, trainee.publisher, loop, metrics_address=metrics.address
         ) as client,
-        _followed(trainee.publisher, client, settings) as followers,
+        _followed(trainee.publisher, client, settings, place) as followers,
     ):
         pace = _pace(trainee, settings, place.start_point, client, followers)
         batches = client.batches(
@@ -153,17 +156,21 @@ def _restored(start: StartPoint, next_version: int) -> int | None:
 
 @contextmanager
 def _followed(
-    publisher: WeightPublisher, client: TrainerClient, settings: Trainer
+    publisher: WeightPublisher, client: TrainerClient, settings: Trainer, place: TrainerPlace
 ) -> Generator[tuple[Followers, ...]]:
-    """Let versions gain patches beside training, be looked after, and go to an object store too."""
+    """Let versions gain patches beside training, be looked after, and go other ways too."""
     with ExitStack() as followers:
         scrub = followers.enter_context(Scrub(publisher, damaged=client.order_publish))
         client.on_doubt(scrub.doubt)
+        others: tuple[Followers, ...] = (scrub,)
+        if settings.broadcast is not None:
+            where = rendezvous(settings.broadcast, host=split_address(place.listen)[0])
+            others = (followers.enter_context(Broadcaster(publisher, where)), *others)
         if settings.store is None:
-            yield (scrub, followers.enter_context(Gains(publisher, client.publish_version)))
+            yield (*others, followers.enter_context(Gains(publisher, client.publish_version)))
             return
         url = f"{settings.store.rstrip('/')}/{client.registration.run_id}"
         writer = followers.enter_context(ObjectWriter(publisher, url, client.publish_version))
         gains = Gains(publisher, client.publish_version, then=writer.look)
         log.info("versions also go to an object store", url=url)
-        yield (scrub, writer, followers.enter_context(gains))
+        yield (*others, writer, followers.enter_context(gains))

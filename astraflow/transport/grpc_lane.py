@@ -71,7 +71,7 @@ class GrpcLane:
                     response = await call.read()
                 if response is _EOF:
                     return
-                yield _decode(response)
+                yield decode_response(response)
         except AioRpcError as error:
             raise _failure(endpoint, error) from error
         except TimeoutError:
@@ -166,7 +166,12 @@ def _parsed(response: Any) -> Any:
     return response
 
 
-def _decode(response: pb.PullResponse | None) -> SentItem:
+def decode_response(response: pb.PullResponse | None) -> SentItem:
+    """Return what a message of `Pull` carries; grpc gives None for bytes that are none.
+
+    Raises:
+        AstraflowError: CHUNK_INVALID when it is not sound.
+    """
     message: pb.PullResponse = _parsed(response)
     try:
         match message.WhichOneof("item"):

@@ -87,8 +87,8 @@ class WeightPublisher:
 
     @property
     def version(self) -> int | None:
-        """The newest version that was published here."""
-        return self.history.newest
+        """The newest version that was published here, and can be pulled."""
+        return max(self._infos, default=None)
 
     def info(self, version: int) -> VersionInfo:
         """Return what was announced of a version, without its patches.

@@ -1,241 +1,186 @@
-"""Broadcast groups: two processes over gloo, and what happens when one is gone."""
+"""Versions by broadcast over gloo, and what happens when a member of the group is gone."""
 
 import asyncio
-import os
-import signal
 import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Mapping
-from datetime import timedelta
+from contextlib import closing
 
 import numpy as np
 import pytest
 
-from astraflow.core.dtype import Dtype
+from astraflow.config.recipe import Broadcast
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import PolicyId
-from astraflow.core.layout import TensorSpec
-from astraflow.core.updates import TensorUpdate, WeightUpdate
-from astraflow.core.versions import VersionInfo
-from astraflow.weights.broadcast import BroadcastGroup, BroadcastPuller, Rendezvous
-from astraflow.weights.broadcast_message import pack, unpack
-from astraflow.weights.ports import ListVersions
-from astraflow.weights.pulled import Pulled
-
-pytestmark = pytest.mark.slow
-
-POLICY = PolicyId("p")
-# Sends or receives whatever it is told to, one version per line.
-PEER = """
-import asyncio, sys
-from astraflow.weights.broadcast import BroadcastGroup, Rendezvous
-from tests.weights.test_broadcast import update_to
-port, rank = int(sys.argv[1]), int(sys.argv[2])
-async def main():
-    where = Rendezvous(host="127.0.0.1", port=port, rank=rank, size=2, deadline_s=60)
-    group = await BroadcastGroup.join(where)
-    for line in sys.stdin:
-        if rank == 0:
-            await group.send(update_to(int(line)))
-        else:
-            print((await group.receive()).version, flush=True)
-asyncio.run(main())
-"""
+from astraflow.weights.any_lane import AnyLane
+from astraflow.weights.broadcast import Rendezvous, SenderMeetings
+from astraflow.weights.broadcast_frames import bodies, items
+from astraflow.weights.broadcast_lane import ADDRESS, BroadcastInbox, broadcast_puller
+from astraflow.weights.broadcaster import Broadcaster
+from astraflow.weights.puller import WeightPuller
+from astraflow.wire.patches import SentChunk, TransferPlan, encode_sent_chunk, encode_transfer_plan
+from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 
 
-def update_to(version: int) -> WeightUpdate:
-    rng = np.random.default_rng(version)
-    indices = np.sort(rng.choice(3000, 100, replace=False))
-    sparse = TensorUpdate(
-        spec=TensorSpec(name="a", dtype=Dtype.BF16, shape=(30, 100), offset=0),
-        indices=indices,
-        values=rng.integers(0, 2**16, 100).astype(np.uint16),
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def messages(training, version):
+    """What is sent of the patch to a version from the one before."""
+    patch = next(p for p in training.store.patches if p.info.version == version)
+    plan = TransferPlan(
+        transfer_id="t",
+        patches=(patch.index,),
+        chunk_count=patch.info.chunk_count,
+        payload_nbytes=patch.info.payload_nbytes,
     )
-    dense = TensorUpdate(
-        spec=TensorSpec(name="b", dtype=Dtype.F8_E4M3, shape=(7,), offset=6016),
-        indices=None,
-        values=rng.integers(0, 2**8, 7).astype(np.uint8),
-    )
-    return WeightUpdate(
-        policy_id=POLICY, version=version, base_version=version - 1, tensors=(sparse, dense)
-    )
+    yield PullResponse(plan=encode_transfer_plan(plan))
+    for chunk in training.chunks_of(patch):
+        yield PullResponse(chunk=encode_sent_chunk(SentChunk(patch_index=0, chunk=chunk)))
 
 
-def assert_same(one: WeightUpdate, other: WeightUpdate):
-    assert (one.version, one.base_version) == (other.version, other.base_version)
-    for left, right in zip(one.tensors, other.tensors, strict=True):
-        assert left.spec == right.spec
-        assert left.values.dtype == right.values.dtype
-        np.testing.assert_array_equal(left.values, right.values)
-        np.testing.assert_array_equal(left.indices, right.indices)
+class Members:
+    """A trainer that broadcasts, and pullers of its versions."""
 
+    def __init__(self, training, *, node_count=2):
+        self.training = training
+        self.settings = Broadcast(node_count=node_count, port=free_port(), deadline_s=20)
+        self.pullers = []
 
-def version(number: int) -> VersionInfo:
-    return VersionInfo(
-        policy_id=POLICY, version=number, layout_digest=b"", content_digest=b"", patches=()
-    )
-
-
-class Source:
-    """What is fallen back to: it has every version, and remembers who asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    async def pull(
-        self,
-        target: VersionInfo,
-        known: Mapping[int, VersionInfo],
-        transfer_token: bytes,
-        *,
-        listed: ListVersions | None = None,
-    ) -> Pulled:
-        self.asked.append(target.version)
-        update = update_to(target.version)
-        return Pulled(update=update, nbytes=0, duration=timedelta(), reports=())
-
-    def full_update(self) -> WeightUpdate:
-        return update_to(self.asked[-1])
-
-    async def close(self) -> None:
-        pass
-
-
-class Peer:
-    """The other process."""
-
-    def __init__(self, rank: int) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PEER, str(self.port), str(rank)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+    @property
+    def where(self):
+        return Rendezvous(
+            host="127.0.0.1",
+            port=self.settings.port,
+            receiver_count=self.settings.node_count,
+            deadline_s=self.settings.deadline_s,
         )
 
-    def tell(self, number: int) -> None:
-        assert self._process.stdin
-        self._process.stdin.write(f"{number}\n")
-        self._process.stdin.flush()
+    def add_puller(self):
+        def pulling(*, lane):
+            return WeightPuller(self.training.policy_id, lane=lane)
 
-    async def says(self) -> str:
-        assert self._process.stdout
-        return await asyncio.to_thread(self._process.stdout.readline)
+        self.pullers.append(broadcast_puller(self.settings, AnyLane(), pulling))
+        return self.pullers[-1]
 
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self._process.pid, number)
+    async def pull(self, puller):
+        training = self.training
+        info = training.infos[max(training.infos)]
+        return await puller.pull(info, training.infos, training.token)
 
-    def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+    async def close(self):
+        while self.pullers:
+            await self.pullers.pop().close()
 
 
 @pytest.fixture
-async def peers() -> AsyncIterator[list[Peer]]:
-    started: list[Peer] = []
-    yield started
-    for peer in started:
-        peer.end()
+async def members(training):
+    members = Members(training)
+    yield members
+    await members.close()
 
 
-async def join(peers: list[Peer], *, rank: int, update_deadline_s: float = 60.0) -> BroadcastGroup:
-    peers.append(Peer(1 - rank))
-    where = Rendezvous(
-        host="127.0.0.1",
-        port=peers[-1].port,
-        rank=rank,
-        size=2,
-        deadline_s=60.0,
-        update_deadline_s=update_deadline_s,
-    )
-    return await BroadcastGroup.join(where)
+def sources_of(pulled):
+    return [report.address for report in pulled.reports if report.nbytes]
 
 
-async def send_for_ever(group: BroadcastGroup):
-    while True:
-        await group.send(update_to(8))
+async def opened(puller, is_open=True):
+    """Wait until versions come by broadcast, or no longer."""
+    inbox = puller._inbox
+    while inbox.is_open is not is_open:
+        inbox._changed.clear()
+        await inbox._changed.wait()
 
 
-def test_an_update_survives_packing():
-    assert_same(unpack(*pack(update_to(3))), update_to(3))
+def test_frames_carry_what_a_pull_would_send(training):
+    training.publish()
+    (body,) = bodies(messages(training, 0))
+    plan, *chunks = items(body)
+    assert plan.patches[0].patch.version == 0
+    assert [sent.chunk for sent in chunks] == [decoded.chunk for decoded in [*items(body)][1:]]
+    for damaged in (body[:-1], np.append(body, 1).astype(np.uint8), body[2:]):
+        with pytest.raises(AstraflowError) as caught:
+            [*items(damaged)]
+        assert caught.value.reason is Reason.CHUNK_INVALID
 
 
-def test_damage_is_noticed():
-    header, payload = pack(update_to(3))
-    payload[5] ^= 1
+async def test_an_inbox_knows_what_came_and_what_did_not(training):
+    inbox = BroadcastInbox()
+    training.publish()
+    training.publish()
+    assert not await inbox.has(1)
+    inbox.take([], 0)
+    waiting = asyncio.create_task(inbox.has(1))
+    inbox.take([*items(next(bodies(messages(training, 1))))], 1)
+    assert await waiting
+    assert [arrived.index.patch.version for arrived in inbox.way(0, 1)] == [1]
     with pytest.raises(AstraflowError) as caught:
-        unpack(header, payload)
-    assert caught.value.reason is Reason.DIGEST_MISMATCH
+        inbox.way(None, 1)
+    assert caught.value.reason is Reason.PATCH_UNKNOWN
+    inbox.end()
+    assert not await inbox.has(2)
+    inbox.forget(1)
+    assert not await inbox.has(1)
+    with pytest.raises(AstraflowError):
+        inbox.take([*items(next(bodies(messages(training, 1))))][1:], 1)
 
 
-async def test_versions_come_by_broadcast_until_the_sender_dies_then_by_pulling(
-    peers: list[Peer],
-):
-    source = Source()
-    puller = BroadcastPuller(source, await join(peers, rank=1))
-    await puller.pull(version(1), {}, b"")
-    for number in (2, 3):
-        peers[0].tell(number)
-        pulled = await puller.pull(version(number), {}, b"")
-        assert_same(pulled.update, update_to(number))
-        assert pulled.nbytes == 100 * 10 + 7
-    assert source.asked == [1]
-    peers[0].signal(signal.SIGKILL)
-    await puller.pull(version(4), {}, b"")
-    await puller.pull(version(5), {}, b"")
-    assert source.asked == [1, 4, 5]
-    assert not puller.is_grouped
-    await puller.close()
+def test_a_port_in_use_is_said_at_once():
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        where = Rendezvous(host="127.0.0.1", port=taken.getsockname()[1], receiver_count=1)
+        with pytest.raises(AstraflowError, match="choose another port") as caught:
+            SenderMeetings(where, lambda: False)
+    assert caught.value.reason is Reason.INVALID_FIELD
 
 
 @pytest.mark.slow
-async def test_a_sender_that_hangs_is_left_at_the_deadline(peers: list[Peer]):
-    source = Source()
-    puller = BroadcastPuller(source, await join(peers, rank=1, update_deadline_s=0.3))
-    await puller.pull(version(1), {}, b"")
-    peers[0].signal(signal.SIGSTOP)
-    await puller.pull(version(2), {}, b"")
-    assert source.asked == [1, 2]
-    await puller.close()
+async def test_versions_come_by_broadcast_until_one_leaves_and_again_once_it_is_replaced(
+    training, serve, tools, members
+):
+    await serve()
+    puller = members.add_puller()
+    training.publish()
+    with Broadcaster(training.publisher, members.where) as broadcaster:
+        live = tools.live((await members.pull(puller)).update)
+        leaving = members.add_puller()
+        for _ in range(2):
+            assert sources_of(await members.pull(leaving)) == training.endpoints
+            await opened(puller)
+            late = members.add_puller()
+            assert sources_of(await members.pull(late)) == training.endpoints
+            for is_noise in (False, True):
+                training.publish(share=1 if is_noise else 0.02, is_noise=is_noise)
+                broadcaster.wake()
+                pulled = await members.pull(puller)
+                assert sources_of(pulled) == [ADDRESS]
+                live = tools.live(pulled.update, live)
+                assert training.is_live(live)
+            assert sources_of(await members.pull(late)) == training.endpoints
+            await leaving.close()
+            await opened(puller, is_open=False)
+            training.publish()
+            broadcaster.wake()
+            pulled = await members.pull(puller)
+            assert sources_of(pulled) == training.endpoints
+            live = tools.live(pulled.update, live)
+            assert training.is_live(live)
+            leaving = late
+        await members.close()
 
 
-async def test_what_came_by_broadcast_is_not_held_whole(peers: list[Peer]):
-    source = Source()
-    puller = BroadcastPuller(source, await join(peers, rank=1))
-    await puller.pull(version(1), {}, b"")
-    assert puller.full_update().version == 1
-    peers[0].tell(2)
-    await puller.pull(version(2), {}, b"")
-    with pytest.raises(AstraflowError) as caught:
-        puller.full_update()
-    assert caught.value.reason is Reason.NOT_READY
-    await puller.pull(version(3), {}, b"")
-    assert source.asked == [1, 3]
-    await puller.close()
-
-
-async def test_a_receiver_that_dies_ends_the_group_for_the_sender(peers: list[Peer]):
-    group = await join(peers, rank=0)
-    peers[0].tell(0)
-    await group.send(update_to(7))
-    assert await peers[0].says() == "7\n"
-    peers[0].end()
-    with pytest.raises(AstraflowError) as caught:
-        await send_for_ever(group)
-    assert caught.value.reason is Reason.SOURCE_UNREACHABLE
-    with pytest.raises(AstraflowError):
-        await group.send(update_to(9))
-
-
-async def test_a_meeting_that_not_all_attend_ends_at_the_deadline():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    with pytest.raises(AstraflowError) as caught:
-        await BroadcastGroup.join(
-            Rendezvous(host="127.0.0.1", port=port, rank=0, size=2, deadline_s=0.3)
-        )
-    assert caught.value.reason is Reason.SOURCE_TIMEOUT
+@pytest.mark.slow
+async def test_who_was_busy_takes_several_versions_at_once(training, serve, tools, members):
+    await serve()
+    members.settings = Broadcast(node_count=1, port=members.settings.port, deadline_s=20)
+    puller = members.add_puller()
+    training.publish()
+    with Broadcaster(training.publisher, members.where) as broadcaster:
+        live = tools.live((await members.pull(puller)).update)
+        await opened(puller)
+        for _ in range(3):
+            training.publish()
+            broadcaster.wake()
+        pulled = await members.pull(puller)
+        assert sources_of(pulled) == [ADDRESS]
+        assert training.is_live(tools.live(pulled.update, live))
+        await members.close()
