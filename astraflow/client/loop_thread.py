@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import Future, wait
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any, Self, TypeVar
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -86,3 +86,12 @@ class LoopThread:
     def _stop(self) -> None:
         if self._stopping is not None:
             self._stopping.set()
+
+
+class HostLoop(LoopThread):
+    """The running event loop, for code that waits in threads: one loop serves all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = current_thread()
+        self._ready.set_result(asyncio.get_running_loop())

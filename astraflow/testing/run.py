@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from astraflow.client.control import ControlClient
-from astraflow.client.loop_thread import LoopThread
+from astraflow.client.loop_thread import HostLoop, LoopThread
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import Clock, ManualClock
@@ -34,14 +34,6 @@ OPERATOR_TOKEN = "operator"  # noqa: S105
 _THREAD_GRACE_S = 40.0
 
 Result = TypeVar("Result")
-
-
-class HostLoop(LoopThread):
-    """The running event loop, for trainers that wait in threads: one loop serves all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ready.set_result(asyncio.get_running_loop())
 
 
 class LiveRun:

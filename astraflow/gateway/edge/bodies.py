@@ -1,0 +1,205 @@
+"""Bodies: read by content type, written by what the caller accepts.
+
+Without Accept an answer has the published format, a pickled dict. The others are JSON, with
+tensors as {dtype, shape, data} (base64 of raw little-endian bytes), and safetensors, with all that
+is no tensor as one JSON text under `json` in the metadata.
+"""
+
+import asyncio
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast
+
+import numpy as np
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, ValidationError
+
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError
+from astraflow.gateway.edge.errors import RefusedError
+from astraflow.gateway.pickles import pickle_chunks, read_pickle
+
+PICKLE: Final = "application/octet-stream"
+JSON: Final = "application/json"
+SAFETENSORS: Final = "application/vnd.safetensors"
+_WRITE_NBYTES: Final = 1 << 20
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyRules:
+    """What a body may be.
+
+    Attributes:
+        reads_pickles: Whether pickled bodies are read (`--legacy-pickle`).
+        max_nbytes: Of one.
+        timeout_s: Seconds in which all of it must come.
+    """
+
+    reads_pickles: bool = False
+    max_nbytes: int = 256 << 20
+    timeout_s: float = 60.0
+
+
+async def read_body(request: Request, rules: BodyRules) -> dict[str, Any]:
+    """Return the fields of a request; none for an empty body.
+
+    Raises:
+        RefusedError: 413, 408, 415, 400.
+    """
+    raw = await _raw(request, rules)
+    if not raw:
+        return {}
+    kind = request.headers.get("content-type", PICKLE).partition(";")[0].strip().lower()
+    if kind == JSON:
+        fields = _from_json(raw)
+    elif kind == PICKLE:
+        fields = await _from_pickle(raw, rules)
+    else:
+        raise RefusedError(415, f"a body is {JSON} or {PICKLE}, not {kind}")
+    if not isinstance(fields, dict):
+        raise RefusedError(400, "the body must be a dict")
+    return cast("dict[str, Any]", fields)
+
+
+def parse(model: type[Model], fields: Mapping[str, Any]) -> Model:
+    """Return the fields as a model.
+
+    Raises:
+        RefusedError: 422 naming every field that is wrong.
+    """
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors()]
+        raise RefusedError(422, "; ".join(faults)) from None
+
+
+async def _raw(request: Request, rules: BodyRules) -> bytes:
+    too_large = RefusedError(413, f"a body has at most {rules.max_nbytes} bytes here")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > rules.max_nbytes:
+        raise too_large
+    parts: list[bytes] = []
+    nbytes = 0
+    try:
+        async with asyncio.timeout(rules.timeout_s):
+            async for part in request.stream():
+                nbytes += len(part)
+                if nbytes > rules.max_nbytes:
+                    raise too_large
+                parts.append(part)
+    except TimeoutError:
+        raise RefusedError(408, f"the body did not come in {rules.timeout_s:g} s") from None
+    return b"".join(parts)
+
+
+def _from_json(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(400, f"the body is no JSON: {error}") from None
+
+
+async def _from_pickle(raw: bytes, rules: BodyRules) -> Any:
+    if not rules.reads_pickles:
+        raise RefusedError(
+            415,
+            "pickled bodies are read only where the gateway was started with --legacy-pickle "
+            f"(http.legacy_pickle in a recipe); or send {JSON}",
+        )
+    try:
+        return await asyncio.to_thread(read_pickle, raw)
+    except AstraflowError as error:
+        raise RefusedError(400, error.message) from None
+
+
+async def answer(
+    request: Request, fields: Mapping[str, Any], *, then: Callable[[], None] = lambda: None
+) -> Response:
+    """Return an answer in the first format that the caller accepts.
+
+    Args:
+        request: To be answered.
+        fields: The answer; arrays are tensors.
+        then: Called once all of it was written.
+
+    Raises:
+        RefusedError: 406 when it accepts none.
+    """
+    kind = _accepted(request.headers.get("accept", "*/*"))
+    if kind == PICKLE:
+        chunks = await asyncio.to_thread(pickle_chunks, fields)
+    elif kind == JSON:
+        chunks = [await asyncio.to_thread(lambda: json.dumps(fields, default=_plain).encode())]
+    else:
+        chunks = [await asyncio.to_thread(_safetensors, fields)]
+    return _streamed(chunks, kind, then)
+
+
+def json_answer(fields: Any, status: int = 200) -> Response:
+    """Return an answer that is JSON whatever the caller accepts, as published."""
+    return JSONResponse(fields, status)
+
+
+def _accepted(accept: str) -> str:
+    for part in accept.split(","):
+        kind = part.partition(";")[0].strip().lower()
+        if kind in ("*/*", "application/*", ""):
+            return PICKLE
+        if kind in (PICKLE, JSON, SAFETENSORS):
+            return kind
+    raise RefusedError(406, f"answers are {PICKLE}, {JSON} or {SAFETENSORS}, not {accept}")
+
+
+def _streamed(
+    chunks: Sequence[bytes | memoryview], kind: str, then: Callable[[], None]
+) -> Response:
+    async def parts() -> AsyncIterator[bytes]:
+        small = bytearray()
+        for chunk in chunks:
+            if len(chunk) < _WRITE_NBYTES // 16:
+                small += chunk
+                continue
+            yield bytes(small)
+            small.clear()
+            for start in range(0, len(chunk), _WRITE_NBYTES):
+                yield bytes(chunk[start : start + _WRITE_NBYTES])
+        yield bytes(small)
+        then()
+
+    length = str(sum(map(len, chunks)))
+    return StreamingResponse(parts(), media_type=kind, headers={"content-length": length})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        array = np.ascontiguousarray(cast("np.ndarray", value))
+        dtype, data = Dtype.of(array.dtype), b64encode(array.data).decode()
+        return {"dtype": dtype, "shape": list(array.shape), "data": data}
+    raise TypeError(f"{type(value).__name__} is not written in bodies")
+
+
+def _safetensors(fields: Mapping[str, Any]) -> bytes:
+    from safetensors.numpy import save  # noqa: PLC0415 - only who asks for it pays
+
+    tensors: dict[str, np.ndarray] = {}
+    rest = _split(fields, "", tensors)
+    return save(tensors, {"json": json.dumps(rest)})
+
+
+def _split(fields: Mapping[str, Any], prefix: str, tensors: dict[str, np.ndarray]) -> Any:
+    """Put arrays, named by their path, into `tensors`; return the rest."""
+    rest: dict[str, Any] = {}
+    for key, value in fields.items():
+        if isinstance(value, np.ndarray):
+            tensors[prefix + key] = np.ascontiguousarray(cast("np.ndarray", value))
+        elif isinstance(value, Mapping):
+            rest[key] = _split(cast("Mapping[str, Any]", value), f"{prefix}{key}.", tensors)
+        else:
+            rest[key] = value
+    return rest

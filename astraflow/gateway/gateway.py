@@ -1,0 +1,129 @@
+"""The gateway: seats of trainers, and what it asks the run as its operator."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Self
+
+import structlog
+
+from astraflow.client.control import ControlClient
+from astraflow.client.loop_thread import HostLoop
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.gateway.edge.errors import RefusedError
+from astraflow.gateway.legacy.sender_client import SenderClient
+from astraflow.gateway.requests import Ready
+from astraflow.gateway.seats.seat import SeatStart, TrainerSeat
+from astraflow.gateway.seats.weights import SeatWeights
+from astraflow.gateway.settings import GatewayPolicy, GatewaySettings
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+_DEFAULT = "default"
+
+
+class Gateway:
+    """What the endpoints call; `async with` serves, and everybody leaves at its end.
+
+    Attributes:
+        settings: What it is.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Prepare; nothing is dialled."""
+        self.settings = settings
+        self._seats: dict[PolicyId, TrainerSeat] = {}
+        self._lives: dict[PolicyId, asyncio.Task[None]] = {}
+        self._group = asyncio.TaskGroup()
+        self._joining = asyncio.Lock()
+        self._exits = AsyncExitStack()
+        self._control: ControlClient | None = None
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+        self._loop = HostLoop()
+        await self._exits.enter_async_context(self._group)
+        token = self.settings.operator_token
+        if token is not None:
+            control = ControlClient(self.settings.hub, token=token, tls=self.settings.tls)
+            self._control = await self._exits.enter_async_context(control)
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        """Let everybody leave."""
+        for seat in self._seats.values():
+            seat.leave()
+        await self._exits.aclose()
+
+    @property
+    def control(self) -> ControlClient:
+        """The run, as its operator sees it.
+
+        Raises:
+            RefusedError: 501 without an operator token.
+        """
+        if self._control is None:
+            raise RefusedError(501, "the gateway has no operator token; give --operator-token")
+        return self._control
+
+    async def ready(self, ready: Ready) -> None:
+        """Let a trainer take its seat; one that was there before leaves first.
+
+        Raises:
+            RefusedError: 422 without a sender, 409 for another batch size.
+            AstraflowError: What its sender and the run answer.
+        """
+        policy = self._policy(ready.model_id)
+        if ready.sender_endpoint is None:
+            raise RefusedError(422, "sender_endpoint is missing: weights are fetched from there")
+        if ready.train_batch_size not in (None, policy.row_count):
+            raise RefusedError(
+                409,
+                f"the run makes batches of {policy.row_count} sequences, the trainer wants "
+                f"{ready.train_batch_size}; set policies.{policy.policy_id}.trainer."
+                "groups_per_batch or rollouts.group_size of the recipe",
+            )
+        async with self._joining:
+            await self._vacate(policy.policy_id)
+            seat = await self._seated(policy, ready, ready.sender_endpoint)
+        await seat.ready()
+
+    def seat(self, model_id: str | None) -> TrainerSeat:
+        """Return the seat of a policy.
+
+        Raises:
+            RefusedError: 409 before /ready.
+        """
+        policy = self._policy(model_id)
+        if policy.policy_id not in self._seats:
+            raise RefusedError(409, f"no trainer of {policy.policy_id} is here: POST /ready first")
+        return self._seats[policy.policy_id]
+
+    async def _seated(self, policy: GatewayPolicy, ready: Ready, endpoint: str) -> TrainerSeat:
+        settings = self.settings
+        sender = SenderClient(endpoint, host=settings.host, timeout_s=settings.transfer_timeout_s)
+        plan = await sender.plan()
+        weights = SeatWeights(policy.policy_id, sender, plan, host=settings.host, loop=self._loop)
+        label = ready.recovered_version
+        start = SeatStart(label=label or 0, is_recovered=label is not None)
+        seat = TrainerSeat(policy, settings, weights, start)
+        self._seats[policy.policy_id] = seat
+        self._lives[policy.policy_id] = self._group.create_task(seat.live())
+        return seat
+
+    async def _vacate(self, policy_id: PolicyId) -> None:
+        """Let who sat there leave."""
+        if policy_id in self._seats:
+            self._seats.pop(policy_id).leave()
+            await asyncio.wait([self._lives.pop(policy_id)])
+
+    def _policy(self, model_id: str | None) -> GatewayPolicy:
+        policies = self.settings.policies
+        if model_id in (None, _DEFAULT) and len(policies) == 1:
+            return next(iter(policies.values()))
+        try:
+            return policies[PolicyId(model_id or _DEFAULT)]
+        except KeyError:
+            raise AstraflowError(
+                Reason.POLICY_UNKNOWN, f"model_id {model_id} is none of {', '.join(policies)}"
+            ) from None

@@ -1,0 +1,267 @@
+"""One trainer of the run that speaks HTTP: its session, its batch in hand, its weights."""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from astraflow import __version__
+from astraflow.client.batch_stream import BatchSink, BatchStream, ReceivedBatch
+from astraflow.client.duplex import beside
+from astraflow.client.session import Held
+from astraflow.client.trainer_member import TrainerHooks, TrainerMember, dial_trainer
+from astraflow.core.batches import AckBatch, BatchOutcome, StreamBatches
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.members import Contract, Directive, DirectiveKind, RegisterTrainer, TrainerLoad
+from astraflow.core.versions import VersionInfo, WeightEndpoint
+from astraflow.gateway.seats.desk import BatchDesk
+from astraflow.gateway.seats.weights import SeatWeights
+from astraflow.gateway.settings import GatewayPolicy, GatewaySettings
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatStart:
+    """What a trainer begins with.
+
+    Attributes:
+        label: Its own number of its first version.
+        is_recovered: Whether its sender has that version already.
+    """
+
+    label: int
+    is_recovered: bool
+
+
+class TrainerSeat:
+    """A trainer from /ready on; used on the event loop.
+
+    Attributes:
+        desk: Its batches.
+        label: Its own number of its newest version; None: none was published.
+        offset: A version of the run less this is the trainer's own number.
+    """
+
+    def __init__(
+        self,
+        policy: GatewayPolicy,
+        settings: GatewaySettings,
+        weights: SeatWeights,
+        start: SeatStart,
+    ) -> None:
+        """Prepare; `live` registers."""
+        self.policy = policy
+        self.desk = BatchDesk()
+        self.label: int | None = None
+        self.offset = 0
+        self._settings = settings
+        self._weights = weights
+        self._start = start
+        self._member: TrainerMember | None = None
+        self._moved = asyncio.Condition()
+        self._leaving = asyncio.Event()
+        self._publishing = asyncio.Lock()
+        self._drawing = asyncio.Lock()
+        self._heard_s = 0.0
+
+    async def live(self) -> None:
+        """Hold the session from the registration until `leave`; errors close the desk."""
+        try:
+            async with AsyncExitStack() as stack:
+                await self._weights.start()
+                stack.push_async_callback(self._weights.close)
+                await self._live(await stack.enter_async_context(self._dial()))
+        except AstraflowError as error:
+            log.warning("a trainer's seat is lost", policy_id=self.policy.policy_id, why=str(error))
+            self.desk.close(error)
+        finally:
+            self.desk.close(
+                AstraflowError(Reason.SESSION_ENDED, "the trainer has left the run; POST /ready")
+            )
+            async with self._moved:
+                self._moved.notify_all()
+
+    async def ready(self) -> None:
+        """Wait until the first version is published.
+
+        Raises:
+            AstraflowError: Why that cannot be.
+        """
+        await self._reach(self._start.label)
+
+    def leave(self) -> None:
+        """Leave the run; the batch in hand returns to it."""
+        self._leaving.set()
+
+    async def batch(self, label: int | None) -> ReceivedBatch:
+        """Return the batch that follows a version.
+
+        The one in hand comes again as long as it was not delivered, and to whoever asks for the
+        same version again: its reader has vanished. Else asking for the next one settles it.
+
+        Args:
+            label: The trainer's version; waits until it is published. None: not said.
+
+        Raises:
+            AstraflowError: RUN_ENDED; what the seat was lost to.
+        """
+        self.heard()
+        async with self._drawing:
+            if label is not None:
+                await self._reach(label)
+            if self.desk.is_done_with(label):
+                await self._settle()
+            return await self.desk.take(label)
+
+    async def notify(self, label: int) -> bool:
+        """Publish a version of the trainer, and settle the batch that led to it.
+
+        Returns:
+            Whether its weights were fetched in full.
+
+        Raises:
+            AstraflowError: VERSION_NOT_NEXT; VERSION_NOT_SERVED when the sender has another
+                version; what a transfer and the run raise.
+        """
+        self.heard()
+        async with self._publishing:
+            if label == self.label:
+                return self._weights.is_full
+            self.desk.require_open()
+            if self.label is None or label != self.label + 1:
+                raise AstraflowError(
+                    Reason.VERSION_NOT_NEXT, f"version {label} does not follow {self.label}"
+                )
+            await self._weights.fetch(label)
+            await self._publish(await self._weights.publish(label + self.offset))
+            if self.desk.drawn_count <= label - self._start.label:
+                await self._settle()
+            await self._move_to(label)
+        return self._weights.is_full
+
+    def heard(self) -> None:
+        """Note that the trainer is there."""
+        self._heard_s = asyncio.get_running_loop().time()
+
+    def _dial(self) -> AbstractAsyncContextManager[TrainerMember]:
+        register = RegisterTrainer(
+            policy_id=self.policy.policy_id,
+            name=f"http-trainer-{self.policy.policy_id}",
+            contract=Contract(software=f"astraflow-gateway/{__version__}"),
+            groups_per_batch=self.policy.groups_per_batch,
+            weight_endpoints=(WeightEndpoint(rank=0, endpoint=self._weights.server.endpoint),),
+        )
+        hooks = TrainerHooks(
+            load=TrainerLoad,
+            held=lambda: Held(batch_ids=self.desk.held),
+            opened=lambda session: self.desk.keep(session.held_batch_ids),
+            directed=self._directed,
+            entrusted=self._weights.server.set_transfer_token,
+        )
+        return dial_trainer(
+            self._settings.hub,
+            token=self._settings.token,
+            register=register,
+            hooks=hooks,
+            tls=self._settings.tls,
+            patience_s=self._settings.patience_s,
+        )
+
+    async def _live(self, member: TrainerMember) -> None:
+        await member.keeper.open()
+        self._member = member
+        async with beside(member.keeper.run()):
+            await self._publish_first(member.registration.next_version)
+            async with beside(self._read(member)):
+                await self._until_left()
+        await member.keeper.end("the trainer leaves")
+
+    async def _publish_first(self, next_version: int) -> None:
+        """Publish what the trainer begins with, under the run's next number."""
+        label = self._start.label
+        self.offset = next_version - label
+        if self._start.is_recovered:
+            await self._weights.fetch(label)
+            older = next_version - 1 if next_version else None
+            info = await self._weights.publish(next_version, restored_from=older)
+        else:
+            info = await self._weights.publish_from(self._model_dir(), next_version)
+        await self._publish(info)
+        await self._move_to(label)
+
+    def _model_dir(self) -> Path:
+        if self.policy.model_dir is None:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"the recipe has no policies.{self.policy.policy_id}.model.path to begin with",
+            )
+        return self.policy.model_dir
+
+    async def _read(self, member: TrainerMember) -> None:
+        """Fill the desk; wait for the end of the seat when the data ends before."""
+        sink = BatchSink(
+            batch=self.desk.put, publish=lambda: None, save=lambda _: None, doubt=lambda _: None
+        )
+        stream = BatchStream(member.keeper, share=StreamBatches(), sink=sink)
+        await stream.run()
+        if stream.end_of_data is not None:
+            self.desk.end(stream.end_of_data)
+            self._leave_after_the_last()
+
+    async def _until_left(self) -> None:
+        """Wait until it leaves, or says nothing for too long."""
+        self.heard()
+        clock, silence_s = asyncio.get_running_loop().time, self._settings.silence_s
+        while not self._leaving.is_set():
+            left_s = self._heard_s + silence_s - clock()
+            if left_s <= 0:
+                log.warning("a trainer says nothing; what it held returns to the run")
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), left_s)
+
+    async def _reach(self, label: int) -> None:
+        """Wait until a version is published."""
+
+        def is_reached() -> bool:
+            return self.desk.is_closed or (self.label is not None and self.label >= label)
+
+        async with self._moved:
+            await self._moved.wait_for(is_reached)
+        if self.label is None or self.label < label:
+            self.desk.require_open()
+
+    async def _move_to(self, label: int) -> None:
+        self.label = label
+        async with self._moved:
+            self._moved.notify_all()
+
+    async def _publish(self, info: VersionInfo) -> None:
+        if self._member is not None:
+            await self._member.publish(info)
+
+    async def _settle(self) -> None:
+        """Tell the run that the batch in hand was trained on."""
+        batch = self.desk.in_hand
+        if batch is None or self._member is None:
+            return
+        ack = AckBatch(
+            batch_id=batch.header.batch_id,
+            outcome=BatchOutcome.CONSUMED,
+            step=self._start.label + self.desk.drawn_count,
+        )
+        await self._member.acknowledge(ack)
+        self.desk.settle()
+        self._leave_after_the_last()
+
+    def _leave_after_the_last(self) -> None:
+        if self.desk.is_over:
+            self._leaving.set()
+
+    def _directed(self, directive: Directive) -> None:
+        if directive.kind is not DirectiveKind.CONTINUE:
+            log.info("the run asks a trainer to leave", why=directive.message)
+            self._leaving.set()

@@ -1,0 +1,71 @@
+"""What the gateway is told: the run, its policies, its limits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from astraflow.config.recipe import Recipe
+from astraflow.core.ids import PolicyId
+from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.rpc.tls import Tls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayPolicy:
+    """A policy that a trainer may join for.
+
+    Attributes:
+        policy_id: `model_id` of the HTTP endpoints.
+        groups_per_batch: Of its batches.
+        row_count: Sequences of a batch in which every rollout has one trajectory.
+        model_dir: Its first weights; None: a trainer brings them (recovered_version).
+    """
+
+    policy_id: PolicyId
+    groups_per_batch: int
+    row_count: int
+    model_dir: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """What the gateway is.
+
+    Attributes:
+        hub: host:port.
+        token: The run's join token.
+        operator_token: For /status, /raas_pool and /shutdown; None: these are not served.
+        policies: By id, in the recipe's order.
+        host: On which it listens, and under which peers dial back.
+        rules: Of bodies.
+        batch_timeout_s: How long /batch waits; then it says 504.
+        transfer_timeout_s: For one transfer of weights.
+        silence_s: A trainer that asks nothing for so long has gone: what it holds returns.
+        patience_s: How long the hub is tried again while it cannot be reached.
+        tls: Of the hub; None: plain text.
+    """
+
+    hub: str
+    token: str
+    operator_token: str | None = None
+    policies: Mapping[PolicyId, GatewayPolicy]
+    host: str = "127.0.0.1"
+    rules: BodyRules = field(default_factory=BodyRules)
+    batch_timeout_s: float = 3500.0
+    transfer_timeout_s: float = 600.0
+    silence_s: float = 3600.0
+    patience_s: float = 30.0
+    tls: Tls | None = None
+
+
+def policies_of(recipe: Recipe) -> dict[PolicyId, GatewayPolicy]:
+    """Return what the gateway needs of the policies of a recipe."""
+    return {
+        PolicyId(name): GatewayPolicy(
+            policy_id=PolicyId(name),
+            groups_per_batch=policy.trainer.groups_per_batch,
+            row_count=policy.trainer.groups_per_batch * recipe.rollouts.group_size,
+            model_dir=policy.model.path,
+        )
+        for name, policy in recipe.policies.items()
+    }

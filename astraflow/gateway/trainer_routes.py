@@ -1,0 +1,109 @@
+"""Trainer -> Dataflow: /ready, /batch, /notify_version, /save_buffer."""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from astraflow.client.batch_stream import ReceivedBatch
+from astraflow.gateway.documents import ANSWERS, body_of
+from astraflow.gateway.edge.bodies import answer, parse, read_body
+from astraflow.gateway.edge.errors import RefusedError
+from astraflow.gateway.gateway import Gateway
+from astraflow.gateway.requests import NotifyVersion, Ready
+from astraflow.gateway.seats.columns import padded
+from astraflow.gateway.seats.seat import TrainerSeat
+
+
+def trainer_routes(gateway: Gateway) -> APIRouter:
+    """Return the endpoints of trainers."""
+    router = APIRouter(tags=["Trainer to Dataflow"], responses=ANSWERS)
+    rules = gateway.settings.rules
+
+    @router.post("/ready", openapi_extra=body_of(Ready))
+    async def ready(request: Request) -> Response:
+        """Join the run as the trainer of a policy.
+
+        Answers once the first version is published: the weights of the recipe's model, or those
+        that the sender holds where recovered_version is given.
+        """
+        await gateway.ready(parse(Ready, await read_body(request, rules)))
+        return await answer(request, {"ok": True})
+
+    @router.get("/batch")
+    async def batch(
+        request: Request,
+        model_id: Annotated[str | None, Query(description="The policy.")] = None,
+        version: Annotated[int | None, Query(ge=0, description="The trainer's step.")] = None,
+    ) -> Response:
+        """Return a batch, padded [batch, seq], when there is one and the version is published.
+
+        It stays the trainer's until it asks for a later version or publishes one. Whoever asks for
+        the same version again gets the same batch. 504 when none came in time, 410 when the data
+        has ended.
+        """
+        seat = gateway.seat(model_id)
+        received = await _waited(request, seat, version, gateway.settings.batch_timeout_s)
+        columns = await asyncio.to_thread(padded, received, version_offset=seat.offset)
+        fields: dict[str, Any] = {
+            "batch": columns,
+            "buffer_stats": dict(received.header.metrics),
+        }
+
+        def delivered() -> None:
+            if seat.desk.in_hand is received:
+                seat.desk.is_delivered = True
+
+        return await answer(request, fields, then=delivered)
+
+    @router.post("/notify_version", openapi_extra=body_of(NotifyVersion))
+    async def notify_version(request: Request) -> Response:
+        """Publish the trainer's next version: its weights are fetched from the sender.
+
+        Answers once the run knows the version; the pool loads it by and by. The batch in hand
+        counts as trained on.
+        """
+        notify = parse(NotifyVersion, await read_body(request, rules))
+        is_full = await gateway.seat(notify.model_id).notify(notify.version)
+        info = {"use_full": int(is_full)}
+        return await answer(
+            request, {"ok": True, "eval_results": None, "weight_transfer_info": info}
+        )
+
+    @router.post("/save_buffer")
+    async def save_buffer(request: Request) -> Response:
+        """Answer at once: the hub's journal has everything, at any time."""
+        return await answer(request, {"ok": True})
+
+    return router
+
+
+async def _waited(
+    request: Request, seat: TrainerSeat, version: int | None, timeout_s: float
+) -> ReceivedBatch:
+    """Wait for a batch as long as its reader does, and not for ever.
+
+    Raises:
+        RefusedError: 504; 499 when the reader has gone.
+    """
+    taking = asyncio.ensure_future(seat.batch(version))
+    leaving = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait(
+            {taking, leaving}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if taking.done():
+            return taking.result()
+        if leaving.done():
+            raise RefusedError(499, "the reader has gone")
+        raise RefusedError(504, f"no batch came in {timeout_s:g} s; `astraflow explain` says why")
+    finally:
+        taking.cancel()
+        leaving.cancel()
+        seat.heard()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

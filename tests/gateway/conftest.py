@@ -1,0 +1,80 @@
+"""A run with a gateway, and peers that know nothing of this project."""
+
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.serve import serve_gateway
+from astraflow.gateway.settings import GatewaySettings, policies_of
+from astraflow.testing.recipes import small_recipe
+from astraflow.testing.run import start_run
+from astraflow.workflows.registry import workflow
+
+SIZE = 100
+
+
+@workflow("gateway_digits")
+class Digits:
+    """Rewards digits in what is said."""
+
+    def __init__(self, options, scorer):
+        pass
+
+    async def run(self, episode):
+        talk = episode.trajectory()
+        talk.observe(episode.prompt.fields["prompt"])
+        reply = await talk.sample()
+        return float(sum(map(str.isdigit, reply.text)))
+
+
+def weights_of(version):
+    """bf16 bits u16[100]: few differ from version to version."""
+    values = torch.zeros(SIZE)
+    values[: version + 1] = torch.arange(1.0, version + 2)
+    return values.to(torch.bfloat16).view(torch.uint16).numpy()
+
+
+def settings_of(run, **changes):
+    known = {
+        "hub": run.address,
+        "token": run.join_token,
+        "operator_token": run.operator_token,
+        "policies": policies_of(run.recipe),
+        "rules": BodyRules(reads_pickles=True, max_nbytes=1 << 20, timeout_s=0.5),
+        "batch_timeout_s": 20.0,
+        "patience_s": 5.0,
+    }
+    return GatewaySettings(**(known | changes))
+
+
+@pytest.fixture
+def serving(tmp_path):
+    """Starts a run whose policies begin with `weights_of(0)`, and a gateway."""
+
+    @asynccontextmanager
+    async def start(*, step_count=3, node=True, **changes):
+        bits = torch.from_numpy(weights_of(0)).view(torch.bfloat16)
+        save_file({"w": bits}, tmp_path / "model.safetensors")
+        changed = {"policies.solver.trainer.step_count": step_count, "hub.patience_s": 5}
+        recipe = small_recipe(tmp_path, workflow="gateway_digits", changes=changed)
+        async with start_run(recipe, run_dir=tmp_path / "run") as run:
+            if node:
+                await run.add_node()
+            async with serve_gateway(settings_of(run, **changes)) as gateway:
+                yield run, gateway
+
+    return start
+
+
+def bits_of(engine):
+    """u16[100]: what an engine holds after all of its swaps."""
+    held = np.zeros(SIZE, np.uint16)
+    for update in engine.swaps:
+        for tensor in update.tensors:
+            where = slice(None) if tensor.indices is None else tensor.indices
+            held[where] = tensor.values
+    return held
