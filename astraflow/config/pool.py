@@ -39,6 +39,23 @@ class Relay(Strict):
     """How others dial it: auto, fqdn, or a host or IP; unset: as listened on."""
 
 
+class Agents(Strict):
+    """How agents of any make reach the policies of a node, over OpenAI's API."""
+
+    listen: str = "127.0.0.1:0"
+    """host:port of each node; port 0 takes a free one. It is listened on when a workflow needs
+    it. What it serves needs no more than the key of an episode: leave it on loopback unless the
+    network is yours."""
+    advertise: str | None = None
+    """How agents dial it: auto, fqdn, or a host or IP; unset: as listened on."""
+    max_requests: int = Field(default=1024, ge=1)
+    """Generations at once; more are answered with 429 and Retry-After."""
+    max_body_nbytes: int = Field(default=8 * 2**20, ge=1024)
+    """Bytes of a request; a larger one is answered with 413."""
+    patience_s: float = Field(default=20.0, gt=0)
+    """Seconds that a client may take for the head of a request, and again for its body."""
+
+
 class Raas(Strict):
     """The rollout nodes that the launcher starts; more can join at any time."""
 
@@ -47,6 +64,7 @@ class Raas(Strict):
     """Rollouts that one node runs at once."""
     engine: Engine = Engine()
     relay: Relay = Relay()
+    agents: Agents = Agents()
     lanes: LaneChoice = "auto"
     """Over which weights are pulled, the most wanted first; gRPC is the way out in any case."""
     sources: Literal["auto", "store"] = "auto"

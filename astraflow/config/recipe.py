@@ -22,7 +22,7 @@ from astraflow.config.policies import (
     Trainer,
     WarmUp,
 )
-from astraflow.config.pool import Autoscale, Engine, Raas, Relay
+from astraflow.config.pool import Agents, Autoscale, Engine, Raas, Relay
 from astraflow.config.services import Hub, Journal, Metrics, Tls, Tracing
 from astraflow.config.strict import Algorithm, LaneChoice, Name, Options, Strict
 from astraflow.config.work import (
@@ -37,6 +37,7 @@ from astraflow.config.work import (
 
 __all__ = [
     "Advantages",
+    "Agents",
     "Algorithm",
     "Autoscale",
     "Broadcast",

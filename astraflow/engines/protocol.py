@@ -1,6 +1,6 @@
 """What a RaaS needs of an inference engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +9,9 @@ import numpy as np
 from astraflow.core.rollouts import FinishReason, VersionSpan
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.updates import SwapReport, WeightUpdate
+
+Watch = Callable[[np.ndarray], None]
+"""Told of the tokens, i32[n], that were sampled since the last call; on the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,7 +79,12 @@ class Engine(Protocol):
         ...
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, version: int | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        version: int | None = None,
+        watch: Watch | None = None,
     ) -> Generation:
         """Sample one completion.
 
@@ -88,6 +96,8 @@ class Engine(Protocol):
                 (seed, position in the sequence), not on what else runs.
             version: Pins every token to this version; None: the live one, which may
                 change between two tokens.
+            watch: Told what is sampled while it goes on, where the engine can; what it was not
+                told of is in the generation, which is whole.
 
         Raises:
             AstraflowError: CONTEXT_TOO_LONG, VERSION_NOT_SERVED, ENGINE_FAILED,

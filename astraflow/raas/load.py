@@ -6,7 +6,7 @@ from astraflow.core.clock import Clock
 from astraflow.core.members import RaasLoad
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.updates import SwapReport, WeightUpdate
-from astraflow.engines.protocol import Engine, EngineLoad, Generation
+from astraflow.engines.protocol import Engine, EngineLoad, Generation, Watch
 
 
 class LoadMeter:
@@ -88,12 +88,17 @@ class MeteredEngine:
         return self._engine.max_context_token_count
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, version: int | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        version: int | None = None,
+        watch: Watch | None = None,
     ) -> Generation:
         """Sample one completion; see Engine."""
         self._meter.begin()
         try:
-            return await self._engine.generate(prompt, sampling, version=version)
+            return await self._engine.generate(prompt, sampling, version=version, watch=watch)
         finally:
             self._meter.end()
 

@@ -34,6 +34,7 @@ from astraflow.weights.any_lane import AnyLane
 from astraflow.weights.disk_copy import DiskCopy
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay_server import RelayServer
+from astraflow.workflows.agents.template import load_template
 from astraflow.workflows.building import workflow_specs
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -80,6 +81,7 @@ def main_join(
         patience_s=recipe.hub.patience_s,
         kinds=_kinds(recipe),
         ask_every=ask_every(recipe),
+        agents=recipe.raas.agents,
     )
     try:
         departure = asyncio.run(_join(recipe, settings, models or {}))
@@ -175,7 +177,9 @@ def _load_model(recipe: Recipe, policy: str, directory: Path) -> ServedModel:
     engine = EmbeddedEngine.from_directory(
         directory, settings=recipe.raas.engine, policy_id=PolicyId(policy)
     )
-    return ServedModel(engine=engine, tokenizer=load_tokenizer(directory))
+    return ServedModel(
+        engine=engine, tokenizer=load_tokenizer(directory), template=load_template(directory)
+    )
 
 
 def _directory(recipe: Recipe, policy: str, directories: Mapping[str, Path]) -> Path:

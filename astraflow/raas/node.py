@@ -1,6 +1,7 @@
 """A RaaS node: one session, its streams, its engines, from the join until it leaves."""
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -23,6 +24,7 @@ from astraflow.core.members import (
     Session,
 )
 from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
+from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
 from astraflow.raas.asking import AskingResults
 from astraflow.raas.headroom import headroom
 from astraflow.raas.load import LoadMeter, MeteredEngine
@@ -82,6 +84,7 @@ class RaasNode:
             }
         )
         self._offer = Offer(settings, self._desk.models, relays)
+        self._agents = AgentEndpoint(settings.agents, token=os.environ.get(AGENT_TOKEN))
         self.tallies = NodeTallies()
         self._puller = puller
         self._relays = relays
@@ -132,6 +135,8 @@ class RaasNode:
                     raise
                 log.info("the run has ended")
                 return Departure.STOPPED
+            finally:
+                await self._agents.close()
 
     async def _serve(self, client: RaasClient) -> Departure:
         membership = await client.join()
@@ -160,6 +165,7 @@ class RaasNode:
                 group=group,
                 capacity=self._settings.capacity,
                 tallies=self.tallies,
+                door=self._agents,
             )
             self._tasks = tasks
             async with beside(tasks.run()):

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import RolloutTask, VersionRange
 from astraflow.engines.protocol import Engine
 from astraflow.raas.gate import VersionGate
 from astraflow.raas.seeds import seeded_sampling
+from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.protocol import PolicyPort, Tokenizer
 
 _ANY = VersionRange()
@@ -21,10 +22,12 @@ class ServedModel:
     Attributes:
         engine: Samples.
         tokenizer: Of its model.
+        template: Of its chats.
     """
 
     engine: Engine
     tokenizer: Tokenizer
+    template: ChatTemplate = field(default_factory=ChatTemplate)
 
 
 class PolicyDesk:
@@ -76,6 +79,7 @@ class PolicyDesk:
                 tokenizer=self.models[policy_id].tokenizer,
                 sampling=seeded_sampling(task, sample_index, policy_id),
                 version=version,
+                template=self.models[policy_id].template,
             )
             for policy_id, version in pinned.items()
         }

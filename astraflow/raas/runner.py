@@ -17,6 +17,7 @@ from astraflow.raas.headroom import EpisodeTimes
 from astraflow.raas.held_task import CANCELLED, HeldTask
 from astraflow.raas.policies import PolicyDesk
 from astraflow.raas.tallies import NodeTallies
+from astraflow.workflows.agents.door import AgentDoor
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.runner import LoadedWorkflow, run_episode
 
@@ -82,6 +83,7 @@ class EpisodeRunner:
         capacity: int,
         clock: Clock | None = None,
         tallies: NodeTallies | None = None,
+        door: AgentDoor | None = None,
     ) -> None:
         """Begin with nothing.
 
@@ -94,11 +96,13 @@ class EpisodeRunner:
             capacity: Episodes at once; more wait their turn.
             clock: Tells the time.
             tallies: Counts what is sent; None: nobody does.
+            door: Lets agents in; None: nothing does.
         """
         self.times = EpisodeTimes()
         self._slots = asyncio.Semaphore(capacity)
         self._clock = clock or SystemClock()
         self._desk = desk
+        self._door = door
         self._tallies = tallies or NodeTallies()
         self._workflows = workflows
         self._results = results
@@ -201,7 +205,7 @@ class EpisodeRunner:
             if index in held.withdrawn:
                 continue
             ports = self._desk.ports(task, index, pinned)
-            episode = Episode(task=task, sample_index=index, policies=ports)
+            episode = Episode(task=task, sample_index=index, policies=ports, door=self._door)
             held.waiting.add(index)
             running = self._group.create_task(self._run_in_turn(held, index, loaded, episode))
             held.episodes[index] = running

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from astraflow.config.pool import Agents
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Resources
 from astraflow.core.tasks import RegisteredCode
@@ -28,6 +29,7 @@ class NodeSettings:
         patience_s: How long the hub is tried again while it cannot be reached.
         kinds: Of the sources that weights are pulled from; None: all.
         ask_every: Tasks after which it asks for a newer version, by policy; left out: never.
+        agents: How agents reach its policies.
     """
 
     hub: str
@@ -43,3 +45,4 @@ class NodeSettings:
     patience_s: float = 30.0
     kinds: frozenset[SourceKind] | None = None
     ask_every: Mapping[PolicyId, int] = field(default_factory=dict[PolicyId, int])
+    agents: Agents = field(default_factory=Agents)

@@ -11,7 +11,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, spans_of
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.updates import SwapReport, TensorUpdate, WeightUpdate
-from astraflow.engines.protocol import EngineLoad, Generation
+from astraflow.engines.protocol import EngineLoad, Generation, Watch
 
 ALPHABET = string.ascii_letters + string.digits + string.punctuation + " \n"
 
@@ -103,7 +103,12 @@ class SmallEngine:
             await self._changed.wait_for(claim)
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, version: int | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        version: int | None = None,
+        watch: Watch | None = None,
     ) -> Generation:
         """Sample one completion.
 
@@ -115,7 +120,7 @@ class SmallEngine:
         self.running += 1
         await self._change()
         try:
-            return await self._generate(prompt, sampling, version)
+            return await self._generate(prompt, sampling, version, watch)
         finally:
             self.running -= 1
 
@@ -164,7 +169,11 @@ class SmallEngine:
         """Do nothing: it holds nothing."""
 
     async def _generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, pinned: int | None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        pinned: int | None,
+        watch: Watch | None,
     ) -> Generation:
         script = self._script(prompt)
         count = sampling.max_new_tokens if script is None else len(script)
@@ -181,6 +190,8 @@ class SmallEngine:
             logprobs.append(logprob)
             versions.append(version)
             self.sampled += 1
+            if watch is not None:
+                watch(np.array([token], np.int32))
         is_whole = script is not None and len(tokens) == len(script)
         return Generation(
             tokens=np.array(tokens, np.int32),

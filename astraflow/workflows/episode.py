@@ -1,26 +1,34 @@
 """Episodes: one run of a workflow, and the recorders that keep every token of it."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId, RolloutId, TrajectoryId
 from astraflow.core.rollouts import FinishReason, Trajectory, VersionSpan
-from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams
+from astraflow.core.tasks import Prompt, RolloutTask
 from astraflow.engines.protocol import Generation
 from astraflow.telemetry.traces import span
-from astraflow.workflows.protocol import PolicyPort, Reply
+from astraflow.workflows.protocol import PolicyPort, Recorded, Reply
+from astraflow.workflows.seeds import trajectory_seed
+
+if TYPE_CHECKING:
+    from astraflow.workflows.agents.door import AgentDoor
 
 
 class Episode:
     """What a workflow is given for one rollout."""
 
     def __init__(
-        self, *, task: RolloutTask, sample_index: int, policies: Mapping[PolicyId, PolicyPort]
+        self,
+        *,
+        task: RolloutTask,
+        sample_index: int,
+        policies: Mapping[PolicyId, PolicyPort],
+        door: "AgentDoor | None" = None,
     ) -> None:
         """Start with no trajectory.
 
@@ -28,11 +36,14 @@ class Episode:
             task: What was asked for.
             sample_index: Which of its samples this is.
             policies: In the workflow's order; the first is the default.
+            door: Lets agents in that are not part of this process; None: nothing does.
         """
         self.task = task
         self.sample_index = sample_index
         self._policies = policies
+        self._door = door
         self._recorders: list[Recorder] = []
+        self._recorded: list[Recorded] = []
 
     @property
     def prompt(self) -> Prompt:
@@ -63,7 +74,7 @@ class Episode:
             AstraflowError: POLICY_UNKNOWN when the workflow does not sample from it.
         """
         index = len(self._recorders)
-        port = self._port(policy_id)
+        port = self.port(policy_id)
         recorder = Recorder(
             trajectory_id=TrajectoryId(f"{self.rollout_id}/{index}"),
             port=port,
@@ -73,23 +84,12 @@ class Episode:
         self._recorders.append(recorder)
         return recorder
 
-    @property
-    def has_sampled(self) -> bool:
-        """Whether any token was sampled yet."""
-        return any(recorder.sampled_count for recorder in self._recorders)
+    def port(self, policy_id: str | None = None) -> PolicyPort:
+        """Return how a policy is reached; None: the first one.
 
-    def trajectories(self) -> tuple[Trajectory, ...]:
-        """Return what was recorded; a trajectory in which nothing was sampled is left out."""
-        started: dict[PolicyId, int] = {}
-        made: list[Trajectory] = []
-        for recorder in self._recorders:
-            if recorder.sampled_count:
-                segment = started.get(recorder.policy_id, 0)
-                started[recorder.policy_id] = segment + 1
-                made.append(recorder.to_trajectory(segment_index=segment))
-        return tuple(made)
-
-    def _port(self, policy_id: str | None) -> PolicyPort:
+        Raises:
+            AstraflowError: POLICY_UNKNOWN when the workflow does not sample from it.
+        """
         if policy_id is None:
             return next(iter(self._policies.values()))
         port = self._policies.get(PolicyId(policy_id))
@@ -100,6 +100,42 @@ class Episode:
                 f"{', '.join(self._policies)}; name it under the workflow's policies",
             )
         return port
+
+    @property
+    def door(self) -> "AgentDoor":
+        """What lets agents in.
+
+        Raises:
+            AstraflowError: CAPABILITY_MISSING when nothing does.
+        """
+        if self._door is None:
+            raise AstraflowError(
+                Reason.CAPABILITY_MISSING, "agents are let in by rollout nodes alone; run it on one"
+            )
+        return self._door
+
+    def attach(self, recorded: Recorded) -> None:
+        """Train on what something else records, too."""
+        self._recorded.append(recorded)
+
+    @property
+    def has_sampled(self) -> bool:
+        """Whether any token was sampled yet."""
+        return any(recorder.sampled_count for recorder in self._recorders) or any(
+            recorded.has_sampled for recorded in self._recorded
+        )
+
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """Return what was recorded; a trajectory in which nothing was sampled is left out."""
+        started: dict[PolicyId, int] = {}
+        made: list[Trajectory] = []
+        for recorder in self._recorders:
+            if recorder.sampled_count:
+                segment = started.get(recorder.policy_id, 0)
+                started[recorder.policy_id] = segment + 1
+                made.append(recorder.to_trajectory(segment_index=segment))
+        attached = (each for recorded in self._recorded for each in recorded.trajectories())
+        return (*made, *attached)
 
 
 class Recorder:
@@ -166,7 +202,7 @@ class Recorder:
                 what the engine raises.
         """
         port = self._port
-        sampling = self._fit(replace(self._sampling, **overrides))
+        sampling = port.fit(replace(self._sampling, **overrides), len(self._tokens))
         start = len(self._tokens)
         with span("gen_ai.generate", prompt_token_count=start, policy=self.policy_id):
             generation = await port.engine.generate(self._tokens, sampling, version=port.version)
@@ -207,26 +243,3 @@ class Recorder:
             reward=self.reward,
             engine=self._port.engine.name,
         )
-
-    def _fit(self, sampling: SamplingParams) -> SamplingParams:
-        """Return the sampling with a budget that the context has room for."""
-        limit = self._port.engine.max_context_token_count
-        room = limit - len(self._tokens)
-        if room < 1:
-            raise AstraflowError(
-                Reason.CONTEXT_TOO_LONG,
-                f"trajectory {self._trajectory_id} has {len(self._tokens)} tokens, and the context "
-                f"of {self.policy_id} is {limit}: leave out long prompts (data.*.max_prompt_chars) "
-                "or raise raas.engine.max_context",
-            )
-        if sampling.max_new_tokens <= room:
-            return sampling
-        return replace(sampling, max_new_tokens=room)
-
-
-def trajectory_seed(seed: int | None, index: int) -> int | None:
-    """Return the seed of an episode's trajectory, in [0, 2**63); the first has the sample's own."""
-    if seed is None or index == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1

@@ -20,16 +20,18 @@ What the policy did badly is a low reward. What an engine or an environment did 
 `AstraflowError`: the sample is run again or given up, never trained on.
 """
 
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.rollouts import FinishReason
+from astraflow.core.rollouts import FinishReason, Trajectory
 from astraflow.core.tasks import Prompt, SamplingParams
 from astraflow.engines.protocol import Engine
+from astraflow.workflows.agents.template import ChatTemplate
 
 if TYPE_CHECKING:
     from astraflow.workflows.episode import Episode
@@ -62,6 +64,7 @@ class PolicyPort:
         tokenizer: Of its model.
         sampling: Defaults; the seed is that of the sample.
         version: Pins every token to it; None: whatever is live.
+        template: Of its chats.
     """
 
     policy_id: PolicyId
@@ -69,6 +72,39 @@ class PolicyPort:
     tokenizer: Tokenizer
     sampling: SamplingParams
     version: int | None = None
+    template: ChatTemplate = field(default_factory=ChatTemplate)
+
+    def fit(self, sampling: SamplingParams, token_count: int) -> SamplingParams:
+        """Return the sampling with a budget that the context has room for after so many tokens.
+
+        Raises:
+            AstraflowError: CONTEXT_TOO_LONG when there is no room for another token.
+        """
+        limit = self.engine.max_context_token_count
+        room = limit - token_count
+        if room < 1:
+            raise AstraflowError(
+                Reason.CONTEXT_TOO_LONG,
+                f"a trajectory has {token_count} tokens, and the context of {self.policy_id} is "
+                f"{limit}: leave out long prompts (data.*.max_prompt_chars) or raise "
+                "raas.engine.max_context",
+            )
+        if sampling.max_new_tokens <= room:
+            return sampling
+        return replace(sampling, max_new_tokens=room)
+
+
+class Recorded(Protocol):
+    """What records trajectories beside the recorders of an episode."""
+
+    @property
+    def has_sampled(self) -> bool:
+        """Whether any token was sampled yet."""
+        ...
+
+    def trajectories(self) -> Iterable[Trajectory]:
+        """Return what was sampled, parents before children."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

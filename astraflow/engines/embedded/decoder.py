@@ -23,6 +23,9 @@ from astraflow.engines.protocol import Generation
 # Of one pass that reads running sequences anew: bounds the memory that it takes for a while.
 _TOKENS_PER_RECOMPUTE = 8192
 
+# A request that is watched, and i32[n] that it sampled since the last time.
+Shown = tuple[Request, np.ndarray]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSettings:
@@ -86,6 +89,16 @@ class Decoder:
     def sampled_count(self) -> int:
         """Tokens sampled since the start."""
         return self._sampled_count
+
+    def unshown(self) -> list[Shown]:
+        """Return what was sampled for watched requests since the last call."""
+        shown: list[Shown] = []
+        for row, request in enumerate(self._rows.requests):
+            if request.watch is not None:
+                tokens = self._rows.sampled(row)[0][request.shown_count :].copy()
+                request.shown_count += len(tokens)
+                shown.append((request, tokens))
+        return shown
 
     def install(self, weights: Weights) -> None:
         """Decode with other weights from the next step on; the cache is kept."""

@@ -41,7 +41,7 @@ from astraflow.engines.embedded.staging import Staged, bits_of, stage
 from astraflow.engines.embedded.tokenizer import Tokenizer, load_tokenizer, read_special_ids
 from astraflow.engines.embedded.weights import Slots, Weights, read_directory
 from astraflow.engines.embedded.worker import Worker
-from astraflow.engines.protocol import EngineLoad, Generation
+from astraflow.engines.protocol import EngineLoad, Generation, Watch
 
 _Stage = Callable[[Weights | None, Collection[Weights]], Staged]
 
@@ -135,10 +135,16 @@ class EmbeddedEngine:
         return self._slots.shapes
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, version: int | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        version: int | None = None,
+        watch: Watch | None = None,
     ) -> Generation:
         """Sample one completion; see `Engine.generate`."""
         request = self._request(prompt, sampling, version)
+        request.watch = watch
         self._submit(request)
         try:
             return await request.reply

@@ -9,7 +9,7 @@ import numpy as np
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy, VersionSpan
 from astraflow.core.tasks import SamplingParams
-from astraflow.engines.protocol import Generation
+from astraflow.engines.protocol import Generation, Watch
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -24,6 +24,8 @@ class Request:
         version: Pins it; None: the live one.
         reply: Resolved on the event loop.
         kv: What becomes of its cache when another version takes over.
+        watch: Told what is sampled; None: nobody is.
+        shown_count: Tokens that it was told of.
         takeovers: (tokens sampled before, version) of each version that sampled for it.
     """
 
@@ -34,6 +36,8 @@ class Request:
     version: int | None
     reply: asyncio.Future[Generation]
     kv: KvPolicy = KvPolicy.KEEP
+    watch: Watch | None = None
+    shown_count: int = 0
     takeovers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     def take_over(self, version: int, *, sampled_count: int) -> None:

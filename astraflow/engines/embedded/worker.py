@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.updates import SwapReport
-from astraflow.engines.embedded.decoder import Decoder, DecoderSettings
+from astraflow.engines.embedded.decoder import Decoder, DecoderSettings, Shown
 from astraflow.engines.embedded.lineup import Lineup
 from astraflow.engines.embedded.messages import (
     Commit,
@@ -31,6 +32,8 @@ from astraflow.engines.protocol import EngineLoad
 
 # An idle worker begins when nothing has come for so long.
 _COMPANY_S = 0.001
+# Who watches a generation is told at most so often: the event loop has more to do than that.
+_SHOW_S = 0.025
 
 _Reply = tuple[asyncio.Future[Any], Any]
 
@@ -71,6 +74,7 @@ class Worker:
         self._handed_count = 0
         self._seen_count = 0
         self._busy_s = 0.0
+        self._shown_at = 0.0
         self._replies: list[_Reply] = []
         self._failure: AstraflowError | None = None
         self._inbox: SimpleQueue[Message] = SimpleQueue()
@@ -274,6 +278,24 @@ class Worker:
             # The loop may have ended without closing the engine; then nobody waits.
             with contextlib.suppress(RuntimeError):
                 replies[0][0].get_loop().call_soon_threadsafe(_deliver, replies)
+        self._show(decoders)
+
+    def _show(self, decoders: Sequence[Decoder]) -> None:
+        """Tell those who watch a generation of its new tokens, all at once."""
+        now = time.perf_counter()
+        if now - self._shown_at < _SHOW_S:
+            return
+        self._shown_at = now
+        shown = [one for each in decoders for one in each.unshown()]
+        if shown:
+            with contextlib.suppress(RuntimeError):
+                shown[0][0].reply.get_loop().call_soon_threadsafe(_show, shown)
+
+
+def _show(shown: list[Shown]) -> None:
+    for request, tokens in shown:
+        if request.watch is not None and not request.reply.done():
+            request.watch(tokens)
 
 
 def _deliver(replies: list[_Reply]) -> None:

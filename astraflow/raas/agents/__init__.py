@@ -1,0 +1,1 @@
+"""The OpenAI-compatible endpoint: agents of any make sample from the policies of a node."""

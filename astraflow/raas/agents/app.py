@@ -1,0 +1,256 @@
+"""The app: routes, whose request it is, and answers as JSON or as events."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.raas.agents.asked import ChatAsked, TextAsked
+from astraflow.raas.agents.chats import chat_body, chat_chunks, chat_talk
+from astraflow.raas.agents.endpoint import AgentEndpoint
+from astraflow.raas.agents.errors import answer_of, body_of, invalid_body
+from astraflow.raas.agents.texts import text_body, text_chunks, text_talk
+from astraflow.workflows.agents.session import AgentSession, Ending
+from astraflow.workflows.protocol import Score
+
+Asked = TypeVar("Asked", bound=BaseModel)
+Answer = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
+
+_GONE = 499  # As nginx calls a client that did not wait.
+_MAX_WAIT_S = 60.0
+
+
+class Reward(BaseModel):
+    """What an agent reports."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    reward: float = Field(allow_inf_nan=False)
+    parts: dict[str, float] = {}
+    metrics: dict[str, float] = {}
+
+
+class End(BaseModel):
+    """How an agent ends its episode."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    failure: str = ""
+
+
+def make_app(endpoint: AgentEndpoint) -> Starlette:
+    """Return the app of an endpoint."""
+    desk = _Desk(endpoint)
+    calls = {"chat/completions": desk.chat, "completions": desk.text}
+    routes = [
+        Route(f"{base}/v1/{path}", _guarded(call), methods=["POST"])
+        for path, call in calls.items()
+        for base in ("", "/sessions/{session_id}")
+    ]
+    routes += [
+        Route(f"{base}/v1/models", _guarded(desk.models)) for base in ("", "/sessions/{session_id}")
+    ]
+    routes += [
+        Route("/sessions", _guarded(desk.take), methods=["POST"]),
+        Route("/sessions/{session_id}", _guarded(desk.look)),
+        Route("/sessions/{session_id}/reward", _guarded(desk.reward), methods=["POST"]),
+        Route("/sessions/{session_id}/end", _guarded(desk.end), methods=["POST"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
+
+
+def _guarded(call: Answer) -> Answer:
+    """Answer errors in OpenAI's form."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await call(request)
+        except AstraflowError as error:
+            return answer_of(error)
+        except ValidationError as error:
+            return answer_of(invalid_body(error))
+        except ClientDisconnect:
+            return Response(status_code=_GONE)
+
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """Answers requests."""
+
+    endpoint: AgentEndpoint
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a chat."""
+        session = self._session(request)
+        asked = await self._asked(request, ChatAsked)
+        talk = chat_talk(session, asked)
+        if asked.stream:
+            return await self._stream(asked.count, chat_chunks(talk, asked))
+        with self.endpoint.room(asked.count):
+            choices = await _unless_gone(request, talk.choices())
+        return JSONResponse(chat_body(talk, asked, choices))
+
+    async def text(self, request: Request) -> Response:
+        """Answer a text."""
+        session = self._session(request)
+        asked = await self._asked(request, TextAsked)
+        talk = text_talk(session, asked)
+        if asked.stream:
+            return await self._stream(asked.count, text_chunks(talk, asked))
+        with self.endpoint.room(asked.count):
+            choices = await _unless_gone(request, talk.choices())
+        return JSONResponse(text_body(talk, asked, choices))
+
+    async def models(self, request: Request) -> Response:
+        """Name the policies."""
+        made = {"object": "model", "created": 0, "owned_by": "astraflow"}
+        policies = self._session(request).policy_ids
+        return JSONResponse({"object": "list", "data": [{"id": each, **made} for each in policies]})
+
+    async def take(self, request: Request) -> Response:
+        """Hand out the next episode; 204 when there is none in a while."""
+        if _bearer(request) != self.endpoint.token:
+            raise AstraflowError(Reason.TOKEN_INVALID, "the bearer token is not this node's")
+        wait_s = min(float(request.query_params.get("wait_s", 30)), _MAX_WAIT_S)
+        lane = request.query_params.get("lane", "")
+        session = await _unless_gone(request, self.endpoint.take(lane, wait_s=wait_s))
+        if session is None:
+            return Response(status_code=204)
+        url = f"http://{await self.endpoint.address()}/sessions/{session.session_id}"
+        return JSONResponse({**describe(session), "session_url": url, "base_url": f"{url}/v1"})
+
+    async def look(self, request: Request) -> Response:
+        """Tell what an episode is about."""
+        return JSONResponse(describe(self._session(request)))
+
+    async def reward(self, request: Request) -> Response:
+        """Take a reward."""
+        session = self._session(request)
+        told = await self._asked(request, Reward)
+        session.report(Score(reward=told.reward, parts=told.parts, metrics=told.metrics))
+        return JSONResponse({"reward": told.reward})
+
+    async def end(self, request: Request) -> Response:
+        """End an episode."""
+        session = self._session(request)
+        told = await self._asked(request, End)
+        session.end(Ending(failure=told.failure))
+        return JSONResponse({"ended": True})
+
+    def _session(self, request: Request) -> AgentSession:
+        session_id = request.path_params.get("session_id")
+        if session_id is not None:
+            return self.endpoint.session(session_id)
+        return self.endpoint.session_of_key(_bearer(request))
+
+    async def _asked(self, request: Request, kind: type[Asked]) -> Asked:
+        return kind.model_validate_json(await self._body(request) or b"{}")
+
+    async def _body(self, request: Request) -> bytes:
+        settings = self.endpoint.settings
+        body = bytearray()
+        try:
+            async with asyncio.timeout(settings.patience_s):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > settings.max_body_nbytes:
+                        raise AstraflowError(
+                            Reason.MESSAGE_TOO_LARGE,
+                            f"the body is larger than {settings.max_body_nbytes} bytes "
+                            "(raas.agents.max_body_nbytes)",
+                        )
+        except TimeoutError:
+            raise AstraflowError(
+                Reason.SOURCE_TIMEOUT,
+                f"the body did not come within {settings.patience_s:g} s; send it again",
+            ) from None
+        return bytes(body)
+
+    async def _stream(self, count: int, chunks: AsyncIterator[dict[str, Any]]) -> Response:
+        """Stream events; what goes wrong before the first one is an answer of its own."""
+        events = self._events(count, chunks)
+        first = await anext(events)
+        return StreamingResponse(_after(first, events), media_type="text/event-stream")
+
+    async def _events(
+        self, count: int, chunks: AsyncIterator[dict[str, Any]]
+    ) -> AsyncIterator[bytes]:
+        with self.endpoint.room(count):
+            try:
+                async for chunk in chunks:
+                    yield _event(chunk)
+            except AstraflowError as error:
+                yield _event(body_of(error))
+            yield b"data: [DONE]\n\n"
+
+
+def describe(session: AgentSession) -> dict[str, Any]:
+    """Return what an agent is told of its episode."""
+    task = session.episode.task
+    return {
+        "session_id": session.session_id,
+        "api_key": session.key,
+        "workflow": task.workflow_id,
+        "purpose": task.purpose,
+        "group_id": task.group_id,
+        "sample_index": session.episode.sample_index,
+        "prompt_id": task.prompt.prompt_id,
+        "task": dict(task.prompt.fields),
+        "models": list(session.policy_ids),
+    }
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await work; stop it when the client leaves.
+
+    Raises:
+        ClientDisconnect: When it did.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for each in rest:
+        yield each
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _bearer(request: Request) -> str:
+    given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    return given or request.headers.get("x-api-key", "")
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    del error
+    problem = f"{request.method} {request.url.path} is not served here"
+    unknown = {"message": problem, "type": "invalid_request_error", "code": "unknown_url"}
+    return JSONResponse({"error": {**unknown, "param": None}}, 404)

@@ -1,0 +1,170 @@
+"""The endpoint: one HTTP server per node, and the sessions that are open on it."""
+
+import asyncio
+import secrets
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from urllib.parse import quote
+
+import structlog
+
+from astraflow.config.pool import Agents
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.address import advertised, split_address
+from astraflow.workflows.agents.door import Entrance, Queue
+from astraflow.workflows.agents.session import AgentSession
+
+AGENT_TOKEN = "ASTRAFLOW_AGENT_TOKEN"  # noqa: S105 - the name of a variable
+"""Environment variable of a node: what agents that are started elsewhere show to get an episode."""
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class AgentEndpoint:
+    """Lets agents in; it listens from the first session on.
+
+    Attributes:
+        settings: Of the recipe.
+        token: Asked of agents that want an episode.
+    """
+
+    def __init__(self, settings: Agents | None = None, *, token: str | None = None) -> None:
+        """Prepare; nothing is listened on.
+
+        Args:
+            settings: Of the recipe.
+            token: None: one that only agents know which this node starts.
+        """
+        self.settings = settings or Agents()
+        self.token = token or secrets.token_urlsafe(24)
+        self._sessions: dict[str, AgentSession] = {}
+        self._keys: dict[str, AgentSession] = {}
+        self._offered: defaultdict[str, deque[AgentSession]] = defaultdict(deque)
+        self._takers = asyncio.Condition()
+        self._request_count = 0
+        self._starting = asyncio.Lock()
+        self._server: object | None = None
+        self._address = ""
+
+    @asynccontextmanager
+    async def open(self, session: AgentSession) -> AsyncGenerator[Entrance]:
+        """Serve a session until the end of the context; what it still samples is withdrawn."""
+        url = f"http://{await self.address()}/sessions/{session.session_id}"
+        self._sessions[session.session_id] = self._keys[session.key] = session
+        try:
+            yield Entrance(base_url=f"{url}/v1", session_url=url, key=session.key)
+        finally:
+            session.end()
+            del self._sessions[session.session_id], self._keys[session.key]
+
+    async def queue(self, lane: str) -> Queue:
+        """Return where the sessions of a lane are handed out."""
+        url = f"http://{await self.address()}/sessions?lane={quote(lane, safe='')}"
+        return Queue(url=url, token=self.token)
+
+    def offer(self, session: AgentSession, lane: str) -> None:
+        """Hand an open session to the next agent that asks for one."""
+        self._offered[lane].append(session)
+        self._wake = asyncio.ensure_future(self._tell())
+
+    async def take(self, lane: str, *, wait_s: float) -> AgentSession | None:
+        """Return the session that was offered first; None: there was none in this time."""
+        try:
+            async with asyncio.timeout(wait_s), self._takers:
+                while True:
+                    session = self._next(lane)
+                    if session is not None:
+                        return session
+                    await self._takers.wait()
+        except TimeoutError:
+            return None
+
+    def session(self, session_id: str) -> AgentSession:
+        """Return an open session.
+
+        Raises:
+            AstraflowError: TASK_UNKNOWN.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise AstraflowError(
+                Reason.TASK_UNKNOWN,
+                "there is no such session; it is over, or belongs to another node",
+            )
+        return session
+
+    def session_of_key(self, key: str) -> AgentSession:
+        """Return the session of an API key.
+
+        Raises:
+            AstraflowError: TOKEN_INVALID.
+        """
+        session = self._keys.get(key)
+        if session is None:
+            raise AstraflowError(
+                Reason.TOKEN_INVALID,
+                "the API key is of no open session; use the OPENAI_API_KEY and OPENAI_BASE_URL "
+                "that the episode was started with",
+            )
+        return session
+
+    @contextmanager
+    def room(self, count: int) -> Generator[None]:
+        """Take room for some generations.
+
+        Raises:
+            AstraflowError: OVERLOADED when too many run.
+        """
+        limit = self.settings.max_requests
+        if self._request_count + count > limit:
+            raise AstraflowError(
+                Reason.OVERLOADED,
+                f"{self._request_count} generations run and raas.agents.max_requests is {limit}; "
+                "try again in a moment",
+                retryable=True,
+            )
+        self._request_count += count
+        try:
+            yield
+        finally:
+            self._request_count -= count
+
+    async def address(self) -> str:
+        """Return host:port as agents dial it; begins to listen."""
+        async with self._starting:
+            if self._server is None:
+                await self._start()
+        return self._address
+
+    async def close(self) -> None:
+        """End all sessions and stop listening."""
+        from astraflow.rpc.http import HttpServer  # noqa: PLC0415 - an extra
+
+        for session in tuple(self._sessions.values()):
+            session.end()
+        if isinstance(self._server, HttpServer):
+            await self._server.close()
+
+    async def _start(self) -> None:
+        from astraflow.raas.agents.app import make_app  # noqa: PLC0415 - an extra
+        from astraflow.rpc.http import HttpLimits, HttpServer  # noqa: PLC0415
+
+        settings = self.settings
+        limits = HttpLimits(head_s=settings.patience_s)
+        server = await HttpServer.start(make_app(self), listen=settings.listen, limits=limits)
+        self._server = server
+        self._address = advertised(*split_address(server.address), settings.advertise)
+        log.info("agents are served", url=f"http://{self._address}/v1")
+
+    async def _tell(self) -> None:
+        async with self._takers:
+            self._takers.notify_all()
+
+    def _next(self, lane: str) -> AgentSession | None:
+        waiting = self._offered[lane]
+        while waiting:
+            session = waiting.popleft()
+            if session.is_open:
+                return session
+        return None

@@ -1,0 +1,161 @@
+"""HTTP: serves an ASGI app on this event loop, with patience for nobody who dawdles."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn import Config, Server
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.address import join_address, split_address
+
+_BACKLOG = 1024
+_GRACE_S = 1
+_MAX_HEAD_NBYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """What a client may take.
+
+    Attributes:
+        head_s: Seconds for the head of a request.
+        idle_s: Seconds between two requests of a connection.
+    """
+
+    head_s: float = 10.0
+    idle_s: float = 120.0
+
+
+class HttpServer:
+    """Serves one app.
+
+    Attributes:
+        address: host:port as listened on.
+    """
+
+    def __init__(self, server: "_Server", task: asyncio.Task[None], address: str) -> None:
+        """Take over a server that runs; `start` is the way to get one."""
+        self.address = address
+        self._server = server
+        self._task = task
+
+    @classmethod
+    async def start(
+        cls, app: Any, *, listen: str, limits: HttpLimits | None = None
+    ) -> "HttpServer":
+        """Listen.
+
+        Args:
+            app: ASGI.
+            listen: host:port; port 0 takes a free one.
+            limits: Of clients.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when the address cannot be listened on.
+        """
+        bound = _bound(listen)
+        server = _Server(_config(app, limits or HttpLimits()))
+        task = asyncio.create_task(server.serve(sockets=[bound]))
+        await server.is_ready.wait()
+        host, port = bound.getsockname()[:2]
+        return cls(server, task, join_address(host, port))
+
+    async def close(self) -> None:
+        """Stop; what is being answered has a second to end."""
+        self._server.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+
+class _Server(Server):
+    """Leaves signals to the process that it is a part of."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.is_ready = asyncio.Event()
+        self._is_closing = asyncio.Event()
+
+    def close(self) -> None:
+        self._is_closing.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_ready.set()
+
+    async def main_loop(self) -> None:
+        await self._is_closing.wait()
+
+
+def _config(app: Any, limits: HttpLimits) -> Config:
+    return Config(
+        app,
+        http=_timed(limits.head_s),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=int(limits.idle_s),
+        timeout_graceful_shutdown=_GRACE_S,
+        h11_max_incomplete_event_size=_MAX_HEAD_NBYTES,
+    )
+
+
+def _timed(head_s: float) -> type[H11Protocol]:
+    """Return a protocol that hangs up on heads that take longer than `head_s`."""
+
+    class Timed(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as the base has it
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._stop()
+
+        def _watch(self) -> None:
+            cycle: Any = self.cycle  # None before the first request
+            is_answering = cycle is not None and not cycle.response_complete
+            if is_answering:
+                self._stop()
+            elif self._timer is None:
+                self._timer = self.loop.call_later(head_s, self.transport.close)
+
+        def _stop(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    return Timed
+
+
+def _bound(listen: str) -> socket.socket:
+    host, port = split_address(listen, "listen")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"nothing can listen on {listen}: {error}; choose another port"
+        ) from error
+    return made

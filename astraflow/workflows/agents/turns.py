@@ -1,0 +1,209 @@
+"""Turns: each generation of an agent is a node of a tree of tokens.
+
+A prompt that begins with all tokens of an earlier turn extends it; any other begins anew. What
+extends each other is one trajectory; where a turn is extended twice, the second is a branch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from astraflow.core.ids import PolicyId, TrajectoryId
+from astraflow.core.rollouts import Trajectory
+from astraflow.core.tasks import SamplingParams
+from astraflow.engines.protocol import Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Turn:
+    """One generation.
+
+    Attributes:
+        parent: What it extends; None: nothing.
+        seen: i32[n], what the policy was told since the end of its parent.
+        generation: What it sampled, at least one token.
+        sampling: As used.
+        start: Tokens before the first sampled one.
+    """
+
+    parent: "Turn | None"
+    seen: np.ndarray
+    generation: Generation
+    sampling: SamplingParams
+    start: int
+
+    @property
+    def end(self) -> int:
+        """Tokens up to its last one."""
+        return self.start + len(self.generation.tokens)
+
+    @property
+    def path(self) -> "tuple[Turn, ...]":
+        """All turns from the first to this one."""
+        turns: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.parent
+        return tuple(reversed(turns))
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """i32[end], all tokens up to its last one, seen and sampled."""
+        parts = [part for turn in self.path for part in (turn.seen, turn.generation.tokens)]
+        return np.concatenate(parts).astype(np.int32, copy=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Opening:
+    """Where a generation that is about to begin hangs.
+
+    Attributes:
+        parent: The turn that it extends.
+        prompt: i32[n], all tokens before it.
+        branch: Number of its branch; turns of one branch draw with one seed.
+    """
+
+    parent: Turn | None
+    prompt: np.ndarray
+    branch: int
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A turn, or the root, and what hangs there."""
+
+    branch: int
+    children: list[Turn] = field(default_factory=list[Turn])
+    is_extended: bool = False
+
+
+class TurnTree:
+    """The turns of one policy in one episode."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.turns: list[Turn] = []
+        """In the order in which they ended."""
+        self._places: dict[Turn | None, _Place] = {None: _Place(branch=0)}
+        self._branch_count = 1
+
+    def open(self, prompt: Sequence[int] | np.ndarray) -> Opening:
+        """Return where a generation after `prompt` hangs; its branch is taken from now on."""
+        ids = np.asarray(prompt, np.int32)
+        parent = self.deepest(ids)
+        place = self._places[parent]
+        branch = place.branch
+        if place.is_extended:
+            branch, self._branch_count = self._branch_count, self._branch_count + 1
+        place.is_extended = True
+        return Opening(parent=parent, prompt=ids, branch=branch)
+
+    def add(self, opening: Opening, generation: Generation, sampling: SamplingParams) -> Turn:
+        """Keep what was sampled."""
+        parent = opening.parent
+        turn = Turn(
+            parent=parent,
+            seen=opening.prompt[parent.end if parent else 0 :],
+            generation=generation,
+            sampling=sampling,
+            start=len(opening.prompt),
+        )
+        if len(generation.tokens):
+            self.turns.append(turn)
+            self._places[parent].children.append(turn)
+            self._places[turn] = _Place(branch=opening.branch)
+        return turn
+
+    def deepest(self, prompt: np.ndarray) -> Turn | None:
+        """Return the last turn whose tokens all stand at the start of `prompt`, i32[n]."""
+        found: Turn | None = None
+        while (turn := self._child(found, prompt)) is not None:
+            found = turn
+        return found
+
+    def paths(self) -> Iterator[tuple[Turn, ...]]:
+        """Yield the turns of every branch, from the first one, in the order of their last ones."""
+        for turn in self.turns:
+            if not self._places[turn].children:
+                yield turn.path
+
+    def _child(self, parent: Turn | None, prompt: np.ndarray) -> Turn | None:
+        """Return the newest turn after `parent` that `prompt` goes on from."""
+        at = parent.end if parent else 0
+        children = reversed(self._places[parent].children)
+        return next((turn for turn in children if _stands_at(turn, prompt, at)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whose turns become trajectories.
+
+    Attributes:
+        prefix: Of trajectory ids.
+        policy_id: Who sampled.
+        agent: A name for people.
+        engine: Name and release.
+    """
+
+    prefix: str
+    policy_id: PolicyId
+    agent: str
+    engine: str
+
+
+def trajectories_of(tree: TurnTree, owner: Owner) -> Iterator[Trajectory]:
+    """Yield a trajectory per branch; a turn that several share is trained on in the first.
+
+    Example: turns a, b after a, and c after a: [a b], and [a c] as its branch with `a` masked.
+    """
+    homes: dict[Turn, TrajectoryId] = {}
+    for number, path in enumerate(tree.paths()):
+        name = TrajectoryId(f"{owner.prefix}/{number}")
+        shared = [turn for turn in path if turn in homes]
+        own = path[len(shared) :]
+        yield _trajectory(
+            path, own, owner, name=name, parent=homes[shared[-1]] if shared else None, index=number
+        )
+        homes |= dict.fromkeys(own, name)
+
+
+def _trajectory(
+    path: tuple[Turn, ...],
+    own: tuple[Turn, ...],
+    owner: Owner,
+    *,
+    name: TrajectoryId,
+    parent: TrajectoryId | None,
+    index: int,
+) -> Trajectory:
+    last = path[-1]
+    mask, logprobs = np.zeros(last.end, np.bool_), np.zeros(last.end, np.float32)
+    for turn in own:
+        mask[turn.start : turn.end] = True
+        logprobs[turn.start : turn.end] = turn.generation.logprobs
+    first_of_own = own[0].parent
+    return Trajectory(
+        trajectory_id=name,
+        policy_id=owner.policy_id,
+        agent=owner.agent,
+        tokens=last.tokens,
+        sampled_mask=mask,
+        logprobs=logprobs,
+        version_spans=tuple(span for turn in own for span in turn.generation.version_spans),
+        sampling=last.sampling,
+        finish_reason=last.generation.finish_reason,
+        parent_trajectory_id=parent,
+        branch_offset=first_of_own.end if first_of_own else 0,
+        segment_index=index,
+        engine=owner.engine,
+    )
+
+
+def _stands_at(turn: Turn, prompt: np.ndarray, at: int) -> bool:
+    return (
+        turn.end <= len(prompt)
+        and np.array_equal(prompt[at : turn.start], turn.seen)
+        and np.array_equal(prompt[turn.start : turn.end], turn.generation.tokens)
+    )

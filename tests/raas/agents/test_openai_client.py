@@ -1,0 +1,139 @@
+"""OpenAI's own client, as it is."""
+
+import pytest
+
+from astraflow.core.tasks import SamplingParams
+
+pytestmark = pytest.mark.slow
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+    }
+]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture
+def client_of():
+    from openai import AsyncOpenAI  # noqa: PLC0415 - takes a second of CPU
+
+    def make(stage):
+        return AsyncOpenAI(
+            base_url=stage.entrance.base_url, api_key=stage.entrance.key, max_retries=0
+        )
+
+    return make
+
+
+async def test_a_chat_of_two_turns_is_one_trajectory(stage, client_of):
+    async with stage(lambda text: "one" if text.count("[u]") == 1 else "two") as at:
+        async with client_of(at) as client:
+            first = await client.chat.completions.create(model="gpt-4o", messages=[user("a")])
+            said = first.choices[0].message
+            second = await client.chat.completions.create(
+                model="gpt-4o", messages=[user("a"), said, user("b")], logprobs=True
+            )
+        (trajectory,) = at.episode.trajectories()
+    assert (said.content, second.choices[0].message.content) == ("one", "two")
+    assert first.usage.completion_tokens == 3
+    assert [each.token for each in second.choices[0].logprobs.content] == ["t", "w", "o"]
+    tokenizer = at.episode.port().tokenizer
+    assert tokenizer.decode(trajectory.tokens) == "[u]a;[a]one;[u]b;[a]two"
+    assert tokenizer.decode(trajectory.tokens[trajectory.sampled_mask]) == "onetwo"
+
+
+async def test_a_stream_shows_what_a_whole_answer_has(stage, client_of):
+    async with stage(lambda text: "some words.") as at, client_of(at) as client:
+        stream = await client.chat.completions.create(
+            model="solver",
+            messages=[user("a")],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(texts) == "some words."
+    assert len([text for text in texts if text]) > 1
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage.completion_tokens == len("some words.")
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_tools_are_called_and_answered(stage, client_of, is_streamed):
+    def answer(text):
+        return "It is 3." if "[t]3" in text else f"Wait.{CALL}"
+
+    async with (
+        stage(answer, sampling=SamplingParams(max_new_tokens=256)) as at,
+        client_of(at) as client,
+    ):
+        talk = [user("1+2?")]
+        first = await create(client, talk, is_streamed)
+        (call,) = first["tool_calls"]
+        assert (first["content"], call["function"]["name"]) == ("Wait.", "add")
+        talk += [
+            {"role": "assistant", **first},
+            {"role": "tool", "tool_call_id": call["id"], "content": "3"},
+        ]
+        assert (await create(client, talk, is_streamed))["content"] == "It is 3."
+        assert len(at.episode.trajectories()) == 1
+
+
+async def create(client, messages, is_streamed):
+    asked = {"model": "m", "messages": messages, "tools": TOOLS}
+    if not is_streamed:
+        answer = await client.chat.completions.create(**asked)
+        message = answer.choices[0].message.model_dump(exclude_none=True)
+        return {key: message[key] for key in ("content", "tool_calls") if key in message}
+    made = {"content": "", "tool_calls": []}
+    async for chunk in await client.chat.completions.create(**asked, stream=True):
+        delta = chunk.choices[0].delta
+        made["content"] += delta.content or ""
+        made["tool_calls"] += [
+            each.model_dump(exclude={"index"}) for each in delta.tool_calls or ()
+        ]
+    return made if made["tool_calls"] else {"content": made["content"]}
+
+
+async def test_several_choices_are_branches_that_differ(stage, client_of):
+    async with stage() as at, client_of(at) as client:
+        answer = await client.chat.completions.create(
+            model="m", messages=[user("a")], n=3, max_tokens=8, seed=4
+        )
+        texts = {choice.message.content for choice in answer.choices}
+        assert len(texts) == len(at.episode.trajectories()) == 3
+        assert {choice.finish_reason for choice in answer.choices} == {"length"}
+
+
+async def test_what_a_stop_string_ends_is_not_shown(stage, client_of):
+    async with stage(lambda text: "yes END") as at, client_of(at) as client:
+        answer = await client.chat.completions.create(model="m", messages=[user("a")], stop=["END"])
+        stream = await client.chat.completions.create(
+            model="m", messages=[user("b")], stop="END", stream=True
+        )
+        streamed = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert answer.choices[0].message.content == "yes "
+    assert "".join(streamed) == "yes "
+
+
+async def test_texts_go_on_from_what_was_sampled(stage, client_of):
+    async with stage(lambda text: "!" * (1 + text.count("?"))) as at, client_of(at) as client:
+        first = await client.completions.create(model="m", prompt="a?", logprobs=1)
+        text = "a?" + first.choices[0].text + "b?"
+        stream = await client.completions.create(model="m", prompt=text, stream=True)
+        second = [chunk.choices[0].text async for chunk in stream]
+        assert first.choices[0].text == "!!"
+        assert first.choices[0].logprobs.tokens == ["!", "!"]
+        assert "".join(second) == "!!!"
+        assert len(at.episode.trajectories()) == 1
+
+
+async def test_models_are_the_policies(stage, client_of):
+    async with stage(policies=("solver", "judge")) as at, client_of(at) as client:
+        assert [model.id async for model in client.models.list()] == ["solver", "judge"]
