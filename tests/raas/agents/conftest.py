@@ -46,7 +46,7 @@ def make_episode(engine, *, policies=("solver",), sampling=None, door=None, fiel
         prompt=Prompt(prompt_id="train/1", data_set="train", fields=fields or {"prompt": "hi"}),
         sample_indexes=(0,),
         versions={},
-        sampling={name: sampling for name in policies},
+        sampling=dict.fromkeys(policies, sampling),
     )
     ports = {
         name: PolicyPort(
