@@ -30,12 +30,12 @@ import torch
 
 from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe
-from astraflow.core.advantages import group_relative
+from astraflow.core.advantages import AdvantageSettings, advantages_of
 from astraflow.core.ids import PromptId
 from astraflow.core.tasks import Prompt
 from astraflow.launch.models import cache_dir
 from astraflow.trainers.causal_model import CausalModel, load_causal_model, prepare_torch
-from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.rows import LossTokens, TrainRows
 from astraflow.trainers.warm_up import ensure_model
 from astraflow.workflows.letter_sort.scorer import LetterSort
@@ -137,7 +137,7 @@ class Reference:
         self._recipe = recipe
         directory = ensure_model(self._policy.model, seed=recipe.seed, cache_dir=cache_dir())
         self._model = load_causal_model(directory, device="cpu")
-        self._learner = GrpoLearner(self._model, self._policy.trainer)
+        self._learner = PolicyLearner(self._model, self._policy.trainer)
         tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
         self._sampler = Sampler(
             self._model, tokenizer, max_new_tokens=self._policy.sampling.max_new_tokens
@@ -161,9 +161,9 @@ class Reference:
         rows = [row for row in groups for _ in range(size)]
         samples = self._sampler.sample([row["prompt"] for row in rows])
         rewards = self._score_all(rows, samples).reshape(-1, size)
-        advantages = np.concatenate([group_relative(r, scale_by_std=False) for r in rewards])
+        advantages = np.concatenate([advantages_of(r, AdvantageSettings()) for r in rewards])
         batch = samples.to_rows(advantages)
-        learned = self._learner.step(batch, loss_token_count=len(batch.loss))
+        learned = self._learner.step(batch, divisor=len(batch.loss))
         return {**learned, "reward/mean": float(rewards.mean())}
 
     def _rewards(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:

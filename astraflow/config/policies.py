@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from astraflow.config.loss import Loss
 from astraflow.config.strict import Algorithm, LaneChoice, Options, Strict
 
 
@@ -50,20 +51,32 @@ class Sampling(Strict):
     stop_strings: tuple[str, ...] = ()
 
 
-class Advantages(Strict):
-    """Group-relative advantages, stamped by the hub."""
+class Overlong(Strict):
+    """Takes off the reward of long rollouts, softly (DAPO's overlong reward shaping)."""
 
+    max_tokens: int = Field(ge=1)
+    """Sampled tokens from which on all of `penalty` is taken off."""
+    buffer_tokens: int = Field(ge=1)
+    """So many before that it begins, and grows linearly."""
+    penalty: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _begins_after_nothing(self) -> Self:
+        if self.buffer_tokens > self.max_tokens:
+            raise ValueError("buffer_tokens cannot be more than max_tokens")
+        return self
+
+
+class Advantages(Strict):
+    """Advantages, stamped by the hub when a group is whole."""
+
+    baseline: Literal["group", "leave_one_out", "none"] = "group"
+    """What a reward is compared with: the mean of its group (GRPO), that of the others of its group
+    (RLOO), or nothing (REINFORCE++, with loss.whiten)."""
     scale_by_std: bool = False
     """Divide by the group's standard deviation (GRPO as published); off: Dr. GRPO."""
-
-
-class Loss(Strict):
-    """GRPO's clipped surrogate, a mean over the tokens of the whole batch."""
-
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """The ratio is not rewarded below 1 - clip_low."""
-    clip_high: float = Field(default=0.28, gt=0)
-    """The ratio is not rewarded above 1 + clip_high (DAPO's clip-higher)."""
+    overlong: Overlong | None = None
+    """Unset: length costs nothing."""
 
 
 class Optimizer(Strict):

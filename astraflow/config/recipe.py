@@ -8,13 +8,14 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from astraflow.config.loss import Correction, Kl, Loss, Sapo
 from astraflow.config.policies import (
     Advantages,
     Broadcast,
     Buffer,
-    Loss,
     Model,
     Optimizer,
+    Overlong,
     Policy,
     Replay,
     Sampling,
@@ -42,12 +43,14 @@ __all__ = [
     "Autoscale",
     "Broadcast",
     "Buffer",
+    "Correction",
     "DataSet",
     "Engine",
     "EvalSet",
     "EvalSuite",
     "Hub",
     "Journal",
+    "Kl",
     "LaneChoice",
     "Loss",
     "Metrics",
@@ -56,6 +59,7 @@ __all__ = [
     "Name",
     "Optimizer",
     "Options",
+    "Overlong",
     "Policy",
     "Raas",
     "Recipe",
@@ -64,6 +68,7 @@ __all__ = [
     "Replay",
     "Rollouts",
     "Sampling",
+    "Sapo",
     "Strict",
     "Sync",
     "Tls",

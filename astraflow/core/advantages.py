@@ -1,6 +1,8 @@
-"""Advantages: how much better a row did than the rows that it is compared with."""
+"""Advantages: how much better a row did than what it is compared with."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
@@ -9,30 +11,98 @@ from astraflow.core.samples import Row
 _EPSILON = 1e-6
 
 
-def group_relative(rewards: np.ndarray, *, scale_by_std: bool) -> np.ndarray:
-    """Return reward minus the group's mean, over its deviation where asked for.
+class Baseline(StrEnum):
+    """What a reward is compared with."""
 
-    GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.2) divides by the standard deviation;
-    Dr. GRPO (arXiv 2503.20783) does not. A group of equal rewards gets zeros either way.
+    GROUP = "group"
+    LEAVE_ONE_OUT = "leave_one_out"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlongSettings:
+    """Takes off the reward of long rows, softly.
+
+    Attributes:
+        max_tokens: Sampled tokens from which on all of `penalty` is taken off.
+        buffer_tokens: So many before that it begins.
+        penalty: At most.
+    """
+
+    max_tokens: int
+    buffer_tokens: int
+    penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageSettings:
+    """How rewards become advantages.
+
+    Attributes:
+        baseline: What a reward is compared with.
+        scale_by_std: Divide by the group's standard deviation.
+        overlong: None: length costs nothing.
+    """
+
+    baseline: Baseline = Baseline.GROUP
+    scale_by_std: bool = False
+    overlong: OverlongSettings | None = None
+
+
+def advantages_of(rewards: np.ndarray, settings: AdvantageSettings) -> np.ndarray:
+    """Return rewards minus their baseline, over their deviation where asked for.
+
+    The mean of the group: GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.2), which divides by
+    the standard deviation; Dr. GRPO (arXiv 2503.20783) does not. The mean of the others: RLOO
+    (arXiv 2402.14740). A group of equal rewards gets zeros either way. A row that is alone has no
+    others: its baseline is 0.
 
     Args:
         rewards: f64[n], one per row of the group.
-        scale_by_std: Divide by (population deviation + 1e-6).
+        settings: Deviations are those of the population, plus 1e-6.
 
     Example:
-        >>> group_relative(np.array([1.0, 0.0, 0.0, 1.0]), scale_by_std=False).tolist()
+        >>> rewards = np.array([1.0, 0.0, 0.0, 1.0])
+        >>> advantages_of(rewards, AdvantageSettings()).tolist()
         [0.5, -0.5, -0.5, 0.5]
     """
-    centred = rewards - rewards.mean()
-    return centred / (rewards.std() + _EPSILON) if scale_by_std else centred
+    centred = rewards - _baseline(rewards, settings.baseline)
+    return centred / (rewards.std() + _EPSILON) if settings.scale_by_std else centred
 
 
-def stamp(rows: Sequence[Row], *, scale_by_std: bool) -> None:
-    """Give the rewarded rows of a group their advantage, and the group's mean and deviation."""
+def overlong_penalty(token_count: int, settings: OverlongSettings) -> float:
+    """Return what is taken off a reward: DAPO's soft overlong punishment (arXiv 2503.14476).
+
+    Example:
+        >>> settings = OverlongSettings(max_tokens=100, buffer_tokens=20)
+        >>> [overlong_penalty(count, settings) for count in (80, 90, 100, 500)]
+        [0.0, 0.5, 1.0, 1.0]
+    """
+    over = token_count - (settings.max_tokens - settings.buffer_tokens)
+    return settings.penalty * min(max(over / settings.buffer_tokens, 0.0), 1.0)
+
+
+def stamp(rows: Sequence[Row], settings: AdvantageSettings) -> None:
+    """Give the rewarded rows of a group their advantage, and the group's mean and deviation.
+
+    Mean and deviation are those of the rewards as they came; length costs advantages only.
+    """
     rewards = np.array([row.reward for row in rows], np.float64)
     mean, std = float(rewards.mean()), float(rewards.std())
-    advantages = group_relative(rewards, scale_by_std=scale_by_std).tolist()
-    for row, advantage in zip(rows, advantages, strict=True):
+    if settings.overlong is not None:
+        counts = [row.trajectory.sampled_count for row in rows]
+        rewards -= [overlong_penalty(count, settings.overlong) for count in counts]
+    for row, advantage in zip(rows, advantages_of(rewards, settings).tolist(), strict=True):
         row.advantage = advantage
         row.group_mean = mean
         row.group_std = std
+
+
+def _baseline(rewards: np.ndarray, baseline: Baseline) -> np.ndarray | float:
+    match baseline:
+        case Baseline.GROUP:
+            return rewards.mean()
+        case Baseline.LEAVE_ONE_OUT:
+            return (rewards.sum() - rewards) / max(1, len(rewards) - 1)
+        case Baseline.NONE:
+            return 0.0

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from astraflow.core.advantages import stamp
+from astraflow.core.advantages import AdvantageSettings, stamp
 from astraflow.core.algorithms.faults import Faults
 from astraflow.core.algorithms.finding import rollout_filter
 from astraflow.core.algorithms.plug_in import PlugInSpec
@@ -59,7 +59,7 @@ class Completion:
         filters: Sequence[PlugInSpec],
         *,
         min_group_size: int,
-        scale_by_std: bool,
+        advantages: AdvantageSettings,
         faults: Faults,
     ) -> None:
         """Make the filters.
@@ -70,7 +70,7 @@ class Completion:
         self._policy_id = policy_id
         self._filters = [(spec.name, rollout_filter(spec)) for spec in filters]
         self._min_group_size = min_group_size
-        self._scale_by_std = scale_by_std
+        self._advantages = advantages
         self._faults = faults
         self.filtered_in_a_row = 0
         self.last_filter = ""
@@ -90,7 +90,7 @@ class Completion:
         if len(kept) < self._min_group_size:
             drops.append(Drop(samples=kept, reason=Reason.GROUP_INCOMPLETE))
             return Completed(kept=(), drops=tuple(drops))
-        stamp([row for sample in kept for row in sample.rows], scale_by_std=self._scale_by_std)
+        stamp([row for sample in kept for row in sample.rows], self._advantages)
         return Completed(kept=kept, drops=tuple(drops))
 
     def metrics(self) -> Mapping[str, float]:

@@ -83,7 +83,7 @@ class Policy:
             settings.policy_id,
             run.rollouts.filters,
             min_group_size=run.rollouts.min_group_size,
-            scale_by_std=settings.scale_by_std,
+            advantages=settings.advantages,
             faults=faults,
         )
         self._guarding = Guarding(

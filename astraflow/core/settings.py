@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from astraflow.core.advantages import AdvantageSettings
 from astraflow.core.algorithms.plug_in import PlugInSpec
 from astraflow.core.autoscale import ScaleSettings
 from astraflow.core.barrier import VersionRelation
@@ -24,7 +25,7 @@ class PolicySettings:
         max_staleness: Versions between sampling and training, at most.
         steps_per_version: Optimizer steps between versions; None: one comes when it is asked for.
         step_count: Batches to train on; None: until the data ends.
-        scale_by_std: Divide advantages by the group's standard deviation.
+        advantages: How rewards become advantages.
         sampling: Defaults of its generations; the seed is set by the run.
         buffer: What its fresh buffer holds, and in which order.
         replay: What it trains on again.
@@ -37,7 +38,7 @@ class PolicySettings:
     max_staleness: int
     steps_per_version: int | None = 1
     step_count: int | None = None
-    scale_by_std: bool = False
+    advantages: AdvantageSettings = field(default_factory=AdvantageSettings)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     buffer: BufferSettings = field(default_factory=BufferSettings)
     replay: ReplaySettings = field(default_factory=ReplaySettings)

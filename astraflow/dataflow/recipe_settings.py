@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from astraflow.config import recipe as config
+from astraflow.core.advantages import AdvantageSettings, Baseline, OverlongSettings
 from astraflow.core.algorithms.plug_in import PlugInSpec
 from astraflow.core.autoscale import ScaleSettings
 from astraflow.core.barrier import OnTimeout, RelationKind, VersionRelation
@@ -68,7 +69,7 @@ def _policy(name: str, policy: config.Policy) -> PolicySettings:
         max_staleness=policy.trainer.max_staleness,
         steps_per_version=policy.trainer.sync.steps_per_version,
         step_count=policy.trainer.step_count,
-        scale_by_std=policy.trainer.advantages.scale_by_std,
+        advantages=_advantages(policy.trainer.advantages),
         sampling=_sampling(policy.sampling),
         buffer=BufferSettings(
             order=BufferOrder(policy.trainer.buffer.order),
@@ -78,6 +79,15 @@ def _policy(name: str, policy: config.Policy) -> PolicySettings:
         replay=_replay(policy.trainer),
         guards=_specs(policy.trainer.guards),
         max_refusals=policy.trainer.max_refusals,
+    )
+
+
+def _advantages(advantages: config.Advantages) -> AdvantageSettings:
+    overlong = advantages.overlong
+    return AdvantageSettings(
+        baseline=Baseline(advantages.baseline),
+        scale_by_std=advantages.scale_by_std,
+        overlong=None if overlong is None else OverlongSettings(**overlong.model_dump()),
     )
 
 

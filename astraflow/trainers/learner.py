@@ -1,7 +1,7 @@
 """One optimizer step from one batch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,17 @@ from astraflow.config.recipe import Trainer
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
-from astraflow.trainers.losses import grpo_loss, loss_metrics
+from astraflow.trainers.losses import (
+    ClipRange,
+    LossInputs,
+    clip_range_of,
+    loss_metrics,
+    policy_loss,
+    prepared,
+)
 from astraflow.trainers.optimizer import AdamW
 from astraflow.trainers.passes import Pass, plan_passes
-from astraflow.trainers.rows import TrainRows
+from astraflow.trainers.rows import LossTokens, TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
 
 # Rows that the log speaks of when a batch has none that moves the weights.
@@ -45,16 +52,26 @@ class Likelihoods:
         self.entropies[indices] = entropies.cpu().numpy()
 
 
-class GrpoLearner:
-    """Trains a model with GRPO.
+class PolicyLearner:
+    """Trains a model with the loss of its recipe.
 
     The same weights and the same rows, in whatever order they come, give the same step bit
     for bit on one machine with one number of threads.
     """
 
-    def __init__(self, model: CausalModel, settings: Trainer) -> None:
+    def __init__(
+        self, model: CausalModel, settings: Trainer, *, reference: CausalModel | None = None
+    ) -> None:
+        """Start with the model's weights.
+
+        Args:
+            model: To be trained.
+            settings: Of its trainer.
+            reference: Of a KL term, if the loss has one; its weights stay.
+        """
         self._model = model
         self._settings = settings
+        self._reference = reference
         self._optimizer = AdamW(model.module.parameters(), settings.optimizer)
         self._step_count = 0
 
@@ -72,15 +89,15 @@ class GrpoLearner:
         self._optimizer.load(torch.load(optimizer, map_location="cpu", weights_only=True))
         self._step_count = step
 
-    def step(self, rows: TrainRows, *, loss_token_count: int) -> Mapping[str, float]:
+    def step(self, rows: TrainRows, *, divisor: float) -> Mapping[str, float]:
         """Change the weights once.
 
-        Rows without any advantage are left out: they would move nothing, and late in a run
-        most rows have none. Of a batch without any other row some are looked at, for the log.
+        Rows that can move nothing are left out; late in a run most have no advantage. Of a batch
+        without any other row some are looked at, for the log.
 
         Args:
             rows: This rank's share of the batch.
-            loss_token_count: Of the whole batch: the divisor of the mean.
+            divisor: Of the mean over the whole batch; see `divisor_of`.
 
         Returns:
             Numbers for the log, of the weights before the step and the rows that are not
@@ -91,13 +108,15 @@ class GrpoLearner:
                 token is not in the model's vocabulary. The weights stay.
         """
         self._check_tokens(rows)
+        rows = replace(rows, loss=prepared(rows.loss, self._settings.loss))
+        is_trained = self._trained_rows(rows)
+        limits = self._limits(rows, is_trained)
         seen = Likelihoods.empty(len(rows.loss))
-        is_trained = rows.row_is_trained
         loss = 0.0
         for one in self._plan(rows, is_trained):
-            loss += self._learn(rows, one, seen, loss_token_count=loss_token_count)
+            loss += self._learn(rows, one, seen, limits, divisor)
         if not is_trained.any():
-            return self._stand_still(rows)
+            return self._stand_still(rows, limits)
         step = self._step_count + 1
         norm = self._optimizer.step(step)
         self._step_count = step
@@ -106,7 +125,7 @@ class GrpoLearner:
             "train/grad_norm": norm,
             "train/lr": self._optimizer.rate(step),
             "train/trained_rows_frac": float(is_trained.mean()),
-            **self._metrics(rows, seen, is_trained),
+            **self._metrics(rows, seen, is_trained, limits),
         }
 
     def likelihoods(self, rows: TrainRows, chosen_rows: np.ndarray) -> Likelihoods:
@@ -121,7 +140,22 @@ class GrpoLearner:
             self._look(rows, one, seen)
         return seen
 
-    def _stand_still(self, rows: TrainRows) -> Mapping[str, float]:
+    def _trained_rows(self, rows: TrainRows) -> np.ndarray:
+        """Return bool[N], what can move the weights: with a KL term every row does."""
+        if self._settings.loss.kl is None:
+            return rows.row_is_trained
+        return np.isin(np.arange(rows.row_count), rows.loss.rows)
+
+    def _limits(self, rows: TrainRows, is_trained: np.ndarray) -> ClipRange:
+        """Return where ratios are clipped in this batch; M2PO has to look at all of it first."""
+        settings = self._settings.loss
+        if settings.m2_threshold is None:
+            return clip_range_of(settings)
+        at = is_trained[rows.loss.rows]
+        gap = self.likelihoods(rows, is_trained).logprobs[at] - rows.loss.sampler_logprobs[at]
+        return clip_range_of(settings, gap, rows.loss.advantages[at])
+
+    def _stand_still(self, rows: TrainRows, limits: ClipRange) -> Mapping[str, float]:
         """Count a step that moves nothing."""
         self._step_count += 1
         chosen = np.arange(rows.row_count) < _LOOKED_AT_ROWS
@@ -130,11 +164,11 @@ class GrpoLearner:
             "train/grad_norm": 0.0,
             "train/lr": self._optimizer.rate(self._step_count),
             "train/trained_rows_frac": 0.0,
-            **self._metrics(rows, self.likelihoods(rows, chosen), chosen),
+            **self._metrics(rows, self.likelihoods(rows, chosen), chosen, limits),
         }
 
     def _metrics(
-        self, rows: TrainRows, seen: Likelihoods, chosen_rows: np.ndarray
+        self, rows: TrainRows, seen: Likelihoods, chosen_rows: np.ndarray, limits: ClipRange
     ) -> Mapping[str, float]:
         at = chosen_rows[rows.loss.rows]
         return loss_metrics(
@@ -142,6 +176,7 @@ class GrpoLearner:
             logprobs=seen.logprobs[at],
             entropies=seen.entropies[at],
             settings=self._settings.loss,
+            limits=limits,
         )
 
     def _plan(self, rows: TrainRows, chosen_rows: np.ndarray) -> Sequence[Pass]:
@@ -152,23 +187,33 @@ class GrpoLearner:
         return [Pass(rows=indices[one.rows], length=one.length) for one in plan]
 
     def _learn(
-        self, rows: TrainRows, one: Pass, seen: Likelihoods, *, loss_token_count: int
+        self, rows: TrainRows, one: Pass, seen: Likelihoods, limits: ClipRange, divisor: float
     ) -> float:
         """Add one pass to the gradient and return its share of the loss."""
         tokens = PassTokens.of(rows, one)
         logprobs, entropies = log_softmax_of(self._model, tokens)
         seen.put(tokens.loss_indices, logprobs, entropies)
-        indices, loss = tokens.loss_indices, rows.loss
-        share = grpo_loss(
-            logprobs,
+        inputs = self._inputs(rows.loss, tokens, logprobs)
+        share = policy_loss(inputs, self._settings.loss, limits, divisor=divisor)
+        backward(share)
+        return float(share.detach())
+
+    def _inputs(self, loss: LossTokens, tokens: PassTokens, logprobs: torch.Tensor) -> LossInputs:
+        indices = tokens.loss_indices
+        rows = _numbered(loss.rows[indices])
+        return LossInputs(
+            logprobs=logprobs,
             sampler_logprobs=self._tensor(loss.sampler_logprobs[indices]),
             advantages=self._tensor(loss.advantages[indices]),
             weights=self._tensor(loss.weights[indices]),
-            settings=self._settings.loss,
-            token_count=loss_token_count,
+            rows=self._tensor(rows),
+            row_count=int(rows.max(initial=-1)) + 1,
+            reference_logprobs=self._reference_logprobs(tokens),
         )
-        backward(share)
-        return float(share.detach())
+
+    @torch.no_grad()
+    def _reference_logprobs(self, tokens: PassTokens) -> torch.Tensor | None:
+        return None if self._reference is None else log_softmax_of(self._reference, tokens)[0]
 
     @torch.no_grad()
     def _look(self, rows: TrainRows, one: Pass, seen: Likelihoods) -> None:
@@ -186,3 +231,13 @@ class GrpoLearner:
                 f"token {largest} of a batch is not in the model's vocabulary of "
                 f"{self._model.vocabulary_size}; RaaS and trainer need the same tokenizer",
             )
+
+
+def _numbered(rows: np.ndarray) -> np.ndarray:
+    """Return i64[k], rows numbered from 0 as they come; each is one stretch.
+
+    Example:
+        >>> _numbered(np.array([7, 7, 2, 9, 9])).tolist()
+        [0, 0, 1, 2, 2]
+    """
+    return np.cumsum(np.diff(rows, prepend=rows[:1]) != 0)

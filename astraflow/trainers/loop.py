@@ -12,7 +12,8 @@ from astraflow.client.trainer import TrainerBatch, TrainerClient
 from astraflow.config.recipe import Trainer
 from astraflow.core.batches import AckBatch, BatchOutcome
 from astraflow.trainers.checkpoints import Checkpoints
-from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.learner import PolicyLearner
+from astraflow.trainers.losses import divisor_of
 from astraflow.trainers.mismatch import MismatchProbe
 from astraflow.trainers.pace import Pace
 from astraflow.trainers.rows import TrainRows
@@ -44,7 +45,7 @@ class TrainingLoop:
     """
 
     client: TrainerClient
-    learner: GrpoLearner
+    learner: PolicyLearner
     probe: MismatchProbe
     pace: Pace
     checkpoints: Checkpoints
@@ -77,7 +78,7 @@ class TrainingLoop:
             self.probe.keep(self.pace.last.info.version)
         rows = TrainRows.from_parts(batch.parts)
         seen = self.probe.look(rows)
-        learned = self.learner.step(rows, loss_token_count=batch.header.loss_token_count)
+        learned = self.learner.step(rows, divisor=divisor_of(batch.header, self.settings.loss))
         return _Step(
             number=self.learner.step_count,
             token_count=len(rows.tokens),

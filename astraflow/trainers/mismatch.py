@@ -13,7 +13,7 @@ import numpy as np
 from astraflow.core.dtype import Dtype
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.export import export_bits, import_bits
-from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.rows import TrainRows
 
 # Enough tokens for a maximum that means something, few enough to cost nothing.
@@ -24,7 +24,7 @@ class MismatchProbe:
     """Keeps one published version at a time, and looks at the first rows that it sampled."""
 
     def __init__(
-        self, model: CausalModel, learner: GrpoLearner, *, dtype: Dtype, every: int = 10
+        self, model: CausalModel, learner: PolicyLearner, *, dtype: Dtype, every: int = 10
     ) -> None:
         """Keep nothing yet.
 

@@ -19,7 +19,7 @@ from astraflow.trainers.checkpoints import Checkpoints
 from astraflow.trainers.departure import Departure
 from astraflow.trainers.export import layout_of
 from astraflow.trainers.joining import TrainerPlace, joined
-from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.loop import TrainingLoop
 from astraflow.trainers.mismatch import MismatchProbe
 from astraflow.trainers.origin import Followers, WeightOrigin
@@ -48,7 +48,7 @@ class _Trainee:
     """
 
     model: CausalModel
-    learner: GrpoLearner
+    learner: PolicyLearner
     dtype: Dtype
     publisher: WeightPublisher
 
@@ -68,7 +68,7 @@ def run_trainer(
         AstraflowError: INVALID_FIELD for a model that cannot be loaded; what joining and
             training raise.
     """
-    trainee = _load(policy_id, settings, place.start_point)
+    trainee = _load(policy_id, settings, place)
     departure, tallies = Departure(), TrainerTallies(policy_id)
     with (
         departure.listening(),
@@ -99,15 +99,26 @@ def run_trainer(
         log.info("the trainer leaves", step=trainee.learner.step_count, cause=end and end.cause)
 
 
-def _load(policy_id: PolicyId, settings: Trainer, start: StartPoint) -> _Trainee:
+def _load(policy_id: PolicyId, settings: Trainer, place: TrainerPlace) -> _Trainee:
+    start = place.start_point
     prepare_torch(thread_count=settings.thread_count)
     model = load_causal_model(start.directory, device=settings.device)
     dtype = Dtype(settings.export_dtype)
-    learner = GrpoLearner(model, settings)
+    learner = PolicyLearner(model, settings, reference=_reference(settings, place))
     if start.step:
         learner.resume(start.step, start.directory / OPTIMIZER_FILE)
     publisher = WeightPublisher(policy_id, layout_of(model.module, dtype))
     return _Trainee(model=model, learner=learner, dtype=dtype, publisher=publisher)
+
+
+def _reference(settings: Trainer, place: TrainerPlace) -> CausalModel | None:
+    """Load what a KL term compares with; the first weights also after a resume."""
+    kl = settings.loss.kl
+    if kl is None:
+        return None
+    model = load_causal_model(kl.reference or place.model_dir, device=settings.device)
+    model.module.requires_grad_(False)
+    return model
 
 
 def _pace(

@@ -3,21 +3,52 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.core.advantages import group_relative
+from astraflow.core.advantages import (
+    AdvantageSettings,
+    Baseline,
+    OverlongSettings,
+    advantages_of,
+    overlong_penalty,
+)
 
 rewards = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
+
+
+def of(values, baseline=Baseline.GROUP, *, scale=False):
+    made = AdvantageSettings(baseline=baseline, scale_by_std=scale)
+    return advantages_of(np.array(values), made)
 
 
 @settings(max_examples=50)
 @given(rewards, st.booleans())
 def test_advantages_of_a_group_sum_to_zero(values, scale):
-    assert group_relative(np.array(values), scale_by_std=scale).sum() == pytest.approx(0, abs=1e-4)
+    assert of(values, scale=scale).sum() == pytest.approx(0, abs=1e-4)
 
 
-def test_equal_rewards_give_no_advantage():
-    assert group_relative(np.full(4, 0.7), scale_by_std=True).tolist() == [0, 0, 0, 0]
+@settings(max_examples=50)
+@given(rewards)
+def test_leaving_one_out_compares_each_with_the_mean_of_the_others(values):
+    for index, advantage in enumerate(of(values, Baseline.LEAVE_ONE_OUT)):
+        others = values[:index] + values[index + 1 :]
+        mean = sum(others) / len(others) if others else 0
+        assert advantage == pytest.approx(values[index] - mean, abs=1e-9)
+
+
+@pytest.mark.parametrize("baseline", [Baseline.GROUP, Baseline.LEAVE_ONE_OUT])
+def test_equal_rewards_give_no_advantage(baseline):
+    assert of([0.5] * 4, baseline, scale=True).tolist() == [0, 0, 0, 0]
+
+
+def test_without_a_baseline_rewards_are_advantages():
+    assert of([1.0, 0.0, 0.25], Baseline.NONE).tolist() == [1.0, 0.0, 0.25]
 
 
 def test_scaled_advantages_have_unit_deviation():
-    advantages = group_relative(np.array([0.0, 0.0, 1.0, 1.0]), scale_by_std=True)
-    assert advantages.std() == pytest.approx(1, abs=1e-4)
+    assert of([0.0, 0.0, 1.0, 1.0], scale=True).std() == pytest.approx(1, abs=1e-4)
+
+
+def test_length_costs_nothing_then_more_and_more_then_all():
+    costs = OverlongSettings(max_tokens=10, buffer_tokens=4, penalty=2.0)
+    assert [overlong_penalty(count, costs) for count in (0, 6, 7, 9, 10, 99)] == [
+        *(0.0, 0.0, 0.5, 1.5, 2.0, 2.0)
+    ]

@@ -19,7 +19,7 @@ def test_a_policy_brings_its_training_and_sampling(recipe_of):
     )
     (policy,) = settings_of(recipe).policies
     assert (policy.groups_per_batch, policy.max_staleness, policy.step_count) == (2, 1, 3)
-    assert policy.scale_by_std
+    assert policy.advantages.scale_by_std
     assert policy.sampling == SamplingParams(
         temperature=0.5, max_new_tokens=9, stop_strings=(".",), seed=None
     )

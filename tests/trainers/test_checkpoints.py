@@ -12,7 +12,7 @@ from astraflow.core.dtype import Dtype
 from astraflow.trainers.causal_model import load_causal_model
 from astraflow.trainers.checkpoints import Checkpoints, save_model
 from astraflow.trainers.export import export_bits
-from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.resume import OPTIMIZER_FILE, start_points
 
 
@@ -97,7 +97,7 @@ def learned(model, learner, seed):
 def test_training_goes_on_bit_for_bit(tmp_path, model_dir):
     run_dir, settings = RunDir(tmp_path), Trainer()
     model = load_causal_model(model_dir, device="cpu")
-    learner = GrpoLearner(model, settings)
+    learner = PolicyLearner(model, settings)
     checkpoints = Checkpoints(
         model.module,
         model_dir=model_dir,
@@ -112,7 +112,7 @@ def test_training_goes_on_bit_for_bit(tmp_path, model_dir):
     points = start_points(run_dir, "solver", model_dir=model_dir)
     assert [(point.step, point.version) for point in points] == [(3, 7), (2, 6), (0, None)]
     again = load_causal_model(points[0].directory, device="cpu")
-    resumed = GrpoLearner(again, settings)
+    resumed = PolicyLearner(again, settings)
     resumed.resume(points[0].step, points[0].directory / OPTIMIZER_FILE)
     learned(again, resumed, 4)
     assert same_weights(model.module, again.module)

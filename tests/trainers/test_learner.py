@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.config.recipe import Loss, Optimizer, Trainer
+from astraflow.config.recipe import Kl, Loss, Optimizer, Trainer
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.export import export_bits
-from astraflow.trainers.learner import GrpoLearner
-from astraflow.trainers.losses import grpo_loss
+from astraflow.trainers.learner import PolicyLearner
+from astraflow.trainers.losses import LossInputs, clip_range_of, policy_loss
 from astraflow.trainers.rows import TrainRows
 
 SETTINGS = Trainer(optimizer=Optimizer(learning_rate=1e-2))
@@ -31,9 +31,9 @@ def assert_same(left, right):
 
 def gradients(model, rows, *, max_tokens):
     """Return the gradient that one step adds up, without the step."""
-    learner = GrpoLearner(model, SETTINGS.model_copy(update={"max_tokens_per_pass": max_tokens}))
+    learner = PolicyLearner(model, SETTINGS.model_copy(update={"max_tokens_per_pass": max_tokens}))
     learner._optimizer.step = lambda step: 1.0
-    learner.step(rows, loss_token_count=len(rows.loss))
+    learner.step(rows, divisor=len(rows.loss))
     return {name: p.grad.clone() for name, p in model.module.named_parameters()}
 
 
@@ -41,8 +41,8 @@ def test_same_batch_and_weights_give_the_same_bits(make_model, rows):
     models = [make_model(), make_model()]
     metrics = []
     for model in models:
-        learner = GrpoLearner(model, SETTINGS)
-        metrics.append([learner.step(rows, loss_token_count=len(rows.loss)) for _ in range(3)])
+        learner = PolicyLearner(model, SETTINGS)
+        metrics.append([learner.step(rows, divisor=len(rows.loss)) for _ in range(3)])
     assert_same(weights(models[0]), weights(models[1]))
     assert metrics[0] == metrics[1]
 
@@ -51,9 +51,9 @@ def test_order_of_rows_does_not_change_a_bit(make_model, make_rows, to_part):
     batch, moved = make_rows(24), []
     for rows in (batch, batch[::-1], batch[7:] + batch[:7]):
         model = make_model()
-        learner = GrpoLearner(model, SETTINGS.model_copy(update={"max_tokens_per_pass": 64}))
+        learner = PolicyLearner(model, SETTINGS.model_copy(update={"max_tokens_per_pass": 64}))
         losses = [
-            learner.step(TrainRows.from_parts([to_part(rows)]), loss_token_count=200)["train/loss"]
+            learner.step(TrainRows.from_parts([to_part(rows)]), divisor=200)["train/loss"]
             for _ in range(2)
         ]
         moved.append((losses, weights(model)))
@@ -78,14 +78,16 @@ def test_gradient_is_that_of_rows_alone(make_model, rows):
         at = torch.from_numpy(rows.loss.positions[chosen] - rows.offsets[row])
         inputs = torch.from_numpy(tokens)
         logprobs = model.module(input_ids=inputs[None]).logits[0].log_softmax(-1)
-        grpo_loss(
-            logprobs[at - 1, inputs[at]],
+        of_row = LossInputs(
+            logprobs=logprobs[at - 1, inputs[at]],
             sampler_logprobs=torch.from_numpy(rows.loss.sampler_logprobs[chosen]),
             advantages=torch.from_numpy(rows.loss.advantages[chosen]),
             weights=torch.from_numpy(rows.loss.weights[chosen]),
-            settings=Loss(),
-            token_count=len(rows.loss),
-        ).backward()
+            rows=torch.zeros(len(at), dtype=torch.long),
+            row_count=1,
+        )
+        limits = clip_range_of(Loss())
+        policy_loss(of_row, Loss(), limits, divisor=len(rows.loss)).backward()
     for name, parameter in model.module.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
 
@@ -98,7 +100,7 @@ def test_rows_without_advantage_are_left_out(make_model, make_rows, to_part):
     for batch in (some, some + flat):
         model = make_model()
         rows = TrainRows.from_parts([to_part(batch)])
-        metrics = dict(GrpoLearner(model, SETTINGS).step(rows, loss_token_count=100))
+        metrics = dict(PolicyLearner(model, SETTINGS).step(rows, divisor=100))
         moved.append((weights(model), metrics, metrics.pop("train/trained_rows_frac")))
     assert_same(moved[0][0], moved[1][0])
     assert moved[0][1] == moved[1][1]
@@ -110,9 +112,9 @@ def test_batch_without_any_advantage_is_a_step_that_moves_nothing(make_model, ma
     for row in batch:
         row["advantages"] = np.zeros_like(row["advantages"])
     model = make_model()
-    before, learner = weights(model), GrpoLearner(model, SETTINGS)
+    before, learner = weights(model), PolicyLearner(model, SETTINGS)
     rows = TrainRows.from_parts([to_part(batch)])
-    metrics = learner.step(rows, loss_token_count=len(rows.loss))
+    metrics = learner.step(rows, divisor=len(rows.loss))
     assert metrics["train/grad_norm"] == 0.0
     assert metrics["mismatch/logp_abs_max"] > 0
     assert learner.step_count == 1
@@ -123,21 +125,21 @@ def test_steps_raise_what_had_an_advantage(make_model, make_row, to_part):
     rng = np.random.default_rng(0)
     batch = [make_row(rng, advantage=1.0), make_row(rng, advantage=-1.0)]
     rows, model = TrainRows.from_parts([to_part(batch)]), make_model()
-    learner = GrpoLearner(model, SETTINGS)
+    learner = PolicyLearner(model, SETTINGS)
     everything = np.ones(2, np.bool_)
     before = learner.likelihoods(rows, everything).logprobs
     rows.loss.sampler_logprobs[:] = before
     for _ in range(5):
-        learner.step(rows, loss_token_count=len(rows.loss))
+        learner.step(rows, divisor=len(rows.loss))
     risen = learner.likelihoods(rows, everything).logprobs - before
     assert risen[rows.loss.rows == 0].mean() > 0.05
     assert risen[rows.loss.rows == 1].mean() < -0.05
 
 
 def test_log_is_of_the_weights_before_the_step(make_model, rows):
-    learner = GrpoLearner(make_model(), SETTINGS)
+    learner = PolicyLearner(make_model(), SETTINGS)
     seen = learner.likelihoods(rows, np.ones(rows.row_count, np.bool_))
-    metrics = learner.step(rows, loss_token_count=len(rows.loss))
+    metrics = learner.step(rows, divisor=len(rows.loss))
     gap = np.abs(seen.logprobs.astype(np.float64) - rows.loss.sampler_logprobs)
     assert metrics["mismatch/logp_abs_max"] == pytest.approx(gap.max(), rel=1e-4)
     assert metrics["train/entropy"] == pytest.approx(seen.entropies.mean(), rel=1e-4)
@@ -145,12 +147,12 @@ def test_log_is_of_the_weights_before_the_step(make_model, rows):
 
 def test_nan_names_the_step_and_leaves_the_weights(make_model, rows):
     model = make_model()
-    learner = GrpoLearner(model, SETTINGS)
-    learner.step(rows, loss_token_count=len(rows.loss))
+    learner = PolicyLearner(model, SETTINGS)
+    learner.step(rows, divisor=len(rows.loss))
     before = weights(model)
     rows.loss.advantages[3] = np.nan
     with pytest.raises(AstraflowError, match=r"step 2: .*learning_rate") as caught:
-        learner.step(rows, loss_token_count=len(rows.loss))
+        learner.step(rows, divisor=len(rows.loss))
     assert caught.value.reason is Reason.INTERNAL
     assert_same(before, weights(model))
 
@@ -158,4 +160,35 @@ def test_nan_names_the_step_and_leaves_the_weights(make_model, rows):
 def test_token_outside_the_vocabulary_is_named(make_model, rows):
     rows.tokens[2] = 99
     with pytest.raises(AstraflowError, match=r"token 99 .* same tokenizer"):
-        GrpoLearner(make_model(), SETTINGS).step(rows, loss_token_count=len(rows.loss))
+        PolicyLearner(make_model(), SETTINGS).step(rows, divisor=len(rows.loss))
+
+
+def test_kl_term_pulls_back_to_the_reference(make_model, make_rows, to_part):
+    """Without any advantage, steps lead from other weights towards those of the reference."""
+    batch = make_rows(8)
+    for row in batch:
+        row["advantages"] = np.zeros_like(row["advantages"])
+    rows = TrainRows.from_parts([to_part(batch)])
+    model, reference = make_model(), make_model()
+    with torch.no_grad():
+        for parameter in model.module.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    settings = SETTINGS.model_copy(update={"loss": Loss(kl=Kl(coefficient=1.0))})
+    learner = PolicyLearner(model, settings, reference=reference)
+    losses = [learner.step(rows, divisor=len(rows.loss))["train/loss"] for _ in range(20)]
+    assert losses[0] > 10 * losses[-1] > 0
+
+
+def test_m2po_range_does_not_depend_on_passes(make_model, make_rows, to_part):
+    batch = make_rows(16)
+    for row in batch:
+        row["logprobs"] = row["logprobs"] + 0.5
+    found = []
+    for max_tokens in (32, 10_000):
+        rows = TrainRows.from_parts([to_part(batch)])
+        settings = SETTINGS.model_copy(
+            update={"loss": Loss(m2_threshold=0.04), "max_tokens_per_pass": max_tokens}
+        )
+        metrics = PolicyLearner(make_model(), settings).step(rows, divisor=len(rows.loss))
+        found.append((metrics["train/clip_low"], metrics["train/clip_high"]))
+    assert found[0] == pytest.approx(found[1], rel=1e-6)

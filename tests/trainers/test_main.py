@@ -30,7 +30,7 @@ from astraflow.raas.settings import NodeSettings
 from astraflow.trainers.causal_model import load_causal_model
 from astraflow.trainers.export import export_bits, layout_of
 from astraflow.trainers.joining import TrainerPlace
-from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.main import main_run
 from astraflow.trainers.policy_run import run_trainer
 from astraflow.trainers.rows import TrainRows
@@ -245,7 +245,7 @@ async def synchronous(recipe, warm_model):
         warm_model, settings=recipe.raas.engine, policy_id="solver"
     )
     model = load_causal_model(warm_model, device="cpu")
-    learner, dtype = GrpoLearner(model, settings), Dtype(settings.export_dtype)
+    learner, dtype = PolicyLearner(model, settings), Dtype(settings.export_dtype)
     layout = layout_of(model.module, dtype)
     (workflow,) = build_workflows(workflow_specs(recipe)).values()
     source = open_data_sets(recipe).source("train", epochs=None)
@@ -269,7 +269,7 @@ async def synchronous(recipe, warm_model):
             for prompt in source.draw(settings.groups_per_batch)
         ]
         rows = to_rows(groups)
-        metrics = learner.step(rows, loss_token_count=len(rows.loss))
+        metrics = learner.step(rows, divisor=len(rows.loss))
         losses.append(metrics["train/loss"])
         tokens.append({tuple(t.tokens.tolist()) for group, _ in groups for t in group})
     await engine.close()

@@ -7,7 +7,7 @@ import torch
 from astraflow.config.recipe import Trainer
 from astraflow.core.dtype import Dtype
 from astraflow.trainers.export import export_bits
-from astraflow.trainers.learner import GrpoLearner
+from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.mismatch import MismatchProbe
 from astraflow.trainers.rows import TrainRows
 
@@ -30,7 +30,7 @@ def sampled_with(model, dtype):
     """Return a function that gives the log-probabilities under weights as exported."""
 
     def logprobs(rows):
-        learner = GrpoLearner(model, Trainer())
+        learner = PolicyLearner(model, Trainer())
         probe = MismatchProbe(model, learner, dtype=dtype)
         probe.keep(0)
         with probe._kept_weights():
@@ -43,10 +43,10 @@ def sampled_with(model, dtype):
 def test_rows_of_the_kept_version_match_its_exported_values(dtype, make_model, batch):
     model = make_model()
     rows = batch([10, 10, 11], sampled_with(model, dtype))
-    learner = GrpoLearner(model, Trainer())
+    learner = PolicyLearner(model, Trainer())
     probe = MismatchProbe(model, learner, dtype=dtype)
     probe.keep(10)
-    learner.step(rows, loss_token_count=len(rows.loss))
+    learner.step(rows, divisor=len(rows.loss))
     before = export_bits(model.module, Dtype.F32)
     seen = probe.look(rows)
     assert seen["mismatch/same_weights_abs_max"] <= 1e-5
@@ -60,14 +60,14 @@ def test_mismatch_of_other_weights_is_seen(make_model, batch):
     rows = batch([0, 0], sampled_with(model, Dtype.F32))
     with torch.no_grad():
         model.module.model.norm.weight.mul_(1.01)
-    probe = MismatchProbe(model, GrpoLearner(model, Trainer()), dtype=Dtype.F32)
+    probe = MismatchProbe(model, PolicyLearner(model, Trainer()), dtype=Dtype.F32)
     probe.keep(0)
     assert probe.look(rows)["mismatch/same_weights_abs_max"] > 1e-3
 
 
 def test_versions_wait_for_their_rows_and_are_looked_at_once(make_model, batch):
     model = make_model()
-    probe = MismatchProbe(model, GrpoLearner(model, Trainer()), dtype=Dtype.BF16, every=2)
+    probe = MismatchProbe(model, PolicyLearner(model, Trainer()), dtype=Dtype.BF16, every=2)
     probe.keep(1)
     assert not probe.look(batch([1, 1]))
     probe.keep(2)

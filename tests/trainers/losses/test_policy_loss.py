@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from astraflow.config.recipe import Loss
-from astraflow.trainers.losses import grpo_loss, loss_metrics
+from astraflow.trainers.losses import LossInputs, clip_range_of, loss_metrics, policy_loss
 from astraflow.trainers.rows import LossTokens
 
 SETTINGS = Loss(clip_low=0.2, clip_high=0.28)
@@ -34,14 +34,15 @@ def reference(t, *, token_count):
 
 def measured(t, *, token_count, dtype=torch.float64):
     logprobs = torch.tensor(t["logprobs"], dtype=dtype, requires_grad=True)
-    loss = grpo_loss(
-        logprobs,
+    inputs = LossInputs(
+        logprobs=logprobs,
         sampler_logprobs=torch.tensor(t["old"], dtype=dtype),
         advantages=torch.tensor(t["advantages"], dtype=dtype),
         weights=torch.tensor(t["weights"], dtype=dtype),
-        settings=SETTINGS,
-        token_count=token_count,
+        rows=torch.zeros(len(t["old"]), dtype=torch.long),
+        row_count=1,
     )
+    loss = policy_loss(inputs, SETTINGS, clip_range_of(SETTINGS), divisor=token_count)
     loss.backward()
     return loss.item(), logprobs.grad.numpy()
 
@@ -108,6 +109,7 @@ def test_metrics_say_how_far_trainer_and_sampler_are_apart():
         logprobs=t["logprobs"].astype(np.float32),
         entropies=entropies,
         settings=SETTINGS,
+        limits=clip_range_of(SETTINGS),
     )
     gap = t["logprobs"] - t["old"]
     assert metrics["mismatch/logp_abs_mean"] == pytest.approx(np.abs(gap).mean(), rel=1e-5)
@@ -122,5 +124,9 @@ def test_no_tokens_have_no_metrics():
     nothing = {name: part[:0] for name, part in tokens().items()}
     empty = np.zeros(0, np.float32)
     assert not loss_metrics(
-        loss_tokens(nothing), logprobs=empty, entropies=empty, settings=SETTINGS
+        loss_tokens(nothing),
+        logprobs=empty,
+        entropies=empty,
+        settings=SETTINGS,
+        limits=clip_range_of(SETTINGS),
     )
