@@ -5,7 +5,8 @@ time per token. The suite is asked for again and again, always at the newest ver
 training goes on. Every token of every evaluation is checked against the version that was pinned.
 
     python benchmarks/evals.py --json evals.json
-    python benchmarks/evals.py --step-s 0.2   # the pool is the bottleneck
+    python benchmarks/evals.py --step-s 0.2 --token-s 0.15   # the pool is the bottleneck
+    python benchmarks/evals.py --step-s 0.2 --token-s 0.15 --extra 0   # the share is training's
 """
 
 import argparse
@@ -25,7 +26,6 @@ from astraflow.testing import LiveRun, small_recipe, start_run
 from verdict import conclude
 
 BAR: Final = 0.95
-TOKEN_S: Final = 0.05
 NODES: Final = 2
 CAPACITY: Final = 40
 GROUP: Final = 4
@@ -41,7 +41,7 @@ def answer(text: str) -> str:
 
 def recipe_for(folder: Path, args: argparse.Namespace) -> Recipe:
     rows = [{"prompt": LETTER * (20 + 7 * n % 17), "answer": "?"} for n in range(512)]
-    part = {"data_set": "train", "workflow": "main", "repeats": 1}
+    part = {"data_set": "train", "workflow": "main", "repeats": args.repeats}
     changes = {
         "policies.solver.trainer.groups_per_batch": GROUPS,
         "policies.solver.trainer.max_staleness": 2,
@@ -70,12 +70,12 @@ class Witness:
         self._run, self._apply = run.hub.run, run.hub.run.apply
         run.hub.run.apply = self._look
 
-    def _look(self, event: Any, now: datetime) -> Any:
+    def _look(self, event: Any, now: datetime, **more: Any) -> Any:
         if isinstance(event, ev.RolloutArrived):
             assignment = self._run._state.assignments.get(event.rollout.task_id)  # noqa: SLF001
             if assignment is not None and assignment.is_eval:
                 self._count(event.rollout, assignment.task.versions)
-        return self._apply(event, now)
+        return self._apply(event, now, **more)
 
     def _count(self, rollout: Any, versions: Any) -> None:
         for trajectory in rollout.trajectories:
@@ -106,7 +106,9 @@ async def measure(args: argparse.Namespace, *, has_eval: bool) -> dict[str, Any]
             witness = Witness(run)
             run.add_trainer(step_s=args.step_s)
             for _ in range(NODES):
-                await run.add_node(answer=answer, capacity=CAPACITY, token_s=TOKEN_S)
+                await run.add_node(
+                    answer=answer, capacity=CAPACITY, eval_extra=args.extra, token_s=args.token_s
+                )
             asking = asyncio.create_task(evaluate_for_ever(run, done)) if has_eval else None
             await run.finish(timeout_s=600)
             if asking is not None:
@@ -148,6 +150,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=28)
     parser.add_argument("--step-s", type=float, default=0.8, help="seconds of one step")
+    parser.add_argument("--token-s", type=float, default=0.05, help="seconds of one token")
+    parser.add_argument("--extra", type=int, default=4, help="raas.eval_extra of a node")
+    parser.add_argument("--repeats", type=int, default=1, help="rollouts per prompt of the suite")
     parser.add_argument("--share", type=float, default=0.1, help="of the pool, for the suite")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

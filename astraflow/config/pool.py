@@ -1,5 +1,6 @@
 """The pool of a recipe: rollout nodes, and how many of them."""
 
+from math import ceil
 from pathlib import Path
 from typing import Literal, Self
 
@@ -62,6 +63,10 @@ class Raas(Strict):
     count: int = Field(default=1, ge=0)
     capacity: int = Field(default=128, ge=1)
     """Rollouts that one node runs at once."""
+    eval_extra: int | None = Field(default=None, ge=0)
+    """Rollouts of evaluations that one node runs beyond `capacity`, so that training keeps all of
+    it. An engine that decodes many at once does a few more at little cost, if it has the memory for
+    them. Unset: a tenth of `capacity`, rounded up."""
     engine: Engine = Engine()
     relay: Relay = Relay()
     agents: Agents = Agents()
@@ -73,6 +78,11 @@ class Raas(Strict):
     cache: Path | None = None
     """Folder in which a node keeps its newest weights, so that one that was killed rejoins by a
     patch; it takes up to two and a half times the exported bytes per policy. Unset: none."""
+
+    @property
+    def eval_place_count(self) -> int:
+        """Rollouts of evaluations beyond the capacity."""
+        return ceil(self.capacity / 10) if self.eval_extra is None else self.eval_extra
 
 
 class Autoscale(Strict):

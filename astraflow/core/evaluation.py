@@ -241,7 +241,7 @@ class Evaluation:
             )
 
         look = Look(
-            rooms=sessions.rooms,
+            rooms=sessions.eval_rooms or sessions.rooms,
             pool=sessions.pool,
             is_fit=is_fit,
             room=lambda member: eval_room(member, share),

@@ -47,10 +47,12 @@ class RaasMember(Member):
         pinned: Versions of which evaluation tasks were sent to it while they were live.
         max_outstanding: Credit, in samples.
         max_eval_outstanding: Of these, for evaluations; None: all.
+        max_eval_extra: Samples of evaluations beyond its credit; 0 while that is 0.
         assignments: Tasks that it holds.
         speed: As measured.
         number: Rises by one per session that is opened.
-        rooms: Where its credit is entered; None: nowhere.
+        rooms: Where its credit for training is entered; None: nowhere.
+        eval_rooms: The same for evaluations.
     """
 
     policies: dict[PolicyId, ServedPolicy]
@@ -64,12 +66,14 @@ class RaasMember(Member):
     pinned: set[tuple[PolicyId, int]] = field(default_factory=set[tuple[PolicyId, int]])
     max_outstanding: int = 0
     max_eval_outstanding: int | None = None
+    max_eval_extra: int = 0
     outstanding: int = 0
     eval_outstanding: int = 0
     assignments: dict[TaskId, Assignment] = field(default_factory=dict[TaskId, Assignment])
     speed: Speed = field(default_factory=Speed)
     number: int = 0
     rooms: "Rooms[RaasMember] | None" = None
+    eval_rooms: "Rooms[RaasMember] | None" = None
 
     @property
     def serves_any(self) -> bool:
@@ -78,8 +82,14 @@ class RaasMember(Member):
 
     @property
     def free_count(self) -> int:
-        """Samples that it can take."""
-        return max(0, self.max_outstanding - self.outstanding)
+        """Samples of training that it can take: what is beyond its credit takes none of it."""
+        beyond = min(self.eval_outstanding, self.max_eval_extra)
+        return max(0, self.max_outstanding - self.outstanding + beyond)
+
+    @property
+    def eval_free_count(self) -> int:
+        """Samples of evaluations that it can take."""
+        return max(0, self.max_outstanding + self.max_eval_extra - self.outstanding)
 
     def serves(self, policy_ids: tuple[PolicyId, ...]) -> bool:
         """Whether it has an engine for each."""
@@ -94,11 +104,21 @@ class RaasMember(Member):
         self.live[policy_id] = version
         self._enter()
 
-    def give_credit(self, max_outstanding: int, max_eval_outstanding: int | None) -> None:
-        """Bound its work from now on."""
+    def give_credit(
+        self, max_outstanding: int, max_eval_outstanding: int | None = None, *, extra: int = 0
+    ) -> None:
+        """Bound its work from now on; see `TaskCredit`."""
         self.max_outstanding = max_outstanding
         self.max_eval_outstanding = max_eval_outstanding
+        self.max_eval_extra = extra if max_outstanding else 0
         self._enter()
+
+    def leave_rooms(self) -> None:
+        """Let nobody find its credit any more."""
+        for rooms in (self.rooms, self.eval_rooms):
+            if rooms is not None:
+                rooms.forget(self.member_id)
+        self.rooms = self.eval_rooms = None
 
     def measure(self, *, seconds: float, token_count: int) -> None:
         """Count an accepted rollout in its speed; its credit was given back before."""
@@ -129,7 +149,9 @@ class RaasMember(Member):
 
     def _enter(self) -> None:
         if self.rooms is not None:
-            self.rooms.note(self)
+            self.rooms.note(self, free=self.free_count)
+        if self.eval_rooms is not None:
+            self.eval_rooms.note(self, free=self.eval_free_count)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

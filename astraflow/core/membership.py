@@ -64,9 +64,12 @@ class Membership:
             AstraflowError: SESSION_ENDED; INVALID_FIELD for a negative credit.
         """
         member = self._state.sessions.raas(event.member_id)
-        if event.max_outstanding < 0 or (event.max_eval_outstanding or 0) < 0:
+        bounds = event.max_outstanding, event.max_eval_outstanding or 0, event.max_eval_extra
+        if min(bounds) < 0:
             raise AstraflowError(Reason.INVALID_FIELD, "credit is at least 0")
-        member.give_credit(event.max_outstanding, event.max_eval_outstanding)
+        member.give_credit(
+            event.max_outstanding, event.max_eval_outstanding, extra=event.max_eval_extra
+        )
 
     def leave(self, member_id: MemberId, message: str, now: datetime) -> None:
         """End a session in good order; an ended one stays so."""

@@ -149,12 +149,12 @@ def _best(look: Look, want: Want, count: int, *, latest_s: float | None) -> Room
     """
     best: Room | None = None
     rank = (inf, 0, 0, 0)
-    for shelf in look.rooms.shelves(count):
+    for free, shelf in look.rooms.shelves(count):
         for pace_s, member in shelf:
             least_s = want.least_s(pace_s, look.rooms.unit)
             if least_s > (rank[0] if latest_s is None else min(rank[0], latest_s)):
                 break
-            if (least_s, -member.free_count, member.outstanding, member.number) >= rank:
+            if (least_s, -free, member.outstanding, member.number) >= rank:
                 if want.token_count or not pace_s:
                     break  # Who comes later on this shelf has no lower rank.
                 continue
@@ -194,12 +194,19 @@ def training_room(member: RaasMember) -> Room:
 
 
 def eval_room(member: RaasMember, share: float) -> Room:
-    """Return what a RaaS could take of evaluations that may have a share of its credit."""
+    """Return what a RaaS could take of evaluations that may have a share of its credit.
+
+    What it takes beyond its credit counts first, and is no loss to training.
+
+    Example:
+        Credit 40 and 4 beyond it, all of the 40 at work, a share of 0.1: 4. A share of 0.2: 4 now,
+        and 4 more once training gives up some of its room.
+    """
     most = member.max_outstanding
     if member.max_eval_outstanding is not None:
         most = min(most, member.max_eval_outstanding)
-    most = min(most, max(1, floor(share * member.max_outstanding)))
-    free = max(0, min(member.free_count, most - member.eval_outstanding))
+    most = min(most + member.max_eval_extra, max(1, floor(share * member.max_outstanding)))
+    free = max(0, min(member.eval_free_count, most - member.eval_outstanding))
     return Room(member, free, most)
 
 

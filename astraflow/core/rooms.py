@@ -27,11 +27,6 @@ class Tenant(Protocol):
         ...
 
     @property
-    def free_count(self) -> int:
-        """Samples that it can take."""
-        ...
-
-    @property
     def outstanding(self) -> int:
         """Samples that it holds."""
         ...
@@ -70,10 +65,10 @@ class Rooms(Generic[_T]):
         self._shelves: dict[_Shelf, list[_Place]] = {}
         self._members: dict[int, _T] = {}
 
-    def note(self, member: _T) -> None:
+    def note(self, member: _T, *, free: int) -> None:
         """Enter a member with its free credit and its pace of now."""
         out = member.outstanding
-        shelf = member.free_count, _kind(member)
+        shelf = free, _kind(member)
         place = member.speed.pace_s(outstanding=out, count=self.unit), out, member.number
         if self._places.get(member.member_id) != (shelf, place):
             self.forget(member.member_id)
@@ -93,19 +88,20 @@ class Rooms(Generic[_T]):
         if not places:
             del self._shelves[shelf]
 
-    def shelves(self, count: int) -> Iterator[Iterator[tuple[float, _T]]]:
-        """Yield who has credit for so many samples, at least one, and serves anything; with paces.
+    def shelves(self, count: int) -> Iterator[tuple[int, Iterator[tuple[float, _T]]]]:
+        """Yield who has credit for so many samples, at least one, and serves anything.
 
-        Those with the same credit are together, those that were not measured yet by themselves. Of
-        each shelf who has the least pace comes first, then who holds least, and who joined first.
+        First the credit, then those who have it, with their paces. Those with the same credit are
+        together, those that were not measured yet by themselves. Of each shelf who has the least
+        pace comes first, then who holds least, and who joined first.
         """
         for (free, kind), places in self._shelves.items():
             if free >= max(1, count) and kind != _SERVES_NOTHING:
-                yield ((pace_s, self._members[number]) for pace_s, _, number in places)
+                yield free, ((pace_s, self._members[number]) for pace_s, _, number in places)
 
     def with_room(self, count: int) -> Iterator[_T]:
         """Yield the same members one by one."""
-        for shelf in self.shelves(count):
+        for _, shelf in self.shelves(count):
             for _, member in shelf:
                 yield member
 

@@ -36,19 +36,24 @@ class Sessions:
     Attributes:
         ttl: A session that says nothing for so long ends.
         source_record: What receivers said of sources of weights.
-        rooms: The pool by free credit.
+        rooms: The pool by free credit for training.
+        eval_rooms: The same for evaluations; None: there are none.
     """
 
-    def __init__(self, *, ttl: timedelta, unit: int = 1) -> None:
+    eval_rooms: Rooms[RaasMember] | None = None
+
+    def __init__(self, *, ttl: timedelta, unit: int = 1, has_evals: bool = False) -> None:
         """Begin with nobody.
 
         Args:
             ttl: Of a session.
             unit: Samples that are mostly placed at once.
+            has_evals: Whether there may be evaluations.
         """
         self.ttl = ttl
         self.source_record = SourceRecord()
         self.rooms: Rooms[RaasMember] = Rooms(unit=unit)
+        self.eval_rooms = Rooms(unit=1) if has_evals else None
         self._members: dict[MemberId, RaasMember | TrainerMember] = {}
         self._pool: dict[MemberId, RaasMember] = {}
         self._trainers: dict[PolicyId, TrainerMember] = {}
@@ -125,7 +130,8 @@ class Sessions:
             self._trainers[member.policy_id] = member
         else:
             self._number += 1
-            member.number, member.rooms = self._number, self.rooms
+            member.number = self._number
+            member.rooms, member.eval_rooms = self.rooms, self.eval_rooms
             self._pool[member.member_id] = member
         self._enter_end(member)
 
@@ -136,8 +142,7 @@ class Sessions:
             self._trainers.pop(member.policy_id, None)
         else:
             del self._pool[member_id]
-            self.rooms.forget(member_id)
-            member.rooms = None
+            member.leave_rooms()
         self._departed[member_id] = Departed(role=member.role, incarnation=member.incarnation)
         while len(self._departed) > _DEPARTED_COUNT:
             del self._departed[next(iter(self._departed))]

@@ -73,7 +73,11 @@ class State:
         self.start_time = start_time
         self.mint = Mint(settings.run_id)
         self.flow = Flow()
-        self.sessions = Sessions(ttl=settings.session_ttl, unit=settings.rollouts.unit)
+        self.sessions = Sessions(
+            ttl=settings.session_ttl,
+            unit=settings.rollouts.unit,
+            has_evals=bool(settings.suites),
+        )
         self.faults = Faults()
         self.policies = {
             policy.policy_id: Policy(policy, settings, faults=self.faults)

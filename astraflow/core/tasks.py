@@ -177,10 +177,12 @@ class TaskCredit:
     Attributes:
         max_outstanding: Samples of unfinished tasks at once; 0 pauses.
         max_eval_outstanding: Of them, what evaluations may take; None: all.
+        max_eval_extra: Samples of evaluations beyond `max_outstanding`.
     """
 
     max_outstanding: int
     max_eval_outstanding: int | None = None
+    max_eval_extra: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ class CreditGiven:
         member_id: Who.
         max_outstanding: Samples without an accepted rollout in its unfinished tasks; 0 pauses.
         max_eval_outstanding: Of these, for evaluations; None: all.
+        max_eval_extra: Samples of evaluations beyond `max_outstanding`.
 
     Raises:
         AstraflowError: SESSION_ENDED.
@@ -23,6 +24,7 @@ class CreditGiven:
     member_id: MemberId
     max_outstanding: int
     max_eval_outstanding: int | None = None
+    max_eval_extra: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,6 +73,7 @@ def main_join(
         token=token,
         name=name or f"{socket.gethostname()}-{os.getpid()}",
         capacity=recipe.raas.capacity,
+        eval_extra=recipe.raas.eval_place_count,
         codes=_codes(recipe),
         resources=_resources(),
         region=region,

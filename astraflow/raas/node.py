@@ -29,6 +29,7 @@ from astraflow.raas.asking import AskingResults
 from astraflow.raas.headroom import headroom
 from astraflow.raas.load import LoadMeter, MeteredEngine
 from astraflow.raas.offer import Offer
+from astraflow.raas.places import Places
 from astraflow.raas.policies import PolicyDesk, ServedModel
 from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
 from astraflow.raas.settings import NodeSettings
@@ -163,7 +164,9 @@ class RaasNode:
                 results=results,
                 give_back=tasks.nack,
                 group=group,
-                capacity=self._settings.capacity,
+                places=Places(
+                    capacity=self._settings.capacity, eval_extra=self._settings.eval_extra
+                ),
                 tallies=self.tallies,
                 door=self._agents,
             )

@@ -54,6 +54,7 @@ class Offer:
         return TaskCredit(
             max_outstanding=self._settings.capacity + headroom,
             max_eval_outstanding=self._settings.max_eval_count,
+            max_eval_extra=self._settings.eval_extra,
         )
 
     def load(self, *, running_count: int, queued_count: int) -> RaasLoad:

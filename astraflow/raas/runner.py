@@ -15,6 +15,7 @@ from astraflow.core.rollouts import Rollout, TaskResult
 from astraflow.core.tasks import RolloutTask, TaskCancellation
 from astraflow.raas.headroom import EpisodeTimes
 from astraflow.raas.held_task import CANCELLED, HeldTask
+from astraflow.raas.places import Places
 from astraflow.raas.policies import PolicyDesk
 from astraflow.raas.tallies import NodeTallies
 from astraflow.workflows.agents.door import AgentDoor
@@ -80,7 +81,7 @@ class EpisodeRunner:
         results: Results,
         give_back: GiveBack,
         group: asyncio.TaskGroup,
-        capacity: int,
+        places: Places,
         clock: Clock | None = None,
         tallies: NodeTallies | None = None,
         door: AgentDoor | None = None,
@@ -93,13 +94,13 @@ class EpisodeRunner:
             results: Where results go.
             give_back: Where tasks go that were not started.
             group: Runs the episodes.
-            capacity: Episodes at once; more wait their turn.
+            places: Of episodes; more wait their turn.
             clock: Tells the time.
             tallies: Counts what is sent; None: nobody does.
             door: Lets agents in; None: nothing does.
         """
         self.times = EpisodeTimes()
-        self._slots = asyncio.Semaphore(capacity)
+        self._places = places
         self._clock = clock or SystemClock()
         self._desk = desk
         self._door = door
@@ -216,7 +217,7 @@ class EpisodeRunner:
     async def _run_in_turn(
         self, held: HeldTask, index: int, loaded: LoadedWorkflow, episode: Episode
     ) -> Rollout:
-        async with self._slots:
+        async with self._places.of(held.task.purpose):
             held.waiting.discard(index)
             self._running_count += 1
             started = self._clock.monotonic()

@@ -21,6 +21,7 @@ class NodeSettings:
         name: Unique in the pool.
         capacity: Rollouts that it runs at once.
         max_eval_count: Of them, what evaluations may take; None: all.
+        eval_extra: Rollouts of evaluations that it runs beyond its capacity.
         codes: Workflows and scorers that it has.
         resources: What it runs on.
         region: Where it stands; empty: unknown.
@@ -37,6 +38,7 @@ class NodeSettings:
     name: str
     capacity: int
     max_eval_count: int | None = None
+    eval_extra: int = 0
     codes: tuple[RegisteredCode, ...] = ()
     resources: Resources = field(default_factory=Resources)
     region: str = ""

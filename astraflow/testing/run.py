@@ -84,6 +84,7 @@ class LiveRun:
         answer: Callable[[str], str] | None = None,
         alphabet: str | None = None,
         capacity: int = 16,
+        eval_extra: int = 0,
         relays: RelayServer | None = None,
         kinds: frozenset[SourceKind] | None = None,
         token_s: float = 0.0,
@@ -96,6 +97,7 @@ class LiveRun:
             answer: See SmallEngine.
             alphabet: Letters that the engines know; None: printable ASCII.
             capacity: Rollouts that it runs at once.
+            eval_extra: Rollouts of evaluations beyond that.
             relays: Started; serves what the node pulls. None: nobody does.
             kinds: Of the sources that it pulls weights from; None: all.
             token_s: Seconds per token of its engines.
@@ -115,6 +117,7 @@ class LiveRun:
             token=self.join_token,
             name=name,
             capacity=capacity,
+            eval_extra=eval_extra,
             models={
                 policy: ServedModel(engine=engine, tokenizer=tokenizer)
                 for policy, engine in engines.items()

@@ -201,7 +201,9 @@ def decode_trainer_registration(
 def encode_task_credit(credit: TaskCredit) -> raas_service_pb2.TaskCredit:
     """Return a TaskCredit for the wire."""
     return raas_service_pb2.TaskCredit(
-        max_outstanding=credit.max_outstanding, max_eval_outstanding=credit.max_eval_outstanding
+        max_outstanding=credit.max_outstanding,
+        max_eval_outstanding=credit.max_eval_outstanding,
+        max_eval_extra=credit.max_eval_extra,
     )
 
 
@@ -217,6 +219,7 @@ def decode_task_credit(message: raas_service_pb2.TaskCredit) -> TaskCredit:
         max_eval_outstanding=(
             None if evals is None else at_least(evals, 0, "max_eval_outstanding")
         ),
+        max_eval_extra=at_least(message.max_eval_extra, 0, "max_eval_extra"),
     )
 
 

@@ -41,6 +41,25 @@ def test_evaluation_takes_its_share_and_training_goes_on(world):
     assert purposes(world, node).count(TaskPurpose.EVAL) == 2
 
 
+def test_evaluation_that_fits_beyond_the_credit_costs_training_no_room(world):
+    _, node = world.started(credit=4)
+    world.credit(node, 4, max_eval_extra=2)
+    create(world)
+    out = [len(task.sample_indexes) for task in world.tasks[node]]
+    assert sum(out) == 4 + 2
+    assert purposes(world, node)[-2:] == [TaskPurpose.EVAL] * 2
+    world.work(node, 1)
+    assert purposes(world, node).count(TaskPurpose.TRAIN) == len(out) - 2
+
+
+def test_node_that_pauses_gets_no_evaluation_either(world):
+    _, node = world.started(credit=8)
+    world.credit(node, 0, max_eval_extra=2)
+    world.tasks[node].clear()
+    create(world)
+    assert not purposes(world, node)
+
+
 def test_result_is_the_share_of_correct_rollouts(world):
     _, node = world.started()
     world.work(node)

@@ -38,7 +38,7 @@ def look_at(nodes, *, unit=8):
     rooms = Rooms(unit=unit)
     for number, each in enumerate(nodes):
         each.number = number
-        rooms.note(each)
+        rooms.note(each, free=each.free_count)
     return Look(rooms=rooms, pool=nodes, is_fit=lambda _: True, room=training_room)
 
 
@@ -176,6 +176,14 @@ def test_evaluation_gets_its_share_of_the_credit(node):
     assert eval_room(node(credit=8, out=8), 0.5).free == 0
     assert eval_room(node(credit=8, max_eval_outstanding=2), 0.5).free == 2
     assert eval_room(node(credit=1), 0.1).free == 1
+
+
+def test_evaluation_takes_what_is_beyond_the_credit_first(node):
+    full = node(credit=8, out=8, max_eval_extra=2)
+    assert (eval_room(full, 0.5).free, eval_room(full, 0.1).free) == (2, 1)
+    beside = node(credit=8, out=9, eval_outstanding=2, max_eval_extra=2)
+    assert (training_room(beside).free, eval_room(beside, 0.5).free) == (1, 1)
+    assert eval_room(node(credit=8, max_eval_outstanding=0, max_eval_extra=2), 0.5).free == 2
 
 
 def test_node_one_version_behind_is_about_to_update(node):

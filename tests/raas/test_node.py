@@ -19,6 +19,7 @@ async def test_a_node_says_what_it_is_when_it_joins(fake_hub, running):
     assert [(p.policy_id, p.max_context_token_count) for p in join.policies] == [("solver", 64)]
     credit = fake_hub.credits[0]
     assert (credit.max_outstanding, credit.max_eval_outstanding) == (8, 4)
+    assert credit.max_eval_extra == 1
 
 
 async def test_every_sample_comes_back_scored_and_then_the_result(fake_hub, running, make_task):

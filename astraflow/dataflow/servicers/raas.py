@@ -140,6 +140,7 @@ def _steering(member_id: MemberId, request: pb.StreamTasksRequest) -> CreditGive
         member_id=member_id,
         max_outstanding=credit.max_outstanding,
         max_eval_outstanding=credit.max_eval_outstanding,
+        max_eval_extra=credit.max_eval_extra,
     )
 
 

@@ -107,12 +107,14 @@ class TaskOpen(_message.Message):
     def __init__(self, credit: _Optional[_Union[TaskCredit, _Mapping]] = ...) -> None: ...
 
 class TaskCredit(_message.Message):
-    __slots__ = ("max_outstanding", "max_eval_outstanding")
+    __slots__ = ("max_outstanding", "max_eval_outstanding", "max_eval_extra")
     MAX_OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
     MAX_EVAL_OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
+    MAX_EVAL_EXTRA_FIELD_NUMBER: _ClassVar[int]
     max_outstanding: int
     max_eval_outstanding: int
-    def __init__(self, max_outstanding: _Optional[int] = ..., max_eval_outstanding: _Optional[int] = ...) -> None: ...
+    max_eval_extra: int
+    def __init__(self, max_outstanding: _Optional[int] = ..., max_eval_outstanding: _Optional[int] = ..., max_eval_extra: _Optional[int] = ...) -> None: ...
 
 class TaskNack(_message.Message):
     __slots__ = ("task_id", "failure")
