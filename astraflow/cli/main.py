@@ -12,6 +12,7 @@ from astraflow.cli import (
     doctor,
     evaluate,
     explain,
+    gateway,
     ledger,
     raas,
     rollouts,
@@ -45,6 +46,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(dataflow.app, name="dataflow")
 app.add_typer(raas.app, name="raas")
 app.add_typer(trainer.app, name="trainer")
+app.add_typer(gateway.app, name="gateway")
 app.add_typer(weights.app, name="weights")
 app.add_typer(bench.app, name="bench")
 

@@ -61,6 +61,42 @@ def join_pool(
         )
 
 
+def serve_gateway(
+    recipe: Path,
+    *,
+    overrides: Sequence[str],
+    hub: str,
+    token: str,
+    operator_token: str | None,
+    models: Mapping[str, str],
+    tls: Tls,
+    as_json: bool,
+) -> int:
+    """Serve the HTTP gateway; return its exit code.
+
+    Raises:
+        AstraflowError: CAPABILITY_MISSING where `astraflow[http]` is not installed.
+    """
+    hold_lifeline()
+    settings = load_recipe(recipe, overrides)
+    try:
+        from astraflow.gateway.main import main_gateway  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING,
+            f"the gateway needs {error.name}: pip install 'astraflow[http]'",
+        ) from error
+    return main_gateway(
+        settings,
+        hub=hub,
+        token=token,
+        operator_token=operator_token,
+        models={policy: Path(path) for policy, path in models.items()},
+        tls=None if tls.is_plain else tls,
+        as_json=as_json,
+    )
+
+
 def train(
     recipe: Path,
     *,

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from astraflow.config.http import Http
 from astraflow.config.loss import Correction, Kl, Loss, Sapo
 from astraflow.config.policies import (
     Advantages,
@@ -48,6 +49,7 @@ __all__ = [
     "Engine",
     "EvalSet",
     "EvalSuite",
+    "Http",
     "Hub",
     "Journal",
     "Kl",
@@ -95,6 +97,7 @@ class Recipe(Strict):
     hub: Hub = Hub()
     metrics: Metrics = Metrics()
     tracing: Tracing = Tracing()
+    http: Http = Http()
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
@@ -109,6 +112,14 @@ class Recipe(Strict):
         for name, workflow in self.workflows.items():
             for policy in workflow.policies:
                 _must_name(f"workflows.{name}", "policies", policy, self.policies)
+        return self
+
+    @model_validator(mode="after")
+    def _trainers_over_http_exist(self) -> Self:
+        for policy in self.http.trainers:
+            _must_name("http", "trainers", policy, self.policies)
+        if self.http.trainers and self.http.port is None:
+            raise ValueError("http.trainers come through a gateway: give http.port")
         return self
 
     @model_validator(mode="after")

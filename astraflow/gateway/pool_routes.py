@@ -32,7 +32,7 @@ def pool_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("/raas_pool")
     async def raas_pool() -> Response:
-        """List the pool."""
+        """List the RaaS of the pool, those that speak gRPC included."""
         return json_answer(_pool(await gateway.control.get_run()))
 
     @router.post("/shutdown")

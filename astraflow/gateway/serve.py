@@ -1,9 +1,12 @@
 """Serving: the socket, the server, and its end."""
 
+import asyncio
 import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import structlog
 import uvicorn
@@ -59,7 +62,7 @@ async def serve_gateway(settings: GatewaySettings, *, port: int = 0) -> AsyncGen
         async with Gateway(settings) as gateway:
             config = uvicorn.Config(
                 make_app(gateway),
-                http=PatientProtocol,
+                http=_protocol(settings),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -77,6 +80,12 @@ async def serve_gateway(settings: GatewaySettings, *, port: int = 0) -> AsyncGen
                 finally:
                     server.should_exit = True
                     await serving
+
+
+def _protocol(settings: GatewaySettings) -> type[asyncio.Protocol]:
+    """Return what makes a connection; uvicorn takes anything that does."""
+    made = partial(PatientProtocol, head_timeout_s=settings.rules.head_timeout_s)
+    return cast("type[asyncio.Protocol]", made)
 
 
 @contextmanager

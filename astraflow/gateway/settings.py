@@ -58,14 +58,21 @@ class GatewaySettings:
     tls: Tls | None = None
 
 
-def policies_of(recipe: Recipe) -> dict[PolicyId, GatewayPolicy]:
-    """Return what the gateway needs of the policies of a recipe."""
+def policies_of(
+    recipe: Recipe, models: Mapping[str, Path] | None = None
+) -> dict[PolicyId, GatewayPolicy]:
+    """Return what the gateway needs of the policies of a recipe.
+
+    Args:
+        recipe: Of the run.
+        models: Model directory by policy; a policy left out: the recipe's.
+    """
     return {
         PolicyId(name): GatewayPolicy(
             policy_id=PolicyId(name),
             groups_per_batch=policy.trainer.groups_per_batch,
             row_count=policy.trainer.groups_per_batch * recipe.rollouts.group_size,
-            model_dir=policy.model.path,
+            model_dir=(models or {}).get(name, policy.model.path),
         )
         for name, policy in recipe.policies.items()
     }

@@ -98,7 +98,11 @@ class Launch:
                 prepare_models(self.recipe, self.run_dir, lifeline=lifeline, note=progress.note),
             )
             roles = self._roles(models)
+            if self.recipe.http.port is not None:
+                await self._start(roles.gateway(hub), lifeline)
             for policy in self.recipe.policies:
+                if policy in self.recipe.http.trainers:
+                    continue
                 command = roles.trainer(policy, hub, resume=self.is_resumed)
                 await self._start(command, lifeline)
             for _ in range(self.recipe.raas.count):

@@ -66,6 +66,15 @@ class Roles:
             threads=self.recipe.policies[policy_id].trainer.thread_count,
         )
 
+    def gateway(self, hub: str) -> RoleCommand:
+        """Return the HTTP gateway."""
+        models = [f"{policy}={path}" for policy, path in self.models.items()]
+        return self._command(
+            "gateway",
+            *("gateway", "serve", str(self.run_dir.recipe), "--hub", hub),
+            *(part for model in models for part in ("--model", model)),
+        )
+
     def raas(self, index: int, hub: str) -> RoleCommand:
         """Return one rollout node of those that the run starts with."""
         return self.node(f"raas-{index}", hub, index=index)

@@ -32,17 +32,19 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyRules:
-    """What a body may be.
+    """What a request may be.
 
     Attributes:
         reads_pickles: Whether pickled bodies are read (`--legacy-pickle`).
         max_nbytes: Of one.
-        timeout_s: Seconds in which all of it must come.
+        timeout_s: Seconds in which all of a body must come.
+        head_timeout_s: Seconds in which a head must come.
     """
 
     reads_pickles: bool = False
     max_nbytes: int = 256 << 20
     timeout_s: float = 60.0
+    head_timeout_s: float = 10.0
 
 
 async def read_body(request: Request, rules: BodyRules) -> dict[str, Any]:

@@ -6,17 +6,24 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_HEAD_S = 10.0
-
 
 class PatientProtocol(H11Protocol):
     """uvicorn's HTTP/1.1, with a time by which a head that was begun must be whole."""
 
-    head_timeout_s = _HEAD_S
+    def __init__(self, *args: Any, head_timeout_s: float, **kwargs: Any) -> None:
+        """Prepare.
+
+        Args:
+            args: Of uvicorn.
+            head_timeout_s: From the first byte, or the connection, to the end of the head.
+            kwargs: Of uvicorn.
+        """
+        super().__init__(*args, **kwargs)
+        self._head_timeout_s = head_timeout_s
+        self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to count with the connection."""
-        self._late: asyncio.TimerHandle | None = None
         super().connection_made(transport)
         self._count()
 
@@ -36,7 +43,7 @@ class PatientProtocol(H11Protocol):
 
     def _count(self) -> None:
         if self._late is None:
-            self._late = self.loop.call_later(self.head_timeout_s, self._give_up)
+            self._late = self.loop.call_later(self._head_timeout_s, self._give_up)
 
     def _stop(self) -> None:
         if self._late is not None:
@@ -48,7 +55,7 @@ class PatientProtocol(H11Protocol):
         self._late = None
         if self.transport.is_closing():
             return
-        why = f"no request head came in {self.head_timeout_s:g} s"
+        why = f"no request head came in {self._head_timeout_s:g} s"
         body = json.dumps({"error": why}).encode()
         head = (
             "HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n"
