@@ -29,13 +29,17 @@ class Engine(Strict):
 
 
 class Relay(Strict):
-    """Rollout nodes pass on what they pull, so that a region costs the trainer one transfer."""
+    """Rollout nodes pass on what they pull, so that a region costs the trainer one transfer.
+
+    Over gRPC and, where `raas.lanes` has tcp and there is no TLS, over TCP.
+    """
 
     mode: Literal["auto", "off"] = "auto"
     """auto: where others can dial the node, which is when `listen` is set or the hub is on
     loopback. Off: never."""
     listen: str | None = None
-    """host:port; port 0 takes a free one. Set it with a hub that is not on loopback."""
+    """host:port; port 0 takes a free one. Set it with a hub that is not on loopback. TCP is on the
+    port above it, when that is free."""
     advertise: str | None = None
     """How others dial it: auto, fqdn, or a host or IP; unset: as listened on."""
 
@@ -71,7 +75,8 @@ class Raas(Strict):
     relay: Relay = Relay()
     agents: Agents = Agents()
     lanes: LaneChoice = "auto"
-    """Over which weights are pulled, the most wanted first; gRPC is the way out in any case."""
+    """Over which weights are pulled, the most wanted first, and relayed; gRPC is the way out in any
+    case."""
     sources: Literal["auto", "store"] = "auto"
     """Where weights come from. auto: whoever has them, nearest first. store: the object store
     alone, for pools that cannot reach the trainer."""

@@ -165,7 +165,8 @@ async def _relays(
     if settings.tls is not None and settings.tls.certificate is None:
         log.warning("no weights are relayed: the node has no certificate to serve with")
         return None
-    relays = RelayServer(policy_ids)
+    lanes = chosen_lanes(recipe.raas.lanes, settings.tls)
+    relays = RelayServer(policy_ids, lanes=lanes)
     await relays.start(listen=listen, advertise=recipe.raas.relay.advertise, tls=settings.tls)
     log.info("relaying weights", endpoint=relays.endpoint)
     return relays

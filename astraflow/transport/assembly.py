@@ -10,7 +10,7 @@ import numpy as np
 from astraflow.codec.chunks import Chunk, ChunkHeader
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.transport.frames import Frame, bad_frame
-from astraflow.wire.patches import SentChunk, TransferPlan
+from astraflow.wire.patches import SentChunk, SentItem, TransferPlan, Waiting
 
 UNPLANNED_NBYTES: Final = 64 << 20
 """What may arrive before the plan does, which takes its own connection."""
@@ -60,6 +60,7 @@ class Assembly:
         self._ready: deque[SentChunk] = deque()
         self._ready_nbytes = self._claimed_nbytes = 0
         self._activity = 0
+        self._is_waiting = False
         self._failure: AstraflowError | None = None
         self._news = asyncio.Event()
 
@@ -125,28 +126,39 @@ class Assembly:
         self._staged.clear()
         self._note()
 
-    async def planned(self) -> TransferPlan:
-        """Return the plan once it is known.
+    def wait_longer(self) -> None:
+        """Note that the source is there, and has nothing to send yet."""
+        self._is_waiting = True
+        self._note()
+
+    async def planned(self) -> None:
+        """Return once the plan is known, or the source has said that it waits for it.
 
         Raises:
             AstraflowError: As `items`.
         """
-        while self._plan is None:
+        while self._plan is None and not self._is_waiting:
             await self._wait()
-        return self._plan
 
-    async def items(self) -> AsyncGenerator[TransferPlan | SentChunk]:
-        """Yield the plan, then all its chunks.
+    async def items(self) -> AsyncGenerator[SentItem]:
+        """Yield the plan, then all its chunks; Waiting where the source says so.
 
         Raises:
             AstraflowError: SOURCE_TIMEOUT; what `fail` was called with.
         """
-        plan = await self.planned()
-        yield plan
-        for _ in range(plan.chunk_count):
-            while not self._ready:
+        plan, left = None, 1
+        while left:
+            if plan is None and self._plan is not None:
+                plan, left = self._plan, self._plan.chunk_count
+                yield plan
+            elif plan is not None and self._ready:
+                left -= 1
+                yield self._next()
+            elif self._is_waiting:
+                self._is_waiting = False
+                yield Waiting()
+            else:
                 await self._wait()
-            yield self._next()
 
     def _next(self) -> SentChunk:
         sent = self._ready.popleft()

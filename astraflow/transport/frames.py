@@ -47,6 +47,7 @@ class FrameKind(IntEnum):
     PLAN = 4
     CHUNK = 5
     FAILURE = 6
+    WAITING = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +207,11 @@ def read_plan(body: bytes) -> TransferPlan:
         return decode_transfer_plan(message)
     except AstraflowError as error:
         raise bad_frame(error.message) from error
+
+
+def waiting_frame() -> bytes:
+    """Return the frame of a source that is there and has nothing to send yet."""
+    return _whole(FrameKind.WAITING, b"")
 
 
 def failure_frame(error: AstraflowError) -> bytes:

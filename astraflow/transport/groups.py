@@ -13,6 +13,7 @@ from astraflow.transport.frames import (
     failure_frame,
     pack,
     plan_parts,
+    waiting_frame,
 )
 from astraflow.transport.pacing import Pacer
 from astraflow.transport.sockets import (
@@ -25,7 +26,7 @@ from astraflow.transport.sockets import (
 )
 from astraflow.transport.tasks import Tasks
 from astraflow.transport.transfers import Standing, Transfer
-from astraflow.wire.patches import SentChunk, TransferPlan
+from astraflow.wire.patches import SentChunk, SentItem, TransferPlan, Waiting
 
 _NEAR_SEGMENT_NBYTES: Final = 1 << 20
 _FAR_SEGMENT_NBYTES: Final = 64 << 10
@@ -133,8 +134,11 @@ class Group:
         self.carrier.adopt(connection)
         self._tasks.start(self._send(connection, parts))
 
-    def begin(self, transfer: Transfer, *, with_plan: bool) -> None:
-        """Send a transfer, after the one before."""
+    def begin(self, transfer: Transfer | Standing, *, with_plan: bool) -> None:
+        """Send a transfer, after the one before; what stands ready comes with its plan."""
+        if isinstance(transfer, Standing):
+            self.stand_ready(transfer)
+            return
         before = self._feeding
         self._feeding = self._tasks.start(self._feed(transfer, before, with_plan=with_plan))
 
@@ -193,7 +197,10 @@ class Group:
         finally:
             standing.close()
 
-    async def _put_item(self, nbytes: int, item: TransferPlan | SentChunk) -> None:
+    async def _put_item(self, nbytes: int, item: SentItem) -> None:
+        if isinstance(item, Waiting):
+            await self._first_parts.put([waiting_frame()])
+            return
         if isinstance(item, SentChunk):
             for part in await self.carrier.parts(item):
                 await self._put(nbytes, part)

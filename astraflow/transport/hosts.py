@@ -17,6 +17,7 @@ from astraflow.transport.shm_host import ShmHost
 from astraflow.transport.tcp_host import TcpHost
 from astraflow.transport.tcp_lane import direct_port
 from astraflow.transport.transfers import (
+    Awaited,
     OpenStanding,
     OpenTransfer,
     Secrets,
@@ -102,7 +103,8 @@ class LaneHosts:
                 the port above its own when that is free.
             advertised: host:port by which others know it.
             lanes: Which ones; a host that has no shared memory serves the others.
-            stand_ready: Opens a transfer of a version that is still to come; None: none is.
+            stand_ready: Opens a transfer of a version that is still to come, over TCP; None: none
+                is.
 
         Raises:
             AstraflowError: INVALID_FIELD when a lane cannot listen there.
@@ -116,7 +118,7 @@ class LaneHosts:
                     raise
                 log.warning("a lane cannot be served here", lane=lane, why=str(error))
 
-    def plan(self, transfer: Transfer, lanes: Sequence[Lane]) -> TransferPlan:
+    def plan(self, transfer: Transfer | Awaited, lanes: Sequence[Lane]) -> TransferPlan:
         """Keep a transfer for those of the lanes that are served here.
 
         Raises:

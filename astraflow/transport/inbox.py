@@ -15,7 +15,7 @@ from astraflow.transport.frames import (
     read_failure,
     read_plan,
 )
-from astraflow.wire.patches import SentChunk, TransferPlan
+from astraflow.wire.patches import SentItem, TransferPlan
 
 _MAX_FAILURE_NBYTES: Final = 1 << 16
 
@@ -75,6 +75,8 @@ class Inbox:
                 return self._assembly.place(frame)
             case FrameKind.PLAN:
                 return self._place_plan(frame)
+            case FrameKind.WAITING:
+                return _empty(frame)
             case FrameKind.FAILURE if frame.body_nbytes <= _MAX_FAILURE_NBYTES:
                 return memoryview(bytearray(frame.body_nbytes))
             case _:
@@ -94,6 +96,8 @@ class Inbox:
                 self._assembly.filled(frame)
             case FrameKind.PLAN:
                 self._filled_plan(frame)
+            case FrameKind.WAITING:
+                self._assembly.wait_longer()
             case _:
                 self.fail(read_failure(bytes(body)))
 
@@ -108,11 +112,11 @@ class Inbox:
         self._assembly.fail(error)
 
     async def planned(self) -> None:
-        """Return once the plan is known; see Assembly."""
+        """Return once the plan is known, or the source waits for it; see Assembly."""
         await self._assembly.planned()
 
-    def items(self) -> AsyncGenerator[TransferPlan | SentChunk]:
-        """Yield the plan, then its chunks; see Assembly."""
+    def items(self) -> AsyncGenerator[SentItem]:
+        """Yield the plan, then its chunks, Waiting between them; see Assembly."""
         return self._assembly.items()
 
     def _place_plan(self, frame: Frame) -> memoryview:
@@ -132,7 +136,7 @@ class Inbox:
 
 def _empty(frame: Frame) -> memoryview:
     if frame.body_nbytes:
-        raise bad_frame("a payload lies in the arena, not behind its header")
+        raise bad_frame("there is nothing behind its header")
     return memoryview(b"")
 
 

@@ -20,13 +20,13 @@ from astraflow.transport.groups import Carrier, Group
 from astraflow.transport.proofs import is_proven
 from astraflow.transport.sockets import receive, send_all, tune
 from astraflow.transport.tasks import Tasks
-from astraflow.transport.transfers import OpenStanding, OpenTransfer, Secrets, Transfer
+from astraflow.transport.transfers import Awaited, OpenStanding, OpenTransfer, Secrets, Transfer
 
 _HELLO_TIMEOUT_S: Final = 10.0
 _MAX_CONNECTIONS: Final = 4096
 _BACKLOG: Final = 512
 
-ClaimTransfer = Callable[[bytes], Transfer]
+ClaimTransfer = Callable[[bytes], Transfer | Awaited]
 
 
 class StreamHost:
@@ -142,10 +142,8 @@ class StreamHost:
             raise bad_frame("only a puller's requests are expected here")
         try:
             spec = read_request(body, self._secrets())
-            if spec.is_ahead and self._stand_ready is not None:
-                group.stand_ready(self._stand_ready(spec))
-            else:
-                group.begin(self._open_transfer(spec), with_plan=True)
+            standing = None if self._stand_ready is None else self._stand_ready(spec)
+            group.begin(standing or self._open_transfer(spec), with_plan=True)
         except AstraflowError as error:
             group.refuse(error)
 

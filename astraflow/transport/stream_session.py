@@ -11,7 +11,7 @@ from astraflow.transport.arenas import Arena
 from astraflow.transport.frames import HEADER_NBYTES, Frame, bad_frame, hello, request, unpack
 from astraflow.transport.inbox import Inbox, source_lost
 from astraflow.transport.tasks import Tasks
-from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
+from astraflow.wire.patches import SentItem, TransferPlan, TransferSpec
 
 CONNECT_TIMEOUT_S: Final = 5.0
 
@@ -109,7 +109,7 @@ class StreamSession:
             self._inbox.take_plan(plan)
 
     async def wait_plan(self, timeout_s: float) -> None:
-        """Return once the plan has come.
+        """Return once the plan has come, or the source waits for it itself.
 
         Raises:
             AstraflowError: What came instead; SOURCE_TIMEOUT. The session is closed.
@@ -139,8 +139,8 @@ class StreamSession:
         except OSError as error:
             self.end(source_lost(f"the source is gone: {error}"))
 
-    async def items(self) -> AsyncGenerator[TransferPlan | SentChunk]:
-        """Yield the plan and the chunks of the transfer that began.
+    async def items(self) -> AsyncGenerator[SentItem]:
+        """Yield the plan and the chunks of the transfer that began, Waiting between them.
 
         Raises:
             AstraflowError: What the source answered; SOURCE_UNREACHABLE, SOURCE_TIMEOUT,

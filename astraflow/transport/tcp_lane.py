@@ -29,10 +29,12 @@ def connection_count(plan: TransferPlan, plan_s: float) -> int:
     window ends at what the kernel's limits allow: many fill a long link sooner and further.
 
     Args:
-        plan: Of the first transfer.
+        plan: Of the first transfer; without patches it is still to come.
         plan_s: What it took to get it.
     """
     most = FAR_CONNECTION_COUNT if plan_s > _FAR_PLAN_S else NEAR_CONNECTION_COUNT
+    if not plan.patches:
+        return most
     return max(1, min(most, plan.payload_nbytes // _NBYTES_PER_CONNECTION))
 
 
@@ -45,7 +47,7 @@ async def open_tcp(
         AstraflowError: SOURCE_UNREACHABLE; INVALID_FIELD for an address without a port.
     """
     session = StreamSession(Lane.TCP, stall_timeout_s=stall_timeout_s)
-    session.begin(plan)
+    session.begin(plan if plan.patches else None)
     dial = await _dialler(*split_address(address))
     await session.open(plan.token, dial, count=count)
     return session

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from astraflow.core.clock import Clock
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.wire.patches import LaneEndpoint, SentChunk, TransferPlan, TransferSpec
+from astraflow.wire.patches import LaneEndpoint, SentChunk, SentItem, TransferPlan, TransferSpec
 
 TRANSFER_TTL: Final = timedelta(minutes=5)
 _TOKEN_NBYTES: Final = 32
@@ -33,6 +33,7 @@ class Transfer(Protocol):
         ...
 
 
+@runtime_checkable
 class Standing(Protocol):
     """A transfer that a puller stands ready for: what there is to send is not known yet."""
 
@@ -41,8 +42,11 @@ class Standing(Protocol):
         """Payload that it will have, as far as one can tell."""
         ...
 
-    def items(self) -> AsyncGenerator[TransferPlan | SentChunk]:
-        """Yield the plan and its chunks, each when it is there; chunks may come before it."""
+    def items(self) -> AsyncGenerator[SentItem]:
+        """Yield the plan and its chunks, each when it is there; chunks may come before it.
+
+        Waiting says that there is nothing yet.
+        """
         ...
 
     def close(self) -> None:
@@ -50,11 +54,20 @@ class Standing(Protocol):
         ...
 
 
+class Awaited(Standing, Protocol):
+    """A transfer that was planned before anything is known of it."""
+
+    @property
+    def plan(self) -> TransferPlan:
+        """Without patches."""
+        ...
+
+
 OpenTransfer = Callable[[TransferSpec], Transfer]
 """Opens a transfer; raises what `Pull` answers."""
 
-OpenStanding = Callable[[TransferSpec], Standing]
-"""Opens a transfer of a version that is still to come."""
+OpenStanding = Callable[[TransferSpec], Standing | None]
+"""Opens a transfer of a version that is still to come; None: it is here, open a usual one."""
 
 Secrets = Callable[[], Sequence[bytes]]
 """Returns the run's transfer secret, and the one before."""
@@ -64,7 +77,7 @@ Secrets = Callable[[], Sequence[bytes]]
 class _Waiting:
     """A transfer that no connection has claimed yet."""
 
-    transfer: Transfer
+    transfer: Transfer | Awaited
     token: bytes
     timer: asyncio.TimerHandle
 
@@ -87,7 +100,7 @@ class Transfers:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, transfer: Transfer, endpoints: Sequence[LaneEndpoint]) -> TransferPlan:
+    def add(self, transfer: Transfer | Awaited, endpoints: Sequence[LaneEndpoint]) -> TransferPlan:
         """Keep a transfer until a lane claims it; return its plan with token and endpoints."""
         transfer_id = f"lane-{next(self._numbers)}"
         token = secrets.token_bytes(_TOKEN_NBYTES)
@@ -102,7 +115,7 @@ class Transfers:
             expire_time=self._clock.now() + self._ttl,
         )
 
-    def claim(self, token: bytes) -> Transfer:
+    def claim(self, token: bytes) -> Transfer | Awaited:
         """Hand a transfer over to a lane, once; the lane closes it.
 
         Raises:
@@ -145,7 +158,7 @@ class Transfers:
         for transfer_id in list(self._waiting):
             self.release(transfer_id)
 
-    def _take(self, transfer_id: str) -> Transfer:
+    def _take(self, transfer_id: str) -> Transfer | Awaited:
         waiting = self._waiting.pop(transfer_id)
         waiting.timer.cancel()
         return waiting.transfer

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from astraflow.codec.chunks import CHUNK_NBYTES
-from astraflow.core.errors import AstraflowError
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.address import join_address
 from astraflow.transport.frames import (
     HEADER_NBYTES,
@@ -24,7 +24,7 @@ from astraflow.transport.frames import (
 )
 from astraflow.transport.stream_host import ClaimTransfer
 from astraflow.transport.tasks import Tasks
-from astraflow.transport.transfers import OpenTransfer, Secrets, Transfer
+from astraflow.transport.transfers import OpenTransfer, Secrets, Standing, Transfer
 from astraflow.transport.ucx_lane import abort
 from astraflow.transport.ucx_thread import receive_header, receive_into, send_frame, ucx_thread
 
@@ -89,7 +89,7 @@ class UcxHost:
         if frame.kind is not FrameKind.HELLO:
             raise bad_frame("an endpoint begins with a token")
         try:
-            transfer = self._claim(token)
+            transfer = self._claimed(token)
         except AstraflowError as error:
             await self._fail(endpoint, error)
             raise
@@ -103,6 +103,12 @@ class UcxHost:
                 before = sending.start(self._answer(endpoint, body))
         finally:
             await sending.close()
+
+    def _claimed(self, token: bytes) -> Transfer:
+        transfer = self._claim(token)
+        if isinstance(transfer, Standing):
+            raise AstraflowError(Reason.LANE_UNAVAILABLE, "UCX sends what is planned already")
+        return transfer
 
     async def _answer(self, endpoint: Any, body: bytes) -> None:
         try:

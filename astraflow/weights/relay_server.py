@@ -2,17 +2,23 @@
 
 # ruff: noqa: N802 - methods are named by the contract
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from astraflow.core.clock import SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
+from astraflow.core.versions import Lane
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
+from astraflow.transport.hosts import LaneHosts, hosted_lanes
+from astraflow.weights.ahead import AheadTransfer
+from astraflow.weights.arriving import ArrivingTransfer
 from astraflow.weights.relay import Relay
+from astraflow.weights.served import ServedTransfer
 from astraflow.weights.servicer import TransferServicer
+from astraflow.wire.patches import TransferSpec
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
@@ -22,14 +28,19 @@ from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
 class RelayServer:
     """Serves what the pullers of a node pull; until `admit` is called nobody is let in."""
 
-    def __init__(self, policy_ids: Iterable[PolicyId]) -> None:
+    def __init__(
+        self, policy_ids: Iterable[PolicyId], *, lanes: Sequence[Lane] | None = None
+    ) -> None:
         """Prepare.
 
         Args:
             policy_ids: Whose versions the node pulls.
+            lanes: Of these TCP is served beside gRPC; None: it is, except beside TLS.
         """
         self.relays = {policy_id: Relay() for policy_id in policy_ids}
         self._transfer_tokens: tuple[bytes, ...] = ()
+        self._lane_kinds = lanes
+        self._lanes = LaneHosts(clock=SystemClock())
         self._server: RunningServer | None = None
 
     @property
@@ -62,12 +73,22 @@ class RelayServer:
             advertise=advertise,
             tls=tls,
         )
+        lanes = hosted_lanes(tls) if self._lane_kinds is None else self._lane_kinds
+        await self._lanes.start(
+            servicer.open_transfer,
+            secrets=lambda: self._transfer_tokens,
+            listen=listen,
+            advertised=self._server.address,
+            lanes=[lane for lane in lanes if lane is Lane.TCP],
+            stand_ready=servicer.stand_ready,
+        )
 
     async def close(self) -> None:
         """Stop to serve; pulls in progress get a second."""
         if self._server is not None:
             await self._server.stop(grace_s=1.0)
             self._server = None
+            await self._lanes.close()
 
     def _servicer(self, policy_id: PolicyId) -> TransferServicer:
         return TransferServicer(
@@ -75,6 +96,7 @@ class RelayServer:
             self.relays[policy_id],
             transfer_tokens=lambda: self._transfer_tokens,
             clock=SystemClock(),
+            lanes=self._lanes,
         )
 
 
@@ -83,6 +105,14 @@ class _Switch:
 
     def __init__(self, servicers: dict[PolicyId, TransferServicer]) -> None:
         self._servicers = servicers
+
+    def open_transfer(self, spec: TransferSpec) -> ServedTransfer:
+        """Open a transfer over connections that stand."""
+        return self._of(spec.policy_id).open_transfer(spec)
+
+    def stand_ready(self, spec: TransferSpec) -> AheadTransfer | ArrivingTransfer | None:
+        """Open a transfer of what is still to come, over connections that stand."""
+        return self._of(spec.policy_id).stand_ready(spec)
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
         """Send the plan, then its chunks."""
@@ -94,23 +124,20 @@ class _Switch:
     async def PlanTransfer(
         self, request: pb.PlanTransferRequest, context: Any
     ) -> pb.PlanTransferResponse:
-        """Refuse: a relay has no lane but gRPC."""
-        del request, context
-        raise AstraflowError(Reason.LANE_UNAVAILABLE, "a relay serves gRPC only; call Pull")
+        """Open a transfer for other lanes."""
+        return await self._of(request.spec.policy_id).PlanTransfer(request, context)
 
     async def RenewTransfer(
         self, request: pb.RenewTransferRequest, context: Any
     ) -> pb.RenewTransferResponse:
-        """Refuse: there are no such transfers."""
-        del context
-        raise AstraflowError(Reason.TRANSFER_EXPIRED, f"{request.transfer_id} is not open here")
+        """Move the expiry of a transfer on."""
+        return await self._any.RenewTransfer(request, context)
 
     async def ReleaseTransfer(
         self, request: pb.ReleaseTransferRequest, context: Any
     ) -> pb.ReleaseTransferResponse:
-        """Return: there is nothing to release."""
-        del request, context
-        return pb.ReleaseTransferResponse()
+        """End a transfer that no lane has claimed."""
+        return await self._any.ReleaseTransfer(request, context)
 
     async def GetPatch(self, request: pb.GetPatchRequest, context: Any) -> pb.GetPatchResponse:
         """Return the index of a patch."""
@@ -131,6 +158,11 @@ class _Switch:
                 if error.reason is not Reason.LAYOUT_UNKNOWN:
                     raise
         raise AstraflowError(Reason.LAYOUT_UNKNOWN, "no such layout has been pulled here")
+
+    @property
+    def _any(self) -> TransferServicer:
+        """One of them: they share their lanes."""
+        return next(iter(self._servicers.values()))
 
     def _of(self, policy_id: str) -> TransferServicer:
         servicer = self._servicers.get(PolicyId(policy_id))

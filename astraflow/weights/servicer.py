@@ -14,6 +14,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.transport.hosts import LaneHosts
 from astraflow.weights.ahead import AheadTransfer
+from astraflow.weights.arriving import ArrivingTransfer
 from astraflow.weights.served import (
     Arriving,
     ChunkPlace,
@@ -88,8 +89,8 @@ class TransferServicer:
         """Open a transfer for other lanes."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         lanes = [*map(LANES.decode, request.lanes)]
-        transfer = await self._expect(decode_transfer_spec(request.spec))
-        plan = self._lanes.plan(transfer, lanes)
+        spec = decode_transfer_spec(request.spec)
+        plan = self._lanes.plan(self._arriving(spec) or self.open_transfer(spec), lanes)
         return pb.PlanTransferResponse(plan=encode_transfer_plan(plan))
 
     async def RenewTransfer(
@@ -130,18 +131,28 @@ class TransferServicer:
         """
         return ServedTransfer(self._store, *self._plan(spec))
 
-    def stand_ready(self, spec: TransferSpec) -> AheadTransfer:
-        """Open a transfer of the next version for who has proven that he knows the secret.
+    def stand_ready(self, spec: TransferSpec) -> AheadTransfer | ArrivingTransfer | None:
+        """Open a transfer of what is still to come for who has proven that he knows the secret.
+
+        Returns:
+            None: all of it is here, `open_transfer` is for that.
 
         Raises:
             AstraflowError: LANE_UNAVAILABLE where versions are not made; see AheadTransfer.
         """
+        if not spec.is_ahead:
+            return self._arriving(spec)
         if not isinstance(self._store, PatchStore):
             raise _not_ahead()
         self._require_ours(spec)
         return AheadTransfer(
             self._store, spec, plan_for=self._plan_for, open_published=self.open_transfer
         )
+
+    def _arriving(self, spec: TransferSpec) -> ArrivingTransfer | None:
+        if not isinstance(self._store, Arriving):
+            return None
+        return ArrivingTransfer(self._store, spec, self.open_transfer)
 
     async def _responses(self, spec: TransferSpec) -> AsyncGenerator[pb.PullResponse]:
         transfer = await self._expect(spec)

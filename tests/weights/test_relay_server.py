@@ -1,5 +1,7 @@
 """The relays of a node behind one endpoint: members of the run are let in, policies told apart."""
 
+import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -8,10 +10,12 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import Lane, Source, SourceKind, SourceState
 from astraflow.transport.grpc_lane import GrpcLane
+from astraflow.transport.lanes import Lanes
+from astraflow.transport.traffic import RECEIVED_NBYTES
 from astraflow.weights.pulled import PullFailed
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay_server import RelayServer
-from astraflow.wire.patches import TransferSpec
+from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec, Waiting
 
 
 @pytest.fixture
@@ -70,5 +74,81 @@ async def test_what_is_not_relayed_is_refused(training, relays):
     assert caught.value.reason is Reason.VERSION_UNKNOWN
     with pytest.raises(AstraflowError) as caught:
         await lane.plan_transfer(relays.endpoint, spec, [Lane.TCP], training.token)
+    assert caught.value.reason is Reason.VERSION_UNKNOWN
+    await lane.close()
+
+
+async def test_a_relay_that_is_told_to_has_no_lane_but_grpc(training, serve, puller, tools):
+    await serve()
+    server = RelayServer([training.policy_id], lanes=[Lane.GRPC])
+    await server.start()
+    server.admit(training.token)
+    lane, spec = GrpcLane(), TransferSpec(policy_id=training.policy_id, version=0)
+    with pytest.raises(AstraflowError) as caught:
+        await lane.plan_transfer(server.endpoint, spec, [Lane.TCP], training.token)
     assert caught.value.reason is Reason.LANE_UNAVAILABLE
     await lane.close()
+    await server.close()
+
+
+@pytest.fixture
+async def lanes():
+    lanes = Lanes(lanes=[Lane.TCP])
+    yield lanes
+    await lanes.close()
+
+
+async def came(lanes, relays, spec, training, *, begun):
+    """Ask for a version that the relay does not have yet; return what came, once it has begun."""
+    items = []
+    async with aclosing(lanes.pull(relays.endpoint, spec, training.token)) as pulling:
+        async for item in pulling:
+            items.append(item)
+            begun.set()
+    return items
+
+
+async def test_a_version_comes_over_tcp_from_a_relay_that_does_not_have_it_yet(
+    training, serve, relays, first, lanes
+):
+    """Twice: over a connection that is made for it, and over one that stands."""
+    await serve()
+    for version in (0, 1):
+        info = training.publish()
+        spec = TransferSpec(
+            policy_id=training.policy_id,
+            version=version,
+            base_version=None if version == 0 else version - 1,
+            layout_digest=info.layout_digest,
+        )
+        before, begun = RECEIVED_NBYTES.copy(), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            coming = group.create_task(came(lanes, relays, spec, training, begun=begun))
+            await begun.wait()
+            assert not coming.done()
+            await first.pull(info, training.infos, training.token)
+        items = coming.result()
+        assert isinstance(items[0], Waiting)
+        (plan,) = (item for item in items if isinstance(item, TransferPlan))
+        chunks = [item.chunk for item in items if isinstance(item, SentChunk)]
+        assert {chunk.header.index for chunk in chunks} == {*range(plan.chunk_count)}
+        nbytes = sum(len(chunk.payload) for chunk in chunks)
+        assert RECEIVED_NBYTES["tcp"] - before["tcp"] == nbytes == plan.payload_nbytes
+
+
+async def test_a_chain_of_relays_passes_versions_on_over_tcp(training, serve, relays, first, tools):
+    await serve()
+    second = WeightPuller(training.policy_id, lane=Lanes(lanes=[Lane.TCP]))
+    live = None
+    for _ in range(3):
+        info = training.publish()
+        via = replace(info, sources=(*only(info, relays.endpoint).sources, *info.sources))
+        before = RECEIVED_NBYTES["tcp"]
+        _, pulled = await asyncio.gather(
+            first.pull(info, training.infos, training.token),
+            second.pull(via, training.infos, training.token),
+        )
+        live = tools.live(pulled.update, live)
+        assert training.is_live(live)
+        assert RECEIVED_NBYTES["tcp"] > before
+    await second.close()
