@@ -41,7 +41,7 @@ static ALWAYS_INLINE unsigned first_bit(uint64_t mask) { return (unsigned)__buil
 static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)__builtin_clzll(mask); }
 #endif
 
-#define SEGMENT 4096 /* elements that are scanned before their changes are worked on */
+#define SEGMENT 2048 /* elements that are scanned before their changes are worked on */
 #define PART 64 /* changes that are worked on together */
 #define GAPS 256 /* bytes of gaps that become places together */
 #define FAR_AHEAD 128 /* changes whose elements are fetched before they are read or written */

@@ -246,6 +246,5 @@ static ALWAYS_INLINE const char *FN(decode_fast_of)(const uint8_t *old, size_t n
 }
 
 static const char *FN(decode_fast)(const uint8_t *old, size_t n, int size, int back, fast_in_t *in, size_t count, uint64_t first, changes_t *out) {
-    if (back) BY_SIZE(size, return FN(decode_fast_of)(old, n, S, 1, in, count, first, out));
-    BY_SIZE(size, return FN(decode_fast_of)(old, n, S, 0, in, count, first, out));
+    BY_SIZE(size, return FN(decode_fast_of)(old, n, S, back, in, count, first, out));
 }

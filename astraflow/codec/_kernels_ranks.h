@@ -1,7 +1,7 @@
 /* Changes found by their rank within a class, compiled once per level; included by _kernels_body.h. */
 
-/* Of which changes a segment has its share. */
-typedef struct { uint32_t ranks[SEGMENT + 16], numbers[SEGMENT + 16]; uint8_t classes[SEGMENT + 16]; } FN(due_t);
+/* The changes of a segment, class by class: first their ranks there, then in which block and which of the class in that. */
+typedef struct { uint32_t ranks[SEGMENT + 16], blocks[SEGMENT + 16], numbers[SEGMENT + 16]; uint8_t classes[SEGMENT + 16]; } FN(due_t);
 
 /* The changes of a class with ranks below `end`, behind `count` others; returns how many there are now. */
 static ALWAYS_INLINE size_t FN(take_due)(class_state_t *state, size_t c, uint64_t before, uint64_t end, size_t count, FN(due_t) *due) {
@@ -26,11 +26,30 @@ static ALWAYS_INLINE size_t FN(take_due)(class_state_t *state, size_t c, uint64_
     return count;
 }
 
-/* Which element of a segment is number `rank` of its class there. */
-static ALWAYS_INLINE size_t FN(place)(const classes_t *sorted, size_t c, uint64_t rank) {
-    size_t block = 0;
-    for (size_t step = SEGMENT / 128; step; step /= 2) block += step & (0 - (size_t)(sorted->seen[block + step][SLOT(c)] <= rank));
-    return 64 * block + FN(select_bit)(FN(members)(sorted->class_of + 64 * block, c), rank - sorted->seen[block][SLOT(c)]);
+/* Find the block of each change by halving. */
+static ALWAYS_INLINE void FN(find_blocks)(const classes_t *sorted, size_t count, FN(due_t) *due) {
+#if LEVEL == 2
+    for (size_t k = 0; k < count; k += 16) {
+        __m512i classes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(due->classes + k))), ranks = _mm512_loadu_si512(due->ranks + k);
+        __m512i high = _mm512_and_si512(_mm512_srli_epi32(classes, 3), _mm512_set1_epi32(1)), below = _mm512_setzero_si512();
+        __m512i at = _mm512_or_si512(_mm512_slli_epi32(_mm512_and_si512(classes, _mm512_set1_epi32(7)), 2), high);
+        for (int step = SEGMENT / 128; step; step /= 2) {
+            __m512i there = _mm512_add_epi32(at, _mm512_set1_epi32(step * 2 * CLASSES));
+            __m512i seen = _mm512_and_si512(_mm512_i32gather_epi32(there, sorted->seen, 2), _mm512_set1_epi32(0xffff));
+            __mmask16 is_behind = _mm512_cmple_epu32_mask(seen, ranks);
+            at = _mm512_mask_mov_epi32(at, is_behind, there), below = _mm512_mask_mov_epi32(below, is_behind, seen);
+        }
+        _mm512_storeu_si512(due->blocks + k, _mm512_srli_epi32(at, 5));
+        _mm512_storeu_si512(due->ranks + k, _mm512_sub_epi32(ranks, below));
+    }
+#else
+    for (size_t k = 0; k < count; k++) {
+        size_t block = 0, slot = SLOT(due->classes[k]);
+        for (size_t step = SEGMENT / 128; step; step /= 2) block += step & (0 - (size_t)(sorted->seen[block + step][slot] <= due->ranks[k]));
+        due->blocks[k] = (uint32_t)block;
+        due->ranks[k] -= sorted->seen[block][slot];
+    }
+#endif
 }
 
 /* Sort a segment of [from, to) by class. */
@@ -54,17 +73,22 @@ static ALWAYS_INLINE void FN(sort_segment)(const uint8_t *old, size_t from, size
  * Memory would wait meanwhile, so lines of what comes `next` are fetched by the way. */
 static ALWAYS_INLINE size_t FN(find_due)(const classes_t *sorted, const uint16_t *seen_of, class_state_t *state, const uint8_t *next, int size, uint16_t *found, uint8_t *distance_of) {
     FN(due_t) due;
-    uint64_t hits[SEGMENT / 64] = {0}, touched = 0;
+    uint64_t hits[SEGMENT / 64] = {0}, touched[(SEGMENT + 4095) / 4096] = {0};
     size_t count = 0, listed = 0;
     for (size_t c = 0; c < CLASSES; c++) count = FN(take_due)(state, c, sorted->before[c], sorted->before[c] + seen_of[SLOT(c)], count, &due);
+    FN(find_blocks)(sorted, count, &due);
     for (size_t k = 0; k < count; k++) {
         for (size_t line = 3 * k; line < 3 * k + 3; line++) PREFETCH_NEAR(next + 64 * line);
-        size_t t = FN(place)(sorted, due.classes[k], due.ranks[k]);
-        hits[t / 64] |= (uint64_t)1 << (t & 63);
-        touched |= (uint64_t)1 << (t / 64);
-        store(distance_of, t, load(state->distances, due.numbers[k], size), size);
+        size_t block = due.blocks[k], t = FN(select_bit)(FN(members)(sorted->class_of + 64 * block, due.classes[k]), due.ranks[k]);
+        hits[block] |= (uint64_t)1 << t;
+        touched[block / 64] |= (uint64_t)1 << (block & 63);
+        store(distance_of, 64 * block + t, load(state->distances, due.numbers[k], size), size);
     }
-    for (; touched; touched &= touched - 1) listed += FN(list)(hits[first_bit(touched)], 64 * first_bit(touched), found + listed);
+    for (size_t part = 0; part < (SEGMENT + 4095) / 4096; part++)
+        for (uint64_t left = touched[part]; left; left &= left - 1) {
+            size_t block = 64 * part + first_bit(left);
+            listed += FN(list)(hits[block], 64 * block, found + listed);
+        }
     return listed;
 }
 
@@ -109,6 +133,24 @@ static ALWAYS_INLINE void FN(move_part_of_words)(const uint8_t *old, uint64_t fi
 }
 #endif
 
+static ALWAYS_INLINE void FN(move_parts_of)(const uint8_t *old, uint64_t first, int size, size_t at, size_t end, size_t count, changes_t *out) {
+    for (; at < end; at += PART) {
+#if LEVEL == 2
+        /* The last element is read alone: four bytes of it may not be there. */
+        if (size == 2 && at + PART <= end && at + PART < count) {
+            FN(move_part_of_words)(old, first, at, out);
+            continue;
+        }
+#endif
+        FN(move_part)(old, first, size, at, end - at < PART ? end - at : PART, out);
+    }
+}
+
+/* The changes in [at, end) of `count`. */
+static void FN(move_parts)(const uint8_t *old, uint64_t first, int size, size_t at, size_t end, size_t count, changes_t *out) {
+    BY_SIZE(size, FN(move_parts_of)(old, first, S, at, end, count, out));
+}
+
 static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t n, uint64_t first, int size, const rule_t *rule, class_state_t *state, size_t count, changes_t *out) {
     FN(by_class_t) seen;
     classes_t sorted;
@@ -124,13 +166,11 @@ static ALWAYS_INLINE const char *FN(apply_classes_of)(const uint8_t *old, size_t
         FN(put_found)(found, more, from, distance_of, size, done, out);
         FN(end_segment)(&seen, &sorted);
         done += more;
-#if LEVEL == 2
-        /* The last element is read alone: four bytes of it may not be there. */
-        for (; size == 2 && moved + PART <= done && moved + PART < count; moved += PART) FN(move_part_of_words)(old, first, moved, out);
-#endif
-        for (; moved + PART <= done; moved += PART) FN(move_part)(old, first, size, moved, PART, out);
+        size_t end = done / PART * PART;
+        FN(move_parts)(old, first, size, moved, end, count, out);
+        moved = end;
     }
-    FN(move_part)(old, first, size, moved, done - moved, out);
+    FN(move_parts)(old, first, size, moved, done, count, out);
     return done == count ? NULL : "changes an element beyond its range";
 }
 

@@ -81,7 +81,8 @@ static const char *FN(rans_decode)(const rans_in_t *in, uint8_t *out) {
             __mmask16 low = _mm512_mask_cmplt_epu32_mask(on, y, _mm512_set1_epi32(1 << 16));
             __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)word));
             y = _mm512_mask_or_epi32(y, low, _mm512_slli_epi32(y, 16), _mm512_maskz_expand_epi32(low, words));
-            _mm512_mask_storeu_epi32(at, on, y);
+            /* All of it: what is stored in part has to reach the cache before it can be loaded. */
+            _mm512_storeu_si512(at, _mm512_mask_mov_epi32(v, on, y));
             word += 2 * __builtin_popcount(low);
             _mm512_mask_cvtepi32_storeu_epi8(out + i - lane % 16, on, entry);
             i += part;
