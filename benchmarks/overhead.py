@@ -81,6 +81,7 @@ class Samples:
                 weights=np.ones(len(rows), np.float32),
                 temperatures=np.ones(len(rows), np.float32),
             ),
+            rewards=np.full(len(lengths), np.nan, np.float32),
             min_versions=np.zeros(len(lengths), np.int64),
             max_versions=np.zeros(len(lengths), np.int64),
         )

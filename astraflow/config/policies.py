@@ -100,6 +100,21 @@ class Optimizer(Strict):
         return self
 
 
+class Critic(Strict):
+    """PPO's critic: a second model of the policy's size that says what a state is worth.
+
+    Advantages are estimated from its values (GAE), not compared within groups.
+    """
+
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount per token."""
+    lam: float = Field(default=1.0, ge=0, le=1)
+    """Of GAE; below 1 the critic's values count for more: less noise, more bias."""
+    clip: float = Field(default=0.5, gt=0)
+    """A value moves no further in one step."""
+    optimizer: Optimizer = Optimizer(learning_rate=1e-5)
+
+
 class Buffer(Strict):
     """Whole groups that wait for the trainer."""
 
@@ -188,6 +203,8 @@ class Trainer(Strict):
     loss: Loss = Loss()
     optimizer: Optimizer = Optimizer()
     advantages: Advantages = Advantages()
+    critic: Critic | None = None
+    """Unset: advantages come from groups."""
     max_tokens_per_pass: int = Field(default=16384, ge=1)
     """Tokens of one forward and backward pass; gradients of a batch add up over passes."""
     export_dtype: Literal["bf16", "f32"] = "bf16"
@@ -202,6 +219,12 @@ class Trainer(Strict):
     store: str | None = None
     """URL of a bucket or shared directory, such as s3://bucket/runs or file:///shared/runs, to
     which versions also go, in a folder of the run's own; needs `astraflow[store]`."""
+
+    @model_validator(mode="after")
+    def _critic_sees_all_rewards(self) -> Self:
+        if self.critic is not None and self.loss.kl is not None and self.loss.kl.where == "reward":
+            raise ValueError("a critic does not see a KL term in the reward; take kl.where: loss")
+        return self
 
     @model_validator(mode="after")
     def _asked_versions_come_between_batches(self) -> Self:

@@ -11,6 +11,7 @@ import torch
 from astraflow.config.recipe import Trainer
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import CausalModel
+from astraflow.trainers.critic import Critic
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 from astraflow.trainers.losses import (
     ClipRange,
@@ -21,7 +22,7 @@ from astraflow.trainers.losses import (
     prepared,
 )
 from astraflow.trainers.optimizer import AdamW
-from astraflow.trainers.passes import Pass, plan_passes
+from astraflow.trainers.passes import Pass, passes_of
 from astraflow.trainers.rows import LossTokens, TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
 
@@ -60,7 +61,12 @@ class PolicyLearner:
     """
 
     def __init__(
-        self, model: CausalModel, settings: Trainer, *, reference: CausalModel | None = None
+        self,
+        model: CausalModel,
+        settings: Trainer,
+        *,
+        reference: CausalModel | None = None,
+        critic: Critic | None = None,
     ) -> None:
         """Start with the model's weights.
 
@@ -68,10 +74,12 @@ class PolicyLearner:
             model: To be trained.
             settings: Of its trainer.
             reference: Of a KL term, if the loss has one; its weights stay.
+            critic: Makes advantages of rewards; None: they come with the batch.
         """
         self._model = model
         self._settings = settings
         self._reference = reference
+        self._critic = critic
         self._optimizer = AdamW(model.module.parameters(), settings.optimizer)
         self._step_count = 0
 
@@ -81,12 +89,16 @@ class PolicyLearner:
         return self._step_count
 
     def state(self) -> Mapping[str, Any]:
-        """Return the optimizer's state."""
-        return self._optimizer.state()
+        """Return what a resumed trainer needs beside the weights."""
+        critic = {} if self._critic is None else {"critic": self._critic.state()}
+        return {**self._optimizer.state(), **critic}
 
     def resume(self, step: int, optimizer: Path) -> None:
-        """Go on after a step, with the optimizer's state in a file; the weights are there."""
-        self._optimizer.load(torch.load(optimizer, map_location="cpu", weights_only=True))
+        """Go on after a step, with what `state` returned in a file; the weights are there."""
+        state = torch.load(optimizer, map_location="cpu", weights_only=True)
+        self._optimizer.load(state)
+        if self._critic is not None:
+            self._critic.load(state["critic"])
         self._step_count = step
 
     def step(self, rows: TrainRows, *, divisor: float) -> Mapping[str, float]:
@@ -108,6 +120,29 @@ class PolicyLearner:
                 token is not in the model's vocabulary. The weights stay.
         """
         self._check_tokens(rows)
+        if self._critic is None:
+            return self._step(rows, divisor)
+        values, found = self._critic.look(rows)
+        advantages = found.advantages.astype(np.float32)
+        valued = replace(rows, loss=replace(rows.loss, advantages=advantages))
+        metrics = self._step(valued, divisor)
+        learned = self._critic.step(rows, values, found.returns, self._step_count)
+        return {**metrics, **learned}
+
+    def likelihoods(self, rows: TrainRows, chosen_rows: np.ndarray) -> Likelihoods:
+        """Return what the present weights say of some rows; 0 for the tokens of the others.
+
+        Args:
+            rows: Of a batch.
+            chosen_rows: bool[N].
+        """
+        seen = Likelihoods.empty(len(rows.loss))
+        for one in self._plan(rows, chosen_rows):
+            self._look(rows, one, seen)
+        return seen
+
+    def _step(self, rows: TrainRows, divisor: float) -> Mapping[str, float]:
+        """Change the weights once, by the advantages of the rows."""
         rows = replace(rows, loss=prepared(rows.loss, self._settings.loss))
         is_trained = self._trained_rows(rows)
         limits = self._limits(rows, is_trained)
@@ -127,18 +162,6 @@ class PolicyLearner:
             "train/trained_rows_frac": float(is_trained.mean()),
             **self._metrics(rows, seen, is_trained, limits),
         }
-
-    def likelihoods(self, rows: TrainRows, chosen_rows: np.ndarray) -> Likelihoods:
-        """Return what the present weights say of some rows; 0 for the tokens of the others.
-
-        Args:
-            rows: Of a batch.
-            chosen_rows: bool[N].
-        """
-        seen = Likelihoods.empty(len(rows.loss))
-        for one in self._plan(rows, chosen_rows):
-            self._look(rows, one, seen)
-        return seen
 
     def _trained_rows(self, rows: TrainRows) -> np.ndarray:
         """Return bool[N], what can move the weights: with a KL term every row does."""
@@ -180,11 +203,7 @@ class PolicyLearner:
         )
 
     def _plan(self, rows: TrainRows, chosen_rows: np.ndarray) -> Sequence[Pass]:
-        indices = np.flatnonzero(chosen_rows)
-        # Sums in single precision depend on their order; that of arrival depends on timing.
-        indices = indices[np.argsort(rows.fingerprints[indices], kind="stable")]
-        plan = plan_passes(rows.lengths[indices], max_tokens=self._settings.max_tokens_per_pass)
-        return [Pass(rows=indices[one.rows], length=one.length) for one in plan]
+        return passes_of(rows, chosen_rows, max_tokens=self._settings.max_tokens_per_pass)
 
     def _learn(
         self, rows: TrainRows, one: Pass, seen: Likelihoods, limits: ClipRange, divisor: float

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from astraflow.trainers.rows import TrainRows
+
 # What a further pass costs, in padded tokens. Measured on one core: 25 us per token and 4 ms per
 # pass with 0.24 M parameters; it fades as models grow.
 PASS_OVERHEAD_TOKENS = 192
@@ -70,6 +72,22 @@ def plan_passes(
         for start, end in cuts
         for rows in _split(order[start:end], int(lengths[order[end - 1]]), max_tokens)
     )
+
+
+def passes_of(rows: TrainRows, chosen_rows: np.ndarray, *, max_tokens: int) -> tuple[Pass, ...]:
+    """Share the chosen rows of a batch out over passes, whatever order they arrived in.
+
+    Sums in single precision depend on their order, and that of arrival depends on timing.
+
+    Args:
+        rows: Of the batch.
+        chosen_rows: bool[N].
+        max_tokens: Of one pass, padding included.
+    """
+    indices = np.flatnonzero(chosen_rows)
+    indices = indices[np.argsort(rows.fingerprints[indices], kind="stable")]
+    plan = plan_passes(rows.lengths[indices], max_tokens=max_tokens)
+    return tuple(Pass(rows=indices[one.rows], length=one.length) for one in plan)
 
 
 def _cheapest_cuts(

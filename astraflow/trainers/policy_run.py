@@ -16,6 +16,7 @@ from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.prometheus import MetricsServer
 from astraflow.trainers.causal_model import CausalModel, load_causal_model, prepare_torch
 from astraflow.trainers.checkpoints import Checkpoints
+from astraflow.trainers.critic import Critic, load_critic
 from astraflow.trainers.departure import Departure
 from astraflow.trainers.export import layout_of
 from astraflow.trainers.joining import TrainerPlace, joined
@@ -104,7 +105,9 @@ def _load(policy_id: PolicyId, settings: Trainer, place: TrainerPlace) -> _Train
     prepare_torch(thread_count=settings.thread_count)
     model = load_causal_model(start.directory, device=settings.device)
     dtype = Dtype(settings.export_dtype)
-    learner = PolicyLearner(model, settings, reference=_reference(settings, place))
+    learner = PolicyLearner(
+        model, settings, reference=_reference(settings, place), critic=_critic(settings, place)
+    )
     if start.step:
         learner.resume(start.step, start.directory / OPTIMIZER_FILE)
     publisher = WeightPublisher(policy_id, layout_of(model.module, dtype))
@@ -119,6 +122,14 @@ def _reference(settings: Trainer, place: TrainerPlace) -> CausalModel | None:
     model = load_causal_model(kl.reference or place.model_dir, device=settings.device)
     model.module.requires_grad_(False)
     return model
+
+
+def _critic(settings: Trainer, place: TrainerPlace) -> Critic | None:
+    """Make what estimates advantages; its weights are resumed with the optimizer's state."""
+    critic, tokens = settings.critic, settings.max_tokens_per_pass
+    if critic is None:
+        return None
+    return load_critic(place.model_dir, critic, device=settings.device, max_tokens=tokens)
 
 
 def _pace(

@@ -45,6 +45,7 @@ class TrainRows:
         tokens: i32[T].
         offsets: i64[N + 1]; row i is `[offsets[i], offsets[i + 1])`.
         loss: Where the loss applies.
+        rewards: f32[N]; NaN: not known.
         min_versions: i64[N], oldest version that sampled in the row; -1: not known.
         max_versions: i64[N], newest.
     """
@@ -52,6 +53,7 @@ class TrainRows:
     tokens: np.ndarray
     offsets: np.ndarray
     loss: LossTokens
+    rewards: np.ndarray
     min_versions: np.ndarray
     max_versions: np.ndarray
 
@@ -99,6 +101,7 @@ class TrainRows:
             tokens=tokens,
             offsets=offsets,
             loss=_loss_tokens(parts, offsets),
+            rewards=_row_column(parts, "rewards", default=np.nan, dtype=np.float32),
             min_versions=_row_column(parts, "min_versions", default=-1, dtype=np.int64),
             max_versions=_row_column(parts, "max_versions", default=-1, dtype=np.int64),
         )

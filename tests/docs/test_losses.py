@@ -4,13 +4,13 @@ import re
 
 import yaml
 
-from astraflow.config.recipe import Advantages, Loss
+from astraflow.config.recipe import Advantages, Critic, Loss
 
-SECTIONS = {"loss": Loss, "advantages": Advantages}
+SECTIONS = {"loss": Loss, "advantages": Advantages, "critic": Critic}
 
 
 def test_every_row_can_be_put_in_a_recipe(page):
-    shown = re.findall(r"`((?:loss|advantages): \{.*?\})`", page("losses.md"))
+    shown = re.findall(r"`((?:loss|advantages|critic): \{.*?\})`", page("losses.md"))
     assert len(shown) >= len(SECTIONS) + 18
     for each in shown:
         [(section, keys)] = yaml.safe_load(each).items()

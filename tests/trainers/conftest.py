@@ -85,6 +85,7 @@ def make_row(
     advantage: float = 1.0,
     version: int = 0,
     temperature: float = 1.0,
+    reward: float = 0.0,
 ) -> Row:
     mask = np.arange(length) >= prompt
     logprobs = np.where(mask, -rng.random(length) * 3, 0).astype(np.float32)
@@ -94,6 +95,7 @@ def make_row(
         "logprobs": logprobs,
         "advantages": np.where(mask, advantage, 0).astype(np.float32),
         "temperature": temperature,
+        "reward": reward,
         "version": version,
     }
 
@@ -124,6 +126,7 @@ def to_part(rows: Sequence[Row], *, index: int = 0, without: Sequence[str] = ())
         ("min_versions", versions),
         ("max_versions", versions),
         ("temperature", temperatures),
+        ("rewards", np.array([row["reward"] for row in rows], np.float32)),
     ):
         columns[name] = Column(axis=ColumnAxis.ROW, values=values)
     names = [f"{index}-{number}" for number in range(len(rows))]

@@ -1,0 +1,131 @@
+"""The critic of PPO: a model of its own that says what a state is worth."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from astraflow.config.recipe import Critic as Settings
+from astraflow.trainers.causal_model import CausalModel, load_causal_model
+from astraflow.trainers.gae import Estimates, estimate
+from astraflow.trainers.likelihood import PassTokens
+from astraflow.trainers.optimizer import AdamW
+from astraflow.trainers.passes import passes_of
+from astraflow.trainers.rows import TrainRows
+from astraflow.trainers.tensors import backward, to_tensor
+
+
+class Critic:
+    """Values states, and learns from what came of them.
+
+    It is the policy's architecture, started from the policy's first weights, with one number in
+    place of the logits, 0 at first.
+    """
+
+    def __init__(self, model: CausalModel, settings: Settings, *, max_tokens: int) -> None:
+        """Start untrained; see `load_critic`.
+
+        Args:
+            model: With one output.
+            settings: Of the recipe.
+            max_tokens: Of one pass.
+        """
+        self._model = model
+        self._settings = settings
+        self._max_tokens = max_tokens
+        self._optimizer = AdamW(model.module.parameters(), settings.optimizer)
+
+    @torch.no_grad()
+    def look(self, rows: TrainRows) -> tuple[np.ndarray, Estimates]:
+        """Return the values of the states in which the loss tokens were drawn, f32[K], and GAE."""
+        values = np.zeros(len(rows.loss), np.float32)
+        for tokens in self._passes(rows):
+            values[tokens.loss_indices] = self._values(tokens).cpu().numpy()
+        found = estimate(
+            values,
+            rows.loss.rows,
+            rows.rewards,
+            gamma=self._settings.gamma,
+            lam=self._settings.lam,
+        )
+        return values, found
+
+    def step(
+        self, rows: TrainRows, values: np.ndarray, returns: np.ndarray, step: int
+    ) -> Mapping[str, float]:
+        """Learn the returns of a batch once; return numbers for the log.
+
+        Half the larger of the squared errors of the value and of the value clipped to `clip`
+        around the old one, a mean over tokens (PPO's implementation, arXiv 2005.12729, section 3).
+
+        Args:
+            rows: Of the batch.
+            values: f32[K], before the step.
+            returns: f64[K].
+            step: Counted from 1.
+        """
+        loss = 0.0
+        for tokens in self._passes(rows):
+            share = self._loss(tokens, values, returns) / len(rows.loss)
+            backward(share)
+            loss += float(share.detach())
+        spread = float(returns.var())
+        errors = float(np.square(returns - values).mean())
+        return {
+            "critic/loss": loss,
+            "critic/grad_norm": self._optimizer.step(step),
+            "critic/value_mean": float(values.mean()),
+            "critic/explained_variance": 1 - errors / spread if spread else 0.0,
+        }
+
+    def state(self) -> Mapping[str, Any]:
+        """Return weights and optimizer."""
+        return {"weights": self._model.module.state_dict(), "optimizer": self._optimizer.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self._model.module.load_state_dict(state["weights"])
+        self._optimizer.load(state["optimizer"])
+
+    def _loss(self, tokens: PassTokens, values: np.ndarray, returns: np.ndarray) -> Tensor:
+        found, at = self._values(tokens), tokens.loss_indices
+        old = to_tensor(values[at], self._model.device)
+        wanted = to_tensor(returns[at].astype(np.float32), self._model.device)
+        clip = self._settings.clip
+        clipped = old + (found - old).clamp(-clip, clip)
+        errors = torch.maximum((found - wanted).square(), (clipped - wanted).square())
+        return errors.sum() / 2
+
+    def _values(self, tokens: PassTokens) -> Tensor:
+        device = self._model.device
+        chosen = to_tensor(tokens.chosen, device)
+        return self._model.logits(to_tensor(tokens.tokens, device), chosen).float()[:, 0]
+
+    def _passes(self, rows: TrainRows) -> list[PassTokens]:
+        chosen = np.isin(np.arange(rows.row_count), rows.loss.rows)
+        plan = passes_of(rows, chosen, max_tokens=self._max_tokens)
+        return [PassTokens.of(rows, one) for one in plan]
+
+
+def load_critic(directory: Path, settings: Settings, *, device: str, max_tokens: int) -> Critic:
+    """Make a critic from the weights of a policy.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the directory cannot be loaded.
+    """
+    module = load_causal_model(directory, device=device).module
+    return Critic(valued(module), settings, max_tokens=max_tokens)
+
+
+def valued(module: nn.Module) -> CausalModel:
+    """Put one number, 0 for now, in place of the logits of a causal model of transformers."""
+    model = cast("Any", module)
+    width = model.get_output_embeddings().in_features
+    head = nn.Linear(width, 1, bias=False, device=next(module.parameters()).device)
+    nn.init.zeros_(head.weight)
+    model.config.tie_word_embeddings = False
+    model.set_output_embeddings(head)
+    return CausalModel(module)
