@@ -36,6 +36,8 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "single_turn": "astraflow.workflows.single_turn:SingleTurn",
         "multi_turn_retry": "astraflow.workflows.multi_turn_retry:MultiTurnRetry",
         "solver_verifier": "astraflow.workflows.solver_verifier:SolverVerifier",
+        "command": "astraflow.workflows.agents.command:Command",
+        "agent": "astraflow.workflows.agents.served:Served",
         "vote": "astraflow.workflows.vote:Vote",
     },
     Kind.SCORER: {

@@ -18,7 +18,7 @@ from astraflow.raas.agents.chats import chat_body, chat_chunks, chat_talk
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.raas.agents.errors import answer_of, body_of, invalid_body
 from astraflow.raas.agents.texts import text_body, text_chunks, text_talk
-from astraflow.workflows.agents.session import AgentSession, Ending
+from astraflow.workflows.agents.session import AgentSession, Ending, describe
 from astraflow.workflows.protocol import Score
 
 Asked = TypeVar("Asked", bound=BaseModel)
@@ -193,22 +193,6 @@ class _Desk:
             except AstraflowError as error:
                 yield _event(body_of(error))
             yield b"data: [DONE]\n\n"
-
-
-def describe(session: AgentSession) -> dict[str, Any]:
-    """Return what an agent is told of its episode."""
-    task = session.episode.task
-    return {
-        "session_id": session.session_id,
-        "api_key": session.key,
-        "workflow": task.workflow_id,
-        "purpose": task.purpose,
-        "group_id": task.group_id,
-        "sample_index": session.episode.sample_index,
-        "prompt_id": task.prompt.prompt_id,
-        "task": dict(task.prompt.fields),
-        "models": list(session.policy_ids),
-    }
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from urllib.parse import quote
 
@@ -42,6 +42,7 @@ class AgentEndpoint:
         self._keys: dict[str, AgentSession] = {}
         self._offered: defaultdict[str, deque[AgentSession]] = defaultdict(deque)
         self._takers = asyncio.Condition()
+        self._undo: list[Callable[[], Awaitable[None]]] = []
         self._request_count = 0
         self._starting = asyncio.Lock()
         self._server: object | None = None
@@ -67,6 +68,10 @@ class AgentEndpoint:
         """Hand an open session to the next agent that asks for one."""
         self._offered[lane].append(session)
         self._wake = asyncio.ensure_future(self._tell())
+
+    def at_close(self, undo: Callable[[], Awaitable[None]]) -> None:
+        """Have something undone when the endpoint is closed."""
+        self._undo.append(undo)
 
     async def take(self, lane: str, *, wait_s: float) -> AgentSession | None:
         """Return the session that was offered first; None: there was none in this time."""
@@ -143,6 +148,7 @@ class AgentEndpoint:
 
         for session in tuple(self._sessions.values()):
             session.end()
+        await asyncio.gather(*(undo() for undo in self._undo))
         if isinstance(self._server, HttpServer):
             await self._server.close()
 

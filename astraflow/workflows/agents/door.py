@@ -1,5 +1,6 @@
 """Doors: how an episode is opened to an agent that is not part of this process."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,6 +45,10 @@ class AgentDoor(Protocol):
 
     async def queue(self, lane: str) -> Queue:
         """Return where the sessions of a lane are handed out."""
+        ...
+
+    def at_close(self, undo: Callable[[], Awaitable[None]]) -> None:
+        """Have something undone when the door is closed for good."""
         ...
 
     def offer(self, session: AgentSession, lane: str) -> None:

@@ -203,6 +203,22 @@ class AgentSession:
             raise
 
 
+def describe(session: AgentSession) -> dict[str, Any]:
+    """Return what an agent is told of its episode."""
+    task = session.episode.task
+    return {
+        "session_id": session.session_id,
+        "api_key": session.key,
+        "workflow": task.workflow_id,
+        "purpose": task.purpose,
+        "group_id": task.group_id,
+        "sample_index": session.episode.sample_index,
+        "prompt_id": task.prompt.prompt_id,
+        "task": dict(task.prompt.fields),
+        "models": list(session.policy_ids),
+    }
+
+
 def _is_cancelled_itself() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

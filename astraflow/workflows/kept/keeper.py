@@ -1,0 +1,250 @@
+"""The keeper: runs one program within limits, and kills all that comes of it.
+
+A script of its own, of the standard library alone: `python -I -S keeper.py LIMITS COMMAND...`.
+It ends when the program does, at a limit, or when its standard input is closed (its owner is
+gone, or wants it to end), and writes one line of JSON that says which it was.
+
+Where the kernel lets it, the program lives in a PID namespace (when its first process dies, the
+kernel kills all others in the same instant, however fast they fork) and in a control group or under
+RLIMIT_NPROC, which bound how many there are at all. In any case the keeper adopts every orphan
+(PR_SET_CHILD_SUBREAPER), runs before all of them, and kills until there is nobody left.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_PR_SET_CHILD_SUBREAPER = 36
+_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+_LOOK_S = 0.05
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_NOT_STARTED = 127
+# Of the hard bound: threads count there, and the first process.
+_TASKS_PER_PROCESS, _MORE_TASKS = 16, 64
+
+
+class Limits(NamedTuple):
+    """What a program may take.
+
+    Attributes:
+        time_s: Seconds; 0: as long as it likes.
+        memory_nbytes: Of private memory: of each process, and resident of all together.
+        process_count: Processes at once.
+        output_nbytes: Of any file that it writes.
+        stdout: Path.
+        stderr: Path.
+    """
+
+    time_s: float
+    memory_nbytes: int
+    process_count: int
+    output_nbytes: int
+    stdout: str
+    stderr: str
+
+
+def main() -> None:
+    """Run the program, then say what became of it."""
+    limits = Limits(**json.loads(sys.argv[1]))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wakes, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.signal(signal.SIGCHLD, _ignore)
+    signal.signal(signal.SIGTERM, _hang_up)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    with contextlib.suppress(OSError):
+        runs_first = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+        os.sched_setscheduler(0, runs_first, os.sched_param(1))
+    has_namespace = _enter_namespace(libc)
+    group = _made_group(limits.process_count * _TASKS_PER_PROCESS + _MORE_TASKS)
+    first = os.fork()
+    if first == 0:
+        if group is not None:
+            (group / "cgroup.procs").write_text("0", encoding="ascii")
+        _be_first(libc, limits, sys.argv[2:], has_namespace=has_namespace)
+    why, status = _watch(first, limits, wakes)
+    _kill_all(first)
+    if group is not None:
+        group.rmdir()
+    print(json.dumps({"why": why, "code": status}), flush=True)  # noqa: T201 - the report
+
+
+def _enter_namespace(libc: Any) -> bool:
+    """Let children live in a PID namespace of their own; False where that is not allowed."""
+    user, group = os.geteuid(), os.getegid()
+    if user == 0:
+        return libc.unshare(_CLONE_NEWPID) == 0
+    if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWPID):
+        return False
+    with contextlib.suppress(OSError):
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+    return True
+
+
+def _made_group(task_count: int) -> Path | None:
+    """Make a control group that has room for so many tasks; None where that is not allowed."""
+    for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
+        _, kinds, place = line.split(":", 2)
+        if kinds not in ("pids", ""):
+            continue
+        group = Path(f"/sys/fs/cgroup/{kinds}{place}/astraflow-{os.getpid()}")
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / "pids.max").write_text(str(task_count), encoding="ascii")
+        except OSError:
+            group.rmdir()
+            continue
+        return group
+    return None
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing; the signal has woken the watch."""
+
+
+def _hang_up(*_: object) -> None:
+    """End as if the owner were gone."""
+    os.close(0)
+
+
+def _be_first(libc: Any, limits: Limits, command: list[str], *, has_namespace: bool) -> None:
+    """Be the first process: start the program, bury whoever dies, end with the program's code."""
+    signal.set_wakeup_fd(-1)
+    os.setsid()
+    if has_namespace and libc.unshare(_CLONE_NEWNS) == 0:
+        libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)
+        libc.mount(b"proc", b"/proc", b"proc", 0, None)
+    program = os.fork()
+    if program == 0:
+        _exec(limits, command)
+    while True:
+        pid, status = os.wait()
+        if pid == program:
+            os._exit(_shell_code(status))
+
+
+def _exec(limits: Limits, command: list[str]) -> None:
+    """Become the program."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _limit(resource.RLIMIT_DATA, limits.memory_nbytes)
+    _limit(resource.RLIMIT_FSIZE, limits.output_nbytes)
+    _limit(resource.RLIMIT_CORE, 0)
+    if os.geteuid():
+        _limit(resource.RLIMIT_NPROC, _own_task_count() + limits.process_count)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for number, path in ((0, os.devnull), (1, limits.stdout), (2, limits.stderr)):
+        opened = os.open(path, flags if number else os.O_RDONLY, 0o600)
+        os.dup2(opened, number)
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - it is what the recipe names
+    except OSError as error:
+        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+        os._exit(_NOT_STARTED)
+
+
+def _own_task_count() -> int:
+    """Return how many processes this user has; nothing bounds root."""
+    owners = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    count = 0
+    for entry in owners:
+        with contextlib.suppress(OSError):
+            count += entry.stat().st_uid == os.geteuid()
+    return count
+
+
+def _limit(kind: int, most: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def _watch(first: int, limits: Limits, wakes: int) -> tuple[str, int]:
+    """Return why the program ended, and its code; -1: it was killed."""
+    deadline = time.monotonic() + limits.time_s if limits.time_s else float("inf")
+    while True:
+        ended, status = os.waitpid(first, os.WNOHANG)
+        if ended:
+            return "exited", _shell_code(status)
+        if time.monotonic() >= deadline:
+            return "time", -1
+        pids = list(_below(os.getpid()))
+        # The first process is the keeper's own.
+        if len(pids) - 1 > limits.process_count:
+            return "processes", -1
+        if sum(map(_resident_nbytes, pids)) > limits.memory_nbytes:
+            return "memory", -1
+        try:
+            ready, _, _ = select.select([0, wakes], [], [], _LOOK_S)
+        except OSError:
+            return "stopped", -1
+        if 0 in ready:
+            return "stopped", -1
+        if wakes in ready:
+            os.read(wakes, 4096)
+
+
+def _kill_all(first: int) -> None:
+    """Kill until nobody is left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(first, signal.SIGKILL)
+    while True:
+        pids = list(_below(os.getpid()))
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.002)
+
+
+def _below(pid: int) -> Iterator[int]:
+    """Yield all descendants of a process."""
+    waiting = [pid]
+    while waiting:
+        tasks = Path(f"/proc/{waiting.pop()}/task")
+        # Each may end while it is looked at.
+        with contextlib.suppress(OSError):
+            for task in tasks.iterdir():
+                listing = (task / "children").read_text(encoding="ascii")
+                children = [int(child) for child in listing.split()]
+                waiting += children
+                yield from children
+
+
+def _resident_nbytes(pid: int) -> int:
+    """Return the private resident memory of a process; shared pages count for nobody."""
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
+    except OSError:
+        return 0
+    return (int(fields[1]) - int(fields[2])) * _PAGE
+
+
+def _shell_code(status: int) -> int:
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+if __name__ == "__main__":
+    main()

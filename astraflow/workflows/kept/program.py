@@ -1,0 +1,140 @@
+"""Programs as the event loop sees them: started, awaited, stopped; nothing of them stays."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from astraflow.core.errors import AstraflowError, Reason
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+
+
+class Ended(StrEnum):
+    """Why a program ended."""
+
+    EXITED = "exited"
+    TIME = "time"
+    MEMORY = "memory"
+    PROCESSES = "processes"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a program may take.
+
+    Attributes:
+        time_s: Seconds; None: as long as it likes.
+        memory_mb: MiB of private memory: of each process, and resident of all together.
+        processes: At once, threads not counted.
+        output_mb: MiB of any file that it writes.
+    """
+
+    time_s: float | None
+    memory_mb: int
+    processes: int
+    output_mb: int = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What became of a program.
+
+    Attributes:
+        ended: Why it ended.
+        code: Its exit code, 128 + n for signal n; -1: it was killed at a limit.
+    """
+
+    ended: Ended
+    code: int
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it ended by itself, with 0."""
+        return self.ended is Ended.EXITED and self.code == 0
+
+
+class Program:
+    """A program that runs."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        """Take over a keeper; `start` is the way to get one."""
+        self._process = process
+        self._reading = asyncio.ensure_future(process.communicate())
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        *,
+        limits: Limits,
+        folder: Path,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> "Program":
+        """Start a program.
+
+        Args:
+            command: The program and its arguments.
+            limits: What it may take.
+            folder: Gets what it prints, `stdout` and `stderr`.
+            env: Its whole environment.
+            cwd: Where it runs; None: here.
+            pass_fds: That it inherits.
+        """
+        told = {
+            "time_s": limits.time_s or 0,
+            "memory_nbytes": limits.memory_mb * 2**20,
+            "process_count": limits.processes,
+            "output_nbytes": limits.output_mb * 2**20,
+            "stdout": str(folder / "stdout"),
+            "stderr": str(folder / "stderr"),
+        }
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(_KEEPER), json.dumps(told), *command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=dict(env),
+            cwd=cwd,
+            start_new_session=True,
+            pass_fds=tuple(pass_fds),
+        )
+        return cls(process)
+
+    async def wait(self) -> Fate:
+        """Wait as `fate`; it is stopped when this is cancelled."""
+        try:
+            return await self.fate()
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+
+    async def fate(self) -> Fate:
+        """Wait until it has ended and nothing of it is left.
+
+        Raises:
+            AstraflowError: ENVIRONMENT_FAILED when its keeper was killed.
+        """
+        said, _ = await asyncio.shield(self._reading)
+        try:
+            fate = json.loads(said)
+        except ValueError:
+            raise AstraflowError(
+                Reason.ENVIRONMENT_FAILED,
+                f"the keeper of a program ended with {self._process.returncode} and said nothing",
+                retryable=True,
+            ) from None
+        return Fate(ended=Ended(fate["why"]), code=fate["code"])
+
+    async def stop(self) -> None:
+        """Kill it and all that came of it; idempotent."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await asyncio.shield(self._reading)

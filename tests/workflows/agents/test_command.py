@@ -1,0 +1,119 @@
+"""Programs as agents: real processes that talk to a real endpoint."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.raas.agents.endpoint import AgentEndpoint
+from astraflow.testing import CharTokenizer, SmallEngine
+from astraflow.workflows.agents.command import Command
+from astraflow.workflows.episode import Episode
+from astraflow.workflows.protocol import PolicyPort
+from astraflow.workflows.rewards.exact import Exact
+from astraflow.workflows.scoring import GuardedScorer
+
+ASKER = (sys.executable, "-I", "-S", str(Path(__file__).parent / "programs" / "asker.py"))
+
+
+@pytest.fixture
+async def door():
+    endpoint = AgentEndpoint()
+    yield endpoint
+    await endpoint.close()
+
+
+@pytest.fixture
+def episode(door):
+    def make(prompt="hi", answer="abc", *, reply=lambda text: "abc"):
+        engine = SmallEngine(answer=reply)
+        engine.version = 1
+        sampling = SamplingParams(max_new_tokens=8, seed=1)
+        task = RolloutTask(
+            task_id="t",
+            group_id="g",
+            purpose=TaskPurpose.TRAIN,
+            workflow_id="w",
+            prompt=Prompt(prompt_id="1", data_set="d", fields={"prompt": prompt, "answer": answer}),
+            sample_indexes=(0,),
+            versions={},
+            sampling={},
+        )
+        port = PolicyPort(
+            policy_id="solver", engine=engine, tokenizer=CharTokenizer(), sampling=sampling
+        )
+        return Episode(task=task, sample_index=0, policies={"solver": port}, door=door)
+
+    return make
+
+
+def command(*arguments, scorer=None, **options):
+    return Command(
+        Command.Options(command=(*ASKER, *arguments), **options),
+        scorer and GuardedScorer(scorer, name="exact"),
+    )
+
+
+async def test_the_scorer_reads_the_last_reply_of_an_agent_that_reports_nothing(episode):
+    run = episode()
+    score = await command(scorer=Exact(Exact.Options())).run(run)
+    (trajectory,) = run.trajectories()
+    assert score.reward == 1.0
+    assert CharTokenizer().decode(trajectory.tokens) == "hiabc"
+    assert trajectory.sampled_mask.sum() == 3
+
+
+async def test_what_an_agent_reports_is_the_reward(episode):
+    assert (await command("--reward").run(episode())).reward == 3.0
+
+
+@pytest.mark.slow
+async def test_the_scorer_may_read_what_was_printed(episode):
+    run = episode(answer="I say abc")
+    scored = await command(scorer=Exact(Exact.Options()), answer="stdout").run(run)
+    assert scored.reward == 1.0
+
+
+@pytest.mark.slow
+async def test_an_agent_that_fails_is_no_reward_of_zero(episode):
+    with pytest.raises(AstraflowError, match="code 1: no such tool") as caught:
+        await command("--crash", attempts=1).run(episode())
+    assert caught.value.reason is Reason.ENVIRONMENT_FAILED
+    run = episode()
+    score = await command("--crash", infra_error="zero").run(run)
+    assert (score.reward, dict(score.parts)) == (0.0, {"infra_error": 1.0})
+    assert run.has_sampled
+
+
+@pytest.mark.slow
+async def test_an_agent_that_hangs_is_out_of_time(episode):
+    options = Command.Options(command=("sleep", "600"), time_s=0.2, attempts=2)
+    with pytest.raises(AstraflowError, match=r"longer than 0\.2 s") as caught:
+        await Command(options, None).run(episode())
+    assert caught.value.reason is Reason.ROLLOUT_TIMEOUT
+
+
+@pytest.mark.slow
+async def test_without_reward_and_scorer_nothing_is_known(episode):
+    with pytest.raises(AstraflowError, match="names no scorer"):
+        await command().run(episode())
+
+
+async def test_one_process_serves_many_episodes(episode):
+    workflow = command(persistent=1)
+    scores = await asyncio.gather(*(workflow.run(episode(str(number))) for number in range(3)))
+    assert {score.reward for score in scores} == {3.0}
+    assert len({score.parts["pid"] for score in scores}) == 1
+
+
+@pytest.mark.slow
+async def test_a_process_that_dies_is_replaced(episode):
+    workflow = command(persistent=1, attempts=1)
+    first = await workflow.run(episode())
+    with pytest.raises(AstraflowError, match="died"):
+        await workflow.run(episode("die"))
+    second = await workflow.run(episode())
+    assert first.reward == second.reward

@@ -1,0 +1,143 @@
+"""Programs that mean harm, and what is left of them."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from astraflow.workflows.kept.program import Ended, Limits, Program
+
+SMALL = Limits(time_s=20.0, memory_mb=512, processes=32)
+ENV = {"PATH": os.environ["PATH"]}
+
+
+async def fate_of(code, folder, limits=SMALL, **env):
+    command = (sys.executable, "-I", "-S", "-c", code)
+    program = await Program.start(command, limits=limits, folder=folder, env=ENV | env)
+    return await program.wait()
+
+
+def left_of(mark):
+    """Return processes that carry a mark in their environment."""
+    found = []
+    for pid in psutil.pids():
+        try:
+            if mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+async def until(claim):
+    while not claim():  # noqa: ASYNC110 - other processes make it true
+        await asyncio.sleep(0.01)
+
+
+async def test_a_program_says_what_it_has_to_say(tmp_path):
+    fate = await fate_of("import os; print('hi'); os._exit(3)", tmp_path)
+    assert (fate.ended, fate.code) == (Ended.EXITED, 3)
+    assert (await fate_of("print('hi')", tmp_path)).is_well
+    assert (tmp_path / "stdout").read_text() == "hi\n"
+
+
+async def test_a_program_that_is_not_there_says_so(tmp_path):
+    program = await Program.start(("no-such-agent",), limits=SMALL, folder=tmp_path, env=ENV)
+    assert (await program.wait()).code == 127
+    assert "no-such-agent" in (tmp_path / "stderr").read_text()
+
+
+HOSTILE = {
+    "endless loop": ("while True: pass", Limits(time_s=0.3, memory_mb=512, processes=8), "time"),
+    "fork bomb": (
+        "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass",
+        Limits(time_s=20.0, memory_mb=4096, processes=16),
+        "processes",
+    ),
+    "fork bomb of sessions": (
+        "import os\nwhile True:\n  try: os.fork() or os.setsid()\n  except OSError: pass",
+        Limits(time_s=20.0, memory_mb=4096, processes=16),
+        "processes",
+    ),
+    "many small thieves": (
+        "import os, time\nfor _ in range(8): os.fork() or (bytearray(b'1' * 2**26), time.sleep(60))"
+        "\nx = bytearray(b'1' * 2**26)\ntime.sleep(60)",
+        Limits(time_s=20.0, memory_mb=200, processes=600),
+        "memory",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_nothing_is_left_of_a_program_that_is_hostile(name, tmp_path):
+    code, limits, why = HOSTILE[name]
+    mark = f"MARK_{os.getpid()}_{name.replace(' ', '_')}"
+    fate = await fate_of(code, tmp_path, limits, MARK=mark)
+    assert (fate.ended, fate.code) == (Ended(why), -1)
+    assert left_of(mark) == []
+
+
+async def test_sixteen_gigabytes_are_not_had(tmp_path):
+    code = "x = bytearray(16 * 2**30)"
+    fate = await fate_of(code, tmp_path)
+    assert (fate.ended, fate.code) == (Ended.EXITED, 1)
+    assert "MemoryError" in (tmp_path / "stderr").read_text()
+
+
+async def test_a_daemon_with_an_open_socket_does_not_outlive_its_program(tmp_path):
+    code = (
+        "import os, socket, time\n"
+        "s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); r, w = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "  os.setsid()\n"
+        "  if os.fork() == 0: os.write(w, b'1'); time.sleep(600)\n"
+        "  os._exit(0)\n"
+        "os.read(r, 1); print(s.getsockname()[1])"
+    )
+    mark = f"MARK_{os.getpid()}_daemon"
+    assert (await fate_of(code, tmp_path, MARK=mark)).is_well
+    port = int((tmp_path / "stdout").read_text())
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    assert left_of(mark) == []
+
+
+async def test_a_program_goes_with_its_owner(tmp_path):
+    """Cancelling stops it; so does the death of the process that started it."""
+    mark = f"MARK_{os.getpid()}_owner"
+    waiting = asyncio.create_task(fate_of("import time; time.sleep(600)", tmp_path, MARK=mark))
+    await until(lambda: left_of(mark))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert left_of(mark) == []
+
+
+@pytest.mark.slow
+async def test_a_program_goes_when_its_owner_is_killed(tmp_path):
+    mark = f"MARK_{os.getpid()}_killed"
+    owner = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", OWNER, str(tmp_path), mark), stdout=asyncio.subprocess.PIPE
+    )
+    await until(lambda: len(left_of(mark)) > 1)
+    os.kill(owner.pid, signal.SIGKILL)
+    await owner.communicate()
+    await until(lambda: not left_of(mark))
+
+
+OWNER = """
+import asyncio, os, sys
+from pathlib import Path
+from astraflow.workflows.kept.program import Limits, Program
+async def main():
+    limits = Limits(time_s=None, memory_mb=512, processes=8)
+    program = await Program.start(("sleep", "600"), limits=limits, folder=Path(sys.argv[1]),
+        env={"PATH": os.environ["PATH"], "MARK": sys.argv[2]})
+    await program.wait()
+asyncio.run(main())
+"""
