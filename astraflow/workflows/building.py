@@ -83,7 +83,10 @@ def _build(spec: WorkflowSpec) -> LoadedWorkflow:
     scorer = None
     if spec.scorer is not None:
         digest = _checked_digest(Kind.SCORER, spec.scorer)
-        scorer = _build_scorer(spec.scorer.name, spec.scorer_options, where=where)
+        made_scorer = build_scorer(
+            spec.scorer.name, spec.scorer_options, where=f"{where}.scorer_options"
+        )
+        scorer = GuardedScorer(made_scorer, name=spec.scorer.name)
     try:
         workflow: Workflow = made(options, scorer)
     except AstraflowError as error:
@@ -91,11 +94,15 @@ def _build(spec: WorkflowSpec) -> LoadedWorkflow:
     return LoadedWorkflow(workflow_id=spec.workflow_id, workflow=workflow, scorer_digest=digest)
 
 
-def _build_scorer(name: str, options: Mapping[str, Any], *, where: str) -> GuardedScorer:
+def build_scorer(name: str, options: Mapping[str, Any], *, where: str) -> Scorer:
+    """Make a scorer.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN, or INVALID_FIELD for options that it does not take.
+    """
     found = find(Kind.SCORER, name)
-    parsed = parse_options(found, options, where=f"{where}.scorer_options")
-    scorer: Scorer = cast("Any", found)(parsed) if inspect.isclass(found) else found
-    return GuardedScorer(scorer, name=name)
+    parsed = parse_options(found, options, where=where)
+    return cast("Any", found)(parsed) if inspect.isclass(found) else found
 
 
 def _registered(kind: Kind, name: str) -> RegisteredCode:

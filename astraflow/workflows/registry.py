@@ -43,6 +43,10 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     Kind.SCORER: {
         "exact": "astraflow.workflows.rewards.exact:Exact",
         "numeric": "astraflow.workflows.rewards.numeric:Numeric",
+        "regex": "astraflow.workflows.rewards.regex:Regex",
+        "math": "astraflow.workflows.rewards.math:Math",
+        "judge": "astraflow.workflows.rewards.judge:Judge",
+        "process": "astraflow.workflows.kept.scorer:Kept",
         "letter_sort": "astraflow.workflows.letter_sort.scorer:LetterSort",
     },
     Kind.TUTOR: {

@@ -1,0 +1,203 @@
+"""Scorers in a process of their own, which is killed when it takes too long or too much."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from astraflow.config.strict import Options, Strict
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tasks import Prompt
+from astraflow.workflows.kept.program import Limits, Program
+from astraflow.workflows.protocol import Score
+
+_MAX_LINE_NBYTES = 16 * 2**20
+_STARTING_S = 60.0
+
+
+class KeptOptions(Strict):
+    """What a scorer may take."""
+
+    time_s: float = Field(default=10.0, gt=0)
+    """Seconds for one answer; a scorer that takes longer is killed."""
+    memory_mb: int = Field(default=2048, ge=64)
+    """MiB of private memory."""
+    processes: int = Field(default=16, ge=1)
+    """Processes at once."""
+    workers: int = Field(default=1, ge=1)
+    """Answers that are scored at once, each by a process that stays."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Worker:
+    """A process that scores one answer after the other."""
+
+    program: Program
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    folder: tempfile.TemporaryDirectory[str]
+
+    async def stop(self) -> None:
+        self.writer.close()
+        await self.program.stop()
+        with suppress(OSError):
+            await self.writer.wait_closed()
+        self.folder.cleanup()
+
+
+class KeptScorer:
+    """Has answers scored by processes of their own; each is started when it is needed."""
+
+    def __init__(self, name: str, scorer_options: Mapping[str, Any], options: KeptOptions) -> None:
+        """Prepare.
+
+        Args:
+            name: Of the scorer: registered, or module:attribute.
+            scorer_options: Its own.
+            options: What it may take.
+        """
+        self._name = name
+        self._scorer_options = dict(scorer_options)
+        self._options = options
+        self._workers: asyncio.LifoQueue[_Worker | None] | None = None
+
+    async def __call__(self, prompt: Prompt, text: str) -> Score:
+        """Return what an answer is worth.
+
+        Raises:
+            AstraflowError: SCORER_TIMEOUT, or SCORER_FAILED with what the scorer raised.
+        """
+        idle = self._idle()
+        worker = await idle.get()
+        try:
+            worker = worker or await self._start()
+            async with asyncio.timeout(self._options.time_s):
+                answer = await _asked(worker, prompt, text)
+        except BaseException as error:
+            if worker is not None:
+                await worker.stop()
+            worker = None
+            raise self._translated(error) from error
+        finally:
+            idle.put_nowait(worker)
+        return _score(answer)
+
+    async def close(self) -> None:
+        """Stop its processes."""
+        idle = self._idle()
+        for _ in range(self._options.workers):
+            worker = await idle.get()
+            if worker is not None:
+                await worker.stop()
+        self._workers = None
+
+    def _idle(self) -> "asyncio.LifoQueue[_Worker | None]":
+        if self._workers is None:
+            self._workers = asyncio.LifoQueue()
+            for _ in range(self._options.workers):
+                self._workers.put_nowait(None)
+        return self._workers
+
+    async def _start(self) -> _Worker:
+        ours, theirs = socket.socketpair()
+        folder = tempfile.TemporaryDirectory(prefix="astraflow-scorer-")
+        options = self._options
+        limits = Limits(time_s=None, memory_mb=options.memory_mb, processes=options.processes)
+        told = json.dumps([self._name, self._scorer_options])
+        module = "astraflow.workflows.kept.worker"
+        with theirs:
+            program = await Program.start(
+                (sys.executable, "-m", module, str(theirs.fileno()), told),
+                limits=limits,
+                folder=Path(folder.name),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                pass_fds=(theirs.fileno(),),
+            )
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE_NBYTES)
+        worker = _Worker(program=program, reader=reader, writer=writer, folder=folder)
+        try:
+            async with asyncio.timeout(_STARTING_S):
+                _score_or_raise(await reader.readline(), worker)
+        except BaseException:
+            await worker.stop()
+            raise
+        return worker
+
+    def _translated(self, error: BaseException) -> BaseException:
+        if not isinstance(error, TimeoutError):
+            return error
+        return AstraflowError(
+            Reason.SCORER_TIMEOUT,
+            f"scorer {self._name} took longer than {self._options.time_s:g} s and was killed; "
+            "raise scorer_options.time_s or make it faster",
+        )
+
+
+class Kept:
+    """Any scorer, in a process of its own."""
+
+    class Options(KeptOptions):
+        """Which."""
+
+        scorer: str
+        """Registered scorer, or module:function."""
+        scorer_options: Options = Field(default={})
+        """Its own."""
+
+    def __init__(self, options: Options) -> None:
+        self._scorer = KeptScorer(options.scorer, options.scorer_options, options)
+
+    async def __call__(self, prompt: Prompt, text: str) -> Score:
+        """Return what an answer is worth."""
+        return await self._scorer(prompt, text)
+
+    async def close(self) -> None:
+        """Stop its processes."""
+        await self._scorer.close()
+
+
+async def _asked(worker: _Worker, prompt: Prompt, text: str) -> dict[str, Any]:
+    told = {
+        "prompt_id": prompt.prompt_id,
+        "data_set": prompt.data_set,
+        "fields": dict(prompt.fields),
+        "text": text,
+    }
+    worker.writer.write(json.dumps(told).encode() + b"\n")
+    with suppress(ConnectionError):
+        await worker.writer.drain()
+    return _score_or_raise(await worker.reader.readline(), worker)
+
+
+def _score_or_raise(line: bytes, worker: _Worker) -> dict[str, Any]:
+    """Return what a process said.
+
+    Raises:
+        AstraflowError: SCORER_FAILED when it said why, or died.
+    """
+    if not line:
+        path = Path(worker.folder.name) / "stderr"
+        said = path.read_text("utf-8", "replace")[-300:] if path.is_file() else ""
+        raise AstraflowError(Reason.SCORER_FAILED, f"the process of the scorer died: {said}")
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
+        raise AstraflowError(Reason.SCORER_FAILED, str(answer["error"]))
+    return answer
+
+
+def _score(answer: Mapping[str, Any]) -> Score:
+    return Score(
+        reward=float(answer["reward"]),
+        parts=answer["parts"],
+        metrics=answer["metrics"],
+        truncated=bool(answer["truncated"]),
+    )

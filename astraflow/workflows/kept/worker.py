@@ -1,0 +1,56 @@
+"""The process of a scorer: reads answers as lines of JSON, writes what they are worth.
+
+`python -m astraflow.workflows.kept.worker FD '[NAME, OPTIONS]'`.
+"""
+
+import asyncio
+import inspect
+import json
+import socket
+import sys
+from typing import IO, Any
+
+from astraflow.core.errors import AstraflowError
+from astraflow.core.tasks import Prompt
+from astraflow.workflows.building import build_scorer
+from astraflow.workflows.protocol import Score, Scorer
+
+
+def main() -> None:
+    """Score until the owner hangs up."""
+    name, options = json.loads(sys.argv[2])
+    with socket.socket(fileno=int(sys.argv[1])) as line, line.makefile("rwb") as file:
+        try:
+            scorer = build_scorer(name, options, where="scorer_options")
+        except AstraflowError as error:
+            _say(file, {"error": str(error)})
+            return
+        _say(file, {})
+        for asked in file:
+            _say(file, asyncio.run(_answer(scorer, json.loads(asked))))
+
+
+async def _answer(scorer: Scorer, asked: dict[str, Any]) -> dict[str, Any]:
+    text = asked.pop("text")
+    try:
+        score = scorer(Prompt(**asked), text)
+        if inspect.isawaitable(score):
+            score = await score
+    except Exception as error:  # noqa: BLE001 - a user's code raises anything
+        return {"error": f"{type(error).__name__}: {error}"}
+    made = score if isinstance(score, Score) else Score(reward=float(score))
+    return {
+        "reward": made.reward,
+        "parts": dict(made.parts),
+        "metrics": dict(made.metrics),
+        "truncated": made.truncated,
+    }
+
+
+def _say(file: IO[bytes], what: dict[str, Any]) -> None:
+    file.write(json.dumps(what).encode() + b"\n")
+    file.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A judge: a model behind any OpenAI-compatible endpoint says what an answer is worth."""
+
+import os
+import re
+from typing import Any
+
+from pydantic import Field
+
+from astraflow.config.strict import Strict
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tasks import Prompt
+from astraflow.workflows.protocol import Score
+
+_NUMBER = r"([-+]?\d+(?:\.\d+)?)"
+_QUESTION = (
+    "Task:\n{prompt}\n\nAnswer:\n{text}\n\nHow good is the answer? "
+    "End with one line: Score: N, where N is from 0 to 10."
+)
+
+
+class Judge:
+    """The number that a model gives, divided by `best`."""
+
+    class Options(Strict):
+        """Who judges, and how it is asked."""
+
+        base_url: str
+        """Of the endpoint, such as http://127.0.0.1:8000/v1."""
+        model: str
+        """As the endpoint calls it."""
+        api_key_env: str = "OPENAI_API_KEY"
+        """Environment variable with the key; it need not be set."""
+        question: str = _QUESTION
+        """The text for the judge: the row's fields in braces, and the answer as {text}."""
+        pattern: str = rf"[Ss]core:\s*{_NUMBER}"
+        """Its last match in what the judge says has the number as its group."""
+        best: float = Field(default=10.0, gt=0)
+        """The number of a perfect answer; what lies outside 0 .. best is cut."""
+        temperature: float = Field(default=0.0, ge=0)
+        max_tokens: int = Field(default=512, ge=1)
+        time_s: float = Field(default=60.0, gt=0)
+        """Seconds for one answer."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._pattern = re.compile(options.pattern)
+
+    async def __call__(self, prompt: Prompt, text: str) -> Score:
+        """Ask.
+
+        Raises:
+            AstraflowError: SCORER_FAILED when the judge does not answer with a number,
+                SCORER_TIMEOUT when it does not answer in time.
+        """
+        said = await self._said(self._options.question.format_map({**prompt.fields, "text": text}))
+        found = self._pattern.findall(said)
+        if not found:
+            raise AstraflowError(
+                Reason.SCORER_FAILED,
+                f"the judge gave prompt {prompt.prompt_id} no score: {said[-200:]!r} has no match "
+                "of scorer_options.pattern",
+            )
+        best = self._options.best
+        return Score(reward=min(max(float(found[-1]), 0.0), best) / best)
+
+    async def _said(self, question: str) -> str:
+        import httpx  # noqa: PLC0415 - an extra
+
+        options = self._options
+        key = os.environ.get(options.api_key_env, "none")
+        asked: dict[str, Any] = {
+            "model": options.model,
+            "messages": [{"role": "user", "content": question}],
+            "temperature": options.temperature,
+            "max_tokens": options.max_tokens,
+        }
+        try:
+            async with httpx.AsyncClient(timeout=options.time_s, trust_env=False) as client:
+                answer = await client.post(
+                    f"{options.base_url.rstrip('/')}/chat/completions",
+                    json=asked,
+                    headers={"Authorization": f"Bearer {key}"},
+                )
+            answer.raise_for_status()
+            return str(answer.json()["choices"][0]["message"]["content"] or "")
+        except httpx.TimeoutException as error:
+            raise AstraflowError(
+                Reason.SCORER_TIMEOUT, f"the judge took longer than {options.time_s:g} s"
+            ) from error
+        except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
+            raise AstraflowError(
+                Reason.SCORER_FAILED, f"the judge at {options.base_url} failed: {error!r}"
+            ) from error

@@ -1,0 +1,76 @@
+"""Scorers in processes of their own."""
+
+from pathlib import Path
+
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tasks import Prompt
+from astraflow.workflows.building import build_scorer
+from astraflow.workflows.registry import Kind, find
+
+PROMPT = Prompt(prompt_id="1", data_set="d", fields={"answer": "42"})
+FILE = Path(__file__).with_name("scorers.py")
+
+
+@pytest.fixture
+async def make(monkeypatch):
+    monkeypatch.syspath_prepend(FILE.parent)
+    made = []
+
+    def scorer(name, **options):
+        made.append(build_scorer(name, options, where="scorer_options"))
+        return made[-1]
+
+    yield scorer
+    for each in made:
+        await each.close()
+
+
+@pytest.mark.slow
+async def test_a_scorer_that_means_harm_costs_one_answer(make):
+    scorer = make("process", scorer="scorers:hostile", time_s=0.5)
+    expected = {
+        "raise": (Reason.SCORER_FAILED, "ValueError: no such unit"),
+        "exit": (Reason.SCORER_FAILED, "died"),
+        "memory": (Reason.SCORER_FAILED, "MemoryError"),
+        "loop": (Reason.SCORER_TIMEOUT, "longer than"),
+    }
+    for text, (reason, message) in expected.items():
+        with pytest.raises(AstraflowError, match=message) as caught:
+            await scorer(PROMPT, text)
+        assert caught.value.reason is reason
+    assert (await scorer(PROMPT, "fine")).reward == 1.0
+
+
+@pytest.mark.slow
+async def test_options_that_do_not_fit_are_told(make):
+    scorer = make("process", scorer="exact", scorer_options={"fields": "x"})
+    with pytest.raises(AstraflowError, match="fields"):
+        await scorer(PROMPT, "42")
+
+
+@pytest.mark.slow
+async def test_a_pattern_finds_the_answer_and_one_that_never_ends_is_killed(make):
+    scorer = make("regex", pattern=r"answer: (\w+)")
+    assert (await scorer(PROMPT, "answer: 41, no, answer: 42")).reward == 1.0
+    assert (await scorer(PROMPT, "answer: 41")).reward == 0.0
+    assert (await scorer(PROMPT, "42")).parts == {"found": 0.0}
+    endless = make("regex", pattern=r"(a+)+$", time_s=0.3)
+    with pytest.raises(AstraflowError) as caught:
+        await endless(PROMPT, "a" * 64 + "b")
+    assert caught.value.reason is Reason.SCORER_TIMEOUT
+
+
+@pytest.mark.slow
+async def test_expressions_are_equal_however_they_are_written(make):
+    pytest.importorskip("math_verify")
+    scorer = make("math", time_s=30.0)
+    half = Prompt(prompt_id="1", data_set="d", fields={"answer": r"\frac{1}{2}"})
+    assert (await scorer(half, "So it is $0.5$")).reward == 1.0
+    assert (await scorer(half, "So it is $0.6$")).reward == 0.0
+
+
+def test_all_of_them_have_names():
+    for name in ("regex", "math", "judge", "process"):
+        assert find(Kind.SCORER, name).Options
