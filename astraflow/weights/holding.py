@@ -188,5 +188,10 @@ def _is_small(staged: StagedState) -> bool:
 
 
 def _whole_patch(target: VersionInfo) -> PatchInfo | None:
-    wholes = (each for each in target.patches if each.base_version is None and is_readable(each))
+    """Return the patch from nothing that can be made of a state again; None: there is none."""
+    wholes = (
+        each
+        for each in target.patches
+        if each.base_version is None and each.shard_count == 1 and is_readable(each)
+    )
     return next(wholes, None)

@@ -2,14 +2,16 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from time import perf_counter
 
 from astraflow.codec.chunks import Chunk
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import VersionInfo
+from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.weights.frame import Frame
 from astraflow.weights.routes import is_readable
 from astraflow.weights.state import CompletePatch
+from astraflow.weights.steps import itself, steps
 from astraflow.wire.patches import (
     ChunkSet,
     PatchIndex,
@@ -174,23 +176,34 @@ class Incoming:
     def _take_plan(self, plan: TransferPlan) -> None:
         if self._indexes:
             raise AstraflowError(Reason.CHUNK_INVALID, "a transfer has one plan, not two")
-        at = self.base_version
         for index in plan.patches:
             self._require_registered(index)
-            if index.patch.base_version != at:
-                raise AstraflowError(
-                    Reason.CHUNK_INVALID,
-                    f"a patch starts from {index.patch.base_version}, not from {at}",
-                )
-            at = index.patch.version
-        if at != self.target.version or not plan.patches:
-            raise AstraflowError(
-                Reason.CHUNK_INVALID, f"the plan leads to {at}, not {self.target.version}"
-            )
+        self._require_way([index.patch for index in plan.patches])
         self._indexes = plan.patches
         roots = [index.patch.root_digest for index in plan.patches]
         # Chunks of patches that are not in the plan would never be used up.
         self._chunks = {root: self._chunks.get(root, {}) for root in roots}
+
+    def _require_way(self, infos: Sequence[PatchInfo]) -> None:
+        """Check that patches lead from the base to the target, each with all its shards, once."""
+        at = self.base_version
+        for version, shards in groupby(infos, key=lambda each: each.version):
+            together = [*shards]
+            (step, *_) = steps(together, itself) or [None]
+            if step is None or len(step.patches) != len(together):
+                raise AstraflowError(
+                    Reason.CHUNK_INVALID, f"the plan lacks a shard of version {version}, or has two"
+                )
+            if step.base_version != at:
+                raise AstraflowError(
+                    Reason.CHUNK_INVALID,
+                    f"a patch starts from {step.base_version}, not from {at}",
+                )
+            at = version
+        if at != self.target.version or not infos:
+            raise AstraflowError(
+                Reason.CHUNK_INVALID, f"the plan leads to {at}, not {self.target.version}"
+            )
 
     def is_registered(self, plan: TransferPlan) -> bool:
         """Whether the run has told of every patch of a plan."""

@@ -19,8 +19,10 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.core.versions import PatchInfo
 from astraflow.weights.bucket import Bucket
-from astraflow.weights.object_writer import MANIFEST, layout_name, patch_name
+from astraflow.weights.object_writer import layout_name, manifest_name, patch_name
+from astraflow.weights.parts import WHOLE
 from astraflow.weights.routes import is_readable
+from astraflow.weights.steps import itself, steps
 from astraflow.wire.manifests import PatchObject, VersionManifest, read_manifest
 from astraflow.wire.patches import ChunkSet, SentChunk, TransferPlan, TransferSpec
 from astraflow.wire.weights import decode_layout
@@ -141,17 +143,25 @@ class ObjectLane:
             raise AstraflowError(
                 Reason.VERSION_UNKNOWN, f"{uri} is not the folder of version {spec.version}"
             )
-        newest = await self._manifest(bucket, spec.version)
+        newest = await self._manifests(bucket, spec.version)
         have = {each.root_digest: each for each in spec.have_chunks}
-        way = _cheapest(newest.reachable, spec, have)
+        reachable = [info for manifest in newest for info in manifest.reachable]
+        way = _cheapest(reachable, spec, have)
         manifests = {spec.version: newest}
         for info in way:
             if info.version not in manifests:
-                manifests[info.version] = await self._manifest(bucket, info.version)
+                manifests[info.version] = await self._manifests(bucket, info.version)
         return bucket, [_found(manifests[info.version], info) for info in way]
 
-    async def _manifest(self, bucket: Bucket, version: int) -> VersionManifest:
-        name = f"{version}/{MANIFEST}"
+    async def _manifests(self, bucket: Bucket, version: int) -> list[VersionManifest]:
+        """Return the manifest of a version, or those of its shards."""
+        whole = manifest_name(WHOLE)
+        names = await self._patiently(partial(bucket.names, str(version)))
+        found = [name for name in names if name.startswith(f"{whole}-")] or [whole]
+        return [await self._manifest(bucket, version, name) for name in found]
+
+    async def _manifest(self, bucket: Bucket, version: int, name: str) -> VersionManifest:
+        name = f"{version}/{name}"
         read = partial(bucket.read, name, 0, _MAX_MANIFEST_NBYTES)
         try:
             return read_manifest(await self._patiently(read))
@@ -211,15 +221,16 @@ def _cheapest(
         AstraflowError: VERSION_EVICTED when there is none.
     """
     ways: dict[int | None, tuple[float, tuple[PatchInfo, ...]]] = {spec.base_version: (0.0, ())}
-    for info in sorted(reachable, key=lambda each: each.version):
-        start = ways.get(info.base_version)
-        is_ahead = spec.base_version is None or info.version > spec.base_version
-        if start is None or not is_ahead or info.version > spec.version or not is_readable(info):
+    for step in steps(filter(is_readable, reachable), itself):
+        start = ways.get(step.base_version)
+        is_ahead = spec.base_version is None or step.version > spec.base_version
+        if start is None or not is_ahead or step.version > spec.version:
             continue
-        total = start[0] + _missing_nbytes(info, have.get(info.root_digest))
-        known = ways.get(info.version)
+        missing = (_missing_nbytes(info, have.get(info.root_digest)) for info in step.patches)
+        total = start[0] + sum(missing)
+        known = ways.get(step.version)
         if known is None or total < known[0]:
-            ways[info.version] = (total, (*start[1], info))
+            ways[step.version] = (total, (*start[1], *step.patches))
     if spec.version not in ways:
         raise AstraflowError(
             Reason.VERSION_EVICTED,
@@ -234,10 +245,11 @@ def _missing_nbytes(info: PatchInfo, have: ChunkSet | None) -> float:
     return info.payload_nbytes * (1 - had / max(info.chunk_count, 1))
 
 
-def _found(manifest: VersionManifest, info: PatchInfo) -> PatchObject:
-    for patch in manifest.patches:
-        if patch.index.patch == info:
-            return patch
+def _found(manifests: Sequence[VersionManifest], info: PatchInfo) -> PatchObject:
+    for manifest in manifests:
+        for patch in manifest.patches:
+            if patch.index.patch == info:
+                return patch
     raise AstraflowError(
         Reason.VERSION_EVICTED, f"a patch to version {info.version} is no longer in the store"
     )

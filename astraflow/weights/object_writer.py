@@ -7,6 +7,9 @@ logged and counted, and made good at the next version; training never waits for 
     {url}/{policy}/layout-{layout digest}
     {url}/{policy}/{version}/{root digest}.patch ...
     {url}/{policy}/{version}/manifest                   written last, removed first
+
+Of shards every rank writes its own, under names that end with its rank; the version is there once
+the manifests of all ranks are.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,17 +23,19 @@ from astraflow.core.versions import PatchInfo, Source, SourceKind, SourceState, 
 from astraflow.weights.bucket import Bucket
 from astraflow.weights.errand import Errand
 from astraflow.weights.gains import FIRST_SPANS
-from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.parts import Shard
+from astraflow.weights.publisher import WeightPublisher, combined
 from astraflow.weights.stored import StoredPatch
-from astraflow.wire.manifests import PatchObject, VersionManifest, write_manifest
+from astraflow.wire.manifests import PatchObject, VersionManifest, read_manifest, write_manifest
 from astraflow.wire.weights import encode_layout
-
-MANIFEST: Final = "manifest"
 
 # A span that is none of these is at most four of them: more patches are bytes that few read.
 _SPANS: Final = frozenset((1, *FIRST_SPANS))
 # What a run waits for the last version at its end.
 _LAST_S: Final = 60.0
+# How often, and for how long, is looked whether other ranks have written theirs.
+_LOOK_S: Final = 0.25
+_LOOKS: Final = 120
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -40,9 +45,19 @@ def layout_name(digest: bytes) -> str:
     return f"layout-{digest.hex()}"
 
 
+def manifest_name(shard: Shard) -> str:
+    """Return the name of a shard's manifest, in the folder of its version."""
+    return f"manifest{_suffix(shard)}"
+
+
 def patch_name(info: PatchInfo) -> str:
     """Return the name of a patch's object, in the folder of its version."""
-    return f"{info.root_digest.hex()}.patch"
+    shard = Shard(rank=info.shard_rank, count=info.shard_count)
+    return f"{info.root_digest.hex()}.patch{_suffix(shard)}"
+
+
+def _suffix(shard: Shard) -> str:
+    return "" if shard.count == 1 else f"-{shard.rank}-of-{shard.count}"
 
 
 class ObjectWriter(Errand):
@@ -59,14 +74,18 @@ class ObjectWriter(Errand):
     """
 
     def __init__(
-        self, publisher: WeightPublisher, url: str, announce: Callable[[VersionInfo], object]
+        self,
+        publisher: WeightPublisher,
+        url: str,
+        announce: Callable[[VersionInfo], object] | None,
     ) -> None:
         """Prepare; `with` starts the thread.
 
         Args:
             publisher: Whose versions are written.
             url: Of a folder that is this run's alone.
-            announce: Tells the run of a version again, with where it can be had.
+            announce: Tells the run of a version again, with where it can be had; None: another
+                rank does, which waits for this one.
 
         Raises:
             AstraflowError: INVALID_FIELD, CAPABILITY_MISSING: see Bucket.
@@ -104,7 +123,7 @@ class ObjectWriter(Errand):
             self._remove_old(offered)
             for version in sorted(offered):
                 self._write(version, offered)
-            for version in sorted(self._written.keys() & offered.keys() - self._told):
+            for version in sorted(self._untold & offered.keys()):
                 self._tell(version)
         except AstraflowError as error:
             self.failure_count += 1
@@ -120,6 +139,16 @@ class ObjectWriter(Errand):
 
     def _work(self) -> None:
         self.sync()
+        for _ in range(_LOOKS):
+            # Other ranks write as well; a newer version, or the end, comes first.
+            if not self._untold or self._wake.wait(_LOOK_S):
+                return
+            self.sync()
+
+    @property
+    def _untold(self) -> set[int]:
+        """Versions of which all is written here, and the run is still to be told."""
+        return set() if self._announce is None else self._written.keys() - self._told
 
     def _start(self) -> None:
         """Write the layout, and remove what another process has left; once."""
@@ -142,8 +171,14 @@ class ObjectWriter(Errand):
         self._leaving = gone - removed
 
     def _remove(self, version: int) -> None:
-        self._bucket.remove(f"{version}/{MANIFEST}")
-        self._bucket.remove(str(version))
+        self._bucket.remove(f"{version}/{manifest_name(self._shard)}")
+        names = self._bucket.names(str(version))
+        ours = [each for each in names if each.endswith(f".patch{_suffix(self._shard)}")]
+        if self._shard.count == 1 or ours == names:
+            self._bucket.remove(str(version))
+        else:
+            for name in ours:
+                self._bucket.remove(f"{version}/{name}")
         self._begun.discard(version)
         self._told.discard(version)
         self._written.pop(version, None)
@@ -172,7 +207,8 @@ class ObjectWriter(Errand):
             patches=tuple(PatchObject(index=each.index, headers=each.headers) for each in patches),
             reachable=(*(each for infos in before for each in infos), *infos),
         )
-        self._bucket.write(f"{version}/{MANIFEST}", write_manifest(manifest))
+        name = f"{version}/{manifest_name(self._shard)}"
+        self._bucket.write(name, write_manifest(manifest))
         self._written[version] = infos
 
     def _payloads(self, patch: StoredPatch) -> Iterator[bytes | memoryview]:
@@ -182,16 +218,37 @@ class ObjectWriter(Errand):
                 yield store.chunk(patch.info, index).payload
 
     def _tell(self, version: int) -> None:
-        """Tell the run where a version can be had."""
+        """Tell the run where a version can be had, once all of it is there."""
         uri = f"{self.url}/{version}"
         source = Source(kind=SourceKind.OBJECT_STORE, state=SourceState.LIVE, uri=uri)
+        info = self._info(version)
+        if info is None or self._announce is None:
+            return
         try:
-            self._announce(replace(self._publisher.info(version), sources=(source,)))
+            self._announce(replace(info, sources=(source,)))
         except AstraflowError as error:
             # Nobody asks any more for what is no longer listed.
             if error.reason is not Reason.VERSION_EVICTED:
                 raise
         self._told.add(version)
+
+    @property
+    def _shard(self) -> Shard:
+        return self._publisher.history.part.shard
+
+    def _info(self, version: int) -> VersionInfo | None:
+        """Return what the run knows a version by; None: a shard is not there yet."""
+        shards = [Shard(rank=rank, count=self._shard.count) for rank in range(self._shard.count)]
+        infos: list[VersionInfo] = []
+        for shard in shards:
+            try:
+                content = self._bucket.read(f"{version}/{manifest_name(shard)}")
+            except FileNotFoundError:
+                return None
+            manifest = read_manifest(content)
+            patches = tuple(patch.index.patch for patch in manifest.patches)
+            infos.append(replace(manifest.version, patches=patches))
+        return replace(combined(infos), patches=())
 
 
 def _offered(patches: Sequence[StoredPatch], newest: int) -> dict[int, list[StoredPatch]]:

@@ -23,6 +23,7 @@ from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
 from astraflow.weights.links import Link
 from astraflow.weights.state import HeldState
+from astraflow.weights.steps import steps
 from astraflow.weights.stored import touches
 from astraflow.wire.patches import ChunkSet, PatchIndex, TransferSpec, digest_of
 
@@ -285,10 +286,10 @@ class Relay:
         if whole is not None and base_version is None and whole.info.version == version:
             return (whole,)
         ways: dict[int | None, tuple[RelayPatch, ...]] = {base_version: ()}
-        for patch in sorted(self._patches.values(), key=lambda each: each.info.version):
-            start = ways.get(patch.info.base_version)
+        for step in steps(self._patches.values(), lambda each: each.info):
+            start = ways.get(step.base_version)
             if start is not None:
-                ways.setdefault(patch.info.version, (*start, patch))
+                ways.setdefault(step.version, (*start, *step.patches))
         return ways.get(version, ())
 
     async def _encode_whole(self, version: int) -> None:

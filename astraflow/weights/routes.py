@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from astraflow.codec.chunks import CODEC_VERSION
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.weights.links import PROFILES
+from astraflow.weights.steps import itself, steps
 
 
 def payload_nbytes(known: Mapping[int, VersionInfo], base: int | None, target: int) -> int | None:
@@ -23,20 +24,17 @@ def payload_nbytes(known: Mapping[int, VersionInfo], base: int | None, target: i
     """
     costs: dict[int | None, int] = {base: 0}
     for version in sorted(known):
-        steps = [
-            costs[patch.base_version] + patch.payload_nbytes
-            for patch in known[version].patches
-            if patch.base_version in costs and is_readable(patch)
+        readable = filter(is_readable, known[version].patches)
+        sums = [
+            costs[step.base_version] + sum(patch.payload_nbytes for patch in step.patches)
+            for step in steps(readable, itself)
+            if step.base_version in costs
         ]
-        if steps and version not in costs:
-            costs[version] = min(steps)
+        if sums and version not in costs:
+            costs[version] = min(sums)
     return costs.get(target)
 
 
 def is_readable(patch: PatchInfo) -> bool:
-    """Whether this release can decode a patch: the whole layout, profile and byte format."""
-    return (
-        patch.shard_count == 1
-        and patch.profile in PROFILES
-        and patch.codec_version == CODEC_VERSION
-    )
+    """Whether this release can decode a patch: its profile and byte format."""
+    return patch.profile in PROFILES and patch.codec_version == CODEC_VERSION

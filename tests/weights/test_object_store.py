@@ -12,8 +12,11 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.core.versions import Source, SourceKind, SourceState
 from astraflow.weights.bucket import Bucket
+from astraflow.weights.disk_copy import DiskCopy
 from astraflow.weights.gains import gained
 from astraflow.weights.object_writer import ObjectWriter
+from astraflow.weights.parts import Shard
+from astraflow.weights.publisher import WeightPublisher, combined
 from astraflow.weights.pulled import PullFailed
 from astraflow.weights.puller import WeightPuller
 from astraflow.wire.manifests import read_manifest
@@ -283,3 +286,91 @@ def test_a_store_that_refuses_an_object_is_a_typed_error_for_who_writes():
     with pytest.raises(AstraflowError) as caught:
         bucket.write("file/a", b"1")
     assert caught.value.reason is Reason.SOURCE_UNREACHABLE
+
+
+class Ranks:
+    """A training of which each rank publishes and writes its own shard; rank 0 tells the run."""
+
+    def __init__(self, training, folder, count):
+        self.training = training
+        self.publishers = [
+            WeightPublisher(
+                training.policy_id, training.layout, shard=Shard(rank=rank, count=count)
+            )
+            for rank in range(count)
+        ]
+        self.writers = [
+            ObjectWriter(publisher, f"file://{folder}", None if rank else self.announce)
+            for rank, publisher in enumerate(self.publishers)
+        ]
+        self.infos, self.told = {}, []
+
+    def announce(self, info):
+        known = self.infos[info.version]
+        assert info.content_digest == known.content_digest
+        self.infos[info.version] = replace(known, sources=info.sources)
+        self.told.append(info.version)
+
+    def publish(self):
+        version = self.training.publish().version
+        parts = [each.publish(version, self.training.tensors) for each in self.publishers]
+        self.infos[version] = combined(parts)
+        for writer in self.writers:
+            writer.wake()
+
+    async def pull(self, puller):
+        return await puller.pull(self.infos[max(self.infos)], self.infos, b"")
+
+
+@pytest.fixture
+def ranks(training, tmp_path):
+    return Ranks(training, tmp_path / "bucket", 3)
+
+
+async def test_shards_of_several_ranks_make_a_version(ranks, tmp_path, tools):
+    copied = WeightPuller("solver", copy=DiskCopy.open(tmp_path / "copy"))
+    tensors = None
+    for version in range(20):
+        ranks.publish()
+        for writer in ranks.writers[1:]:
+            assert writer.sync()
+        assert ranks.told == [*range(version)]
+        assert ranks.writers[0].sync()
+        pulled = await ranks.pull(copied)
+        tensors = tools.live(pulled.update, tensors)
+        assert ranks.training.is_live(tensors)
+    assert ranks.told == [*range(20)]
+    left = {int(each.name) for each in (tmp_path / "bucket" / "solver").glob("[0-9]*")}
+    assert 19 in left
+    assert 0 not in left
+    await copied.settle()
+    await copied.close()
+    again = WeightPuller("solver", copy=DiskCopy.open(tmp_path / "copy"))
+    ranks.publish()
+    for writer in (*ranks.writers[1:], ranks.writers[0]):
+        assert writer.sync()
+    pulled = await ranks.pull(again)
+    assert pulled.update.base_version == 19
+    assert ranks.training.is_live(tools.live(pulled.update, tensors))
+    await again.close()
+
+
+async def test_a_version_is_told_once_the_last_rank_has_written_it(ranks, puller, tools):
+    ranks.publish()
+    with ranks.writers[0]:
+        ranks.writers[0].wake()
+        for writer in ranks.writers[1:]:
+            assert writer.sync()
+    assert ranks.told == [0]
+    assert ranks.training.is_live(tools.live((await ranks.pull(puller)).update))
+
+
+async def test_who_lacks_a_shard_refuses_the_version(ranks, puller, tmp_path):
+    ranks.publish()
+    for writer in (*ranks.writers[1:], ranks.writers[0]):
+        writer.sync()
+    (manifest,) = tmp_path.glob("bucket/solver/0/manifest-1-of-3")
+    manifest.unlink()
+    with pytest.raises(PullFailed) as caught:
+        await ranks.pull(puller)
+    assert caught.value.reason is Reason.VERSION_EVICTED
