@@ -184,13 +184,16 @@ class Balance:
 
     def _mark(self, now: datetime) -> Mark:
         members = self._state.sessions.pool
+        measured = self._state.measured
         return Mark(
             time=now,
             sums={policy_id: self._sums(p) for policy_id, p in self._state.policies.items()},
             live_s=self._pool.live_s,
             busy_s=self._pool.busy_s,
-            token_count=self._state.measured.token_count,
-            rollout_count=self._state.measured.rollout_count,
+            token_count=measured.token_count,
+            rollout_count=measured.rollout_count,
+            eval_token_count=measured.eval_token_count,
+            eval_rollout_count=measured.eval_rollout_count,
             accepted={member.member_id: member.accepted_count for member in members},
         )
 
@@ -230,20 +233,28 @@ class Balance:
             busy_fraction=(last.busy_s - first.busy_s) / seen_s if seen_s > 0 else 1.0,
             token_rate=(last.token_count - first.token_count) / seconds if seconds > 0 else 0.0,
             full_token_rate=self._pool.full_token_rate,
-            used_token_rate=max(
-                (
-                    used_of(first.sums[policy_id], last.sums[policy_id]) * cost[policy_id]
-                    for policy_id, policy in self._state.policies.items()
-                    if policy.end is None
-                ),
-                default=0.0,
-            ),
+            used_token_rate=self._used_token_rate(first, last, cost),
             policies=tuple(
                 balance_of(policy_id, first.sums[policy_id], last.sums[policy_id])
                 for policy_id, policy in self._state.policies.items()
                 if policy.end is None
             ),
         )
+
+    def _used_token_rate(self, first: Mark, last: Mark, cost: Mapping[PolicyId, float]) -> float:
+        """Return what training would use without a wait, and what evaluations did use."""
+        trained = max(
+            (
+                used_of(first.sums[policy_id], last.sums[policy_id]) * cost[policy_id]
+                for policy_id, policy in self._state.policies.items()
+                if policy.end is None
+            ),
+            default=0.0,
+        )
+        seconds = (last.time - first.time).total_seconds()
+        if not trained or seconds <= 0:
+            return 0.0
+        return trained + (last.eval_token_count - first.eval_token_count) / seconds
 
     def _members(self, start: Mark) -> tuple[MemberBalance, ...]:
         return tuple(

@@ -63,7 +63,7 @@ class Intake:
             is_counted = rollout.outcome is not Outcome.RETURNED
             self._fail(group, index, failure, now, is_counted=is_counted, by=assignment.task_id)
             return _accept(rollout.rollout_id)
-        self._measure(member, rollout, (now - assignment.issue_time).total_seconds())
+        self._measure(member, assignment, rollout, now)
         self._keep(member, group, rollout, now)
         return _accept(rollout.rollout_id)
 
@@ -184,12 +184,15 @@ class Intake:
             deadlines.popleft()
         return deadlines[0][0] if deadlines else None
 
-    def _measure(self, member: RaasMember, rollout: Rollout, seconds: float) -> None:
+    def _measure(
+        self, member: RaasMember, assignment: Assignment, rollout: Rollout, now: datetime
+    ) -> None:
+        seconds = (now - assignment.issue_time).total_seconds()
         count = sum(trajectory.sampled_count for trajectory in rollout.trajectories)
         if count:
             member.measure(seconds=seconds, token_count=count)
             speeds = (other.speed for other in self._state.sessions.pool)
-            self._state.measured.note(count, speeds)
+            self._state.measured.note(count, speeds, is_eval=assignment.is_eval)
 
     def _keep(self, member: RaasMember, group: Group, rollout: Rollout, now: datetime) -> None:
         member.accepted_count += 1

@@ -29,7 +29,14 @@ class Sums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """All sums at one time."""
+    """All sums at one time.
+
+    Attributes:
+        token_count: Sampled in all accepted rollouts.
+        rollout_count: These.
+        eval_token_count: Of them, in rollouts of evaluations.
+        eval_rollout_count: These.
+    """
 
     time: datetime
     sums: Mapping[PolicyId, Sums]
@@ -38,6 +45,18 @@ class Mark:
     token_count: int
     rollout_count: int
     accepted: Mapping[MemberId, int]
+    eval_token_count: int = 0
+    eval_rollout_count: int = 0
+
+    @property
+    def train_token_count(self) -> int:
+        """Sampled in rollouts of training."""
+        return self.token_count - self.eval_token_count
+
+    @property
+    def train_rollout_count(self) -> int:
+        """These."""
+        return self.rollout_count - self.eval_rollout_count
 
 
 def cost_of(policy_id: PolicyId, first: Mark, last: Mark) -> float:
@@ -47,11 +66,12 @@ def cost_of(policy_id: PolicyId, first: Mark, last: Mark) -> float:
     fewer of them than it makes.
     """
     before, after = first.sums[policy_id], last.sums[policy_id]
-    rollouts = last.rollout_count - first.rollout_count
+    rollouts = last.train_rollout_count - first.train_rollout_count
     entered, filtered = after.entered - before.entered, after.filtered - before.filtered
     if not rollouts or not entered:
         return 0.0
-    return (last.token_count - first.token_count) / rollouts * (entered + filtered) / entered
+    tokens = last.train_token_count - first.train_token_count
+    return tokens / rollouts * (entered + filtered) / entered
 
 
 def used_of(first: Sums, last: Sums) -> float:

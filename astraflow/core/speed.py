@@ -90,9 +90,13 @@ class Measured:
             is looked up anew every so many rollouts.
         mean_size: Letters per prompt.
         token_count: Sampled tokens of all accepted rollouts.
+        eval_token_count: Of them, those of evaluations.
+        eval_rollout_count: Rollouts of evaluations.
     """
 
     _fastest: Speed | None = None
+    eval_token_count: int = 0
+    eval_rollout_count: int = 0
 
     def __init__(self) -> None:
         self.fastest_token_s = 0.0
@@ -101,14 +105,17 @@ class Measured:
         self._tokens = 0.0
         self._count = 0
 
-    def note(self, token_count: int, speeds: Iterable[Speed]) -> None:
+    def note(self, token_count: int, speeds: Iterable[Speed], *, is_eval: bool = False) -> None:
         """Count one accepted rollout.
 
         Args:
             token_count: Sampled tokens in it.
             speeds: Of the pool.
+            is_eval: Whether it is of an evaluation.
         """
         self.token_count += token_count
+        self.eval_token_count += token_count * is_eval
+        self.eval_rollout_count += is_eval
         weight = _WEIGHT if self._tokens else 1.0
         self._tokens += weight * (token_count - self._tokens)
         if self._count % _LOOK_EVERY == 0:

@@ -19,7 +19,7 @@ from astraflow.raas.seeds import seeded_sampling
 from astraflow.workflows.building import build_workflows, workflow_specs
 from astraflow.workflows.data_sets.reader import open_data_set
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.protocol import PolicyPort
+from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.runner import LoadedWorkflow, run_episode
 
 

@@ -10,7 +10,7 @@ from astraflow.engines.protocol import Engine
 from astraflow.raas.gate import VersionGate
 from astraflow.raas.seeds import seeded_sampling
 from astraflow.workflows.agents.template import ChatTemplate
-from astraflow.workflows.protocol import PolicyPort, Tokenizer
+from astraflow.workflows.ports import PolicyPort, Tokenizer
 
 _ANY = VersionRange()
 

@@ -12,7 +12,7 @@ from astraflow.core.rollouts import FinishReason, Trajectory, VersionSpan
 from astraflow.core.tasks import Prompt, RolloutTask
 from astraflow.engines.protocol import Generation
 from astraflow.telemetry.traces import span
-from astraflow.workflows.protocol import PolicyPort, Recorded, Reply
+from astraflow.workflows.ports import PolicyPort, Recorded, Reply
 from astraflow.workflows.seeds import trajectory_seed
 
 if TYPE_CHECKING:

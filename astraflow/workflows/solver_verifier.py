@@ -11,7 +11,8 @@ from pydantic import Field
 
 from astraflow.config.recipe import Strict
 from astraflow.workflows.episode import Episode, Recorder
-from astraflow.workflows.protocol import Reply, Score
+from astraflow.workflows.ports import Reply
+from astraflow.workflows.protocol import Score
 from astraflow.workflows.scoring import GuardedScorer, needs_scorer
 from astraflow.workflows.single_turn import fill
 

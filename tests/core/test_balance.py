@@ -1,7 +1,7 @@
 """What a run measures of itself, and advises."""
 
 from astraflow.core.autoscale import ScaleAction
-from astraflow.core.events import MemberDrained
+from astraflow.core.events import EvalCreated, MemberDrained
 
 
 def test_a_run_without_nodes_asks_for_the_least(make_world):
@@ -31,3 +31,22 @@ def test_a_draining_node_is_not_of_the_pool(make_world):
     advice = world.run.scale_advice(world.clock.now())
     assert [member.member_id for member in advice.members] == [other]
     assert not advice.members[0].is_live
+
+
+def test_what_evaluations_use_is_used(make_world, suite):
+    def used(repeats):
+        world = make_world(
+            suites=(suite(at_start=False, at_end=False, repeats=repeats),), eval_prompt_count=8
+        )
+        trainer, node = world.started()
+        world.apply(EvalCreated(request_id="a", suite="main"))
+        for _ in range(20):
+            world.clock.advance(10)
+            world.keep_alive(node)
+            world.work(node)
+            world.clock.advance(10)
+            world.keep_alive(trainer)
+            world.train(trainer)
+        return world.run.scale_advice(world.clock.now()).balance.used_token_rate
+
+    assert used(repeats=4) > used(repeats=1) > 0

@@ -39,7 +39,7 @@ from astraflow.weights.puller import WeightPuller
 from astraflow.workflows.building import build_workflows, workflow_specs
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.letter_sort.task import prompt_rows
-from astraflow.workflows.protocol import PolicyPort
+from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.runner import run_episode
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from astraflow.core.rollouts import FinishReason, VersionSpan
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.engines.protocol import Generation
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.protocol import PolicyPort
+from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.runner import LoadedWorkflow
 
 EOS = 3

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from astraflow.core.rollouts import FinishReason, Outcome
-from astraflow.workflows.protocol import Reply
+from astraflow.workflows.ports import Reply
 from astraflow.workflows.rewards.exact import Exact
 from astraflow.workflows.runner import run_episode
 from astraflow.workflows.scoring import GuardedScorer

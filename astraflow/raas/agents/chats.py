@@ -9,7 +9,7 @@ from astraflow.raas.agents.asked import ChatAsked
 from astraflow.raas.agents.talk import Choice, Talk
 from astraflow.workflows.agents.messages import normal_messages
 from astraflow.workflows.agents.session import AgentSession
-from astraflow.workflows.protocol import Tokenizer
+from astraflow.workflows.ports import Tokenizer
 
 
 def chat_talk(session: AgentSession, asked: ChatAsked) -> Talk:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from astraflow.workflows.protocol import Tokenizer
+from astraflow.workflows.ports import Tokenizer
 
 CALL = "<tool_call>"
 """Begins a tool call, in the form that most open models are trained on."""

@@ -9,7 +9,7 @@ from astraflow.engines.protocol import Watch
 from astraflow.telemetry.traces import span
 from astraflow.workflows.agents.prompts import Chats, Texts
 from astraflow.workflows.agents.turns import Owner, Turn, TurnTree, trajectories_of
-from astraflow.workflows.protocol import PolicyPort
+from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.seeds import mixed_seed, trajectory_seed
 
 

@@ -9,7 +9,7 @@ from astraflow.core.rollouts import FinishReason
 from astraflow.workflows.agents.messages import Message, conversation_keys
 from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.agents.turns import Turn
-from astraflow.workflows.protocol import Tokenizer
+from astraflow.workflows.ports import Tokenizer
 
 
 class Chats:

@@ -14,7 +14,7 @@ from astraflow.workflows.agents.door import Entrance
 from astraflow.workflows.agents.session import AgentSession
 from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.protocol import PolicyPort
+from astraflow.workflows.ports import PolicyPort
 
 CHAT = (
     "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}"

@@ -1,0 +1,106 @@
+"""Ports: how an episode reaches its policies, and what comes of that."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.rollouts import FinishReason, Trajectory
+from astraflow.core.tasks import SamplingParams
+from astraflow.engines.protocol import Engine
+from astraflow.workflows.agents.template import ChatTemplate
+
+
+class Tokenizer(Protocol):
+    """Turns text into tokens and back."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
+        """Return the ids of a text; special tokens that it spells out become themselves.
+
+        Args:
+            text: Any.
+            add_special_tokens: Add what the model wants around a text, such as its start.
+        """
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special ones left out."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PolicyPort:
+    """How an episode reaches one policy.
+
+    Attributes:
+        policy_id: Which.
+        engine: Samples.
+        tokenizer: Of its model.
+        sampling: Defaults; the seed is that of the sample.
+        version: Pins every token to it; None: whatever is live.
+        template: Of its chats.
+    """
+
+    policy_id: PolicyId
+    engine: Engine
+    tokenizer: Tokenizer
+    sampling: SamplingParams
+    version: int | None = None
+    template: ChatTemplate = field(default_factory=ChatTemplate)
+
+    def fit(self, sampling: SamplingParams, token_count: int) -> SamplingParams:
+        """Return the sampling with a budget that the context has room for after so many tokens.
+
+        Raises:
+            AstraflowError: CONTEXT_TOO_LONG when there is no room for another token.
+        """
+        limit = self.engine.max_context_token_count
+        room = limit - token_count
+        if room < 1:
+            raise AstraflowError(
+                Reason.CONTEXT_TOO_LONG,
+                f"a trajectory has {token_count} tokens, and the context of {self.policy_id} is "
+                f"{limit}: leave out long prompts (data.*.max_prompt_chars) or raise "
+                "raas.engine.max_context",
+            )
+        if sampling.max_new_tokens <= room:
+            return sampling
+        return replace(sampling, max_new_tokens=room)
+
+
+class Recorded(Protocol):
+    """What records trajectories beside the recorders of an episode."""
+
+    @property
+    def has_sampled(self) -> bool:
+        """Whether any token was sampled yet."""
+        ...
+
+    def trajectories(self) -> Iterable[Trajectory]:
+        """Return what was sampled, parents before children."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reply:
+    """What one generation said.
+
+    Attributes:
+        text: Special tokens left out.
+        tokens: i32[n], a sampled end token included.
+        logprobs: f32[n], under the distribution sampled from.
+        finish_reason: STOP at an end token or stop string, LENGTH at a budget.
+    """
+
+    text: str
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    finish_reason: FinishReason
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a token budget ended it."""
+        return self.finish_reason is FinishReason.LENGTH

@@ -1,0 +1,26 @@
+from datetime import UTC, datetime
+
+from astraflow.core.marks import Mark, Sums, cost_of
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def mark(sums, **counts):
+    return Mark(time=NOW, sums={"solver": sums}, live_s=0.0, busy_s=0.0, accepted={}, **counts)
+
+
+def test_cost_is_what_training_samples_for_a_rollout_that_is_kept():
+    first = mark(Sums(), token_count=0, rollout_count=0)
+    last = mark(
+        Sums(entered=8, filtered=8),
+        token_count=2600,
+        rollout_count=20,
+        eval_token_count=1000,
+        eval_rollout_count=4,
+    )
+    assert cost_of("solver", first, last) == 1600 / 16 * 2
+
+
+def test_nothing_kept_has_no_cost():
+    none = mark(Sums(), token_count=0, rollout_count=0)
+    assert cost_of("solver", none, mark(Sums(), token_count=80, rollout_count=8)) == 0.0
