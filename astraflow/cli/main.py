@@ -17,6 +17,7 @@ from astraflow.cli import (
     raas,
     rollouts,
     run,
+    save,
     simulate,
     status,
     trainer,
@@ -39,6 +40,7 @@ app.command("status")(status.status)
 app.command("explain")(explain.explain)
 app.command("ledger")(ledger.ledger)
 app.command("eval")(evaluate.evaluate)
+app.command("save")(save.save)
 app.command("rollouts")(rollouts.rollouts)
 app.command("autoscale")(autoscale.autoscale)
 app.command("simulate")(simulate.simulate)

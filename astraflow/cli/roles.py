@@ -110,6 +110,7 @@ def train(
     advertise: str | None,
     tls: Tls,
     resume: bool = False,
+    checkpoint_id: str = "",
 ) -> int:
     """Run a trainer; return its exit code."""
     hold_lifeline()
@@ -129,6 +130,7 @@ def train(
             run_dir=RunDir(folder),
             model_dir=model or make_warm_up(recipe, overrides=overrides, policy=policy),
             is_resuming=resume,
+            checkpoint_id=checkpoint_id,
             listen=listen,
             advertise=advertise,
             tls=None if tls.is_plain else tls,

@@ -33,6 +33,13 @@ def run(
             "from its journal and its last checkpoints.",
         ),
     ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --resume: go back to this checkpoint of [bold]astraflow save[/].",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train what a recipe describes: starts the hub, the rollout nodes and the trainers.
@@ -48,8 +55,11 @@ def run(
         _must_stand_alone(recipe=recipe, overrides=overrides, name=name, dry_run=dry_run)
         from astraflow.launch.runs import resume_run  # noqa: PLC0415
 
-        _end(resume_run(resume, console=console), as_json=as_json)
+        summary = resume_run(resume, console=console, checkpoint_id=checkpoint or "")
+        _end(summary, as_json=as_json)
         return
+    if checkpoint is not None:
+        raise typer.BadParameter("only a run that is resumed goes back", param_hint="--checkpoint")
     if recipe is None:
         raise typer.BadParameter("give a recipe, or --resume RUN", param_hint="RECIPE")
     from astraflow.config.loader import dump_recipe, load_recipe  # noqa: PLC0415

@@ -38,6 +38,12 @@ Resume = Annotated[
         "--resume", help="Go on from the newest checkpoint in --run-dir that the run knows."
     ),
 ]
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint", metavar="NAME", help="With --resume: go on from this one, and no other."
+    ),
+]
 
 
 @app.callback()
@@ -57,6 +63,7 @@ def run_trainer(
     listen: WeightAddress = "127.0.0.1:0",
     advertise: AdvertisedHost = None,
     resume: Resume = False,
+    checkpoint: Checkpoint = "",
     tls_certificate: CertificateFile = None,
     tls_key: KeyFile = None,
     tls_ca: CaFile = None,
@@ -76,6 +83,7 @@ def run_trainer(
             listen=listen,
             advertise=advertise,
             resume=resume,
+            checkpoint_id=checkpoint,
             tls=Tls(certificate=tls_certificate, key=tls_key, ca=tls_ca),
         )
     )

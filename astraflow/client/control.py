@@ -9,11 +9,12 @@ from astraflow.client.hub import Hub
 from astraflow.client.ledger import LedgerClient
 from astraflow.core.autoscale import ScaleAdvice
 from astraflow.core.ids import MemberId, PolicyId
+from astraflow.core.saves import SavedRun
 from astraflow.core.status import RunStatus, StopMode
 from astraflow.core.versions import VersionInfo
 from astraflow.rpc.auth import bearer
 from astraflow.rpc.tls import Tls
-from astraflow.wire.control import STOP_MODES, decode_run_status
+from astraflow.wire.control import STOP_MODES, decode_run_status, decode_saved_run
 from astraflow.wire.scale import decode_advice
 from astraflow.wire.weights import decode_version_info
 from astraflow_proto.control.v1 import control_service_pb2 as pb
@@ -93,6 +94,28 @@ class ControlClient:
     async def resume_run(self) -> None:
         """Undo `pause_run`."""
         await self._hub.call(self._stub.ResumeRun, pb.ResumeRunRequest(), metadata=self._metadata)
+
+    async def save_run(
+        self, checkpoint_id: str, *, timeout_s: float = 600.0
+    ) -> tuple[SavedRun, str]:
+        """Have every trainer save under one id, and return once all did.
+
+        Args:
+            checkpoint_id: Unique in the run; one that is there is returned.
+            timeout_s: For the slowest step of any trainer.
+
+        Returns:
+            What was saved, and the path of a file at the hub that says the same.
+
+        Raises:
+            AstraflowError: INVALID_FIELD, RUN_ENDED; NOT_READY when a trainer is missing or has not
+                saved in time.
+        """
+        request = pb.SaveRunRequest(checkpoint_id=checkpoint_id)
+        answer = await self._hub.call(
+            self._stub.SaveRun, request, metadata=self._metadata, timeout_s=timeout_s
+        )
+        return decode_saved_run(answer, checkpoint_id=checkpoint_id)
 
     async def drain_member(self, member_id: MemberId, *, grace_s: float | None = None) -> None:
         """Let a member finish, hand back the rest and leave.

@@ -148,6 +148,14 @@ class TrainerClient:
         """Return whether the run asked for a version since the last call; other orders stay."""
         return self._life.take_publish_order()
 
+    def take_save_order(self) -> str:
+        """Return the newest checkpoint that the run asked for since the last call; empty: none.
+
+        Other orders stay. The ack of the step's batch carries it; a trainer that waits for a batch
+        saves at once, and settles its last batch again with it.
+        """
+        return self._life.take_save_order()
+
     def order_publish(self) -> None:
         """Have a version published soon, as if the run had asked for it; from any thread."""
         self._life.order_publish()
@@ -172,8 +180,8 @@ class TrainerClient:
             world_size: Ranks that share every batch.
             max_tokens: Tokens per part, at most; 0: no limit.
             prefetch: Batches unsettled at once; with 1 the next one follows the ack.
-            when_asked: Called when the run asks for a version while there is no batch to train
-                on: `take_publish_order` says so. It may publish.
+            when_asked: Called when the run asks for a version or a checkpoint while there is no
+                batch to train on: `take_publish_order` and `take_save_order` say so.
 
         Raises:
             AstraflowError: SESSION_FENCED, REQUEST_CONFLICT; NOT_READY when the hub is gone.

@@ -58,7 +58,7 @@ class TrainerLife:
         self.meter = TrainerLoadMeter(clock)
         self._loop = loop
         self._dial = dial
-        self._orders: SimpleQueue[TrainerOrders] = SimpleQueue()
+        self._saves: SimpleQueue[str] = SimpleQueue()
         self._publish_order = Event()
         self._token_listeners: list[Callable[[bytes], None]] = []
         self._doubt_listeners: list[Callable[[int], None]] = []
@@ -135,14 +135,20 @@ class TrainerLife:
 
     def take_orders(self) -> TrainerOrders:
         """Return what the run asked for since the last call."""
-        orders: list[TrainerOrders] = []
+        return TrainerOrders(
+            publish=self.take_publish_order(), checkpoint_ids=tuple(self._take_saves())
+        )
+
+    def _take_saves(self) -> list[str]:
+        asked: list[str] = []
         with suppress(Empty):
             while True:
-                orders.append(self._orders.get_nowait())
-        return TrainerOrders(
-            publish=self.take_publish_order(),
-            checkpoint_ids=tuple(i for order in orders for i in order.checkpoint_ids),
-        )
+                asked.append(self._saves.get_nowait())
+        return asked
+
+    def take_save_order(self) -> str:
+        """Return the newest checkpoint that the run asked for since the last call; empty: none."""
+        return next(reversed(self._take_saves()), "")
 
     def take_publish_order(self) -> bool:
         """Return whether the run asked for a version since the last call."""
@@ -176,7 +182,7 @@ class TrainerLife:
         sink = BatchSink(
             batch=self.shelf.put,
             publish=self.order_publish,
-            save=lambda name: self._orders.put(TrainerOrders(checkpoint_ids=(name,))),
+            save=self._order_save,
             doubt=self._doubted,
         )
         stream = BatchStream(self.member.keeper, share=share, sink=sink)
@@ -187,6 +193,10 @@ class TrainerLife:
     def order_publish(self) -> None:
         """Have a version published soon, by whoever trains or waits for a batch."""
         self._publish_order.set()
+        self.shelf.nudge()
+
+    def _order_save(self, checkpoint_id: str) -> None:
+        self._saves.put(checkpoint_id)
         self.shelf.nudge()
 
     def _died(self, future: "Future[None]") -> None:

@@ -93,6 +93,10 @@ class RunDir:
         """Return where a process writes its log."""
         return self.root / "logs" / f"{process}.log"
 
+    def saved(self, checkpoint_id: str) -> Path:
+        """Return where a checkpoint of the whole run says what it is made of."""
+        return self.root / "checkpoints" / f"{checkpoint_id}.json"
+
     def checkpoints(self, policy_id: str) -> Path:
         """Return the folder of a policy's checkpoints."""
         return self.root / "checkpoints" / policy_id

@@ -12,6 +12,7 @@ from astraflow.core.leases import Lease, RankStream
 from astraflow.core.live_members import TrainerMember
 from astraflow.core.pacing import blocker_of
 from astraflow.core.policies import Policy
+from astraflow.core.saving import Saving
 from astraflow.core.state import State
 from astraflow.core.training import Training
 
@@ -19,9 +20,10 @@ from astraflow.core.training import Training
 class Batching:
     """Leases batches to trainers and settles them."""
 
-    def __init__(self, state: State, training: Training) -> None:
+    def __init__(self, state: State, training: Training, saving: Saving) -> None:
         self._state = state
         self._training = training
+        self._saving = saving
 
     def open_stream(self, member: TrainerMember, event: BatchStreamOpened) -> None:
         """Let a rank listen, and send it again what it has not settled.
@@ -40,11 +42,16 @@ class Batching:
         for lease in policy.desk.leases.values():
             if event.rank not in lease.acks:
                 self._deliver(member, policy, lease, event.rank)
-        if policy.progress.is_ordered and not event.rank:
+        if event.rank:
+            return
+        self._saving.order(policy)
+        if policy.progress.is_ordered:
             self._state.do(SendPublishOrder(member_id=member.member_id))
 
     def ack(self, member: TrainerMember, event: BatchAcked, now: datetime) -> bool:
         """Settle a batch once every rank agrees; return whether it is settled.
+
+        The ack of the newest batch may come again to name a checkpoint that was written since.
 
         Raises:
             AstraflowError: BATCH_UNKNOWN, LEASE_LOST, REQUEST_CONFLICT, INVALID_FIELD.
@@ -53,6 +60,8 @@ class Batching:
         settled = policy.desk.outcome_of(event.batch_id)
         if settled is not None:
             _must_agree(event, settled)
+            if policy.lineage.newest == event.batch_id:
+                self._save(policy, event.checkpoint_id)
             return True
         lease = policy.desk.find(event.batch_id)
         policy.desk.check(lease, event.rank, event.outcome)
@@ -157,12 +166,17 @@ class Batching:
         match event.outcome:
             case BatchOutcome.CONSUMED:
                 metrics = policy.consume(lease, event, now)
+                self._save(policy, event.checkpoint_id)
                 selected = self._training.prompts.metrics()
                 self._record(policy, lease, {**metrics, **selected, **event.metrics})
             case BatchOutcome.RETURNED:
                 policy.put_back(lease)
             case BatchOutcome.DISCARDED:
                 policy.discard(lease)
+
+    def _save(self, policy: Policy, checkpoint_id: str) -> None:
+        policy.lineage.save(checkpoint_id)
+        self._saving.note(policy, checkpoint_id)
 
     def _record(self, policy: Policy, lease: Lease, metrics: Mapping[str, float]) -> None:
         policy.metrics = metrics

@@ -15,6 +15,7 @@ from astraflow.core.lineage import IssuedPrompt
 from astraflow.core.members import Directive
 from astraflow.core.packing import Share
 from astraflow.core.rollouts import Rollout
+from astraflow.core.saves import SavedRun
 from astraflow.core.status import RunState
 from astraflow.core.tasks import CancelReason, Prompt, RolloutTask, TaskPurpose
 from astraflow.core.versions import VersionInfo, VersionReport
@@ -68,6 +69,21 @@ class SendDoubt:
 
     member_id: MemberId
     version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendSaveOrder:
+    """Ask a trainer for a checkpoint after the step in progress, on the stream of rank 0."""
+
+    member_id: MemberId
+    checkpoint_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSaved:
+    """Every trainer has saved: write what the checkpoint is made of."""
+
+    saved: SavedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +235,8 @@ Effect = (
     | SendEndOfData
     | SendPublishOrder
     | SendDoubt
+    | SendSaveOrder
+    | RunSaved
     | AnnounceVersion
     | DrawPrompts
     | DrawAgain

@@ -22,6 +22,7 @@ from astraflow.core.run_events import (
     RunPaused,
     RunResumed,
     RunStopped,
+    SaveRequested,
     Ticked,
 )
 from astraflow.core.session_events import (
@@ -72,6 +73,7 @@ __all__ = [
     "RunPaused",
     "RunResumed",
     "RunStopped",
+    "SaveRequested",
     "Secrets",
     "SessionEvent",
     "SessionLeft",

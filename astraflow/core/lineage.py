@@ -82,8 +82,13 @@ class Lineage:
         self._emptied = self._forgotten = 0
         self._prompt_count = 0
 
-    def add(self, lease: Lease, step: int, *, checkpoint_id: str) -> None:
-        """Note a batch, and the checkpoint that was written after it."""
+    @property
+    def newest(self) -> BatchId | None:
+        """The last batch; None: there is none."""
+        return self._batches[-1].batch_id if self._batches else None
+
+    def add(self, lease: Lease, step: int) -> None:
+        """Note a batch."""
         self._batches.append(
             TrainedBatch(
                 batch_id=lease.batch_id,
@@ -97,7 +102,10 @@ class Lineage:
         )
         self._prompt_count += len(lease.groups)
         self._forget_prompts()
-        self.save(checkpoint_id)
+
+    def knows(self, checkpoint_id: str) -> bool:
+        """Whether the weights that count come of a checkpoint, or are it."""
+        return checkpoint_id in self._checkpoints
 
     def save(self, checkpoint_id: str) -> None:
         """Note a checkpoint of the weights after the newest batch; empty: there is none."""
@@ -125,7 +133,7 @@ class Lineage:
         """
         if not self._batches:
             return 0
-        kept = self._checkpoints.get(checkpoint_id) if checkpoint_id else self._kept(step)
+        kept = self._saved(checkpoint_id, step) if checkpoint_id else self._kept(step)
         if kept is None:
             newest = self._batches[-1].step
             known = ", ".join(list(self._checkpoints)[-3:]) or "none"
@@ -146,6 +154,12 @@ class Lineage:
         self._emptied, self._forgotten = min(self._emptied, left), min(self._forgotten, left)
         self._prompt_count -= sum(len(batch.prompts) for batch in undone)
         return undone
+
+    def _saved(self, checkpoint_id: str, step: int) -> int | None:
+        """Return how many batches are behind a checkpoint; None: there is none of these steps."""
+        kept = self._checkpoints.get(checkpoint_id)
+        is_other = kept and step and self._batches[kept - 1].step != step
+        return None if is_other else kept
 
     def _forget_prompts(self) -> None:
         while self._prompt_count > _KEPT_PROMPTS:

@@ -14,6 +14,7 @@ from astraflow.core.loading import Loading
 from astraflow.core.membership import Membership
 from astraflow.core.outbound import Outbound
 from astraflow.core.pacing import Pacing
+from astraflow.core.saving import Saving
 from astraflow.core.settings import RunSettings
 from astraflow.core.state import State
 from astraflow.core.training import Training
@@ -30,6 +31,7 @@ class Parts:
         schedule: Begins evaluations by versions.
         pacing: Keeps policies within their distance.
         loading: Watches that versions are loaded.
+        saving: Makes checkpoints of the whole run.
         batching: Gives batches to trainers.
         balance: Measures the pool against the trainers.
         intake: Takes what comes of tasks.
@@ -44,6 +46,7 @@ class Parts:
     schedule: EvalSchedule
     pacing: Pacing
     loading: Loading
+    saving: Saving
     batching: Batching
     balance: Balance
     intake: Intake
@@ -58,7 +61,8 @@ def assemble(settings: RunSettings, *, start_time: datetime) -> Parts:
     outbound = Outbound(state)
     training, evaluation = Training(state, outbound), Evaluation(state, outbound)
     schedule = EvalSchedule(state, evaluation)
-    batching = Batching(state, training)
+    saving = Saving(state, training.prompts)
+    batching = Batching(state, training, saving)
     intake = Intake(state, outbound, training=training, evaluation=evaluation)
     membership = Membership(state, intake=intake, batching=batching)
     return Parts(
@@ -68,6 +72,7 @@ def assemble(settings: RunSettings, *, start_time: datetime) -> Parts:
         schedule=schedule,
         pacing=Pacing(state, schedule),
         loading=Loading(state),
+        saving=saving,
         batching=batching,
         balance=Balance(state, training),
         intake=intake,

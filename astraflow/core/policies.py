@@ -288,7 +288,7 @@ class Policy:
     def consume(self, lease: Lease, ack: BatchAcked, now: datetime) -> dict[str, float]:
         """Count the groups of a batch as trained; return the batch's metrics."""
         step = self.progress.note_batch(ack.step)
-        self.lineage.add(lease, step, checkpoint_id=ack.checkpoint_id)
+        self.lineage.add(lease, step)
         self.lineage.release(self.progress.oldest_to_restore)
         self.open.count -= len(lease.groups)
         self.replay.use(lease.groups, lease.replayed)

@@ -6,7 +6,8 @@ that it is made of share one `State`; `parts` puts them together, `taking` hands
 - `joining` and `membership` hold sessions;
 - `training` and `evaluation` decide what is asked of the pool, `outbound` sends it, `intake`
   takes what comes of it;
-- `batching` is what trainers get, `pacing` keeps policies within their distance;
+- `batching` is what trainers get, `pacing` keeps policies within their distance, `saving` makes
+  checkpoints of all of them;
 - `ending` sees a run to its end.
 """
 
@@ -23,6 +24,7 @@ from astraflow.core.evals import EvalRun, EvalSuite
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, TaskId
 from astraflow.core.parts import assemble
 from astraflow.core.refusals import Refusal, refusal_of
+from astraflow.core.saves import SavedRun
 from astraflow.core.settings import RunSettings
 from astraflow.core.sources import sources_of, version_with_sources
 from astraflow.core.status import DeadLetter, LedgerAccount, RolloutRecord, RunStatus, WaitReason
@@ -87,6 +89,7 @@ class Run:
         parts.batching.advance(now)
         if not parts.evaluation.is_reading:
             self._issue(now)
+        parts.saving.advance(now)
         parts.ending.advance(now)
         parts.balance.advance(now)
 
@@ -167,6 +170,14 @@ class Run:
     def drawn_counts(self) -> Mapping[str, int]:
         """Training prompts that were offered so far: where each data set stands."""
         return self._parts.training.prompts.drawn_counts
+
+    def saved(self, checkpoint_id: str) -> SavedRun | None:
+        """Return a checkpoint of the run that was asked for; None: some trainer has yet to save.
+
+        Raises:
+            AstraflowError: NOT_READY when a trainer is missing, or another checkpoint came between.
+        """
+        return self._parts.saving.find(checkpoint_id)
 
     @property
     def open_task_ids(self) -> frozenset[TaskId]:

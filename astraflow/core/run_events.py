@@ -18,6 +18,17 @@ class RunResumed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequested:
+    """An operator asks for a checkpoint of the run. Answer: None; `Run.saved` tells when it is.
+
+    Raises:
+        AstraflowError: INVALID_FIELD, RUN_ENDED; NOT_READY when a trainer is missing.
+    """
+
+    checkpoint_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStopped:
     """An operator ends the run. Answer: None.
 
@@ -51,4 +62,4 @@ class Ticked:
     """Time passed: `Run.next_deadline` is reached. Answer: None."""
 
 
-RunEvent = RunPaused | RunResumed | RunStopped | RunBroken | HubRestarted | Ticked
+RunEvent = RunPaused | RunResumed | SaveRequested | RunStopped | RunBroken | HubRestarted | Ticked

@@ -103,6 +103,8 @@ def _take_run(parts: Parts, event: ev.RunEvent, now: datetime) -> None:
             flow.is_paused = True
         case ev.RunResumed():
             flow.is_paused = False
+        case ev.SaveRequested(checkpoint_id=checkpoint_id):
+            parts.saving.request(checkpoint_id)
         case ev.RunStopped(mode=mode, grace=grace):
             parts.ending.stop(mode, grace, now)
         case ev.HubRestarted():

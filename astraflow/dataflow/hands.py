@@ -19,6 +19,7 @@ from astraflow.core.effects import (
     RecordBatch,
     RecordRollout,
     RecordVersion,
+    RunSaved,
     RunStateChanged,
     SendBatch,
     SendCancellation,
@@ -26,6 +27,7 @@ from astraflow.core.effects import (
     SendDoubt,
     SendEndOfData,
     SendPublishOrder,
+    SendSaveOrder,
     SendTask,
 )
 from astraflow.dataflow.mailroom import Mailroom
@@ -84,7 +86,9 @@ class Hands:
         match effect:
             case SendTask() | SendCancellation() | SendDirective():
                 self.mail.post(effect)
-            case SendBatch() | SendEndOfData() | SendPublishOrder() | SendDoubt():
+            case SendBatch() | SendEndOfData():
+                self.mail.post(effect)
+            case SendPublishOrder() | SendDoubt() | SendSaveOrder():
                 self.mail.post(effect)
             case ClearOutbox():
                 self.mail.clear(effect.member_id)
@@ -116,6 +120,9 @@ class Hands:
                 self.watches.touch_evals()
                 if effect.eval_run.state.is_final:
                     self._recorder.eval_run(now, effect.eval_run)
+            case RunSaved():
+                self._recorder.saved(effect.saved)
+                self.watches.touch_saves()
             case RunStateChanged():
                 log.info("run state", state=effect.state)
                 self.watches.touch_state()

@@ -10,18 +10,22 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 
 from astraflow.core.autoscale import ScaleAdvice
 from astraflow.core.clock import Clock
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalRun
 from astraflow.core.events import (
     BatchStreamOpened,
     Event,
     RaasJoined,
     RolloutArrived,
+    SaveRequested,
     Secrets,
     Ticked,
     TrainerRegistered,
@@ -35,6 +39,7 @@ from astraflow.core.members import (
     TrainerRegistration,
 )
 from astraflow.core.run import Run
+from astraflow.core.saves import SavedRun
 from astraflow.core.status import RunStatus, WaitReason
 from astraflow.core.versions import VersionInfo
 from astraflow.dataflow.commits import Commits, Decided
@@ -55,6 +60,8 @@ from astraflow_proto.rollout.v1 import rollout_pb2
 log = structlog.get_logger(__name__)
 
 Told = TypeVar("Told")
+# How often a run that is being saved is looked at.
+_LOOK_S = 0.25
 
 
 class Hub:
@@ -100,6 +107,7 @@ class Hub:
         self.max_apply_s = 0.0
         self._data_sets = data_sets
         self._sources = sources
+        self._path_of = recorder.saved_path
         self._clock = clock
         self._keeps_records = journal is not None
         self._transfer_token = transfer_token or SessionTokens.mint()
@@ -259,6 +267,31 @@ class Hub:
         """Yield the run after changes until it is final."""
         async for status in self.hands.watches.status(self.status, interval=interval):
             yield await self.told(status)
+
+    async def save(self, checkpoint_id: str, *, within_s: float | None) -> tuple[SavedRun, Path]:
+        """Have every trainer save; return what they did, and the file that says so.
+
+        Args:
+            checkpoint_id: Of all parts.
+            within_s: None: however long it takes.
+
+        Raises:
+            AstraflowError: INVALID_FIELD, RUN_ENDED; NOT_READY when a trainer is missing, or has
+                not saved in time.
+        """
+        await self.take(SaveRequested(checkpoint_id=checkpoint_id))
+        look = partial(self.run.saved, checkpoint_id)
+        try:
+            async with asyncio.timeout(within_s):
+                saved = await self.hands.watches.saved(look, every_s=_LOOK_S)
+                return await self.told(saved), self._path_of(checkpoint_id)
+        except TimeoutError as error:
+            raise AstraflowError(
+                Reason.NOT_READY,
+                f"not every trainer has saved {checkpoint_id} within {within_s:.1f} s: a step may "
+                "take longer, or none begins; ask again with the same id to go on waiting",
+                retryable=True,
+            ) from error
 
     def status(self) -> RunStatus:
         """Return the whole state."""

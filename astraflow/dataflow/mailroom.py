@@ -10,6 +10,7 @@ from astraflow.core.effects import (
     SendDoubt,
     SendEndOfData,
     SendPublishOrder,
+    SendSaveOrder,
     SendTask,
 )
 from astraflow.core.ids import MemberId
@@ -19,17 +20,10 @@ from astraflow.core.tasks import RolloutTask, TaskCancellation
 from astraflow.dataflow.outbox import Outbox
 
 TaskItem: TypeAlias = RolloutTask | TaskCancellation | Directive
-BatchItem: TypeAlias = SendBatch | EndOfData | Directive | WaitReason | SendPublishOrder | SendDoubt
+Order: TypeAlias = SendPublishOrder | SendDoubt | SendSaveOrder
+BatchItem: TypeAlias = SendBatch | EndOfData | Directive | WaitReason | Order
 
-Mail: TypeAlias = (
-    SendTask
-    | SendCancellation
-    | SendDirective
-    | SendBatch
-    | SendEndOfData
-    | SendPublishOrder
-    | SendDoubt
-)
+Mail: TypeAlias = SendTask | SendCancellation | SendDirective | SendBatch | SendEndOfData | Order
 
 
 class Mailroom:
@@ -86,7 +80,7 @@ class Mailroom:
                 self._post_batch(mail.member_id, mail.rank, mail)
             case SendEndOfData():
                 self._post_batch(mail.member_id, mail.rank, mail.end_of_data)
-            case SendPublishOrder() | SendDoubt():
+            case SendPublishOrder() | SendDoubt() | SendSaveOrder():
                 self._post_batch(mail.member_id, 0, mail)
 
     def _post_directive(self, mail: SendDirective) -> None:

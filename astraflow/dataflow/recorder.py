@@ -7,21 +7,25 @@ records.
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from zlib import crc32
 
 from astraflow.config.run_dir import RunDir, read_json_lines
-from astraflow.core.effects import EvalChanged, RecordBatch
+from astraflow.core.effects import EvalChanged, RecordBatch, RunSaved
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalResult, EvalRun
 from astraflow.core.ids import GroupId, MemberId, PolicyId
 from astraflow.core.rollouts import Rollout, Trajectory
+from astraflow.core.saves import SavedRun
 from astraflow.core.tasks import Prompt, TaskPurpose
 from astraflow.core.versions import VersionReport
 from astraflow.storage.lines import LineWriter
+
+Line: TypeAlias = RecordBatch | EvalChanged | RunSaved
 
 
 class Recorder:
@@ -79,6 +83,17 @@ class Recorder:
         make = partial(_rollout_row, now, rollout, prompt, purpose, member_id)
         self._lines.write_later(self._run_dir.rollouts / f"{name}.jsonl", make)
 
+    def saved_path(self, checkpoint_id: str) -> Path:
+        """Return the file that says what a checkpoint of the run is made of."""
+        return self._run_dir.saved(checkpoint_id)
+
+    def saved(self, saved: SavedRun) -> None:
+        """Write what a checkpoint of the run is made of, unless it is there."""
+        path = self.saved_path(saved.checkpoint_id)
+        if not path.exists():
+            with self._writing():
+                write_whole(path, json.dumps(_saved_row(saved), indent=2) + "\n")
+
     def status(self, status: Mapping[str, Any]) -> None:
         """Write what the hub knew at the end, whole or not at all.
 
@@ -89,15 +104,17 @@ class Recorder:
         with self._writing():
             write_whole(self._run_dir.status, text)
 
-    def make_up(self, lines: Sequence[tuple[RecordBatch | EvalChanged, datetime]]) -> None:
-        """Write the batches and evaluations of a journal that are missing here; blocks."""
+    def make_up(self, lines: Sequence[tuple[Line, datetime]]) -> None:
+        """Write the batches, evaluations and checkpoints of a journal missing here; blocks."""
         metrics = {
             (row["policy"], row["step"], row["version"])
             for row in read_json_lines(self._run_dir.metrics)
         }
         evals = {row["eval_run_id"] for row in read_json_lines(self._run_dir.evals)}
         for line, time in lines:
-            if isinstance(line, EvalChanged):
+            if isinstance(line, RunSaved):
+                self.saved(line.saved)
+            elif isinstance(line, EvalChanged):
                 if line.eval_run.eval_run_id not in evals:
                     self.eval_run(time, line.eval_run)
             elif (line.policy_id, line.step, line.version) not in metrics:
@@ -150,6 +167,10 @@ def write_whole(path: Path, text: str) -> None:
 
 def _seconds(span: timedelta | None) -> float | None:
     return None if span is None else span.total_seconds()
+
+
+def _saved_row(saved: SavedRun) -> dict[str, Any]:
+    return asdict(saved) | {"save_time": saved.save_time.isoformat()}
 
 
 def _version_row(now: datetime, member_id: MemberId, report: VersionReport) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from astraflow.core.effects import EvalChanged, RecordBatch
+from astraflow.core.effects import EvalChanged, RecordBatch, RunSaved
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import Event
 from astraflow.core.run import Decision, Run
 from astraflow.dataflow.memory import Memory
+from astraflow.dataflow.recorder import Line
 from astraflow.storage.snapshot import read_snapshot, write_snapshot
 from astraflow.wire.journal import read_record
 from astraflow.wire.journal_events import RunOpened
@@ -36,7 +37,7 @@ class Replica:
         run: Its state.
         memory: What is known of its members.
         position: Of the next record.
-        lines: What people were to be told in metrics and evaluations.
+        lines: What people were to be told in metrics, evaluations and checkpoints.
     """
 
     def __init__(self, opened: RunOpened, run: Run, memory: Memory, *, position: int) -> None:
@@ -44,7 +45,7 @@ class Replica:
         self.run = run
         self.memory = memory
         self.position = position
-        self.lines: list[tuple[RecordBatch | EvalChanged, datetime]] = []
+        self.lines: list[tuple[Line, datetime]] = []
 
     @classmethod
     def load(cls, path: Path) -> "Replica | None":
@@ -101,7 +102,7 @@ class Replica:
             raise self._refusal(error) from error
         for effect in decision.effects:
             self.memory.see(effect, time)
-            if isinstance(effect, RecordBatch) or (
+            if isinstance(effect, RecordBatch | RunSaved) or (
                 isinstance(effect, EvalChanged) and effect.eval_run.state.is_final
             ):
                 self.lines.append((effect, time))

@@ -22,6 +22,10 @@ class Context(Protocol):
         """Return the caller's metadata."""
         ...
 
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the call's deadline; None: it has none."""
+        ...
+
     async def write(self, message: Any) -> None:
         """Send one message; waits while the peer does not read."""
         ...

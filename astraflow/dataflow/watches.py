@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from astraflow.core.evals import EvalRun
 from astraflow.core.ids import EvalRunId, PolicyId
+from astraflow.core.saves import SavedRun
 from astraflow.core.status import RunStatus
 from astraflow.core.versions import VersionInfo
 from astraflow.dataflow.topic import Topic
@@ -42,6 +43,7 @@ class Watches:
     def __init__(self) -> None:
         self._boards: dict[PolicyId, VersionBoard] = defaultdict(VersionBoard)
         self._evals = Topic()
+        self._saves = Topic()
         self._state = Topic()
         self._change = Topic()
 
@@ -52,6 +54,10 @@ class Watches:
     def touch_evals(self) -> None:
         """Wake the watchers of evaluations."""
         self._evals.touch()
+
+    def touch_saves(self) -> None:
+        """Wake the watchers of checkpoints."""
+        self._saves.touch()
 
     def touch_state(self) -> None:
         """Wake the watchers of the run at once."""
@@ -96,6 +102,19 @@ class Watches:
                 last = run
             else:
                 await self._evals.passed(seen)
+
+    async def saved(self, look: Callable[[], SavedRun | None], *, every_s: float) -> SavedRun:
+        """Return a checkpoint of the run once it is there.
+
+        Args:
+            look: Returns it; None: not yet. What it raises is raised here.
+            every_s: It is asked so often at least, since a trainer may leave meanwhile.
+        """
+        while (found := look()) is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await self._saves.passed(self._saves.revision)
+        return found
 
     async def status(
         self, look: Callable[[], RunStatus], *, interval: timedelta

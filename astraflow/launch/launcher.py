@@ -44,6 +44,7 @@ class Launch:
         console: Where progress goes.
         tokens: Of the run.
         is_resumed: Whether trainers go on from checkpoints.
+        checkpoint_id: The one that all of them begin with; empty: the last of each.
         first_raas: Number of the first rollout node.
     """
 
@@ -54,6 +55,7 @@ class Launch:
     processes: list[RoleProcess] = field(default_factory=list[RoleProcess])
     failure: str | None = None
     is_resumed: bool = False
+    checkpoint_id: str = ""
     first_raas: int = 0
     raas_count: int = 0
     interrupts: int = 0
@@ -103,7 +105,9 @@ class Launch:
             for policy in self.recipe.policies:
                 if policy in self.recipe.http.trainers:
                     continue
-                command = roles.trainer(policy, hub, resume=self.is_resumed)
+                command = roles.trainer(
+                    policy, hub, resume=self.is_resumed, checkpoint_id=self.checkpoint_id
+                )
                 await self._start(command, lifeline)
             for _ in range(self.recipe.raas.count):
                 await self._start_raas(roles, hub, lifeline)
@@ -119,7 +123,13 @@ class Launch:
         return Roles(recipe=self.recipe, run_dir=self.run_dir, tokens=self.tokens, models=models)
 
     async def _start(self, command: RoleCommand, lifeline: int) -> RoleProcess:
-        process = await RoleProcess.start(command, lifeline=lifeline)
+        # A run that can be resumed has nothing to lose with them.
+        is_kept = self.recipe.hub.journal.kind != "none"
+        process = await RoleProcess.start(
+            command,
+            lifeline=lifeline,
+            orphan_signal=signal.SIGKILL if is_kept else signal.SIGTERM,
+        )
         self.processes.append(process)
         return process
 

@@ -1,7 +1,9 @@
 """Role processes: started in sessions of their own, never outliving the launcher.
 
 A child gets the read end of a pipe whose write end the launcher keeps (its lifeline): when the
-launcher dies in whatever way, the pipe closes, and the child ends by itself.
+launcher dies in whatever way, the pipe closes, and the child ends by itself. One that may end at
+any instant is killed by Linux with its launcher; the pipe is there for what the kernel misses,
+which is a launcher that died before the child asked for it.
 """
 
 import asyncio
@@ -16,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LIFELINE = "ASTRAFLOW_LIFELINE_FD"
+_ORPHAN_SIGNAL = "ASTRAFLOW_ORPHAN_SIGNAL"
+_PR_SET_PDEATHSIG = 1
 _LAST_WORDS_S = 15.0
 
 
@@ -44,13 +48,21 @@ class RoleProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, command: RoleCommand, *, lifeline: int) -> "RoleProcess":
+    async def start(
+        cls,
+        command: RoleCommand,
+        *,
+        lifeline: int,
+        orphan_signal: signal.Signals = signal.SIGTERM,
+    ) -> "RoleProcess":
         """Start the process; it appends to its log.
 
         Args:
             command: What to start.
             lifeline: Read end of the launcher's pipe; the child inherits it.
+            orphan_signal: How it ends when the launcher is gone; SIGKILL: at once.
         """
+        said = {LIFELINE: str(lifeline), _ORPHAN_SIGNAL: str(int(orphan_signal))}
         command.log.parent.mkdir(parents=True, exist_ok=True)
         with command.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -61,7 +73,7 @@ class RoleProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **command.environment, LIFELINE: str(lifeline)},
+                env={**os.environ, **command.environment, **said},
                 pass_fds=(lifeline,),
                 start_new_session=True,
             )
@@ -102,22 +114,32 @@ class RoleProcess:
         return "\n".join(lines[-count:])
 
 
-def hold_lifeline(*, first: signal.Signals = signal.SIGTERM) -> None:
-    """End this process soon after the launcher that started it, if there is one.
+def hold_lifeline(*, first: signal.Signals | None = None) -> None:
+    """End this process with the launcher that started it, or soon after, if there is one.
 
     Called once at the start of a role: a signal when the launcher is gone, SIGKILL when that
     did not end the process in 15 s.
 
     Args:
         first: The signal; SIGKILL for a process that goes on later where it was, whenever it
-            ends.
+            ends. None: what the launcher said.
     """
     descriptor = os.environ.pop(LIFELINE, None)
+    said = signal.Signals(int(os.environ.pop(_ORPHAN_SIGNAL, signal.SIGTERM)))
     if descriptor is None:
         return
+    first = first or said
+    if first is signal.SIGKILL and sys.platform == "linux":
+        _die_with_parent()
     threading.Thread(
         target=_follow, args=(int(descriptor), first), name="lifeline", daemon=True
     ).start()
+
+
+def _die_with_parent() -> None:
+    import ctypes  # noqa: PLC0415 - not for every command
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def _follow(descriptor: int, first: signal.Signals) -> None:

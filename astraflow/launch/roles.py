@@ -55,14 +55,24 @@ class Roles:
             *("--run-dir", str(self.run_dir.root)),
         )
 
-    def trainer(self, policy_id: str, hub: str, *, resume: bool = False) -> RoleCommand:
-        """Return the trainer of one policy; one that resumes goes on from its last checkpoint."""
+    def trainer(
+        self, policy_id: str, hub: str, *, resume: bool = False, checkpoint_id: str = ""
+    ) -> RoleCommand:
+        """Return the trainer of one policy; one that resumes goes on from its last checkpoint.
+
+        Args:
+            policy_id: Which policy.
+            hub: host:port.
+            resume: Whether it goes on from a checkpoint.
+            checkpoint_id: From which; empty: its last one.
+        """
         return self._command(
             f"trainer-{policy_id}",
             *("trainer", "run", str(self.run_dir.recipe), "--policy", policy_id, "--hub", hub),
             *("--model", str(self.models[policy_id]), "--run-dir", str(self.run_dir.root)),
             *self._metrics(1 + list(self.recipe.policies).index(policy_id)),
             *(("--resume",) if resume else ()),
+            *(("--checkpoint", checkpoint_id) if checkpoint_id else ()),
             threads=self.recipe.policies[policy_id].trainer.thread_count,
         )
 

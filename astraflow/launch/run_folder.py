@@ -93,3 +93,20 @@ def _must_not_be_over(run_dir: RunDir) -> None:
 def _free(runs: Path, name: str) -> Path:
     taken = (runs / name, *(runs / f"{name}-{number}" for number in range(1, 1000)))
     return next(path for path in taken if not path.exists())
+
+
+def must_have(run_dir: RunDir, checkpoint_id: str) -> None:
+    """Refuse to go back to a checkpoint that the run does not have; empty: there is none to have.
+
+    Raises:
+        AstraflowError: CHECKPOINT_UNKNOWN, naming those it has.
+    """
+    path = run_dir.saved(checkpoint_id)
+    if not checkpoint_id or path.exists():
+        return
+    known = ", ".join(sorted(each.stem for each in path.parent.glob("*.json"))) or "none"
+    raise AstraflowError(
+        Reason.CHECKPOINT_UNKNOWN,
+        f"{run_dir.root} has no checkpoint '{checkpoint_id}'; those of `astraflow save` are: "
+        f"{known}",
+    )

@@ -16,6 +16,7 @@ from astraflow.launch.roles import RunTokens
 from astraflow.launch.run_folder import (
     claim_run_dir,
     endpoint_before,
+    must_have,
     next_node_index,
     reopen_run,
 )
@@ -42,18 +43,20 @@ def run_recipe(recipe: Recipe, *, runs: Path, console: Console) -> RunSummary:
     return _see_through(Launch(recipe=recipe, run_dir=run_dir, console=console))
 
 
-def resume_run(folder: Path, *, console: Console) -> RunSummary:
+def resume_run(folder: Path, *, console: Console, checkpoint_id: str = "") -> RunSummary:
     """Go on with a run whose processes died, from its journal and its last checkpoints.
 
     Args:
         folder: Of the run.
         console: Where progress and the final table go.
+        checkpoint_id: Of the whole run, which every trainer goes back to; empty: the last ones.
 
     Raises:
-        AstraflowError: NOT_READY when there is no journal; NAME_TAKEN when the run is live; what
-            `run_recipe` raises.
+        AstraflowError: NOT_READY when there is no journal; NAME_TAKEN when the run is live;
+            CHECKPOINT_UNKNOWN; what `run_recipe` raises.
     """
     run_dir = RunDir(folder)
+    must_have(run_dir, checkpoint_id)
     recipe = reopen_run(run_dir)
     before = endpoint_before(run_dir)
     tokens = RunTokens()
@@ -66,6 +69,7 @@ def resume_run(folder: Path, *, console: Console) -> RunSummary:
             console=console,
             tokens=tokens,
             is_resumed=True,
+            checkpoint_id=checkpoint_id,
             first_raas=next_node_index(run_dir),
         )
     )

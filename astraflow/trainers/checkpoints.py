@@ -57,7 +57,7 @@ class Checkpoints:
         self._saved_step: int | None = None
 
     def save(self, *, step: int, version: int | None, checkpoint_id: str = "") -> str:
-        """Write the present state, unless that of this step is there.
+        """Write the present state; that of this step, if it is there, is named anew at most.
 
         Args:
             step: Optimizer steps behind it.
@@ -81,6 +81,8 @@ class Checkpoints:
             )
             self._saved_step = step
             self._drop_optimizers()
+        elif checkpoint_id and _name_of(target) != checkpoint_id:
+            _rename(target, checkpoint_id)
         return name
 
     def thin_out(self) -> None:
@@ -91,14 +93,24 @@ class Checkpoints:
             shutil.rmtree(path)
 
     def _drop_optimizers(self) -> None:
-        """Keep the optimizer's state, twice the weights, of the newest checkpoints alone."""
+        """Keep the optimizer's state, twice the weights, of the newest and the named ones alone."""
         folder = self._run_dir.checkpoints(self._policy_id)
         for path in sorted(folder.glob(f"step_*/{OPTIMIZER_FILE}"))[:-_RESUMABLE_COUNT]:
-            path.unlink()
+            if _name_of(path.parent) == path.parent.name:
+                path.unlink()
 
 
 def _name_of(directory: Path) -> str:
     return json.loads((directory / STATE_FILE).read_text())["checkpoint_id"]
+
+
+def _rename(directory: Path, checkpoint_id: str) -> None:
+    """Call a checkpoint by what the run asked for."""
+    path = directory / STATE_FILE
+    state = json.loads(path.read_text()) | {"checkpoint_id": checkpoint_id}
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(state) + "\n")
+    draft.replace(path)
 
 
 def save_model(

@@ -41,6 +41,7 @@ class TrainerPlace:
         model_dir: The policy's first weights, architecture and tokenizer.
         start: What it begins with; None: the first weights.
         is_resuming: Whether it waits for the session of a predecessor to end.
+        checkpoint_id: What it goes on from then; empty: its newest one that the run knows.
         listen: host:port on which it serves its weights.
         advertise: How others dial that; None: as listened on.
         tls: None: plain text.
@@ -57,6 +58,7 @@ class TrainerPlace:
     tls: Tls | None = None
     start: StartPoint | None = None
     is_resuming: bool = False
+    checkpoint_id: str = ""
     metrics: str = OFF
     patience_s: float = 30.0
 

@@ -17,13 +17,11 @@ from astraflow.trainers.losses import divisor_of
 from astraflow.trainers.mismatch import MismatchProbe
 from astraflow.trainers.pace import Pace
 from astraflow.trainers.rows import TrainRows
+from astraflow.trainers.saves import Saves
 from astraflow.trainers.tallies import TrainerTallies
 from astraflow.trainers.traces import trace_step
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-# What a trainer that is killed loses at most, where the recipe does not say.
-_CHECKPOINT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +38,7 @@ class TrainingLoop:
         probe: Compares the likelihoods of the engine with the trainer's.
         pace: Publishes versions; the first one is published already.
         checkpoints: Where they are written.
+        saves: Writes them in time.
         settings: Of the trainer.
         tallies: What it counts.
     """
@@ -49,6 +48,7 @@ class TrainingLoop:
     probe: MismatchProbe
     pace: Pace
     checkpoints: Checkpoints
+    saves: Saves
     settings: Trainer
     tallies: TrainerTallies
 
@@ -61,15 +61,19 @@ class TrainingLoop:
         """
         if not self.learner.step_count:
             self.checkpoints.save(step=0, version=self.pace.version)
-        saves = _Saves(self.client, self.checkpoints, self.settings)
         for batch in batches:
             step = self._step(batch)
             costs = self._publish(batch, step)
-            checkpoint_id = saves.after_step(step.number, self.pace.version)
+            checkpoint_id = self.saves.after_step(step.number, self.pace.version)
             self._settle(batch, step, costs=costs, checkpoint_id=checkpoint_id)
         last = self.pace.finish()
         self.client.flush()
         self.checkpoints.save(step=self.learner.step_count, version=last.info.version)
+
+    def when_asked(self) -> None:
+        """Do what the run asks for while there is nothing to train on."""
+        self.pace.when_asked()
+        self.saves.when_asked(self.learner.step_count, self.pace.version)
 
     def _step(self, batch: TrainerBatch) -> "_Step":
         """Look at what was sampled, then train on it."""
@@ -108,17 +112,16 @@ class TrainingLoop:
         self.tallies.trained(
             metrics, wait_s=batch.wait_s, step_s=step.seconds, token_count=step.token_count
         )
-        self.client.settle(
-            AckBatch(
-                batch_id=batch.header.batch_id,
-                outcome=BatchOutcome.CONSUMED,
-                step=step.number,
-                metrics=metrics,
-                wait=timedelta(seconds=batch.wait_s),
-                train=timedelta(seconds=train_s),
-                checkpoint_id=checkpoint_id,
-            )
+        self.saves.last = AckBatch(
+            batch_id=batch.header.batch_id,
+            outcome=BatchOutcome.CONSUMED,
+            step=step.number,
+            metrics=metrics,
+            wait=timedelta(seconds=batch.wait_s),
+            train=timedelta(seconds=train_s),
+            checkpoint_id=checkpoint_id,
         )
+        self.client.settle(self.saves.last)
         _log_step(step.number, metrics, wait_s=batch.wait_s, train_s=train_s)
 
 
@@ -171,43 +174,6 @@ class _Step:
             "batch/tokens": float(self.token_count),
             "perf/trainer_tokens_per_s": self.token_count / self.seconds,
         }
-
-
-class _Saves:
-    """Writes a checkpoint when one is asked for or due."""
-
-    def __init__(self, client: TrainerClient, checkpoints: Checkpoints, settings: Trainer) -> None:
-        self._client = client
-        self._checkpoints = checkpoints
-        self._settings = settings
-        self._saved = perf_counter()
-
-    def after_step(self, step: int, version: int | None) -> str:
-        """Return the id of the checkpoint that was written; empty: none was."""
-        asked = next(iter(self._client.take_orders().checkpoint_ids), "")
-        if not asked and not _is_due(step, self._settings, since_s=perf_counter() - self._saved):
-            return ""
-        # It names a version that the run knows.
-        self._client.flush()
-        written = self._checkpoints.save(step=step, version=version, checkpoint_id=asked)
-        if self._settings.checkpoint_every is None:
-            self._checkpoints.thin_out()
-        self._saved = perf_counter()
-        return written
-
-
-def _is_due(step: int, settings: Trainer, *, since_s: float) -> bool:
-    """Whether a checkpoint is written: the last one before its batch is acknowledged, too.
-
-    Args:
-        step: Just done.
-        settings: Of the trainer.
-        since_s: Seconds since the last one.
-    """
-    if step == settings.step_count:
-        return True
-    every = settings.checkpoint_every
-    return since_s >= _CHECKPOINT_S if every is None else step % every == 0
 
 
 def _log_step(step: int, metrics: Mapping[str, float], *, wait_s: float, train_s: float) -> None:

@@ -47,13 +47,21 @@ def main_run(recipe: Recipe, *, policy_id: str, place: TrainerPlace) -> int:
 def _train(
     policy_id: PolicyId, settings: Trainer, place: TrainerPlace, *, loop: LoopThread
 ) -> None:
-    """Train; one that resumes goes on from the newest checkpoint that the run knows."""
+    """Train; one that resumes goes on from the newest checkpoint that the run knows.
+
+    Raises:
+        AstraflowError: CHECKPOINT_UNKNOWN when it was told which one, and that is not there or not
+            known to the run.
+    """
     from astraflow.trainers.policy_run import run_trainer  # noqa: PLC0415
 
     if not place.is_resuming:
         run_trainer(policy_id, settings, place, loop=loop)
         return
-    for start in start_points(place.run_dir, policy_id, model_dir=place.model_dir):
+    starts = start_points(place.run_dir, policy_id, model_dir=place.model_dir)
+    if place.checkpoint_id:
+        starts = [start for start in starts if start.checkpoint_id == place.checkpoint_id]
+    for start in starts:
         try:
             run_trainer(policy_id, settings, replace(place, start=start), loop=loop)
         except AstraflowError as error:
@@ -62,3 +70,8 @@ def _train(
             log.warning("the run does not know a checkpoint", checkpoint_id=start.checkpoint_id)
         else:
             return
+    raise AstraflowError(
+        Reason.CHECKPOINT_UNKNOWN,
+        f"{policy_id} has no checkpoint {place.checkpoint_id} in {place.run_dir.root} that the run "
+        "knows; resume without --checkpoint to go on from its last one",
+    )

@@ -26,6 +26,7 @@ from astraflow.trainers.mismatch import MismatchProbe
 from astraflow.trainers.origin import Followers, WeightOrigin
 from astraflow.trainers.pace import Pace
 from astraflow.trainers.resume import OPTIMIZER_FILE, StartPoint
+from astraflow.trainers.saves import Saves
 from astraflow.trainers.tallies import TrainerTallies
 from astraflow.weights.broadcast import rendezvous
 from astraflow.weights.broadcaster import Broadcaster
@@ -80,21 +81,23 @@ def run_trainer(
         _followed(trainee.publisher, client, settings, place) as followers,
     ):
         pace = _pace(trainee, settings, place.start_point, client, followers)
-        batches = client.batches(
-            max_tokens=settings.max_tokens_per_pass,
-            prefetch=settings.prefetch,
-            when_asked=pace.when_asked,
-        )
-        keep_for_good()
+        checkpoints = _checkpoints(policy_id, trainee, place)
         training = TrainingLoop(
             client=client,
             learner=trainee.learner,
             probe=MismatchProbe(trainee.model, trainee.learner, dtype=trainee.dtype),
             pace=pace,
-            checkpoints=_checkpoints(policy_id, trainee, place),
+            checkpoints=checkpoints,
+            saves=Saves(client, checkpoints, settings),
             settings=settings,
             tallies=tallies,
         )
+        batches = client.batches(
+            max_tokens=settings.max_tokens_per_pass,
+            prefetch=settings.prefetch,
+            when_asked=training.when_asked,
+        )
+        keep_for_good()
         training.run(departure.watch(batches))
         end = client.end_of_data
         log.info("the trainer leaves", step=trainee.learner.step_count, cause=end and end.cause)

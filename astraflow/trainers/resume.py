@@ -32,22 +32,24 @@ def start_points(run_dir: RunDir, policy_id: str, *, model_dir: Path) -> Sequenc
     """Return where a policy can be resumed, newest first; the last one is the very beginning.
 
     A checkpoint that was written and not acknowledged is among them: the run refuses it, and
-    its predecessor is the one.
+    its predecessor is the one. One that was named anew comes under its first name, too.
     """
     folder = run_dir.checkpoints(policy_id)
     found = [
-        _read(directory)
+        point
         for directory in sorted(folder.glob("step_*"), reverse=True)
         if (directory / OPTIMIZER_FILE).is_file()
+        for point in _read(directory)
     ]
     return (*(point for point in found if point.step), StartPoint(directory=model_dir))
 
 
-def _read(directory: Path) -> StartPoint:
+def _read(directory: Path) -> list[StartPoint]:
     state = json.loads((directory / STATE_FILE).read_text())
-    return StartPoint(
-        directory=directory,
-        checkpoint_id=state.get("checkpoint_id", directory.name),
-        step=state["step"],
-        version=state["version"],
-    )
+    names = dict.fromkeys((state.get("checkpoint_id", directory.name), directory.name))
+    return [
+        StartPoint(
+            directory=directory, checkpoint_id=name, step=state["step"], version=state["version"]
+        )
+        for name in names
+    ]

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from astraflow.core.ids import BatchId, MemberId, PolicyId, PromptId, RunId
 from astraflow.core.members import MemberState, MemberStatus, RaasLoad, TrainerLoad
+from astraflow.core.saves import PolicyCheckpoint, SavedRun
 from astraflow.core.status import (
     DeadLetter,
     DropCount,
@@ -59,6 +60,46 @@ def decode_stop_mode(number: int) -> StopMode:
         AstraflowError: INVALID_FIELD for an unknown one.
     """
     return STOP_MODES.decode(number)
+
+
+def encode_saved_run(saved: SavedRun, *, path: str) -> control_service_pb2.SaveRunResponse:
+    """Return a SavedRun for the wire, and where its own part is described."""
+    return control_service_pb2.SaveRunResponse(
+        path=path,
+        policies=(
+            control_service_pb2.PolicyCheckpoint(
+                policy_id=each.policy_id,
+                step=each.step,
+                version=each.version,
+                fresh_group_count=each.fresh_group_count,
+            )
+            for each in saved.policies
+        ),
+        drawn_counts=saved.drawn_counts,
+        save_time=encode_time(saved.save_time),
+    )
+
+
+def decode_saved_run(
+    message: control_service_pb2.SaveRunResponse, *, checkpoint_id: str
+) -> tuple[SavedRun, str]:
+    """Read the SavedRun that was asked for, and where its own part is described."""
+    policies = tuple(
+        PolicyCheckpoint(
+            policy_id=PolicyId(each.policy_id),
+            step=each.step,
+            version=optional(each, "version"),
+            fresh_group_count=each.fresh_group_count,
+        )
+        for each in message.policies
+    )
+    saved = SavedRun(
+        checkpoint_id=checkpoint_id,
+        policies=policies,
+        drawn_counts=dict(message.drawn_counts),
+        save_time=decode_time(message.save_time),
+    )
+    return saved, message.path
 
 
 def encode_run_status(status: RunStatus) -> run_pb2.Run:

@@ -214,6 +214,11 @@ _KINDS: dict[type[Any], _Kind] = {
     ),
     ev.RunPaused: _bare("run_paused", pb.RunPaused, ev.RunPaused),
     ev.RunResumed: _bare("run_resumed", pb.RunResumed, ev.RunResumed),
+    ev.SaveRequested: _Kind(
+        "save_requested",
+        lambda e: pb.SaveRequested(checkpoint_id=e.checkpoint_id),
+        lambda m: ev.SaveRequested(checkpoint_id=m.checkpoint_id),
+    ),
     ev.PromptRequeued: _Kind(
         "prompt_requeued",
         lambda e: pb.PromptRequeued(prompt_id=e.prompt_id),

@@ -1,5 +1,6 @@
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from grpc import StatusCode
@@ -10,6 +11,7 @@ from astraflow.core.batches import AckBatch, BatchOutcome, EndCause, EndOfData
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import Contract, Directive, DirectiveKind, RegisterTrainer
 from astraflow.core.versions import VersionInfo
+from astraflow_proto.dataflow.v1 import trainer_service_pb2
 
 REGISTER = RegisterTrainer(
     policy_id="solver", name="trainer", contract=Contract(), groups_per_batch=1
@@ -139,6 +141,27 @@ INFO = VersionInfo(
     policy_id="solver", version=0, layout_digest=b"l" * 32, content_digest=b"c" * 16, patches=()
 )
 ACK = AckBatch(batch_id="b1", outcome=BatchOutcome.CONSUMED, step=1)
+
+
+def test_a_save_is_asked_for_while_there_is_no_batch(hub, client, tell, make_batch):
+    asked = []
+
+    def when_asked():
+        asked.append(client.take_save_order())
+        client.settle(replace(ACK, checkpoint_id=asked[-1]))
+        client.flush()
+        tell(hub.offer, *make_batch(2))
+
+    tell(hub.offer, *make_batch(1))
+    batches = client.batches(when_asked=when_asked)
+    next(batches)
+    client.ack("b1", BatchOutcome.CONSUMED, step=1)
+    order = trainer_service_pb2.SaveOrder(checkpoint_id="mine")
+    tell(hub.push, "StreamBatches", trainer_service_pb2.StreamBatchesResponse(save=order))
+    assert next(batches).header.batch_id == "b2"
+    assert asked == ["mine"]
+    assert [ack.checkpoint_id for ack in hub.acks] == ["", "mine"]
+    batches.close()
 
 
 def test_what_is_told_beside_training_comes_in_order(hub, client, tell, make_batch):

@@ -135,6 +135,8 @@ class World:
         self.ends = {}  # (member, rank) -> EndOfData
         self.directives = []
         self.orders = []
+        self.save_orders = []  # (member, checkpoint)
+        self.saved = []
         self.doubts = []
         self.closed = []
         self.recorded = []
@@ -179,6 +181,10 @@ class World:
                 self.orders.append(effect.member_id)
             case ef.SendDoubt():
                 self.doubts.append(effect)
+            case ef.SendSaveOrder():
+                self.save_orders.append((effect.member_id, effect.checkpoint_id))
+            case ef.RunSaved():
+                self.saved.append(effect.saved)
             case ef.ClearOutbox():
                 self.tasks.pop(effect.member_id, None)
             case ef.CloseSession():

@@ -415,10 +415,11 @@ def laws(make_world, suite, rollout_of, picture_of):
             self.count_consumed(policy, parts, step)
             if not is_ack_first:
                 self.publish_if_due(policy, step)
-            assert self.world.ack(trainer, header.batch_id, step=step)
+            name = dict(self.world.save_orders).get(trainer, "")
+            assert self.world.ack(trainer, header.batch_id, step=step, checkpoint_id=name)
             if is_ack_first and policy in self.trainers:
                 self.publish_if_due(policy, step)
-            assert self.world.ack(trainer, header.batch_id, step=step)
+            assert self.world.ack(trainer, header.batch_id, step=step, checkpoint_id=name)
             if policy in self.trainers and not self.held_by(policy):
                 self.publish_if_ordered(policy)
 
@@ -553,6 +554,13 @@ def laws(make_world, suite, rollout_of, picture_of):
         @rule(is_paused=st.booleans())
         def operator_pauses(self, is_paused):
             self.world.apply(ev.RunPaused() if is_paused else ev.RunResumed())
+
+        @rule(name=st.sampled_from("ab"))
+        def operator_saves(self, name):
+            try:
+                self.world.apply(ev.SaveRequested(checkpoint_id=name))
+            except AstraflowError as error:
+                assert error.reason in (Reason.NOT_READY, Reason.RUN_ENDED)  # noqa: PT017
 
         @rule(name=st.sampled_from("ab"))
         def operator_evaluates(self, name):

@@ -12,7 +12,6 @@ from astraflow.core.errors import Reason
 from astraflow.rpc.errors import is_answer, raised_from
 
 LEFT_OUT = {
-    "SaveRun": "save_run",
     "Pull": "pull",
     "PlanTransfer": "plan_transfer",
     "RenewTransfer": "renew_transfer",

@@ -45,8 +45,8 @@ def kill_launcher(run):
 def test_a_run_whose_hub_and_launcher_are_killed_loses_nothing(tmp_path, cache):
     chance = random.Random(4)
     sets = (
-        "policies.solver.trainer.step_count=8",
-        "policies.solver.trainer.checkpoint_every=2",
+        "policies.solver.trainer.step_count=12",
+        "policies.solver.trainer.checkpoint_every=50",
         "hub.session_ttl_s=2",
         "evals={}",
     )
@@ -56,16 +56,24 @@ def test_a_run_whose_hub_and_launcher_are_killed_loses_nothing(tmp_path, cache):
             psutil.Process(run.process.pid).wait(chance.uniform(0.01, 0.4))
         wait_for_another_hub(run, kill_hub(run))
         run.wait_for_steps(3)
+        folder = run.run_dir
+        done = astraflow("save", str(folder.root), "--id", "mine", "--json", cache=cache)
+        assert done.returncode == 0, done.stderr
+        (saved,) = json.loads(done.stdout)["policies"]
+        run.wait_for_steps(saved["step"] + 1)
         family = kill_launcher(run)
-    address = run.run_dir.read_endpoint().address
-    folder = run.run_dir
-    with running("run", "--resume", str(folder.root), run_dir=folder, cache=cache) as run:
-        run.wait_for_steps(6)
+    address = folder.read_endpoint().address
+    resume = ("run", "--resume", str(folder.root), "--checkpoint", "mine")
+    with running(*resume, run_dir=folder, cache=cache) as run:
+        run.wait_for_steps(saved["step"] + 3)
         assert run.run_dir.read_endpoint().address == address
         wait_for_another_hub(run, kill_hub(run))
         code = run.wait()
     assert code == 0, run.output
-    assert run.summary["steps"] == 8
+    assert run.summary["steps"] == 12
+    steps = [row["step"] for row in read_json_lines(folder.metrics)]
+    assert steps.count(saved["step"]) == 1
+    assert steps.count(saved["step"] + 1) == 2
     assert run.output.count("it goes on where it was") == 1
     for account in run.books:
         assert account["balanced"]
@@ -78,7 +86,7 @@ def test_a_run_whose_hub_and_launcher_are_killed_loses_nothing(tmp_path, cache):
     assert [a["trained_count"] for a in ledger["accounts"]] == [
         a["trained_count"] for a in run.books
     ]
-    assert {row["step"] for row in read_json_lines(run.run_dir.metrics)} == set(range(1, 9))
+    assert {row["step"] for row in read_json_lines(run.run_dir.metrics)} == set(range(1, 13))
     _, alive = psutil.wait_procs(family, timeout=30)
     assert not alive
     again = astraflow("run", "--resume", str(run.run_dir.root), cache=cache)

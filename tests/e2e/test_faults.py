@@ -42,7 +42,6 @@ def test_a_wrong_token_is_refused(tmp_path, cache):
     with started(
         "sort.yaml",
         "policies.solver.trainer.step_count=400",
-        "hub.patience_s=3",
         runs=tmp_path,
         cache=cache,
     ) as run:

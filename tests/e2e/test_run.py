@@ -66,7 +66,6 @@ def test_a_killed_launcher_leaves_no_orphan(tmp_path, cache):
     with started(
         "sort.yaml",
         "policies.solver.trainer.step_count=400",
-        "hub.patience_s=3",
         runs=tmp_path,
         cache=cache,
     ) as run:

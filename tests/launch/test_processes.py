@@ -40,24 +40,28 @@ LAUNCHER = """
     read, write = os.pipe()
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD],
-        env={**os.environ, NAME: str(read)}, pass_fds=(read,), start_new_session=True,
+        env={**os.environ, NAME: str(read), "ASTRAFLOW_ORPHAN_SIGNAL": sys.argv[1]},
+        pass_fds=(read,), start_new_session=True,
     )
     print(child.pid, flush=True)
     child.wait()
 """
 
 CHILD = """
-import time
+import signal, time
 from astraflow.launch.processes import hold_lifeline
 hold_lifeline()
 print("holding", flush=True)
-time.sleep(600)
+signal.sigwait({signal.SIGUSR1})
 """
 
 
-def test_a_child_ends_when_its_launcher_is_killed():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_child_ends_when_its_launcher_is_killed(number):
     code = f"CHILD = {CHILD!r}\nNAME = {LIFELINE!r}\n" + textwrap.dedent(LAUNCHER)
-    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code, str(int(number))], stdout=subprocess.PIPE, text=True
+    )
     assert launcher.stdout is not None
     child = psutil.Process(int(launcher.stdout.readline()))
     assert launcher.stdout.readline() == "holding\n"

@@ -116,3 +116,29 @@ def test_training_goes_on_bit_for_bit(tmp_path, model_dir):
     resumed.resume(points[0].step, points[0].directory / OPTIMIZER_FILE)
     learned(again, resumed, 4)
     assert same_weights(model.module, again.module)
+
+
+def test_what_the_run_named_is_kept_whole_and_found_under_both_names(tmp_path, model_dir):
+    run_dir, model = RunDir(tmp_path), load_causal_model(model_dir, device="cpu")
+    learner = GrpoLearner(model, Trainer())
+    checkpoints = Checkpoints(
+        model.module,
+        model_dir=model_dir,
+        run_dir=run_dir,
+        policy_id="solver",
+        optimizer=learner.state,
+    )
+    checkpoints.save(step=1, version=1)
+    written = run_dir.checkpoint("solver", 1).stat().st_ino
+    assert checkpoints.save(step=1, version=1, checkpoint_id="mine") == "mine"
+    assert run_dir.checkpoint("solver", 1).stat().st_ino == written
+    for step in (2, 3, 4):
+        checkpoints.save(step=step, version=step)
+    points = start_points(run_dir, "solver", model_dir=model_dir)
+    assert [point.checkpoint_id for point in points] == [
+        "step_000004",
+        "step_000003",
+        "mine",
+        "step_000001",
+        "",
+    ]

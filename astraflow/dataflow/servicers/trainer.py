@@ -7,14 +7,14 @@ from datetime import timedelta
 from functools import partial
 
 from astraflow.core.batches import AckBatch, EndOfData, StreamBatches
-from astraflow.core.effects import SendBatch, SendDoubt, SendPublishOrder
+from astraflow.core.effects import SendBatch, SendDoubt, SendPublishOrder, SendSaveOrder
 from astraflow.core.events import BatchAcked, BatchStreamOpened, VersionPublished
 from astraflow.core.ids import MemberId
 from astraflow.core.members import Directive, Role
 from astraflow.core.status import WaitReason
 from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.mailroom import BatchItem
+from astraflow.dataflow.mailroom import BatchItem, Order
 from astraflow.dataflow.streams import Context, either, seated
 from astraflow.dataflow.waits import INTERVAL_S, tell_waits
 from astraflow.storage.fault_points import FaultPoint, reach
@@ -135,11 +135,13 @@ def _part_event(batch: SendBatch, index: int) -> pb.StreamBatchesResponse:
 
 
 def _event(
-    item: EndOfData | WaitReason | Directive | SendPublishOrder | SendDoubt,
+    item: EndOfData | WaitReason | Directive | Order,
 ) -> pb.StreamBatchesResponse:
     match item:
         case SendPublishOrder():
             return pb.StreamBatchesResponse(publish=pb.PublishOrder())
+        case SendSaveOrder(checkpoint_id=checkpoint_id):
+            return pb.StreamBatchesResponse(save=pb.SaveOrder(checkpoint_id=checkpoint_id))
         case SendDoubt():
             return pb.StreamBatchesResponse(doubt=pb.VersionDoubt(version=item.version))
         case EndOfData():

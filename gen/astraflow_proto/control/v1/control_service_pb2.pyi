@@ -79,24 +79,35 @@ class SaveRunRequest(_message.Message):
     def __init__(self, checkpoint_id: _Optional[str] = ...) -> None: ...
 
 class SaveRunResponse(_message.Message):
-    __slots__ = ("path", "policies", "save_time")
+    __slots__ = ("path", "policies", "save_time", "drawn_counts")
+    class DrawnCountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     PATH_FIELD_NUMBER: _ClassVar[int]
     POLICIES_FIELD_NUMBER: _ClassVar[int]
     SAVE_TIME_FIELD_NUMBER: _ClassVar[int]
+    DRAWN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     path: str
     policies: _containers.RepeatedCompositeFieldContainer[PolicyCheckpoint]
     save_time: _timestamp_pb2.Timestamp
-    def __init__(self, path: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyCheckpoint, _Mapping]]] = ..., save_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    drawn_counts: _containers.ScalarMap[str, int]
+    def __init__(self, path: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyCheckpoint, _Mapping]]] = ..., save_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., drawn_counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PolicyCheckpoint(_message.Message):
-    __slots__ = ("policy_id", "step", "version")
+    __slots__ = ("policy_id", "step", "version", "fresh_group_count")
     POLICY_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    FRESH_GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
     policy_id: str
     step: int
     version: int
-    def __init__(self, policy_id: _Optional[str] = ..., step: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    fresh_group_count: int
+    def __init__(self, policy_id: _Optional[str] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., fresh_group_count: _Optional[int] = ...) -> None: ...
 
 class StopRunRequest(_message.Message):
     __slots__ = ("mode", "grace")

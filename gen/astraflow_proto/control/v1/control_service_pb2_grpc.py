@@ -123,8 +123,10 @@ class ControlServiceServicer:
 
     def SaveRun(self, request, context):
         """SaveRun makes a checkpoint under one id: every trainer saves after its step in
-        progress, then the run saves buffers, curators, data positions and versions. It
-        returns when all is durable. Idempotent by checkpoint_id.
+        progress, or at once while it waits for a batch. Buffers, selectors, data positions
+        and versions at these steps are in the journal: a trainer that comes back with the
+        checkpoint takes them back to it. It returns when all is durable. Idempotent by
+        checkpoint_id.
 
         Errors: UNAVAILABLE (NOT_READY) when a trainer is missing or does not answer in the
         call's deadline; RESOURCE_EXHAUSTED (JOURNAL_FAILED).

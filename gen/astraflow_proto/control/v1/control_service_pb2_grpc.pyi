@@ -51,8 +51,10 @@ class ControlServiceStub:
     """
     SaveRun: _grpc.UnaryUnaryMultiCallable[_control_service_pb2.SaveRunRequest, _control_service_pb2.SaveRunResponse]
     """SaveRun makes a checkpoint under one id: every trainer saves after its step in
-    progress, then the run saves buffers, curators, data positions and versions. It
-    returns when all is durable. Idempotent by checkpoint_id.
+    progress, or at once while it waits for a batch. Buffers, selectors, data positions
+    and versions at these steps are in the journal: a trainer that comes back with the
+    checkpoint takes them back to it. It returns when all is durable. Idempotent by
+    checkpoint_id.
 
     Errors: UNAVAILABLE (NOT_READY) when a trainer is missing or does not answer in the
     call's deadline; RESOURCE_EXHAUSTED (JOURNAL_FAILED).
@@ -89,8 +91,10 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """
     SaveRun: _aio.UnaryUnaryMultiCallable[_control_service_pb2.SaveRunRequest, _control_service_pb2.SaveRunResponse]  # type: ignore[assignment]
     """SaveRun makes a checkpoint under one id: every trainer saves after its step in
-    progress, then the run saves buffers, curators, data positions and versions. It
-    returns when all is durable. Idempotent by checkpoint_id.
+    progress, or at once while it waits for a batch. Buffers, selectors, data positions
+    and versions at these steps are in the journal: a trainer that comes back with the
+    checkpoint takes them back to it. It returns when all is durable. Idempotent by
+    checkpoint_id.
 
     Errors: UNAVAILABLE (NOT_READY) when a trainer is missing or does not answer in the
     call's deadline; RESOURCE_EXHAUSTED (JOURNAL_FAILED).
@@ -160,8 +164,10 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_service_pb2.SaveRunResponse, _abc.Awaitable[_control_service_pb2.SaveRunResponse]]:
         """SaveRun makes a checkpoint under one id: every trainer saves after its step in
-        progress, then the run saves buffers, curators, data positions and versions. It
-        returns when all is durable. Idempotent by checkpoint_id.
+        progress, or at once while it waits for a batch. Buffers, selectors, data positions
+        and versions at these steps are in the journal: a trainer that comes back with the
+        checkpoint takes them back to it. It returns when all is durable. Idempotent by
+        checkpoint_id.
 
         Errors: UNAVAILABLE (NOT_READY) when a trainer is missing or does not answer in the
         call's deadline; RESOURCE_EXHAUSTED (JOURNAL_FAILED).

@@ -1,0 +1,133 @@
+"""Saving: one checkpoint of the whole run under one id, to which every trainer has its part.
+
+A trainer saves after its step in progress, or at once while it waits for a batch; the ack of its
+newest batch names the checkpoint. The run's own part is what the journal holds then: buffers,
+selectors, data positions and versions at these acks, which a trainer that comes back with the
+checkpoint takes the books back to.
+"""
+
+import re
+from datetime import datetime
+
+from astraflow.core.effects import RunSaved, SendSaveOrder
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.policies import Policy
+from astraflow.core.prompt_queue import PromptQueue
+from astraflow.core.saves import PolicyCheckpoint, SavedRun
+from astraflow.core.state import State
+
+# Trainers call those that nobody asked for step_000012.
+_NAME = re.compile(r"(?!step_\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_KEPT_COUNT = 64
+
+
+class Saving:
+    """Asks trainers for checkpoints, one at a time, and puts together what they wrote."""
+
+    def __init__(self, state: State, prompts: PromptQueue) -> None:
+        self._state = state
+        self._prompts = prompts
+        self._saved: dict[str, SavedRun] = {}
+        self._asked = ""
+        self._parts: dict[PolicyId, PolicyCheckpoint] = {}
+
+    def request(self, checkpoint_id: str) -> None:
+        """Ask for a checkpoint; one that is asked for already is given up for it.
+
+        Raises:
+            AstraflowError: INVALID_FIELD, RUN_ENDED; NOT_READY when a trainer is missing.
+        """
+        if not _NAME.fullmatch(checkpoint_id):
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"'{checkpoint_id}' is no name for a checkpoint; give letters, digits, '.', '_' "
+                "and '-', at most 100, and not step_ with a number: trainers use those",
+                metadata={"field": "checkpoint_id"},
+            )
+        if checkpoint_id in self._saved:
+            return
+        if self._state.flow.is_final or self._state.flow.stop is not None:
+            raise AstraflowError(Reason.RUN_ENDED, "the run is over; its last weights are saved")
+        is_asked = checkpoint_id == self._asked
+        self._must_be_here(self._missing if is_asked else self._active)
+        if not is_asked:
+            self._asked, self._parts = checkpoint_id, {}
+            for policy in self._active:
+                self.order(policy)
+
+    def find(self, checkpoint_id: str) -> SavedRun | None:
+        """Return a checkpoint that was asked for; None: some trainer has yet to save.
+
+        Raises:
+            AstraflowError: NOT_READY when a trainer is missing, or another checkpoint came between.
+        """
+        saved = self._saved.get(checkpoint_id)
+        if saved is None and checkpoint_id != self._asked:
+            raise AstraflowError(
+                Reason.NOT_READY,
+                f"checkpoint {self._asked} was asked for after {checkpoint_id}; ask again",
+            )
+        if saved is None:
+            self._must_be_here(self._missing)
+        return saved
+
+    def order(self, policy: Policy) -> None:
+        """Tell the trainer of a policy what it has yet to save."""
+        trainer = self._state.sessions.trainer_of(policy.policy_id)
+        if trainer is not None and self._asked and not self._has(policy):
+            self._state.do(SendSaveOrder(member_id=trainer.member_id, checkpoint_id=self._asked))
+
+    def note(self, policy: Policy, checkpoint_id: str) -> None:
+        """Note that a trainer wrote a checkpoint."""
+        if checkpoint_id and checkpoint_id == self._asked and not self._has(policy):
+            self._parts[policy.policy_id] = _part(policy)
+
+    def advance(self, now: datetime) -> None:
+        """See whether every trainer has saved."""
+        if not self._asked or self._missing:
+            return
+        policies = self._state.policies.values()
+        saved = SavedRun(
+            checkpoint_id=self._asked,
+            policies=tuple(self._parts.get(each.policy_id) or _part(each) for each in policies),
+            drawn_counts=self._prompts.drawn_counts,
+            save_time=now,
+        )
+        self._saved[self._asked] = saved
+        if len(self._saved) > _KEPT_COUNT:
+            del self._saved[next(iter(self._saved))]
+        self._asked, self._parts = "", {}
+        self._state.do(RunSaved(saved=saved))
+
+    @property
+    def _active(self) -> list[Policy]:
+        """Policies whose data goes on; the others wrote their last checkpoint."""
+        return [policy for policy in self._state.policies.values() if policy.end is None]
+
+    @property
+    def _missing(self) -> list[Policy]:
+        return [policy for policy in self._active if not self._has(policy)]
+
+    def _has(self, policy: Policy) -> bool:
+        return policy.policy_id in self._parts and policy.lineage.knows(self._asked)
+
+    def _must_be_here(self, policies: list[Policy]) -> None:
+        for policy in policies:
+            if self._state.sessions.trainer_of(policy.policy_id) is None:
+                raise AstraflowError(
+                    Reason.NOT_READY,
+                    f"{policy.policy_id} has no trainer that could save; ask again with the same "
+                    "id once it is back",
+                    retryable=True,
+                )
+
+
+def _part(policy: Policy) -> PolicyCheckpoint:
+    newest = policy.versions.newest
+    return PolicyCheckpoint(
+        policy_id=policy.policy_id,
+        step=policy.progress.step,
+        version=None if newest is None else newest.version,
+        fresh_group_count=policy.fresh_groups,
+    )

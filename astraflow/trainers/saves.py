@@ -1,0 +1,97 @@
+"""Saves: checkpoints that are due, and those that the run asks for."""
+
+from dataclasses import replace
+from time import perf_counter
+from typing import Protocol
+
+from astraflow.config.recipe import Trainer
+from astraflow.core.batches import AckBatch
+from astraflow.trainers.checkpoints import Checkpoints
+
+# What a trainer that is killed loses at most, where the recipe does not say.
+_CHECKPOINT_S = 600.0
+
+
+class SaveClient(Protocol):
+    """What is needed of a trainer's place in a run; `TrainerClient` has it."""
+
+    def take_save_order(self) -> str:
+        """Return the checkpoint that the run asked for since the last call; empty: none."""
+        ...
+
+    def settle(self, ack: AckBatch) -> None:
+        """Settle a batch while the caller goes on."""
+        ...
+
+    def flush(self) -> None:
+        """Wait for what was announced and settled."""
+        ...
+
+
+class Saves:
+    """Writes a checkpoint when one is asked for or due.
+
+    Attributes:
+        last: The ack of the newest batch; None: there was none in this process.
+    """
+
+    def __init__(self, client: SaveClient, checkpoints: Checkpoints, settings: Trainer) -> None:
+        """Count from now.
+
+        Args:
+            client: Of the run.
+            checkpoints: Where they are written.
+            settings: When they are due.
+        """
+        self.last: AckBatch | None = None
+        self._client = client
+        self._checkpoints = checkpoints
+        self._settings = settings
+        self._saved = perf_counter()
+        # Asked for before there was a batch to tell of it.
+        self._asked = ""
+        self._written: set[str] = set()
+
+    def after_step(self, step: int, version: int | None) -> str:
+        """Return the id of the checkpoint that was written; empty: none was."""
+        asked = self._take_order()
+        if not asked and not _is_due(step, self._settings, since_s=perf_counter() - self._saved):
+            return ""
+        return self._write(asked, step, version)
+
+    def when_asked(self, step: int, version: int | None) -> None:
+        """Save while there is nothing to train on, if the run asks; the last ack says so again."""
+        asked = self._take_order()
+        if self.last is None:
+            self._asked = asked
+        elif asked:
+            self._client.settle(replace(self.last, checkpoint_id=self._write(asked, step, version)))
+
+    def _take_order(self) -> str:
+        """Return what was asked for and is not written; an order may come again."""
+        asked, self._asked = self._client.take_save_order() or self._asked, ""
+        return "" if asked in self._written else asked
+
+    def _write(self, asked: str, step: int, version: int | None) -> str:
+        # It names a version that the run knows.
+        self._client.flush()
+        written = self._checkpoints.save(step=step, version=version, checkpoint_id=asked)
+        self._written.add(written)
+        if self._settings.checkpoint_every is None:
+            self._checkpoints.thin_out()
+        self._saved = perf_counter()
+        return written
+
+
+def _is_due(step: int, settings: Trainer, *, since_s: float) -> bool:
+    """Whether a checkpoint is written: the last one before its batch is acknowledged, too.
+
+    Args:
+        step: Just done.
+        settings: Of the trainer.
+        since_s: Seconds since the last one.
+    """
+    if step == settings.step_count:
+        return True
+    every = settings.checkpoint_every
+    return since_s >= _CHECKPOINT_S if every is None else step % every == 0

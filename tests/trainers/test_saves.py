@@ -1,0 +1,73 @@
+"""What the run asks for is saved once, after a step or while a trainer waits."""
+
+import json
+
+import pytest
+
+from astraflow.config.recipe import Trainer
+from astraflow.config.run_dir import RunDir
+from astraflow.core.batches import AckBatch, BatchOutcome
+from astraflow.trainers.causal_model import load_causal_model
+from astraflow.trainers.checkpoints import Checkpoints
+from astraflow.trainers.saves import Saves
+
+
+class Client:
+    """Orders that wait, and the acks that came of them."""
+
+    def __init__(self):
+        self.orders = []
+        self.acks = []
+
+    def take_save_order(self):
+        return self.orders.pop(0) if self.orders else ""
+
+    def settle(self, ack):
+        self.acks.append(ack)
+
+    def flush(self):
+        pass
+
+
+@pytest.fixture
+def client():
+    return Client()
+
+
+@pytest.fixture
+def saves(client, tmp_path, model_dir):
+    model = load_causal_model(model_dir, device="cpu")
+    checkpoints = Checkpoints(
+        model.module, model_dir=model_dir, run_dir=RunDir(tmp_path), policy_id="solver"
+    )
+    return Saves(client, checkpoints, Trainer(checkpoint_every=2))
+
+
+def acked(step):
+    return AckBatch(batch_id=f"b{step}", outcome=BatchOutcome.CONSUMED, step=step)
+
+
+def test_an_order_that_comes_again_is_carried_out_once(saves, client):
+    client.orders = ["mine", "mine"]
+    assert saves.after_step(1, 1) == "mine"
+    assert saves.after_step(3, 3) == ""
+    assert saves.after_step(4, 4) == "step_000004"
+
+
+def test_a_trainer_that_waits_names_what_it_has_already(saves, client, tmp_path):
+    assert saves.after_step(2, 2) == "step_000002"
+    saves.last = acked(2)
+    client.orders = ["mine"]
+    saves.when_asked(2, 2)
+    assert [(ack.batch_id, ack.checkpoint_id) for ack in client.acks] == [("b2", "mine")]
+    state = json.loads(
+        (RunDir(tmp_path).checkpoint("solver", 2) / "trainer_state.json").read_text()
+    )
+    assert state == {"step": 2, "version": 2, "checkpoint_id": "mine"}
+
+
+def test_an_order_before_the_first_batch_waits_for_it(saves, client):
+    client.orders = ["mine"]
+    saves.when_asked(0, 0)
+    assert client.acks == []
+    assert saves.after_step(1, 1) == "mine"
