@@ -120,7 +120,7 @@ def test_training_goes_on_bit_for_bit(tmp_path, model_dir):
 
 def test_what_the_run_named_is_kept_whole_and_found_under_both_names(tmp_path, model_dir):
     run_dir, model = RunDir(tmp_path), load_causal_model(model_dir, device="cpu")
-    learner = GrpoLearner(model, Trainer())
+    learner = PolicyLearner(model, Trainer())
     checkpoints = Checkpoints(
         model.module,
         model_dir=model_dir,
