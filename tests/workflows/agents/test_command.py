@@ -12,7 +12,7 @@ from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.testing import CharTokenizer, SmallEngine
 from astraflow.workflows.agents.command import Command
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.protocol import PolicyPort
+from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.rewards.exact import Exact
 from astraflow.workflows.scoring import GuardedScorer
 
