@@ -40,13 +40,13 @@ def test_what_evaluations_use_is_used(make_world, suite):
         )
         trainer, node = world.started()
         world.apply(EvalCreated(request_id="a", suite="main"))
-        for _ in range(20):
-            world.clock.advance(10)
-            world.keep_alive(node)
-            world.work(node)
-            world.clock.advance(10)
-            world.keep_alive(trainer)
+        for version in range(1, 9):
+            for member in (trainer, node):
+                world.clock.advance(2)
+                world.keep_alive(member)
+            world.work(node, 16)
             world.train(trainer)
+            world.report(node, version)
         return world.run.scale_advice(world.clock.now()).balance.used_token_rate
 
     assert used(repeats=4) > used(repeats=1) > 0
