@@ -4,7 +4,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
@@ -13,10 +14,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.raas.agents.anthropic import MESSAGES
 from astraflow.raas.agents.asked import ChatAsked, TextAsked
 from astraflow.raas.agents.chats import chat_body, chat_chunks, chat_talk
+from astraflow.raas.agents.dialects import Dialect
 from astraflow.raas.agents.endpoint import AgentEndpoint
-from astraflow.raas.agents.errors import answer_of, body_of, invalid_body
+from astraflow.raas.agents.errors import ErrorBody, answer_of, body_of, invalid_body
+from astraflow.raas.agents.responses import RESPONSES
+from astraflow.raas.agents.talk import Talk
 from astraflow.raas.agents.texts import text_body, text_chunks, text_talk
 from astraflow.workflows.agents.session import AgentSession, Ending, describe
 from astraflow.workflows.protocol import Score
@@ -57,6 +62,15 @@ def make_app(endpoint: AgentEndpoint) -> Starlette:
         for base in ("", "/sessions/{session_id}")
     ]
     routes += [
+        Route(
+            f"{base}/{dialect.path}",
+            _guarded(partial(desk.translated, dialect), dialect.error),
+            methods=["POST"],
+        )
+        for dialect in (RESPONSES, MESSAGES)
+        for base in ("", "/sessions/{session_id}")
+    ]
+    routes += [
         Route(f"{base}/v1/models", _guarded(desk.models)) for base in ("", "/sessions/{session_id}")
     ]
     routes += [
@@ -68,16 +82,16 @@ def make_app(endpoint: AgentEndpoint) -> Starlette:
     return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
 
 
-def _guarded(call: Answer) -> Answer:
-    """Answer errors in OpenAI's form."""
+def _guarded(call: Answer, write: ErrorBody = body_of) -> Answer:
+    """Answer errors in the form of the API."""
 
     async def answer(request: Request) -> Response:
         try:
             return await call(request)
         except AstraflowError as error:
-            return answer_of(error)
+            return answer_of(error, write)
         except ValidationError as error:
-            return answer_of(invalid_body(error))
+            return answer_of(invalid_body(error), write)
         except ClientDisconnect:
             return Response(status_code=_GONE)
 
@@ -96,7 +110,7 @@ class _Desk:
         asked = await self._asked(request, ChatAsked)
         talk = chat_talk(session, asked)
         if asked.stream:
-            return await self._stream(asked.count, chat_chunks(talk, asked))
+            return await self._stream(asked.count, _unnamed(chat_chunks(talk, asked)))
         with self.endpoint.room(asked.count):
             choices = await _unless_gone(request, talk.choices())
         return JSONResponse(chat_body(talk, asked, choices))
@@ -107,10 +121,22 @@ class _Desk:
         asked = await self._asked(request, TextAsked)
         talk = text_talk(session, asked)
         if asked.stream:
-            return await self._stream(asked.count, text_chunks(talk, asked))
+            return await self._stream(asked.count, _unnamed(text_chunks(talk, asked)))
         with self.endpoint.room(asked.count):
             choices = await _unless_gone(request, talk.choices())
         return JSONResponse(text_body(talk, asked, choices))
+
+    async def translated(self, dialect: Dialect, request: Request) -> Response:
+        """Answer a chat that is written another way."""
+        session = self._session(request)
+        given = _object(await self._body(request))
+        asked = ChatAsked.model_validate(_chat(dialect, given))
+        talk = chat_talk(session, asked)
+        if asked.stream:
+            return await self._stream(asked.count, _named(dialect, talk, asked), is_done_said=False)
+        with self.endpoint.room(asked.count):
+            (choice,) = await _unless_gone(request, talk.choices())
+        return JSONResponse(dialect.body(talk, asked, choice))
 
     async def models(self, request: Request) -> Response:
         """Name the policies."""
@@ -177,22 +203,40 @@ class _Desk:
             ) from None
         return bytes(body)
 
-    async def _stream(self, count: int, chunks: AsyncIterator[dict[str, Any]]) -> Response:
-        """Stream events; what goes wrong before the first one is an answer of its own."""
-        events = self._events(count, chunks)
-        first = await anext(events)
-        return StreamingResponse(_after(first, events), media_type="text/event-stream")
+    async def _stream(
+        self, count: int, events: AsyncIterator[bytes], *, is_done_said: bool = True
+    ) -> Response:
+        """Stream events; that there is no room for it is an answer of its own."""
+        roomy = self._within(count, events, is_done_said=is_done_said)
+        first = await anext(roomy)
+        return StreamingResponse(_after(first, roomy), media_type="text/event-stream")
 
-    async def _events(
-        self, count: int, chunks: AsyncIterator[dict[str, Any]]
+    async def _within(
+        self, count: int, events: AsyncIterator[bytes], *, is_done_said: bool
     ) -> AsyncIterator[bytes]:
         with self.endpoint.room(count):
-            try:
-                async for chunk in chunks:
-                    yield _event(chunk)
-            except AstraflowError as error:
-                yield _event(body_of(error))
-            yield b"data: [DONE]\n\n"
+            async for event in events:
+                yield event
+            if is_done_said:
+                yield b"data: [DONE]\n\n"
+
+
+async def _unnamed(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """Yield chunks as events; an error is the last one."""
+    try:
+        async for chunk in chunks:
+            yield _event(chunk)
+    except AstraflowError as error:
+        yield _event(body_of(error))
+
+
+async def _named(dialect: Dialect, talk: Talk, asked: ChatAsked) -> AsyncIterator[bytes]:
+    """Yield the events of a dialect; an error is the last one."""
+    try:
+        async for name, body in dialect.events(talk, asked):
+            yield b"event: " + name.encode() + b"\n" + _event(body)
+    except AstraflowError as error:
+        yield b"event: error\n" + _event(dialect.error(error))
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -222,6 +266,35 @@ async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
     yield first
     async for each in rest:
         yield each
+
+
+def _chat(dialect: Dialect, given: dict[str, Any]) -> dict[str, Any]:
+    """Return a body as that of a chat.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is not what the API wants.
+    """
+    try:
+        return dialect.chat(given)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"the body is not what /{dialect.path} takes: {error!r}"
+        ) from error
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """Return a body as an object.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is none.
+    """
+    try:
+        given = json.loads(body)
+    except ValueError as error:
+        raise AstraflowError(Reason.INVALID_FIELD, f"the body is no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise AstraflowError(Reason.INVALID_FIELD, "the body is no object")
+    return cast("dict[str, Any]", given)
 
 
 def _event(chunk: dict[str, Any]) -> bytes:

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from urllib.parse import quote
@@ -40,8 +40,7 @@ class AgentEndpoint:
         self.token = token or secrets.token_urlsafe(24)
         self._sessions: dict[str, AgentSession] = {}
         self._keys: dict[str, AgentSession] = {}
-        self._offered: defaultdict[str, deque[AgentSession]] = defaultdict(deque)
-        self._takers = asyncio.Condition()
+        self._offered: defaultdict[str, asyncio.Queue[AgentSession]] = defaultdict(asyncio.Queue)
         self._undo: list[Callable[[], Awaitable[None]]] = []
         self._request_count = 0
         self._starting = asyncio.Lock()
@@ -66,8 +65,7 @@ class AgentEndpoint:
 
     def offer(self, session: AgentSession, lane: str) -> None:
         """Hand an open session to the next agent that asks for one."""
-        self._offered[lane].append(session)
-        self._wake = asyncio.ensure_future(self._tell())
+        self._offered[lane].put_nowait(session)
 
     def at_close(self, undo: Callable[[], Awaitable[None]]) -> None:
         """Have something undone when the endpoint is closed."""
@@ -76,12 +74,10 @@ class AgentEndpoint:
     async def take(self, lane: str, *, wait_s: float) -> AgentSession | None:
         """Return the session that was offered first; None: there was none in this time."""
         try:
-            async with asyncio.timeout(wait_s), self._takers:
-                while True:
-                    session = self._next(lane)
-                    if session is not None:
-                        return session
-                    await self._takers.wait()
+            async with asyncio.timeout(wait_s):
+                while not (session := await self._offered[lane].get()).is_open:
+                    pass
+                return session
         except TimeoutError:
             return None
 
@@ -162,15 +158,3 @@ class AgentEndpoint:
         self._server = server
         self._address = advertised(*split_address(server.address), settings.advertise)
         log.info("agents are served", url=f"http://{self._address}/v1")
-
-    async def _tell(self) -> None:
-        async with self._takers:
-            self._takers.notify_all()
-
-    def _next(self, lane: str) -> AgentSession | None:
-        waiting = self._offered[lane]
-        while waiting:
-            session = waiting.popleft()
-            if session.is_open:
-                return session
-        return None

@@ -1,6 +1,6 @@
 """Errors as clients of OpenAI's API know them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,6 +22,7 @@ _TABLE: Mapping[Reason, tuple[int, str, str]] = {
     Reason.ENGINE_FAILED: (503, "server_error", "engine_failed"),
     Reason.VERSION_NOT_SERVED: (503, "server_error", "no_weights_yet"),
 }
+ErrorBody = Callable[[AstraflowError], dict[str, Any]]
 _RETRY_AFTER = {"Retry-After": "1"}
 
 
@@ -37,11 +38,11 @@ def body_of(error: AstraflowError) -> dict[str, Any]:
     return {"error": {**said, "param": error.metadata.get("field")}}
 
 
-def answer_of(error: AstraflowError) -> JSONResponse:
-    """Return an error as an answer."""
+def answer_of(error: AstraflowError, write: ErrorBody = body_of) -> JSONResponse:
+    """Return an error as an answer, its body as `write` has it."""
     status = status_of(error)
     headers = _RETRY_AFTER if status in (429, 503) else None
-    return JSONResponse(body_of(error), status, headers)
+    return JSONResponse(write(error), status, headers)
 
 
 def invalid_body(error: ValidationError) -> AstraflowError:

@@ -63,6 +63,10 @@ class Talk:
     keep: Callable[[Choice], None]
     overrides: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    def __post_init__(self) -> None:
+        """Refuse a prompt that leaves no room for an answer."""
+        self.capture.port.fit(self.capture.port.sampling, len(self.prompt))
+
     async def choices(self) -> list[Choice]:
         """Return all answers.
 

@@ -8,7 +8,8 @@ import inspect
 import json
 import socket
 import sys
-from typing import IO, Any
+from io import BufferedRWPair
+from typing import Any
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import Prompt
@@ -47,7 +48,7 @@ async def _answer(scorer: Scorer, asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _say(file: IO[bytes], what: dict[str, Any]) -> None:
+def _say(file: BufferedRWPair, what: dict[str, Any]) -> None:
     file.write(json.dumps(what).encode() + b"\n")
     file.flush()
 

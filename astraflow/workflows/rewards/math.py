@@ -1,5 +1,8 @@
 """Mathematics as the answer: expressions that are equal, however they are written (math-verify)."""
 
+import importlib
+from typing import Any
+
 from pydantic import Field
 
 from astraflow.config.strict import Strict
@@ -24,24 +27,24 @@ class Equal:
 
     def __init__(self, options: MathOptions) -> None:
         try:
-            import math_verify  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
+            self._tool: Any = importlib.import_module("math_verify")
         except ImportError as error:
             raise AstraflowError(
                 Reason.CODE_UNKNOWN, "scorer math: pip install math-verify on every node"
             ) from error
-        self._tool = math_verify  # pyright: ignore[reportUnknownMemberType]
         self._field = options.field
 
     def __call__(self, prompt: Prompt, text: str) -> Score:
         """Compare; the time is kept by who started the process."""
-        tool = self._tool  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        right = str(answer_of(prompt, self._field))
-        gold = tool.parse(right, parsing_timeout=None) or tool.parse(  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            f"${right}$", parsing_timeout=None
-        )
-        said = tool.parse(text, parsing_timeout=None)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        is_right = bool(tool.verify(gold, said, timeout_seconds=None))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+        gold = self._parsed(str(answer_of(prompt, self._field)))
+        said = self._parsed(text)
+        is_right = bool(self._tool.verify(gold, said, timeout_seconds=None))
         return Score(reward=float(is_right), parts={"none": float(not said)})
+
+    def _parsed(self, text: str) -> Any:
+        """Return the expressions of a text; one that is nothing else needs no marks around it."""
+        parse = self._tool.parse
+        return parse(text, parsing_timeout=None) or parse(f"${text}$", parsing_timeout=None)
 
 
 class Math:

@@ -137,3 +137,32 @@ async def test_texts_go_on_from_what_was_sampled(stage, client_of):
 async def test_models_are_the_policies(stage, client_of):
     async with stage(policies=("solver", "judge")) as at, client_of(at) as client:
         assert [model.id async for model in client.models.list()] == ["solver", "judge"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_responses_are_chats_written_another_way(stage, client_of, is_streamed):
+    def answer(text):
+        return "It is 3." if "[t]3" in text else f"Wait.{CALL}"
+
+    tool = {"type": "function", "strict": None, **TOOLS[0]["function"]}
+    sampling = SamplingParams(max_new_tokens=256)
+    async with stage(answer, sampling=sampling) as at, client_of(at) as client:
+        talk = [user("1+2?")]
+        first = await respond(client, talk, [tool], is_streamed)
+        message, call = first.output
+        assert (message.content[0].text, call.name) == ("Wait.", "add")
+        talk += [each.model_dump(exclude_none=True) for each in first.output]
+        talk.append({"type": "function_call_output", "call_id": call.call_id, "output": "3"})
+        second = await respond(client, talk, [tool], is_streamed)
+        assert second.output_text == "It is 3."
+        assert second.usage.output_tokens == len("It is 3.")
+        assert len(at.episode.trajectories()) == 1
+
+
+async def respond(client, talk, tools, is_streamed):
+    if not is_streamed:
+        return await client.responses.create(model="m", input=talk, tools=tools)
+    async with client.responses.stream(model="m", input=talk, tools=tools) as stream:
+        async for _ in stream:
+            pass
+        return await stream.get_final_response()

@@ -1,0 +1,67 @@
+"""Anthropic's messages: the same talk, written another way."""
+
+import json
+
+from astraflow.core.tasks import SamplingParams
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+TOOL = {"name": "add", "description": "sum", "input_schema": {"type": "object"}}
+
+
+def answer(text):
+    return "It is 3." if "[t]3" in text else f"Wait.{CALL}"
+
+
+async def test_messages_call_tools_and_go_on(stage):
+    sampling = SamplingParams(max_new_tokens=256)
+    async with stage(answer, sampling=sampling) as at, at.client() as client:
+        asked = {
+            "model": "claude",
+            "max_tokens": 99,
+            "system": "Be brief.",
+            "tools": [TOOL],
+            "messages": [{"role": "user", "content": "1+2?"}],
+        }
+        first = (await client.post("v1/messages", json=asked)).json()
+        text, call = first["content"]
+        assert (first["stop_reason"], text["text"], call["input"]) == (
+            "tool_use",
+            "Wait.",
+            {"a": 1},
+        )
+        result = {"type": "tool_result", "tool_use_id": call["id"], "content": "3"}
+        asked["messages"] += [
+            {"role": "assistant", "content": first["content"]},
+            {"role": "user", "content": [result]},
+        ]
+        second = (await client.post("v1/messages", json=asked)).json()
+        assert second["content"] == [{"type": "text", "text": "It is 3."}]
+        assert len(at.episode.trajectories()) == 1
+
+
+async def test_streams_have_the_events_in_their_order(stage):
+    sampling = SamplingParams(max_new_tokens=256)
+    async with stage(answer, sampling=sampling) as at, at.client() as client:
+        asked = {"model": "m", "max_tokens": 99, "tools": [TOOL], "stream": True}
+        asked["messages"] = [{"role": "user", "content": "1+2?"}]
+        answered = await client.post("v1/messages", json=asked)
+    events = [part.partition("data: ") for part in answered.text.split("\n\n") if part]
+    names = [name.removeprefix("event: ").strip() for name, _, _ in events]
+    data = [json.loads(body) for _, _, body in events]
+    assert names[:2] == ["message_start", "content_block_start"]
+    assert names[-2:] == ["message_delta", "message_stop"]
+    assert [each["type"] for each in data] == names
+    deltas = [each["delta"] for each in data if each["type"] == "content_block_delta"]
+    assert "".join(delta.get("text", "") for delta in deltas) == "Wait."
+    assert json.loads(deltas[-1]["partial_json"]) == {"a": 1}
+
+
+async def test_errors_are_of_that_kind(stage):
+    async with stage(answer) as at, at.client() as client:
+        refused = await client.post("v1/messages", json={"model": "m", "messages": []})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["type"] == "invalid_request_error"
+        for body in ("[]", '{"messages": ["hi"]}', '{"messages": [], "tools": [3]}'):
+            assert (await client.post("v1/messages", content=body)).status_code == 400
+        for body in ("[]", '{"input": [3]}', '{"input": {"a": 1}}', '{"input": "a", "tools": [3]}'):
+            assert (await client.post("v1/responses", content=body)).status_code == 400

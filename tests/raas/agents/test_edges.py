@@ -1,0 +1,158 @@
+"""What clients do wrong costs them an answer in OpenAI's form, and nobody else anything."""
+
+import asyncio
+import json
+
+import pytest
+
+from astraflow.config.pool import Agents
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.workflows.agents.session import SamplingSource, SessionRules
+
+CHAT = "v1/chat/completions"
+HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+WRONG = {
+    "no JSON": ("{", "body"),
+    "no messages": ({"model": "m"}, "messages"),
+    "empty messages": ({**HI, "messages": []}, "messages"),
+    "a strange role": ({**HI, "messages": [{"role": "cat", "content": ""}]}, "messages[0].role"),
+    "an image": (
+        {**HI, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content",
+    ),
+    "a text for a number": ({**HI, "max_tokens": "many"}, "max_tokens"),
+    "too many choices": ({**HI, "n": 10**6}, "n"),
+    "JSON mode": ({**HI, "response_format": {"type": "json_object"}}, "response_format"),
+    "a forced tool": ({**HI, "tool_choice": "required"}, "tool_choice"),
+    "biased tokens": ({**HI, "logit_bias": {"3": 5}}, "logit_bias"),
+}
+
+
+async def test_what_is_wrong_with_a_request_is_said(stage):
+    async with stage(lambda text: "ok") as at, at.client() as client:
+        for body, field in WRONG.values():
+            content = body if isinstance(body, str) else json.dumps(body)
+            answer = await client.post(CHAT, content=content)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+            assert field in error["message"] + str(error["param"]) or field == "body"
+        assert (await client.post(CHAT, json=HI)).status_code == 200
+        assert len(at.episode.trajectories()) == 1
+
+
+async def test_who_is_not_known_gets_nothing(stage):
+    async with stage(lambda text: "ok") as at, at.client() as client:
+        root = str(client.base_url).partition("/sessions")[0]
+        asked = {
+            f"{root}/v1/models": 401,
+            f"{root}/sessions/none/v1/models": 404,
+            f"{root}/nowhere": 404,
+        }
+        for url, status in asked.items():
+            answer = await client.get(url, headers={"Authorization": "Bearer sk-wrong"})
+            assert (answer.status_code, "error" in answer.json()) == (status, True)
+        taken = await client.post(f"{root}/sessions", headers={"Authorization": "Bearer x"})
+        assert taken.status_code == 401
+        by_key = {"Authorization": f"Bearer {at.entrance.key}"}
+        assert (await client.get(f"{root}/v1/models", headers=by_key)).status_code == 200
+
+
+async def test_several_policies_have_to_be_named(stage):
+    rules = SessionRules(models={"gpt-4o": "judge"})
+    async with stage(lambda text: "ok", policies=("solver", "judge"), rules=rules) as at:
+        async with at.client() as client:
+            unknown = await client.post(CHAT, json=HI)
+            mapped = await client.post(CHAT, json={**HI, "model": "gpt-4o"})
+        assert unknown.json()["error"]["code"] == "model_not_found"
+        assert mapped.status_code == 200
+        assert [each.policy_id for each in at.episode.trajectories()] == ["judge"]
+
+
+async def test_too_much_at_once_is_to_come_again(stage):
+    agents = Agents(max_requests=1, max_body_nbytes=1024)
+    async with stage(lambda text: "ok", agents=agents) as at, at.client() as client:
+        at.engine.open.clear()
+        first = asyncio.create_task(client.post(CHAT, json=HI))
+        await at.engine.until(lambda: at.engine.running)
+        for more in ({}, {"stream": True}):
+            refused = await client.post(CHAT, json=HI | more)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        at.engine.open.set()
+        assert (await first).status_code == 200
+        large = await client.post(CHAT, content=b" " * 2048)
+        assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_prompt_that_is_too_long_is_refused_even_as_a_stream(stage):
+    async with stage(lambda text: "ok", max_context=8) as at, at.client() as client:
+        for more in ({}, {"stream": True}):
+            answer = await client.post(CHAT, json=HI | more)
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_client_that_leaves_takes_its_request_along(stage):
+    async with stage(lambda text: "ok") as at, at.client() as client:
+        at.engine.open.clear()
+        for more in ({}, {"stream": True}):
+            leaving = asyncio.create_task(client.post(CHAT, json=HI | more))
+            await at.engine.until(lambda: at.engine.running)
+            leaving.cancel()
+            await asyncio.wait({leaving})
+            while at.engine.running:  # noqa: ASYNC110 - the server makes it true
+                await asyncio.sleep(0)
+        at.engine.open.set()
+        assert not at.episode.trajectories()
+
+
+async def test_an_end_stops_what_runs_and_nothing_runs_after_it(stage):
+    async with stage(lambda text: "ok") as at, at.client() as client:
+        at.engine.open.clear()
+        running = asyncio.create_task(client.post(CHAT, json=HI))
+        await at.engine.until(lambda: at.engine.running)
+        told = await client.post("reward", json={"reward": 0.5, "parts": {"right": 1.0}})
+        assert (told.status_code, at.session.score.reward) == (200, 0.5)
+        assert (await client.post("reward", json={"reward": "high"})).status_code == 400
+        assert (await client.post("end", json={"failure": "no tool"})).status_code == 200
+        assert (await running).json()["error"]["code"] == "session_over"
+        assert (await client.post(CHAT, json=HI)).status_code == 410
+        assert (await at.session.ended()).failure == "no tool"
+
+
+async def test_who_dawdles_is_cut_off(stage):
+    agents = Agents(patience_s=0.05)
+    async with stage(lambda text: "ok", agents=agents) as at:
+        host, port = at.entrance.session_url.split("/")[2].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow")
+        assert await reader.read() == b""
+        writer.close()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        path = f"/sessions/{at.session.session_id}/{CHAT}"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".encode()
+        writer.write(head + b"{")
+        assert b" 408 " in await reader.readline()
+        writer.close()
+
+
+async def test_the_recipe_says_how_is_sampled_unless_it_leaves_that_to_the_agent(stage):
+    for source, temperature in ((SamplingSource.RECIPE, 1.0), (SamplingSource.AGENT, 0.0)):
+        async with stage(lambda text: "ok", rules=SessionRules(sampling=source)) as at:
+            async with at.client() as client:
+                await client.post(CHAT, json={**HI, "temperature": 0.0, "max_tokens": 1000})
+            (trajectory,) = at.episode.trajectories()
+            assert trajectory.sampling.temperature == temperature
+            assert trajectory.sampling.max_new_tokens == 32
+
+
+async def test_an_engine_that_fails_is_no_fault_of_the_policy_until_it_is_mended(stage):
+    async with stage(lambda text: "ok") as at, at.client() as client:
+        at.engine.version = None
+        failed = await client.post(CHAT, json=HI)
+        assert (failed.status_code, failed.headers["retry-after"]) == (503, "1")
+        with pytest.raises(AstraflowError) as caught:
+            at.session.raise_infrastructure()
+        assert caught.value.reason is Reason.VERSION_NOT_SERVED
+        at.engine.version = 1
+        await client.post(CHAT, json=HI)
+        at.session.raise_infrastructure()
