@@ -1,4 +1,4 @@
-"""AnyLane: object stores by their URI, every other source over its lanes."""
+"""AnyLane: object stores by their URI, several ranks at once, every other source over its lanes."""
 
 from collections.abc import AsyncGenerator, Sequence
 
@@ -7,6 +7,7 @@ from astraflow.core.versions import Lane
 from astraflow.rpc.tls import Tls
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.object_lane import ObjectLane
+from astraflow.weights.shard_lane import ShardLane, is_of_shards
 from astraflow.wire.patches import SentItem, TransferSpec
 
 
@@ -28,6 +29,7 @@ class AnyLane:
             lanes: See Lanes.
         """
         self._lanes = Lanes(tls=tls, stall_timeout_s=stall_timeout_s, lanes=lanes)
+        self._shards = ShardLane(self._lanes)
         self._objects = ObjectLane(stall_timeout_s=stall_timeout_s)
 
     def pull(
@@ -37,8 +39,8 @@ class AnyLane:
         return self._of(endpoint).pull(endpoint, spec, transfer_token)
 
     async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
-        """Ask for the version that comes next; see Lanes. An object store sends nothing ahead."""
-        if "://" not in endpoint:
+        """Ask for the version that comes next; see Lanes. Only one source sends it ahead."""
+        if self._of(endpoint) is self._lanes:
             await self._lanes.stand_ready(endpoint, spec, transfer_token)
 
     async def forget_ready(self, spec: TransferSpec) -> None:
@@ -54,5 +56,7 @@ class AnyLane:
         await self._lanes.close()
         await self._objects.close()
 
-    def _of(self, endpoint: str) -> Lanes | ObjectLane:
-        return self._objects if "://" in endpoint else self._lanes
+    def _of(self, endpoint: str) -> Lanes | ObjectLane | ShardLane:
+        if "://" in endpoint:
+            return self._objects
+        return self._shards if is_of_shards(endpoint) else self._lanes

@@ -7,6 +7,7 @@ from typing import Final
 from astraflow.core.errors import Reason
 from astraflow.core.versions import Source, SourceKind, VersionInfo
 from astraflow.weights.fetch import Fetch
+from astraflow.weights.shard_lane import joined
 from astraflow.weights.tally import MeasuredLink
 
 _SILENT: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT})
@@ -35,7 +36,7 @@ class SourceMemory:
     def ordered(self, target: VersionInfo) -> list[Source]:
         """Return who is asked for a version; those that could not be reached of late come last."""
         now = time.monotonic()
-        asked = [each for each in target.sources if each.kind in self._kinds]
+        asked = joined(each for each in target.sources if each.kind in self._kinds)
         return sorted(asked, key=lambda each: self._silent_until.get(each.address, now) > now)
 
     def note(self, fetch: Fetch) -> None:
