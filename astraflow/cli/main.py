@@ -20,6 +20,7 @@ from astraflow.cli import (
     save,
     simulate,
     status,
+    track,
     trainer,
     weights,
 )
@@ -42,6 +43,7 @@ app.command("ledger")(ledger.ledger)
 app.command("eval")(evaluate.evaluate)
 app.command("save")(save.save)
 app.command("rollouts")(rollouts.rollouts)
+app.command("track")(track.track)
 app.command("autoscale")(autoscale.autoscale)
 app.command("simulate")(simulate.simulate)
 app.command("doctor")(doctor.doctor)

@@ -99,6 +99,9 @@ class Recipe(Strict):
     hub: Hub = Hub()
     metrics: Metrics = Metrics()
     tracing: Tracing = Tracing()
+    track: tuple[str, ...] = ("tensorboard",)
+    """Where `astraflow run` shows its numbers beside metrics.jsonl: tensorboard, wandb, mlflow,
+    trackio, or module:Class."""
     http: Http = Http()
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ from astraflow.launch.run_folder import (
     reopen_run,
 )
 from astraflow.launch.summary import RunSummary, summarise
+from astraflow.launch.tracking.follower import followed
 
 
 def run_recipe(recipe: Recipe, *, runs: Path, console: Console) -> RunSummary:
@@ -78,7 +79,8 @@ def resume_run(folder: Path, *, console: Console, checkpoint_id: str = "") -> Ru
 def _see_through(launch: Launch) -> RunSummary:
     """Run to the end, and tell what came of it."""
     started = time.monotonic()
-    state, failure = asyncio.run(launch.run())
+    with followed(launch.run_dir, launch.recipe.track):
+        state, failure = asyncio.run(launch.run())
     summary = summarise(
         launch.run_dir,
         name=launch.recipe.name,

@@ -1,0 +1,144 @@
+"""Follows the files of a run, and gives trackers what is new in them.
+
+Trackers never hold up a run: they read what the hub has written, in a thread or a process of
+their own, and a tracker that fails is left out. Where each has come to is kept in the run's
+folder, so a run that goes on later is not shown twice.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import structlog
+import yaml
+
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.launch.tracking.rows import LineTail, TrackedRow, eval_rows, metric_row
+from astraflow.launch.tracking.tracker import Tracked, Tracker, make_tracker
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+_LOOK_S = 2.0
+
+
+class Follower:
+    """Feeds one kind of tracker: one for each policy, made when its first row comes."""
+
+    def __init__(self, run_dir: RunDir, name: str) -> None:
+        """Begin where this tracker was left in this run."""
+        self._run_dir = run_dir
+        self._name = name
+        self._folder = run_dir.root / name.replace(":", ".")
+        self._place = self._folder / "followed.json"
+        offsets: dict[str, int] = (
+            json.loads(self._place.read_text()) if self._place.exists() else {}
+        )
+        self._metrics = LineTail(run_dir.metrics, offsets.get("metrics", 0))
+        self._evals = LineTail(run_dir.evals, offsets.get("evals", 0))
+        self._trackers: dict[str, Tracker] = {}
+
+    def follow(self) -> int:
+        """Give on what is new; return the number of rows.
+
+        Raises:
+            AstraflowError: What `make_tracker` raises.
+        """
+        count = 0
+        for row in self._rows():
+            self._tracker(row.policy).log(row.axis, row.at, row.time, row.values)
+            count += 1
+        if count:
+            self._keep_place()
+        return count
+
+    def close(self) -> None:
+        """Close the trackers."""
+        for tracker in self._trackers.values():
+            tracker.close()
+
+    def _rows(self) -> Iterator[TrackedRow]:
+        yield from map(metric_row, self._metrics.read())
+        for row in self._evals.read():
+            yield from eval_rows(row)
+
+    def _tracker(self, policy: str) -> Tracker:
+        if policy not in self._trackers:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            recipe: dict[str, Any] = yaml.safe_load(self._run_dir.recipe.read_text())
+            tracked = Tracked(
+                run=self._run_dir.root.name, policy=policy, folder=self._folder, recipe=recipe
+            )
+            self._trackers[policy] = make_tracker(self._name, tracked)
+        return self._trackers[policy]
+
+    def _keep_place(self) -> None:
+        for tracker in self._trackers.values():
+            tracker.flush()
+        offsets = {"metrics": self._metrics.offset, "evals": self._evals.offset}
+        draft = self._place.with_suffix(".draft")
+        draft.write_text(json.dumps(offsets))
+        draft.replace(self._place)
+
+
+@contextmanager
+def followed(run_dir: RunDir, names: Sequence[str]) -> Generator[None]:
+    """Feed trackers from a thread while entered, and with the rest at the end."""
+    over = threading.Event()
+    threads = [
+        threading.Thread(target=_follow, args=(run_dir, name, over), name=f"track-{name}")
+        for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _follow(run_dir: RunDir, name: str, over: threading.Event) -> None:
+    """Follow until it is over; a tracker's failure ends its own thread alone."""
+    follower = Follower(run_dir, name)
+    try:
+        while not over.wait(_LOOK_S):
+            follower.follow()
+        follower.follow()
+    except AstraflowError as error:
+        log.warning("a tracker is left out", tracker=name, why=error.message)
+    except Exception:
+        log.exception("a tracker failed and is left out", tracker=name)
+    with suppress(Exception):
+        follower.close()
+
+
+def track_run(run_dir: RunDir, names: Sequence[str], *, is_live: bool) -> Iterator[tuple[str, int]]:
+    """Feed trackers with what a run has written; yield how many rows each got.
+
+    Args:
+        run_dir: Of a run, live or over.
+        names: Of trackers.
+        is_live: Go on until interrupted.
+
+    Raises:
+        AstraflowError: NOT_READY when there is no run; what `make_tracker` raises.
+    """
+    if not run_dir.recipe.exists():
+        raise AstraflowError(Reason.NOT_READY, f"{run_dir.root} is no folder of a run")
+    followers = {name: Follower(run_dir, name) for name in names}
+    try:
+        for name, follower in followers.items():
+            yield name, follower.follow()
+        with suppress(KeyboardInterrupt):
+            while is_live:
+                time.sleep(_LOOK_S)
+                for follower in followers.values():
+                    follower.follow()
+    finally:
+        for follower in followers.values():
+            follower.close()
