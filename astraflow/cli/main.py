@@ -8,6 +8,7 @@ from astraflow import __version__
 from astraflow.cli import (
     autoscale,
     bench,
+    conformance,
     dataflow,
     doctor,
     evaluate,
@@ -53,6 +54,7 @@ app.add_typer(trainer.app, name="trainer")
 app.add_typer(gateway.app, name="gateway")
 app.add_typer(weights.app, name="weights")
 app.add_typer(bench.app, name="bench")
+app.add_typer(conformance.app, name="conformance")
 
 
 @app.callback(invoke_without_command=True)

@@ -6,6 +6,7 @@ from typing import Self
 
 # Pieces of up to 64 KiB between the two ends of one direction.
 _MOST_ON_THE_WAY = 1024
+_GOODBYE_S = 1.0
 
 
 class Relay:
@@ -21,11 +22,12 @@ class Relay:
         self._server: asyncio.Server | None = None
         self._is_plugged = True
         self._writers: set[asyncio.StreamWriter] = set()
+        self._passing: set[asyncio.Task[None]] = set()
         self.delay_s = 0.0
 
     async def __aenter__(self) -> Self:
         """Listen."""
-        self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -33,6 +35,8 @@ class Relay:
         if self._server is not None:
             self._server.close()
         self.unplug()
+        if self._passing:
+            await asyncio.wait(self._passing, timeout=_GOODBYE_S)
 
     @property
     def address(self) -> str:
@@ -55,6 +59,11 @@ class Relay:
     def plug(self) -> None:
         """Let connections in again."""
         self._is_plugged = True
+
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        passing = asyncio.create_task(self._pass_on(reader, writer))
+        self._passing.add(passing)
+        passing.add_done_callback(self._passing.discard)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not self._is_plugged:

@@ -4,12 +4,15 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = ROOT / "tests" / "peers" / "typescript"
+# Beside the interpreter, activated or not.
+BUF = Path(sys.executable).parent / "buf"
 TEMPLATE = ROOT / "clients" / "buf.gen.typescript.yaml"
 
 
@@ -46,7 +49,7 @@ def build(folder, programs):
     shutil.copytree(SOURCE, folder, dirs_exist_ok=True)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     template = ["--template", TEMPLATE, "--output", folder]
-    run(shutil.which("buf"), "generate", *template, cwd=ROOT, env={**os.environ, "PATH": path})
+    run(BUF, "generate", *template, cwd=ROOT, env={**os.environ, "PATH": path})
     run(programs / "tsc", cwd=folder)
 
 

@@ -4,6 +4,7 @@ import { parseArgs } from "node:util";
 import { type Client, type CallOptions, Code, ConnectError, createClient, encodeBinaryHeader } from "@connectrpc/connect";
 import { createGrpcTransport } from "@connectrpc/connect-node";
 import type { DescService, MessageInitShape } from "@bufbuild/protobuf";
+import { reasonOf } from "./errors.js";
 import { DirectiveKind, type Session, type SessionResumeSchema } from "../gen/astraflow/common/v1/session_pb.js";
 import { type KeepAliveRequestSchema, SessionService } from "../gen/astraflow/dataflow/v1/session_service_pb.js";
 
@@ -27,14 +28,6 @@ const JOIN = { headers: { authorization: `Bearer ${options.token}` } };
 const CUT = [Code.Unavailable, Code.Aborted, Code.Canceled, Code.Internal, Code.Unknown, Code.DeadlineExceeded];
 const PATIENCE_MS = 10_000;
 
-// The name in google.rpc.ErrorInfo, whose field 1 it is; empty: no answer of the contract.
-export function reasonOf(error: ConnectError): string {
-  for (const detail of error.details)
-    if ("type" in detail && detail.type === "google.rpc.ErrorInfo")
-      return new TextDecoder().decode(detail.value.subarray(2, 2 + (detail.value[1] ?? 0)));
-  return "";
-}
-
 export class Member {
   session!: Session;
   directive = DirectiveKind.CONTINUE;
@@ -42,6 +35,7 @@ export class Member {
   // A connection of its own: bulk must not delay a KeepAlive.
   private readonly pulse = createGrpcTransport({ baseUrl: `http://${options.hub}` });
   private timer?: NodeJS.Timeout;
+  private joining?: Promise<void> | undefined;
 
   constructor(
     private readonly open: (resume: Resume, call: CallOptions) => Promise<Session | undefined>,
@@ -53,7 +47,12 @@ export class Member {
     return createClient(service, this.transport);
   }
 
-  async join(): Promise<void> {
+  // Several calls may find out at once that the session ended.
+  join(): Promise<void> {
+    return (this.joining ??= this.enter().finally(() => (this.joining = undefined)));
+  }
+
+  private async enter(): Promise<void> {
     const held = this.session && { resumeToken: this.session.token, incarnation: 1n, ...this.held() };
     this.session = (await this.open(hasFault("never_resumes") ? undefined : held, JOIN))!;
     clearInterval(this.timer);

@@ -78,7 +78,7 @@ async function work(task: RolloutTask): Promise<void> {
   const range = task.versions[policyId];
   while (range?.min !== undefined && (replica.version === undefined || replica.version < range.min)) await pause(10);
   const isLate = task.deadline !== undefined && timestampDate(task.deadline) < new Date() && !hasFault("ignores_deadline");
-  const reason = isLate ? Reason.TASK_EXPIRED : range?.max !== undefined && replica.version! > range.max ? Reason.VERSION_NOT_SERVED : undefined;
+  const reason = hasFault("lies_about_capacity") ? Reason.CAPACITY_EXCEEDED : isLate ? Reason.TASK_EXPIRED : range?.max !== undefined && replica.version! > range.max ? Reason.VERSION_NOT_SERVED : undefined;
   if (reason !== undefined) {
     tasks.delete(task.taskId);
     return steering.put({ request: { case: "nack", value: { taskId: task.taskId, failure: { reason } } } });
@@ -127,7 +127,7 @@ async function* sendItems(signal: AbortSignal): AsyncGenerator<Sent> {
   if (unacked.size && !hasFault("never_resends")) yield { items: [...unacked.values()].map((item) => ({ item: item! })) };
   for await (const item of outbox.read(signal)) {
     unacked.set(idOf(item), item);
-    yield { items: [{ item: item! }] };
+    yield { items: hasFault("repeats_itself") ? [{ item: item! }, { item: item! }] : [{ item: item! }] };
   }
 }
 

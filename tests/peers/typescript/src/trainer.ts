@@ -5,7 +5,7 @@
 import { createServer } from "node:http2";
 import type { AddressInfo } from "node:net";
 import { create } from "@bufbuild/protobuf";
-import { Code, ConnectError, decodeBinaryHeader, type HandlerContext } from "@connectrpc/connect";
+import { Code, decodeBinaryHeader, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { DirectiveKind } from "../gen/astraflow/common/v1/session_pb.js";
 import { Dtype } from "../gen/astraflow/common/v1/tensor_pb.js";
@@ -13,6 +13,7 @@ import { BatchOutcome, TrainerService } from "../gen/astraflow/dataflow/v1/train
 import type { BatchHeader, BatchPart } from "../gen/astraflow/rollout/v1/batch_pb.js";
 import { LayoutSchema } from "../gen/astraflow/weights/v1/layout_pb.js";
 import { TransferService } from "../gen/astraflow/weights/v1/transfer_service_pb.js";
+import { refusal } from "./errors.js";
 import { hasFault, Member, options } from "./member.js";
 import { layoutDigest, same, stateDigest, whole } from "./weights.js";
 
@@ -35,11 +36,11 @@ const weightsOf = (version: bigint): Uint8Array =>
 
 function admit(context: HandlerContext): void {
   const given = decodeBinaryHeader(context.requestHeader.get("astraflow-transfer-bin") ?? "");
-  if (!same(given, member.session.transferToken)) throw new ConnectError("join the run", Code.Unauthenticated);
+  if (!same(given, member.session.transferToken)) throw refusal(Code.Unauthenticated, "TOKEN_INVALID", "join the run");
 }
 
-const found = <T>(value: T | undefined, what: string): T => {
-  if (value === undefined) throw new ConnectError(what, Code.NotFound);
+const found = <T>(value: T | undefined, reason: string): T => {
+  if (value === undefined) throw refusal(Code.NotFound, reason, "not held here");
   return value;
 };
 
@@ -49,17 +50,17 @@ const server = createServer(
       router.service(TransferService, {
         async *pull({ spec }, context) {
           admit(context);
-          const { chunk, index } = found(versions.get(spec!.version), `no version ${spec!.version}`);
+          const { chunk, index } = found(versions.get(spec!.version), "VERSION_UNKNOWN");
           const root = index.patch!.rootDigest;
           const isHeld = spec!.haveChunks.some((set) => same(set.rootDigest, root));
           const payloadNbytes = isHeld ? 0n : nbytes;
           yield { item: { case: "plan", value: { patches: [index], chunkCount: isHeld ? 0n : 1n, payloadNbytes } } };
-          const payload = hasFault("corrupt_chunk") ? new Uint8Array(chunk.payload.length) : chunk.payload;
+          const payload = hasFault("corrupt_chunk") ? chunk.payload.map((byte) => byte ^ 1) : chunk.payload;
           if (!isHeld) yield { item: { case: "chunk", value: { ...chunk, payload } } };
         },
         getLayout({ layoutDigest: wanted }, context) {
           admit(context);
-          return { layout: found(same(wanted, layoutDigest(layout)) ? layout : undefined, "no such layout") };
+          return { layout: found(same(wanted, layoutDigest(layout)) ? layout : undefined, "LAYOUT_UNKNOWN") };
         },
       }),
   }),

@@ -1,0 +1,103 @@
+"""`astraflow conformance`: whether a peer in any language keeps the contract."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from astraflow.cli.options import AsJson
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Check a trainer, a RaaS or a source of weights, in any language, against the contract.",
+)
+
+Listen = Annotated[
+    str, typer.Option("--listen", metavar="HOST:PORT", help="Where the member dials the run.")
+]
+Command = Annotated[
+    str | None,
+    typer.Option(
+        "--exec",
+        metavar="COMMAND",
+        help="Starts the member; {hub}, {token} and {policy} are replaced. Unset: it is started "
+        "by you, with what is printed.",
+    ),
+]
+Patience = Annotated[
+    float, typer.Option("--patience", min=0.1, help="Seconds to wait for any one thing.")
+]
+
+
+@app.command("trainer")
+def trainer(
+    *,
+    listen: Listen = "127.0.0.1:0",
+    command: Command = None,
+    patience_s: Patience = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a run to a trainer of the policy solver, and check what it does.
+
+    Batches have two groups. Connections are cut, answers lost and a session ended on the way; at
+    the end it is drained. Exit code 1 when a check failed.
+    """
+    from astraflow.conformance.commands import look_at_member  # noqa: PLC0415
+    from astraflow.conformance.play import TRAINER  # noqa: PLC0415
+
+    if not look_at_member(
+        TRAINER, listen=listen, command=command, patience_s=patience_s, as_json=as_json
+    ):
+        raise typer.Exit(1)
+
+
+@app.command("raas")
+def raas(
+    *,
+    listen: Listen = "127.0.0.1:0",
+    command: Command = None,
+    patience_s: Patience = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a run to a RaaS with the policy solver, and check what it does.
+
+    The workflow is single_turn, the scorer exact. The first chunk of weights is corrupt; a task is
+    cancelled, streams are cut, acks come late. Exit code 1 when a check failed.
+    """
+    from astraflow.conformance.commands import look_at_member  # noqa: PLC0415
+    from astraflow.conformance.play import RAAS  # noqa: PLC0415
+
+    if not look_at_member(
+        RAAS, listen=listen, command=command, patience_s=patience_s, as_json=as_json
+    ):
+        raise typer.Exit(1)
+
+
+@app.command("weights")
+def weights(
+    *,
+    target: Annotated[
+        str, typer.Option("--target", metavar="HOST:PORT", help="The TransferService.")
+    ],
+    version: Annotated[
+        Path,
+        typer.Option("--version-info", help="What was published: a VersionInfo message as JSON."),
+    ],
+    token: Annotated[
+        str,
+        typer.Option(
+            "--transfer-token",
+            envvar="ASTRAFLOW_TRANSFER_TOKEN",
+            help="Session.transfer_token, in hexadecimal.",
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Pull a version from a TransferService, and check what it sends.
+
+    Exit code 1 when a check failed. `astraflow conformance trainer` makes these checks too.
+    """
+    from astraflow.conformance.commands import look_at_source  # noqa: PLC0415
+
+    if not look_at_source(target, token=token, version=version, as_json=as_json):
+        raise typer.Exit(1)

@@ -1,0 +1,69 @@
+"""What the command line calls: looks at a peer, and says what was found."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from google.protobuf.json_format import Parse, ParseError
+
+from astraflow.conformance.checks import CheckList
+from astraflow.conformance.play import Role, examine
+from astraflow.conformance.report import show
+from astraflow.conformance.stage import POLICY, Stage
+from astraflow.conformance.weights import CHECKS, Source, check_source
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import VersionInfo
+from astraflow.telemetry.logging import configure_logging
+from astraflow.wire.weights import decode_version_info
+from astraflow_proto.weights.v1 import version_pb2
+
+
+def look_at_member(
+    role: Role, *, listen: str, command: str | None, patience_s: float, as_json: bool
+) -> bool:
+    """Look at a member, show what was found, and return whether it keeps the contract."""
+    configure_logging("conformance", level="error")
+    checks = asyncio.run(
+        examine(role, command=command, listen=listen, patience_s=patience_s, on_ready=_say_where)
+    )
+    show(checks, as_json=as_json)
+    return checks.are_kept
+
+
+def look_at_source(target: str, *, token: str, version: Path, as_json: bool) -> bool:
+    """Look at a TransferService; the same.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a token or a version that cannot be read.
+    """
+    configure_logging("conformance", level="error")
+    source = Source(address=target, token=_secret(token), info=_version(version))
+    checks = CheckList(CHECKS)
+    asyncio.run(check_source(checks, source))
+    show(checks, as_json=as_json)
+    return checks.are_kept
+
+
+def _say_where(stage: Stage) -> None:
+    where = f"hub {stage.tap.address}  token {stage.run.join_token}  policy {POLICY}"
+    print(where, file=sys.stderr, flush=True)  # noqa: T201 - for who starts the member
+
+
+def _secret(token: str) -> bytes:
+    try:
+        return bytes.fromhex(token)
+    except ValueError as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, "--transfer-token is not hexadecimal; give Session.transfer_token"
+        ) from error
+
+
+def _version(path: Path) -> VersionInfo:
+    try:
+        return decode_version_info(Parse(path.read_text("utf-8"), version_pb2.VersionInfo()))
+    except (OSError, ParseError) as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{path} cannot be read as a VersionInfo in JSON ({error}); give the one of"
+            " PublishVersionRequest",
+        ) from error

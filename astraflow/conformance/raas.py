@@ -1,0 +1,226 @@
+"""The script for a RaaS: a real run gives it tasks, a source that lies once its weights."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from astraflow.conformance.checks import Broken, Check
+from astraflow.conformance.faults import ChangeResponse, CutResponse, EveryResponse, Refuse
+from astraflow.conformance.rollout_record import first_of, id_of, items, nacks, results
+from astraflow.conformance.session_checks import (
+    DEADLINES,
+    DRAINED,
+    KEPT_ALIVE,
+    RESUMED,
+    check_drain,
+    check_pulse,
+    check_resume,
+)
+from astraflow.conformance.stage import Stage
+from astraflow.conformance.tap import Call, Tap
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
+from astraflow_proto.weights.v1 import version_pb2
+
+JOIN: Final = "JoinPool"
+# The record grows with every rollout, and is looked through at every message.
+_STEP_S: Final = 0.05
+_SERVICE: Final = "dataflow/v1/raas_service.proto, "
+
+CHECKS: Final = (
+    Check(
+        name="raas.joined",
+        expected="joins with contract_version, a name, a capacity and the policy of the run",
+        source=_SERVICE + "JoinPoolRequest",
+    ),
+    Check(
+        name="weights.corrupt_chunk",
+        expected="takes no chunk of another digest: pulls again, and goes live with what verified",
+        source="weights/v1/patch.proto, Chunk; docs/weights.md, When something is wrong",
+    ),
+    Check(
+        name="versions.reported",
+        expected="reports a version VERSION_STATE_LIVE once tokens are sampled with it",
+        source="weights/v1/version_service.proto, ReportVersion",
+    ),
+    Check(
+        name="tasks.credit",
+        expected="opens StreamTasks with its credit, and takes no more than that",
+        source=_SERVICE + "TaskOpen, TaskCredit",
+    ),
+    Check(
+        name="rollouts.accepted",
+        expected="sends rollouts that are sound: none is answered with DISPOSITION_REJECTED",
+        source="rollout/v1/rollout.proto, Rollout; rollout/v1/trajectory.proto, Trajectory",
+    ),
+    Check(
+        name="tasks.closed",
+        expected="closes a task with a TaskResult behind its rollouts, whose numbers add up",
+        source="rollout/v1/rollout.proto, TaskResult",
+    ),
+    Check(
+        name="rollouts.backpressure",
+        expected="sends nothing twice on one stream while acks are late, and stays alive",
+        source=_SERVICE + "StreamRollouts: sent again on the next stream",
+    ),
+    Check(
+        name="rollouts.redelivered",
+        expected="sends what was not acknowledged again on the next stream, under the same ids",
+        source=_SERVICE + "StreamRollouts",
+    ),
+    Check(
+        name="tasks.reopened",
+        expected="opens a StreamTasks again that was cut, and goes on with what it holds",
+        source=_SERVICE + "StreamTasks",
+    ),
+    Check(
+        name="tasks.deadline",
+        expected="closes a task that is cancelled because its deadline passed: its TaskResult is"
+        " still due",
+        source=_SERVICE + "TaskCancellation; rollout/v1/task.proto, RolloutTask.deadline",
+    ),
+    RESUMED,
+    KEPT_ALIVE,
+    DEADLINES,
+    DRAINED,
+)
+
+
+async def set_up(stage: Stage) -> None:
+    """Bring the trainer, and lead the member to its weights through the tap."""
+    stage.run.add_trainer(step_s=_STEP_S)
+    no_lane = AstraflowError(Reason.LANE_UNAVAILABLE, "weights come over gRPC here")
+    stage.tap.faults += [
+        Refuse("PlanTransfer", no_lane),
+        EveryResponse("WatchVersions", lambda message: _lead(stage.tap, message.version.sources)),
+        EveryResponse("ListSources", lambda message: _lead(stage.tap, message.sources)),
+        EveryResponse(
+            "ListVersions",
+            lambda message: [_lead(stage.tap, each.sources) for each in message.versions],
+        ),
+    ]
+
+
+async def play(stage: Stage) -> None:
+    """Go through all checks, one after the other.
+
+    Raises:
+        Settled: One failed.
+    """
+    lie = ChangeResponse("Pull", _corrupted)
+    stage.tap.faults.append(lie)
+    with stage.check("raas.joined"):
+        _require_join(await stage.joined(JOIN))
+    with stage.check("weights.corrupt_chunk"):
+        await _check_corrupt_chunk(stage, lie)
+    with stage.check("versions.reported"):
+        await stage.until(lambda: _live(stage.tap), "a ReportVersion with VERSION_STATE_LIVE")
+    with stage.check("tasks.credit"):
+        await stage.call("StreamTasks", "a StreamTasks that tasks can be sent on")
+    with stage.check("rollouts.accepted"):
+        await stage.call("StreamRollouts", "a rollout")
+    with stage.check("tasks.closed"):
+        await stage.until(lambda: first_of(results(stage.tap)), "the TaskResult of a task")
+    await _check_late_acks(stage)
+    await _check_lost_acks(stage)
+    await _check_cut_tasks(stage)
+    await _check_deadline(stage)
+    await check_resume(stage, JOIN)
+    await check_pulse(stage)
+    await check_drain(stage, JOIN)
+
+
+def _lead(tap: Tap, sources: Iterable[version_pb2.Source]) -> None:
+    for source in sources:
+        tap.origin, source.endpoint = source.endpoint, tap.address
+
+
+def _corrupted(message: Any) -> Sequence[Any] | None:
+    if not message.chunk.payload:
+        return None
+    other = type(message)()
+    other.CopyFrom(message)
+    other.chunk.payload = bytes([message.chunk.payload[0] ^ 1]) + message.chunk.payload[1:]
+    return [other]
+
+
+def _require_join(call: Call) -> None:
+    request = call.requests[0]
+    if request.contract.contract_version < 1:
+        raise Broken("contract.contract_version is not set; it is 1 or more")
+    if request.capacity < 1:
+        raise Broken(f"capacity is {request.capacity}: it would get no task")
+
+
+async def _check_corrupt_chunk(stage: Stage, lie: ChangeResponse) -> None:
+    wrong = await stage.until(lambda: lie.call, "a Pull of the version")
+    version = wrong.requests[0].spec.version
+    await stage.until(
+        lambda: _later_pull(stage.tap, wrong) or _live(stage.tap),
+        "another Pull after a chunk with wrong bytes",
+    )
+    if _later_pull(stage.tap, wrong) is None:
+        raise Broken(f"version {version} went live on bytes that have another digest")
+
+
+def _later_pull(tap: Tap, one: Call) -> Call | None:
+    return next((call for call in tap.of("Pull") if call.began_s > one.began_s), None)
+
+
+def _live(tap: Tap) -> Call | None:
+    live = version_pb2.VERSION_STATE_LIVE
+    return first_of(call for call in tap.of("ReportVersion") if call.requests[0].state == live)
+
+
+async def _check_late_acks(stage: Stage) -> None:
+    with stage.check("rollouts.backpressure"), stage.tap.held("StreamRollouts"):
+        count = len(stage.tap.of("KeepAlive"))
+        await stage.call("KeepAlive", "KeepAlive while acks are late", after=count + 1)
+
+
+async def _check_lost_acks(stage: Stage) -> None:
+    with stage.check("rollouts.redelivered"):
+        fault = CutResponse("StreamRollouts")
+        stage.tap.faults.append(fault)
+        lost = {ack.item_id for ack in (await stage.until(lambda: fault.lost, "rollouts")).acks}
+        await stage.until(
+            lambda: _sent_after(stage.tap, fault.call, lost),
+            f"a new StreamRollouts, on which {', '.join(sorted(lost))} comes again",
+        )
+
+
+def _sent_after(tap: Tap, one: Call | None, item_ids: set[str]) -> bool | None:
+    streams = tap.of("StreamRollouts")
+    after = streams[streams.index(one) + 1 :] if one in streams else []
+    sent = {id_of(item) for call in after for item in items(call)}
+    return item_ids <= sent or None
+
+
+async def _check_cut_tasks(stage: Stage) -> None:
+    with stage.check("tasks.reopened"):
+        count = len(stage.tap.of("StreamTasks"))
+        stage.tap.cut("StreamTasks")
+        await stage.call("StreamTasks", "another StreamTasks, and tasks on it", after=count)
+
+
+async def _check_deadline(stage: Stage) -> None:
+    with stage.check("tasks.deadline"):
+        fault = ChangeResponse("StreamTasks", _with_cancellation)
+        stage.tap.faults.append(fault)
+        task = (await stage.until(lambda: fault.changed, "another task")).task
+        await stage.until(
+            lambda: _closed(stage.tap, task.task_id), f"the TaskResult of {task.task_id}"
+        )
+
+
+def _with_cancellation(message: Any) -> Sequence[Any] | None:
+    if not message.HasField("task"):
+        return None
+    cancellation = pb.TaskCancellation(
+        task_id=message.task.task_id, reason=pb.CANCEL_REASON_DEADLINE
+    )
+    return [message, pb.StreamTasksResponse(cancellation=cancellation)]
+
+
+def _closed(tap: Tap, task_id: str) -> bool | None:
+    is_closed = any(result.task_id == task_id for result in results(tap))
+    return is_closed or any(nack.task_id == task_id for nack in nacks(tap)) or None

@@ -1,0 +1,258 @@
+"""A tap: stands between a member and a run, sees every message, and breaks what it is told to."""
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Sequence,
+)
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Protocol, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from astraflow.conformance.methods import Method, method_of
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.auth import SESSION_KEY, TRANSFER_KEY
+from astraflow.rpc.channel import dial
+from astraflow.rpc.errors import status_of
+from astraflow.rpc.limits import SERVER_OPTIONS
+
+# Its stubs leave the types of messages open.
+_stream_stream = cast("Callable[..., Any]", grpc.stream_stream_rpc_method_handler)  # pyright: ignore[reportUnknownMemberType]
+
+_PASSED_ON = frozenset({"authorization", SESSION_KEY, TRANSFER_KEY})
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """One call of the member.
+
+    Attributes:
+        method: Which.
+        metadata: The secrets that it carries.
+        has_deadline: Whether the caller gives up at some time.
+        began_s: On the monotonic clock.
+        requests: Of the member, in order.
+        responses: That reached the member, in order.
+        code: How it ended; None while it lasts.
+        text: Of an error.
+        broken: Ends the call with the error that it is given.
+    """
+
+    method: Method
+    metadata: dict[str, str | bytes]
+    has_deadline: bool
+    began_s: float
+    requests: list[Any] = field(default_factory=list[Any])
+    responses: list[Any] = field(default_factory=list[Any])
+    code: grpc.StatusCode | None = None
+    text: str = ""
+    broken: "asyncio.Future[None]"
+
+    @property
+    def name(self) -> str:
+        """Of the method."""
+        return self.method.name
+
+    def end(self, error: AstraflowError) -> None:
+        """End it with an error, if it lasts."""
+        if not self.broken.done():
+            self.broken.set_exception(error)
+
+
+class Fault(Protocol):
+    """What is done to messages that pass."""
+
+    def request(self, call: Call, message: Any) -> Sequence[Any]:
+        """Return what goes on in place of a message of the member.
+
+        Raises:
+            AstraflowError: The call ends with it.
+        """
+        ...
+
+    def response(self, call: Call, message: Any) -> Sequence[Any]:
+        """Return what goes on in place of a message to the member; raises as `request`."""
+        ...
+
+
+class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument] - generic in its stubs only
+    """Passes all calls on, each message seen and noted.
+
+    Attributes:
+        calls: All of them, in the order in which they began.
+        faults: At work now.
+        address: host:port, once it serves.
+        origin: host:port of what answers calls to TransferService; empty: nobody does.
+    """
+
+    def __init__(self, hub: str) -> None:
+        """Prepare; `serve` serves.
+
+        Args:
+            hub: host:port of the run.
+        """
+        self.calls: list[Call] = []
+        self.faults: list[Fault] = []
+        self.address = ""
+        self.origin = ""
+        self._channels = {"": dial(hub)}
+        self._gates: dict[str, asyncio.Event] = {}
+        self._changed = asyncio.Event()
+
+    async def serve(self, listen: str) -> None:
+        """Serve on host:port; port 0 takes a free one."""
+        self._server: Any = grpc.aio.server(  # pyright: ignore[reportUnknownMemberType]
+            handlers=[self], options=SERVER_OPTIONS
+        )
+        port = self._server.add_insecure_port(listen)
+        await self._server.start()
+        self.address = f"{listen.rpartition(':')[0]}:{port}"
+
+    async def close(self) -> None:
+        """Cut everything."""
+        await self._server.stop(0)
+        for channel in self._channels.values():
+            await channel.close(None)
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Return what answers a call: every kind is a stream both ways on the wire."""
+        method = method_of(handler_call_details.method)
+        if method is None:
+            return None
+
+        async def relay(requests: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes]:
+            async for response in self._relay(method, requests, context):
+                yield response
+
+        return _stream_stream(relay)
+
+    def of(self, *names: str) -> list[Call]:
+        """Return the calls of some methods of which a request came."""
+        return [call for call in self.calls if call.name in names and call.requests]
+
+    def answered(self, name: str) -> Call | None:
+        """Return the last call of a method that was answered."""
+        return next((call for call in reversed(self.of(name)) if call.responses), None)
+
+    def cut(self, *names: str) -> None:
+        """Cut the open calls of some methods."""
+        for call in self.of(*names):
+            call.end(AstraflowError(Reason.NOT_READY, "the connection was cut", retryable=True))
+
+    @contextmanager
+    def held(self, name: str) -> Generator[None]:
+        """Let no response of a method pass within the block."""
+        gate = self._gates[name] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._gates[name]
+            gate.set()
+
+    async def changed(self) -> None:
+        """Wait for the next message or end of a call."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def note(self) -> None:
+        """Wake who waits for something to change."""
+        self._changed.set()
+
+    async def _relay(
+        self, method: Method, requests: AsyncIterator[bytes], context: Any
+    ) -> AsyncGenerator[bytes]:
+        call = Call(
+            method=method,
+            metadata={
+                key: value for key, value in context.invocation_metadata() if key in _PASSED_ON
+            },
+            has_deadline=context.time_remaining() is not None,
+            began_s=monotonic(),
+            broken=asyncio.get_running_loop().create_future(),
+        )
+        self.calls.append(call)
+        try:
+            async for response in self._exchange(call, requests):
+                yield response
+            call.code = grpc.StatusCode.OK
+        except AstraflowError as error:
+            code, call.text, trailing = status_of(error)
+            call.code = code
+            await context.abort(code, call.text, trailing)
+        except grpc.aio.AioRpcError as error:
+            call.code, call.text = error.code(), error.details() or ""
+            await context.abort(call.code, call.text, tuple(error.trailing_metadata()))
+        finally:
+            call.code = call.code or grpc.StatusCode.CANCELLED
+            self.note()
+
+    async def _exchange(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+        outgoing = self._channel(call.method).stream_stream(call.method.path)(
+            self._requests(call, requests), metadata=tuple(call.metadata.items())
+        )
+        try:
+            async for message in _until(call.broken, outgoing):
+                if gate := self._gates.get(call.name):
+                    await gate.wait()
+                for each in self._through(call, call.method.response.FromString(message)):
+                    yield each
+        finally:
+            outgoing.cancel()
+
+    def _through(self, call: Call, message: Message) -> list[bytes]:
+        """Note a response once the faults have let it pass."""
+        passed: list[Any] = [message]
+        for fault in tuple(self.faults):
+            passed = [new for each in passed for new in fault.response(call, each)]
+        call.responses.extend(passed)
+        self.note()
+        return [each.SerializeToString() for each in passed]
+
+    async def _requests(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+        async for raw in requests:
+            message = call.method.request.FromString(raw)
+            call.requests.append(message)
+            self.note()
+            passed: list[Any] = [message]
+            try:
+                for fault in tuple(self.faults):
+                    passed = [new for each in passed for new in fault.request(call, each)]
+            except AstraflowError as error:
+                call.end(error)
+                return
+            for each in passed:
+                yield each.SerializeToString()
+
+    def _channel(self, method: Method) -> Any:
+        address = self.origin if method.service == "TransferService" else ""
+        if address not in self._channels:
+            self._channels[address] = dial(address)
+        return self._channels[address]
+
+
+async def _until(
+    broken: "asyncio.Future[None]", messages: AsyncIterable[bytes]
+) -> AsyncGenerator[bytes]:
+    """Yield messages until the future raises."""
+    reading = aiter(messages)
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(reading, None))
+            await asyncio.wait({following, broken}, return_when=asyncio.FIRST_COMPLETED)
+            if broken.done():
+                following.cancel()
+                broken.result()
+            if (message := await following) is None:
+                return
+            yield message
+    finally:
+        broken.cancel()

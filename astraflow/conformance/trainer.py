@@ -1,0 +1,177 @@
+"""The script for a trainer: a real run serves it, and a node of ours trusts what it publishes."""
+
+from typing import Any, Final
+
+from astraflow.conformance.checks import Broken, Check
+from astraflow.conformance.faults import CutResponse
+from astraflow.conformance.session_checks import (
+    DEADLINES,
+    DRAINED,
+    KEPT_ALIVE,
+    RESUMED,
+    check_drain,
+    check_pulse,
+    check_resume,
+    deadlines,
+    pulse,
+)
+from astraflow.conformance.stage import Law, Settled, Stage
+from astraflow.conformance.tap import Call, Tap
+from astraflow.conformance.weights import CHECKS as WEIGHT_CHECKS
+from astraflow.conformance.weights import Source, check_source
+from astraflow.core.versions import VersionInfo
+from astraflow.wire.weights import decode_version_info
+
+JOIN: Final = "RegisterTrainer"
+# The record grows with every batch, and is looked through at every message.
+_TOKEN_S: Final = 0.005
+
+CHECKS: Final = (
+    Check(
+        name="trainer.registered",
+        expected="registers for the policy, with contract_version, groups_per_batch and where it"
+        " serves weights",
+        source="dataflow/v1/trainer_service.proto, RegisterTrainerRequest",
+    ),
+    Check(
+        name="versions.first",
+        expected="publishes RegisterTrainerResponse.next_version before it trains",
+        source="dataflow/v1/trainer_service.proto, RegisterTrainerResponse.next_version",
+    ),
+    *WEIGHT_CHECKS,
+    Check(
+        name="versions.next",
+        expected="publishes the newest version plus one, with one content per version",
+        source="dataflow/v1/trainer_service.proto, PublishVersion",
+    ),
+    Check(
+        name="batches.acked",
+        expected="settles a batch once all its parts came",
+        source="dataflow/v1/trainer_service.proto, AckBatch",
+    ),
+    Check(
+        name="acks.repeated",
+        expected="repeats an ack whose answer was lost, with the same outcome",
+        source="dataflow/v1/trainer_service.proto, AckBatch: idempotent for the same outcome",
+    ),
+    Check(
+        name="batches.redelivered",
+        expected="opens a stream again that was cut, takes the batch whole as it comes again, and"
+        " settles it once",
+        source="dataflow/v1/trainer_service.proto, StreamBatches",
+    ),
+    RESUMED,
+    KEPT_ALIVE,
+    DEADLINES,
+    DRAINED,
+)
+
+
+def laws() -> dict[str, Law]:
+    """Return what must hold all the time."""
+    return {
+        "versions.next": _versions_are_next,
+        KEPT_ALIVE.name: pulse(JOIN),
+        DEADLINES.name: deadlines,
+    }
+
+
+async def play(stage: Stage) -> None:
+    """Go through all checks, one after the other.
+
+    Raises:
+        Settled: One failed.
+    """
+    with stage.check("trainer.registered"):
+        joined = await stage.joined(JOIN)
+        _require_registration(joined)
+    with stage.check("versions.first"):
+        info = _published_first(await stage.call("PublishVersion", "a version"))
+    if not await check_source(stage.checks, _source(joined, info)):
+        raise Settled
+    with stage.check("batches.acked"):
+        await stage.call("AckBatch", "an AckBatch after the parts of a batch")
+    await _check_lost_ack(stage)
+    await _check_cut_stream(stage)
+    await check_resume(stage, JOIN)
+    with stage.check("versions.next"):
+        await stage.call("PublishVersion", "a second version", after=1)
+    await check_pulse(stage)
+    await check_drain(stage, JOIN)
+
+
+def _require_registration(call: Call) -> None:
+    request = call.requests[0]
+    if request.contract.contract_version < 1:
+        raise Broken("contract.contract_version is not set; it is 1 or more")
+    if not request.weight_endpoints:
+        raise Broken("weight_endpoints is empty: nobody could pull its versions")
+
+
+def _published_first(call: Call) -> VersionInfo:
+    info = decode_version_info(call.requests[0].version)
+    if info.version != 0:
+        raise Broken(f"the first version is {info.version}, the run asked for 0")
+    return info
+
+
+def _versions_are_next(tap: Tap) -> str | None:
+    for call in tap.of("PublishVersion"):
+        if "version" in call.text:
+            return f"version {call.requests[0].version.version} was refused: {call.text}"
+    return None
+
+
+def _source(joined: Call, info: VersionInfo) -> Source:
+    return Source(
+        address=joined.requests[0].weight_endpoints[0].endpoint,
+        token=joined.responses[0].session.transfer_token,
+        info=info,
+    )
+
+
+async def _check_lost_ack(stage: Stage) -> None:
+    with stage.check("acks.repeated"):
+        fault = CutResponse("AckBatch")
+        stage.tap.faults.append(fault)
+        lost = await stage.until(lambda: fault.call, "another AckBatch")
+        wanted = lost.requests[0]
+        again = await stage.until(
+            lambda: _after(stage.tap.of("AckBatch"), lost), "the ack again, whose answer was lost"
+        )
+        found = again.requests[0]
+        if (found.batch_id, found.outcome) != (wanted.batch_id, wanted.outcome):
+            raise Broken(f"{wanted.batch_id} was not settled again; {found.batch_id} came instead")
+
+
+async def _check_cut_stream(stage: Stage) -> None:
+    with stage.check("batches.redelivered"):
+        fault = CutResponse("StreamBatches", lambda message: message.HasField("part"))
+        stage.tap.faults.append(fault)
+        cut = await stage.until(lambda: fault.lost, "the part of another batch")
+        batch_id = cut.part.batch_id
+        await stage.until(
+            lambda: _header(_after(stage.tap.of("StreamBatches"), fault.call), batch_id),
+            "a new StreamBatches, on which the batch comes again",
+        )
+        await stage.until(lambda: _ack(stage.tap, batch_id), f"the ack of {batch_id}")
+
+
+def _after(calls: list[Call], one: Call | None) -> Call | None:
+    following = calls[calls.index(one) + 1 :] if one in calls else []
+    return following[0] if following else None
+
+
+def _header(call: Call | None, batch_id: str) -> Any:
+    events = call.responses if call else []
+    return next((event for event in events if event.header.batch_id == batch_id), None)
+
+
+def _ack(tap: Tap, batch_id: str) -> Call | None:
+    acks = tap.of("AckBatch")
+    return next((c for c in acks if c.requests and c.requests[0].batch_id == batch_id), None)
+
+
+async def set_up(stage: Stage) -> None:
+    """Bring the node that rolls out for the trainer."""
+    await stage.run.add_node(token_s=_TOKEN_S)
