@@ -23,6 +23,7 @@ from typing import Any, Final
 from astraflow.simulate.report import Report
 from astraflow.simulate.scenario import Demand, Scenario, Trainer, ideal_count, oracle_of
 from astraflow.simulate.simulation import simulate
+from astraflow.telemetry.garbage import look_rarely
 
 STEP_S: Final = 480.0
 TOKENS: Final = 40000.0
@@ -137,6 +138,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("pool", "demand"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    look_rarely()
     found: dict[str, Any] = {"load_average": os.getloadavg()}
     if options.only != "demand":
         found["pool"] = measure_pool(options.nodes, options.hours)

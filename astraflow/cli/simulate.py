@@ -40,7 +40,9 @@ def simulate(
     from astraflow.simulate.scenario import load_scenario, oracle_of  # noqa: PLC0415
     from astraflow.simulate.simulation import simulate as run  # noqa: PLC0415
     from astraflow.simulate.view import show  # noqa: PLC0415
+    from astraflow.telemetry.garbage import look_rarely  # noqa: PLC0415
 
+    look_rarely()
     settings = load_scenario(scenario, overrides or [])
     report = run(settings)
     best = run(oracle_of(settings)) if oracle else None
