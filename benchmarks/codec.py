@@ -7,8 +7,8 @@ best of `--repeats`. Encoding includes every digest: of chunks, root and state. 
 them too, and writing the changes into the state ("decode" in the table). Bytes include headers,
 digests and tables.
 
-The corpus is that of `synthetic.py`. Decoding reads the state that it then writes into, as a
-puller's does; between the repeats it is made anew, which is not timed.
+The corpus is that of `astraflow bench codec`. Decoding reads the state that it then writes into,
+as a puller's does; between the repeats it is made anew, which is not timed.
 
 Baselines, in the same run: positions as u32 and raw values (6 bytes; above 2^32 elements u64, 10
 bytes), gaps with raw values packed, and the same two versions XORed and packed. They have no
@@ -22,8 +22,7 @@ import argparse
 import json
 import os
 import platform
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +30,11 @@ import numpy as np
 from blake3 import blake3
 
 from astraflow.codec import kernels
-from astraflow.codec.chunks import Chunk, Profile
-from astraflow.codec.decode import decode_change, decode_whole
-from astraflow.codec.encode import Encoded, EncodedPatch, encode_patch, encode_whole, flat_bits
-from astraflow.codec.runs import Runs
-from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout
-from astraflow.wire.patches import digest_of, encode_chunk_header, root_digest
+from astraflow.launch.bench.codec import Coding, TwoVersions, Work, best_cpu_s, codings
+from astraflow.launch.bench.synthetic import Corpus, make_corpus
 from codec_baselines import BASELINES, Baseline, Parts
-from synthetic import Corpus, make_corpus
-
-Work = Callable[[], Any]
-
-
-def best_s(work: Work, repeats: int, prepare: Work | None = None) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        if prepare is not None:
-            prepare()
-        start = time.thread_time()
-        work()
-        best = min(best, time.thread_time() - start)
-    return best
 
 
 class Bench:
@@ -62,15 +43,16 @@ class Bench:
     def __init__(self, corpus: Corpus, repeats: int) -> None:
         """Lay out both versions."""
         self.corpus, self.repeats = corpus, repeats
-        self.layout = Layout.of([("w", Dtype.BF16, self.corpus.old.shape)])
-        self.runs = Runs(self.layout)
-        self.base = padded(self.corpus.old, self.layout)
-        self.target = padded(self.corpus.new, self.layout)
-        self.start = StateDigest.of(self.layout, self.base)
+        layout = Layout.of([("w", Dtype.BF16, self.corpus.old.shape)])
+        self.versions = TwoVersions(
+            layout=layout,
+            old=padded(self.corpus.old, layout),
+            new=padded(self.corpus.new, layout),
+        )
 
     def rates(self, encode: Work, decode: Work, prepare: Work | None = None) -> list[float]:
         """Return GB/s of one copy of the model; before each decoding comes what is not timed."""
-        seconds = (best_s(encode, self.repeats), best_s(decode, self.repeats, prepare))
+        seconds = (best_cpu_s(encode, self.repeats), best_cpu_s(decode, self.repeats, prepare))
         return [self.corpus.nbytes / each / 1e9 for each in seconds]
 
     def row(
@@ -92,65 +74,9 @@ class Bench:
         )
         return row
 
-    def patch(self, profile: Profile) -> dict[str, Any]:
-        """Code what changed."""
-
-        def encode() -> tuple[EncodedPatch, bytes]:
-            patch = encode_patch(
-                self.runs,
-                flat_bits(self.target),
-                flat_bits(self.base),
-                self.start,
-                profile=profile,
-            )
-            return patch, root_of(patch)
-
-        patch, root = encode()
-        state = self.base.copy()
-
-        def prepare() -> None:
-            state[:] = self.base
-
-        def decode() -> None:
-            digests = [digest_of(chunk) for chunk in patch.chunks]
-            assert root_digest(digests, patch.shared_tables) == root
-            digest = self.start
-            changes = [
-                decode_change(chunk, bits_of(chunk, state), patch.shared_tables)
-                for chunk in patch.chunks
-            ]
-            for change in changes:
-                if change is not None:
-                    digest = digest.after(change)
-            assert digest == patch.digest
-            for change in changes:
-                if change is not None:
-                    change.apply(state)
-
-        decode()
-        assert (state == self.target).all()
-        return self.row(profile.value, wire_nbytes(patch), encode, decode, prepare)
-
-    def whole(self, profile: Profile) -> dict[str, Any]:
-        """Code the new version from nothing."""
-
-        def encode() -> tuple[Encoded, bytes]:
-            whole = encode_whole(self.runs, flat_bits(self.target), profile=profile)
-            return whole, root_of(whole)
-
-        whole, root = encode()
-        state = np.zeros_like(self.target)
-
-        def decode() -> None:
-            assert root_digest([digest_of(chunk) for chunk in whole.chunks]) == root
-            for chunk in whole.chunks:
-                part = state[chunk.header.offset : chunk.header.end]
-                part.view(chunk.header.dtype.bits)[:] = decode_whole(chunk)
-            StateDigest.of(self.layout, state)
-
-        decode()
-        assert (state == self.target).all()
-        return self.row(f"whole, {profile.value}", wire_nbytes(whole), encode, decode)
+    def coded(self, coding: Coding) -> dict[str, Any]:
+        """Code as we do."""
+        return self.row(coding.name, coding.nbytes, coding.encode, coding.decode, coding.prepare)
 
     def baseline(self, name: str, form: Baseline) -> dict[str, Any]:
         """Code what changed as others do."""
@@ -189,24 +115,10 @@ def blake3_of(parts: Parts) -> bytes:
     return hasher.digest()
 
 
-def bits_of(chunk: Chunk, flat: np.ndarray) -> np.ndarray:
-    return flat[chunk.header.offset : chunk.header.end].view(chunk.header.dtype.bits)
-
-
 def padded(bits: np.ndarray, layout: Layout) -> np.ndarray:
     flat = np.zeros(layout.nbytes, np.uint8)
     flat[: bits.nbytes] = bits.view(np.uint8)
     return flat
-
-
-def root_of(patch: Encoded | EncodedPatch) -> bytes:
-    return root_digest([digest_of(chunk) for chunk in patch.chunks], patch.shared_tables)
-
-
-def wire_nbytes(patch: Encoded | EncodedPatch) -> int:
-    """Payloads, headers, digests and tables."""
-    headers = sum(encode_chunk_header(chunk.header).ByteSize() + 32 for chunk in patch.chunks)
-    return headers + len(patch.shared_tables) + sum(len(chunk.payload) for chunk in patch.chunks)
 
 
 def measure(corpus: Corpus, repeats: int) -> dict[str, Any]:
@@ -214,9 +126,8 @@ def measure(corpus: Corpus, repeats: int) -> dict[str, Any]:
     changed = corpus.changed_count / len(corpus.old)
     print(f"{len(corpus.old):,} elements, {changed:.3%} changed", flush=True)
     bench = Bench(corpus, repeats)
-    rows = [bench.patch(Profile.FAST), bench.patch(Profile.COMPACT)]
+    rows = [bench.coded(coding) for coding in codings(bench.versions)]
     rows += [bench.baseline(name, form) for name, form in BASELINES.items()]
-    rows += [bench.whole(Profile.FAST), bench.whole(Profile.COMPACT)]
     by_name = {row["format"]: row for row in rows}
     fast, published = by_name["fast"], by_name["uint32 + raw"]
     ratio = fast["encode_gb_per_s"] / published["encode_gb_per_s"]

@@ -1,10 +1,12 @@
 """`astraflow bench`: what this machine, a link and real weights are good for."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from astraflow.cli.options import AsJson
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import Lane
 
 app = typer.Typer(
@@ -59,3 +61,38 @@ def link(
         pull_there(source, token, lanes=lanes, rounds=rounds, as_json=as_json)
     else:
         pull_here(nbytes, lanes=lanes, rounds=rounds, as_json=as_json)
+
+
+@app.command("codec")
+def codec(
+    old: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="A", help="A safetensors file or a folder; unset: made up.", show_default=False
+        ),
+    ] = None,
+    new: Annotated[
+        Path | None,
+        typer.Argument(metavar="B", help="The version after it.", show_default=False),
+    ] = None,
+    *,
+    elements: Annotated[
+        int, typer.Option("--elements", min=1 << 16, help="Of the weights that are made up.")
+    ] = 1 << 24,
+    share: Annotated[
+        float, typer.Option("--share", min=0.0, max=1.0, help="Of them that change.")
+    ] = 0.01,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="The best one counts.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how small and how fast a version is coded, on one core of this machine.
+
+    With two checkpoints of one training run it tells what a step of yours would cost on the wire;
+    without, weights are made up as a step of Adam changes them.
+    """
+    from astraflow.launch.bench.codec_view import from_files, made_up, show_codec  # noqa: PLC0415
+
+    if (old is None) != (new is None):
+        raise AstraflowError(Reason.INVALID_FIELD, "give both versions, A and B, or none")
+    versions = from_files(old, new) if old and new else made_up(elements, share)
+    show_codec(versions, repeats=repeats, as_json=as_json)
