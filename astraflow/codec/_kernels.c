@@ -238,6 +238,8 @@ static ALWAYS_INLINE uint64_t get(const uint8_t *bits, uint64_t at, unsigned wid
 
 /* What tokens stand for. */
 #define MAX_TOKEN 251
+#define NARROW 100 /* of 23 low bits at most: 16 such numbers fit into 64 bytes, and each into four */
+#define PADDING 64 /* bytes behind the bits, which are read and not used */
 typedef struct { uint64_t base[256]; uint8_t width[256]; } token_table_t;
 typedef struct {
     const token_table_t *table;
@@ -497,46 +499,95 @@ end:
     return result;
 }
 
-static PyObject *apply_classes(PyObject *self, PyObject *args) {
+/* The parts of a payload of SPARSE_COMPACT. */
+typedef struct {
+    uint32_t counts[2 * CLASSES], tables[2 * CLASSES]; /* of gaps, then the same of distances */
+    rans_in_t symbols;
+    const uint8_t *low_bits;
+    size_t low_nbytes;
+} compact_t;
+
+/* Returns how many bytes a number has; 0: it is cut off, larger than it can be, or has another form. */
+static size_t read_leb128(const uint8_t *at, const uint8_t *end, size_t largest, uint32_t *number) {
+    uint64_t value = 0;
+    for (size_t j = 0; j < 5 && at + j < end; j++) {
+        value |= (uint64_t)(at[j] & 127) << (7 * j);
+        if (at[j] & 128) continue;
+        *number = (uint32_t)value;
+        return value > largest || (j && !at[j]) ? 0 : j + 1;
+    }
+    return 0;
+}
+
+static size_t lane_count(size_t symbol_count) {
+    size_t lanes = 16;
+    while (lanes < MAX_LANES && symbol_count >> 14 >= lanes) lanes *= 2;
+    return lanes;
+}
+
+static const char *read_compact(const uint8_t *at, size_t nbytes, size_t class_count, size_t n, compact_t *to) {
+    const uint8_t *end = at + nbytes;
+    uint64_t sum = 0;
+    for (uint32_t c = 0; c < 2 * CLASSES; c++) to->tables[c] = c, to->counts[c] = 0;
+    for (size_t c = 0, more; c < class_count; c++, at += more) {
+        more = read_leb128(at, end, n, to->counts + c);
+        if (!more) return "has another number of changes than it says";
+        sum += to->counts[c];
+    }
+    if (sum != n) return "has another number of changes than it says";
+    memcpy(to->counts + CLASSES, to->counts, CLASSES * sizeof *to->counts);
+    size_t lanes = lane_count(2 * n);
+    if ((size_t)(end - at) < 4 + 4 * lanes) return "is cut off";
+    rans_in_t symbols = {at + 4, at + 4 + 4 * lanes, (size_t)load(at, 0, 4), lanes, 2 * CLASSES, to->counts, to->tables, NULL};
+    if ((size_t)(end - symbols.words) / 2 < symbols.word_count) return "is cut off";
+    to->symbols = symbols;
+    to->low_bits = symbols.words + 2 * symbols.word_count;
+    to->low_nbytes = (size_t)(end - to->low_bits);
+    return NULL;
+}
+
+static const char *apply_compact(int level, const Py_buffer *old, int size, uint64_t first, const rule_t *rule, const compact_t *from, size_t n, changes_t *out) {
+    const char *why = "needs more memory than there is";
+    uint32_t *ranks = malloc(4 * (n + CLASSES + 16));
+    uint8_t *tokens = malloc(2 * n + 1), *distances = malloc((size_t)size * n + 8), *padded = malloc(from->low_nbytes + PADDING);
+    class_state_t state = {{0}, ranks, distances};
+    for (size_t c = 1; c < CLASSES; c++) state.at[c] = state.at[c - 1] + from->counts[c - 1] + 1;
+    if (ranks && tokens && distances && padded) {
+        memset(padded + from->low_nbytes, 0, PADDING);
+        memcpy(padded, from->low_bits, from->low_nbytes);
+        token_table_t table = {{0}, {0}};
+        bit_reader_t bits = {&table, padded, 0, 8 * (uint64_t)from->low_nbytes};
+        fill(&table);
+        why = AT(level, rans_decode)(&from->symbols, tokens);
+        if (!why) why = AT(level, untokenise)(tokens, n, from->counts, &bits, size, ranks, distances);
+        if (!why) why = AT(level, apply_classes)(old->buf, (size_t)(old->len / size), first, size, rule, &state, n, out);
+    }
+    free(ranks), free(tokens), free(distances), free(padded);
+    return why;
+}
+
+static PyObject *decode_compact(PyObject *self, PyObject *args) {
     (void)self;
     int level, size;
     rule_t rule;
-    Py_buffer old, counts, tokens, low_bits, indices, before, values;
+    Py_buffer old, payload, slots, indices, before, values;
     unsigned long long first;
-    if (!PyArg_ParseTuple(args, "iy*iKiIIIy*y*y*w*w*w*", &level, &old, &size, &first, &rule.shift, &rule.field, &rule.low, &rule.top, &counts, &tokens, &low_bits, &indices, &before, &values)) return NULL;
-    size_t n = (size_t)tokens.len / 2, sum = 0;
-    const char *why = "needs more memory than there is";
+    if (!PyArg_ParseTuple(args, "iy*iKiIIIy*y*w*w*w*", &level, &old, &size, &first, &rule.shift, &rule.field, &rule.low, &rule.top, &payload, &slots, &indices, &before, &values)) return NULL;
+    size_t n = (size_t)indices.len / 4;
+    const char *why = "needs a rule of fewer classes";
     changes_t out = {indices.buf, before.buf, values.buf, {0, 0}};
-    int ok = fits(&counts, CLASSES, 4, "counts") && fits(&indices, n, 4, "indices") && fits(&before, n, size, "before") && fits(&values, n, size, "values") && rule.top < CLASSES;
+    int ok = fits(&before, n, size, "before") && fits(&values, n, size, "values") && fits(&slots, 2 * CLASSES * 4096, 4, "slots");
     if (ok) {
-        class_state_t state = {0};
-        for (size_t c = 0; c < CLASSES; c++) {
-            state.at[c] = sum + c;
-            sum += ((const uint32_t *)counts.buf)[c];
-        }
-        ok = sum == n ? 1 : fail("has another number of changes than it says");
-        if (ok) {
-            Py_BEGIN_ALLOW_THREADS
-            uint32_t *ranks = malloc(4 * (n + CLASSES + 16));
-            uint8_t *distances = malloc((size_t)size * n + 8), *padded = malloc((size_t)low_bits.len + 16);
-            if (ranks && distances && padded) {
-                memset(padded + low_bits.len, 0, 16);
-                memcpy(padded, low_bits.buf, (size_t)low_bits.len);
-                token_table_t table = {{0}, {0}};
-                bit_reader_t from = {&table, padded, 0, 8 * (uint64_t)low_bits.len};
-                fill(&table);
-                why = AT(level, untokenise)(tokens.buf, n, counts.buf, &from, size, ranks, distances);
-                state.ranks = ranks, state.distances = distances;
-                if (!why) why = AT(level, apply_classes)(old.buf, (size_t)(old.len / size), first, size, &rule, &state, n, &out);
-            }
-            free(ranks), free(distances), free(padded);
-            Py_END_ALLOW_THREADS
-            if (why) ok = fail(why);
-        }
+        compact_t from;
+        Py_BEGIN_ALLOW_THREADS
+        if (rule.top < CLASSES) why = read_compact(payload.buf, (size_t)payload.len, (size_t)rule.top + 1, n, &from);
+        from.symbols.slots = slots.buf;
+        if (!why) why = apply_compact(level, &old, size, first, &rule, &from, n, &out);
+        Py_END_ALLOW_THREADS
+        if (why) ok = fail(why);
     }
-    PyBuffer_Release(&old), PyBuffer_Release(&counts), PyBuffer_Release(&tokens), PyBuffer_Release(&low_bits);
+    PyBuffer_Release(&old), PyBuffer_Release(&payload), PyBuffer_Release(&slots);
     PyBuffer_Release(&indices), PyBuffer_Release(&before), PyBuffer_Release(&values);
-    if (!ok && !PyErr_Occurred()) fail("rule or buffers do not fit");
     return ok ? Py_BuildValue("KK", (unsigned long long)out.sums.low, (unsigned long long)out.sums.high) : NULL;
 }
 
@@ -652,7 +703,7 @@ static PyMethodDef methods[] = {
     {"scatter", scatter, METH_VARARGS, NULL},
     {"exponents", exponents, METH_VARARGS, NULL},
     {"scan_classes", scan_classes, METH_VARARGS, NULL},
-    {"apply_classes", apply_classes, METH_VARARGS, NULL},
+    {"decode_compact", decode_compact, METH_VARARGS, NULL},
     {"split_planes", split_planes, METH_VARARGS, NULL},
     {"join_planes", join_planes, METH_VARARGS, NULL},
     {"rans_encode", rans_encode, METH_VARARGS, NULL},

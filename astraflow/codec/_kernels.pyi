@@ -43,7 +43,7 @@ def scan_classes(
     histogram: Buffer,
     /,
 ) -> tuple[int, int, bytes, bytes, bytes]: ...
-def apply_classes(
+def decode_compact(
     level: int,
     old: Buffer,
     size: int,
@@ -52,9 +52,8 @@ def apply_classes(
     field: int,
     low: int,
     top: int,
-    counts: Buffer,
-    tokens: Buffer,
-    low_bits: Buffer,
+    payload: Buffer,
+    slots: Buffer,
     indices: Buffer,
     before: Buffer,
     values: Buffer,

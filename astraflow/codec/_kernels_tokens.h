@@ -46,11 +46,48 @@ static size_t FN(tokenise)(const scan_t *scan, int size, uint32_t *counts, uint3
     BY_SIZE(size, return FN(tokenise_of)(scan, S, counts, histogram, tokens, sorted, low_bits));
 }
 
+#if LEVEL == 2
+/* Sums of lanes up to and with each. */
+static ALWAYS_INLINE __m512i FN(sums_up_to)(__m512i x) {
+    const __m512i none = _mm512_setzero_si512();
+    x = _mm512_add_epi32(x, _mm512_alignr_epi32(x, none, 15));
+    x = _mm512_add_epi32(x, _mm512_alignr_epi32(x, none, 14));
+    x = _mm512_add_epi32(x, _mm512_alignr_epi32(x, none, 12));
+    return _mm512_add_epi32(x, _mm512_alignr_epi32(x, none, 8));
+}
+
+/* Numbers of 16 tokens below NARROW, whose bits `data` holds from bit `shift` on; returns how many bits they have. */
+static ALWAYS_INLINE unsigned FN(take_16)(__m512i tokens, __m512i data, unsigned shift, uint64_t *numbers) {
+    const __m512i one = _mm512_set1_epi32(1), same = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
+    __mmask16 has_bits = _mm512_cmpge_epu32_mask(tokens, _mm512_set1_epi32(8));
+    __m512i width = _mm512_maskz_sub_epi32(has_bits, _mm512_srli_epi32(tokens, 2), one), ends = FN(sums_up_to)(width);
+    __m512i top = _mm512_or_si512(_mm512_and_si512(tokens, _mm512_set1_epi32(3)), _mm512_set1_epi32(4));
+    __m512i base = _mm512_mask_sllv_epi32(tokens, has_bits, top, width);
+    __m512i at = _mm512_add_epi32(_mm512_sub_epi32(ends, width), _mm512_set1_epi32((int)shift));
+    __m512i bytes = _mm512_add_epi8(_mm512_shuffle_epi8(_mm512_srli_epi32(at, 3), same), _mm512_set1_epi32(0x03020100));
+    __m512i low = _mm512_srlv_epi32(_mm512_permutexvar_epi8(bytes, data), _mm512_and_si512(at, _mm512_set1_epi32(7)));
+    low = _mm512_and_si512(low, _mm512_sub_epi32(_mm512_sllv_epi32(one, width), one));
+    __m512i sum = _mm512_add_epi32(base, low);
+    _mm512_storeu_si512(numbers, _mm512_cvtepu32_epi64(_mm512_castsi512_si256(sum)));
+    _mm512_storeu_si512(numbers + 8, _mm512_cvtepu32_epi64(_mm512_extracti64x4_epi64(sum, 1)));
+    return (unsigned)_mm_extract_epi32(_mm512_extracti32x4_epi32(ends, 3), 3);
+}
+#endif
+
 /* Numbers of `count` tokens; returns whether there are as many bits as they need. */
 static ALWAYS_INLINE int FN(take_tokens)(bit_reader_t *from, const uint8_t *tokens, size_t count, uint64_t *numbers) {
     const token_table_t *table = from->table;
     uint64_t at = from->at;
-    for (size_t k = 0; k < count; k++) {
+    size_t k = 0;
+#if LEVEL == 2
+    for (; k + 16 <= count; k += 16) {
+        __m512i some = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(tokens + k)));
+        if (_mm512_cmpge_epu32_mask(some, _mm512_set1_epi32(NARROW))) break;
+        at += FN(take_16)(some, _mm512_loadu_si512(from->bits + (at >> 3)), (unsigned)at & 7, numbers + k);
+        if (at > from->end) return 0;
+    }
+#endif
+    for (; k < count; k++) {
         unsigned width = table->width[tokens[k]];
         if (width > from->end - at) return 0;
         numbers[k] = table->base[tokens[k]] + get(from->bits, at, width);

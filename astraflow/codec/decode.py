@@ -79,6 +79,8 @@ def decode_whole(chunk: Chunk, tables: bytes = b"") -> np.ndarray:
 def _found(chunk: Chunk, old: np.ndarray, tables: bytes) -> Found:
     header = chunk.header
     first, count = header.offset // header.dtype.itemsize, header.changed_count
+    if count > header.element_count:
+        raise _invalid(header, f"changes {count} of {header.element_count} elements")
     if header.encoding is Encoding.SPARSE_FAST:
         return sparse_fast.decode(_plain(chunk), old, changed_count=count, first=first)
     if header.encoding is Encoding.SPARSE_COMPACT:

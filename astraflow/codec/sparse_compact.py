@@ -122,14 +122,13 @@ def decode(
         AstraflowError: CHUNK_INVALID when the payload contradicts itself or the range.
     """
     try:
-        counts, tokens, low_bits = _read(memoryview(payload), tables, changed_count)
         level = kernels.level()
         if level < 0:
-            return _apply(tables.rule, old, counts, tokens, low_bits)
+            return _apply(tables.rule, old, *_read(memoryview(payload), tables, changed_count))
         indices, before, values = empty_changes(changed_count, old.dtype)
         arguments = (level, old, old.itemsize, first, *tables.rule.arguments)
-        sums = kernels.loops.apply_classes(
-            *arguments, counts, tokens, low_bits, indices, before, values
+        sums = kernels.loops.decode_compact(
+            *arguments, payload, tables.tables.slots, indices, before, values
         )
     except ValueError as error:
         raise AstraflowError(Reason.CHUNK_INVALID, f"a compact payload {error}") from None

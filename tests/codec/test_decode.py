@@ -98,6 +98,12 @@ def test_noise_is_refused(payload, data, level):
     refusal(with_payload(payload, chunk=chunk), tables=tables)
 
 
+@pytest.mark.parametrize(("chunk", "tables"), CHUNKS[:2])
+def test_a_range_cannot_change_more_elements_than_it_has(chunk, tables):
+    header = replace(chunk.header, changed_count=2**31)
+    assert f"of {COUNT} elements" in refusal(replace(chunk, header=header), tables=tables)
+
+
 @pytest.mark.parametrize("place", range(4))
 def test_a_stream_that_unpacks_to_more_than_it_says_is_refused_unread(place):
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 24))
