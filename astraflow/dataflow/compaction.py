@@ -50,7 +50,8 @@ async def compact_for_ever(
         end = await _snapshot(commits, journal, run_dir=run_dir, every_nbytes=every_nbytes)
         if end is not None:
             reach(FaultPoint.TRIM_STARTED)
-            await journal.trim(end)
+            # As much will come again: pages would be moved about for nothing.
+            await journal.trim(end, spare_nbytes=every_nbytes)
             log.info("journal compacted", first=journal.first, end=journal.end)
 
 

@@ -62,8 +62,13 @@ class Journal(Protocol):
         """
         ...
 
-    async def trim(self, before: int) -> None:
-        """Let go of every record below position `before`; repeating it is harmless."""
+    async def trim(self, before: int, *, spare_nbytes: int = 0) -> None:
+        """Let go of every record below position `before`; repeating it is harmless.
+
+        Args:
+            before: Position of the oldest record that is kept.
+            spare_nbytes: Of their room, so much may be kept for records to come.
+        """
         ...
 
     async def close(self) -> None:
@@ -107,8 +112,9 @@ class InMemoryJournal:
         offset = start - self._first
         return tuple(islice(self._records, offset, offset + limit))
 
-    async def trim(self, before: int) -> None:
+    async def trim(self, before: int, *, spare_nbytes: int = 0) -> None:
         """Let go of every record below position `before`."""
+        del spare_nbytes
         while self._records and self._first < before:
             self._records.popleft()
             self._first += 1

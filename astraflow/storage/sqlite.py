@@ -129,14 +129,14 @@ class SqliteJournal:
             )
         return await self._do(lambda: read_rows(self._path, self._database, start, limit))
 
-    async def trim(self, before: int) -> None:
+    async def trim(self, before: int, *, spare_nbytes: int = 0) -> None:
         """Let go of every record below position `before`, and of their room, some at a time."""
         before = min(before, self._end)
         while self._first < before:
             upto = min(before, self._first + _TRIM_COUNT)
             await self._do(lambda upto=upto: self._trim(upto))
             reach(FaultPoint.TRIMMED_SOME)
-        while await self._do(self._shrink):
+        while await self._do(lambda: self._shrink(spare_nbytes // _PAGE_NBYTES)):
             pass
 
     async def close(self) -> None:
@@ -171,16 +171,17 @@ class SqliteJournal:
             self._database.execute("UPDATE bounds SET first = ?", (before,))
         self._first = before
 
-    def _shrink(self) -> bool:
-        """Give some free pages back to the disk; return whether there were any.
+    def _shrink(self, spare: int) -> bool:
+        """Give some free pages back to the disk; return whether there were more than to spare.
 
         A file that an older release began keeps its pages, and uses them again.
         """
         (mode,) = self._database.execute("PRAGMA auto_vacuum").fetchone()
         (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
-        if mode != _INCREMENTAL or not free:
+        if mode != _INCREMENTAL or free <= spare:
             return False
-        self._database.executescript(f"PRAGMA incremental_vacuum({_SHRINK_PAGES})")
+        count = min(_SHRINK_PAGES, free - spare)
+        self._database.executescript(f"PRAGMA incremental_vacuum({count})")
         return True
 
 
@@ -228,6 +229,8 @@ def bounds_of(database: sqlite3.Connection) -> tuple[int, int]:
 
 def _opened(path: Path, durability: Durability) -> sqlite3.Connection:
     database = sqlite3.connect(path, check_same_thread=False, timeout=10)
+    # Some builds write zeros over what is let go, which doubles the cost of a trim.
+    database.execute("PRAGMA secure_delete=OFF")
     database.execute(f"PRAGMA page_size={_PAGE_NBYTES}")
     database.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
     (table_count,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()

@@ -68,6 +68,18 @@ async def test_a_trim_gives_its_room_back_to_the_disk(path):
     assert len(await records_of(path)) == 11
 
 
+async def test_a_trim_keeps_room_for_what_comes(path):
+    records = [bytes([number % 251]) * 20_000 for number in range(400)]
+    journal = SqliteJournal.open(path)
+    await journal.append(records)
+    await journal.trim(400, spare_nbytes=4_000_000)
+    await journal.close()
+    spare = path.stat().st_size
+    assert 4_000_000 <= spare < 5_000_000
+    await write(path, records[:100])
+    assert path.stat().st_size == spare
+
+
 async def test_one_process_at_a_time_writes(path):
     journal = SqliteJournal.open(path)
     with pytest.raises(AstraflowError, match="stop the other one first"):
