@@ -10,9 +10,12 @@ from astraflow.client.control import ControlClient
 from astraflow.client.loop_thread import HostLoop
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
+from astraflow.gateway.bridge.member import BridgedRaas
 from astraflow.gateway.edge.errors import RefusedError
+from astraflow.gateway.legacy.held import WeightDesk
+from astraflow.gateway.legacy.pusher import Pusher
 from astraflow.gateway.legacy.sender_client import SenderClient
-from astraflow.gateway.requests import Ready
+from astraflow.gateway.requests import Ready, RegisterRaas
 from astraflow.gateway.seats.seat import SeatStart, TrainerSeat
 from astraflow.gateway.seats.weights import SeatWeights
 from astraflow.gateway.settings import GatewayPolicy, GatewaySettings
@@ -36,8 +39,11 @@ class Gateway:
         self._lives: dict[PolicyId, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
         self._joining = asyncio.Lock()
-        self._exits = AsyncExitStack()
+        self._exits, self._closing = AsyncExitStack(), AsyncExitStack()
         self._control: ControlClient | None = None
+        self._raas: dict[str, BridgedRaas] = {}
+        self._raas_lives: dict[str, asyncio.Task[None]] = {}
+        self._desks: dict[PolicyId, WeightDesk] = {}
 
     async def __aenter__(self) -> Self:
         """Begin."""
@@ -47,13 +53,21 @@ class Gateway:
         if token is not None:
             control = ControlClient(self.settings.hub, token=token, tls=self.settings.tls)
             self._control = await self._exits.enter_async_context(control)
+        for policy_id in self.settings.policies:
+            self._desks[policy_id] = WeightDesk(policy_id, tls=self.settings.tls)
+            self._closing.push_async_callback(self._desks[policy_id].close)
+        timeout_s = self.settings.transfer_timeout_s
+        self._pusher = await self._closing.enter_async_context(Pusher(timeout_s=timeout_s))
         return self
 
     async def __aexit__(self, *raised: object) -> None:
         """Let everybody leave."""
+        for raas in self._raas.values():
+            raas.leave()
         for seat in self._seats.values():
             seat.leave()
         await self._exits.aclose()
+        await self._closing.aclose()
 
     @property
     def control(self) -> ControlClient:
@@ -98,6 +112,39 @@ class Gateway:
         if policy.policy_id not in self._seats:
             raise RefusedError(409, f"no trainer of {policy.policy_id} is here: POST /ready first")
         return self._seats[policy.policy_id]
+
+    async def register_raas(self, register: RegisterRaas) -> int:
+        """Let an HTTP RaaS join the pool; one of the same uid leaves first.
+
+        Returns:
+            How many are in the pool through this gateway.
+
+        Raises:
+            RefusedError: 409 where pickles are not read: all that it answers is pickled.
+            AstraflowError: What the RaaS and the run answer.
+        """
+        if not self.settings.rules.reads_pickles:
+            raise RefusedError(409, "an HTTP RaaS answers pickles: give --legacy-pickle")
+        async with self._joining:
+            await self.deregister_raas(register.uid)
+            raas = BridgedRaas(register, self.settings, desks=self._desks, pusher=self._pusher)
+            self._raas[register.uid] = raas
+            life = self._raas_lives[register.uid] = self._group.create_task(raas.live())
+            life.add_done_callback(lambda _: self._forget(register.uid, raas))
+        await asyncio.shield(raas.joined)
+        return len(self._raas)
+
+    async def deregister_raas(self, uid: str, *, shutdown: bool = False) -> int:
+        """Let an HTTP RaaS leave; one that is not there has left already."""
+        if uid in self._raas:
+            self._raas.pop(uid).leave(shutdown=shutdown)
+            await asyncio.wait([self._raas_lives.pop(uid)])
+        return len(self._raas)
+
+    def _forget(self, uid: str, raas: BridgedRaas) -> None:
+        """Forget a RaaS that has left by itself."""
+        if self._raas.get(uid) is raas:
+            del self._raas[uid], self._raas_lives[uid]
 
     async def _seated(self, policy: GatewayPolicy, ready: Ready, endpoint: str) -> TrainerSeat:
         settings = self.settings

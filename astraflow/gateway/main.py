@@ -15,7 +15,7 @@ from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError
 from astraflow.gateway.edge.bodies import BodyRules
 from astraflow.gateway.serve import serve_gateway
-from astraflow.gateway.settings import GatewaySettings, policies_of
+from astraflow.gateway.settings import GatewaySettings, codes_of, policies_of
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
 
@@ -53,6 +53,8 @@ def main_gateway(
         token=token,
         operator_token=operator_token,
         policies=policies_of(recipe, models or {}),
+        group_size=recipe.rollouts.group_size,
+        codes=codes_of(recipe),
         host=http.host,
         rules=BodyRules(
             reads_pickles=http.legacy_pickle,

@@ -7,13 +7,16 @@ from fastapi.responses import Response
 
 from astraflow.core.members import MemberState, MemberStatus, Role
 from astraflow.core.status import RunStatus, StopMode
-from astraflow.gateway.edge.bodies import answer, json_answer
+from astraflow.gateway.documents import body_of
+from astraflow.gateway.edge.bodies import answer, json_answer, parse, read_body
 from astraflow.gateway.gateway import Gateway
+from astraflow.gateway.requests import DeregisterRaas, RegisterRaas
 
 
 def pool_routes(gateway: Gateway) -> APIRouter:
     """Return the endpoints about the run and its pool."""
     router = APIRouter(tags=["Run and pool"])
+    rules = gateway.settings.rules
 
     @router.get("/status")
     async def status() -> Response:
@@ -34,6 +37,20 @@ def pool_routes(gateway: Gateway) -> APIRouter:
     async def raas_pool() -> Response:
         """List the RaaS of the pool, those that speak gRPC included."""
         return json_answer(_pool(await gateway.control.get_run()))
+
+    @router.post("/register_raas", openapi_extra=body_of(RegisterRaas))
+    async def register_raas(request: Request) -> Response:
+        """Let a RaaS that speaks HTTP join the pool; answers once it has."""
+        register = parse(RegisterRaas, await read_body(request, rules))
+        size = await gateway.register_raas(register)
+        return json_answer({"ok": True, "uid": register.uid, "pool_size": size})
+
+    @router.post("/deregister_raas", openapi_extra=body_of(DeregisterRaas))
+    async def deregister_raas(request: Request) -> Response:
+        """Let such a RaaS leave; what it held is issued again."""
+        gone = parse(DeregisterRaas, await read_body(request, rules))
+        size = await gateway.deregister_raas(gone.uid, shutdown=gone.shutdown)
+        return json_answer({"ok": True, "uid": gone.uid, "pool_size": size})
 
     @router.post("/shutdown")
     async def shutdown(request: Request) -> Response:

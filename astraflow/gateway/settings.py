@@ -6,6 +6,7 @@ from pathlib import Path
 
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
+from astraflow.core.tasks import RegisteredCode
 from astraflow.gateway.edge.bodies import BodyRules
 from astraflow.rpc.tls import Tls
 
@@ -36,6 +37,8 @@ class GatewaySettings:
         token: The run's join token.
         operator_token: For /status, /raas_pool and /shutdown; None: these are not served.
         policies: By id, in the recipe's order.
+        group_size: Rollouts of a prompt.
+        codes: Workflows and scorers that an HTTP RaaS is taken to have, by name.
         host: On which it listens, and under which peers dial back.
         rules: Of bodies.
         batch_timeout_s: How long /batch waits; then it says 504.
@@ -49,6 +52,8 @@ class GatewaySettings:
     token: str
     operator_token: str | None = None
     policies: Mapping[PolicyId, GatewayPolicy]
+    group_size: int = 1
+    codes: tuple[RegisteredCode, ...] = ()
     host: str = "127.0.0.1"
     rules: BodyRules = field(default_factory=BodyRules)
     batch_timeout_s: float = 3500.0
@@ -76,3 +81,11 @@ def policies_of(
         )
         for name, policy in recipe.policies.items()
     }
+
+
+def codes_of(recipe: Recipe) -> tuple[RegisteredCode, ...]:
+    """Return the workflows and scorers of a recipe, by name: nobody compares their sources."""
+    names = [
+        name for each in recipe.workflows.values() for name in (each.name, each.scorer) if name
+    ]
+    return tuple(RegisteredCode(name=name) for name in dict.fromkeys(names))

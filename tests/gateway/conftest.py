@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from astraflow.gateway.edge.bodies import BodyRules
 from astraflow.gateway.serve import serve_gateway
-from astraflow.gateway.settings import GatewaySettings, policies_of
+from astraflow.gateway.settings import GatewaySettings, codes_of, policies_of
 from astraflow.testing.recipes import small_recipe
 from astraflow.testing.run import start_run
 from astraflow.workflows.registry import workflow
@@ -44,6 +44,8 @@ def settings_of(run, **changes):
         "token": run.join_token,
         "operator_token": run.operator_token,
         "policies": policies_of(run.recipe),
+        "group_size": run.recipe.rollouts.group_size,
+        "codes": codes_of(run.recipe),
         "rules": BodyRules(reads_pickles=True, max_nbytes=1 << 20, timeout_s=0.5),
         "batch_timeout_s": 20.0,
         "patience_s": 5.0,

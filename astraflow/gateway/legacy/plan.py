@@ -1,6 +1,6 @@
 """The flat buffer of a sender: every tensor in its order, end to end, without alignment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -10,6 +10,7 @@ import numpy as np
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
+from astraflow.core.updates import TensorUpdate
 
 TORCH_NAMES: Final[Mapping[str, Dtype]] = {
     "bfloat16": Dtype.BF16,
@@ -66,6 +67,22 @@ class BufferPlan:
     def views(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Return every tensor's bits inside a flat buffer, u8[nbytes], as uN."""
         return {each.name: _view(flat, each) for each in self.tensors}
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether every element has the two bytes that a delta is made of."""
+        return all(each.dtype.itemsize == 2 for each in self.tensors)
+
+    def write(self, flat: np.ndarray, updates: Iterable[TensorUpdate]) -> None:
+        """Write new bits of tensors into a flat buffer, u8[nbytes]."""
+        places = {each.name: each for each in self.tensors}
+        for update in updates:
+            place = places[update.spec.name]
+            part = flat[place.offset : place.offset + place.nbytes].view(place.dtype.bits)
+            if update.indices is None:
+                part[:] = update.values
+            else:
+                part[update.indices] = update.values
 
     def to_json(self) -> dict[str, Any]:
         """Return it as published."""

@@ -60,13 +60,13 @@ class SenderClient:
     async def offered(self) -> Offered:
         """Return what it can send."""
         fields = await self._call("GET", "/get_capabilities")
-        version = int(fields.get("version", -1))
+        version = _number(fields, "version")
         if not fields.get("delta_ready") or fields.get("delta_version") != version:
             return Offered(version=version)
         return Offered(
             version=version,
-            delta_base=int(fields["delta_base_version"]),
-            delta_nbytes=int(fields.get("delta_size_bytes", 0)),
+            delta_base=_number(fields, "delta_base_version"),
+            delta_nbytes=_number(fields, "delta_size_bytes"),
         )
 
     async def fetch(self, buffer: np.ndarray, mode: str) -> tuple[int, int]:
@@ -92,7 +92,7 @@ class SenderClient:
                     why = fields.get("reason") or fields.get("error")
                     raise AstraflowError(Reason.SOURCE_UNREACHABLE, f"no {mode} transfer: {why}")
                 await receiver.ended()
-                return int(fields["version"]), receiver.nbytes
+                return _number(fields, "version"), receiver.nbytes
         except TimeoutError:
             raise AstraflowError(
                 Reason.SOURCE_TIMEOUT,
@@ -132,3 +132,12 @@ class SenderClient:
                 Reason.SOURCE_UNREACHABLE, f"the sender at {self.endpoint}{path} says {fields}"
             )
         return cast("dict[str, Any]", fields)
+
+
+def _number(fields: dict[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if type(value) is not int or value < 0:
+        raise AstraflowError(
+            Reason.SOURCE_UNREACHABLE, f"the sender's {name} is {value!r}, which is no number"
+        )
+    return value

@@ -173,11 +173,13 @@ class TrainerSeat:
     async def _live(self, member: TrainerMember) -> None:
         await member.keeper.open()
         self._member = member
-        async with beside(member.keeper.run()):
-            await self._publish_first(member.registration.next_version)
-            async with beside(self._read(member)):
-                await self._until_left()
-        await member.keeper.end("the trainer leaves")
+        try:
+            async with beside(member.keeper.run()):
+                await self._publish_first(member.registration.next_version)
+                async with beside(self._read(member)):
+                    await self._until_left()
+        finally:
+            await member.keeper.end("the trainer leaves")
 
     async def _publish_first(self, next_version: int) -> None:
         """Publish what the trainer begins with, under the run's next number."""

@@ -1,0 +1,257 @@
+"""An HTTP RaaS as a member of the pool, from its registration until it leaves."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from time import monotonic
+from typing import Any, cast
+
+import structlog
+
+from astraflow import __version__
+from astraflow.client.duplex import beside
+from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
+from astraflow.client.session import Held
+from astraflow.client.task_stream import TaskSink
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.members import (
+    Contract,
+    Directive,
+    DirectiveKind,
+    JoinPool,
+    PoolMembership,
+    RaasLoad,
+    Resources,
+    ServedPolicy,
+)
+from astraflow.core.tasks import TaskCredit
+from astraflow.gateway.bridge.calls import RaasCalls
+from astraflow.gateway.bridge.versions import VersionCourier
+from astraflow.gateway.bridge.work import BridgeWork
+from astraflow.gateway.legacy.held import Sender, WeightDesk
+from astraflow.gateway.legacy.pusher import Pusher
+from astraflow.gateway.listening import serve_app
+from astraflow.gateway.requests import RegisterRaas
+from astraflow.gateway.sender_routes import sender_app
+from astraflow.gateway.settings import GatewaySettings
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+# The published service waits so long for a RaaS that loads its engines.
+_READY_S = 120.0
+_POLL_S = 0.5
+# The published default; an HTTP RaaS does not say what its engines take.
+_CONTEXT = 32768
+
+
+# What an answer raises that is not what the description says: it costs this RaaS its place.
+_MALFORMED = (KeyError, TypeError, ValueError)
+
+
+def _named(error: Exception) -> AstraflowError:
+    if isinstance(error, AstraflowError):
+        return error
+    return AstraflowError(Reason.ENVIRONMENT_FAILED, f"the RaaS answers what is none: {error!r}")
+
+
+class BridgedRaas:
+    """Joins for an HTTP RaaS, and leaves when it is gone.
+
+    Attributes:
+        joined: Done once it is in the pool, or with why it is not.
+    """
+
+    def __init__(
+        self,
+        register: RegisterRaas,
+        settings: GatewaySettings,
+        *,
+        desks: Mapping[PolicyId, WeightDesk],
+        pusher: Pusher,
+    ) -> None:
+        """Prepare; `live` joins.
+
+        Args:
+            register: What the RaaS said.
+            settings: Of the gateway.
+            desks: Weights of every policy.
+            pusher: Sends them.
+        """
+        self.joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._register = register
+        self._settings = settings
+        self._desks = desks
+        self._pusher = pusher
+        self._leaving = asyncio.Event()
+        self._draining = asyncio.Event()
+        self._work: BridgeWork | None = None
+        self._ends_it = False
+
+    def leave(self, *, shutdown: bool = False) -> None:
+        """Leave the pool; what is held is issued again.
+
+        Args:
+            shutdown: Whether the RaaS is asked to end.
+        """
+        self._ends_it = shutdown
+        self._leaving.set()
+
+    async def live(self) -> None:
+        """Join, work, leave."""
+        uid = self._register.uid
+        try:
+            async with AsyncExitStack() as stack:
+                await self._live(stack)
+        except (AstraflowError, *_MALFORMED) as error:
+            log.warning("an HTTP RaaS has left", uid=uid, why=repr(error))
+            if not self.joined.done():
+                self.joined.set_exception(_named(error))
+        finally:
+            if not self.joined.done():
+                why = f"{uid} left before it had joined"
+                self.joined.set_exception(AstraflowError(Reason.MEMBER_LOST, why))
+            self.joined.exception()
+
+    async def _live(self, stack: AsyncExitStack) -> None:
+        settings = self._settings
+        calls = await stack.enter_async_context(
+            RaasCalls(
+                self._register.raas_url,
+                load_timeout_s=settings.transfer_timeout_s,
+                max_nbytes=settings.rules.max_nbytes,
+            )
+        )
+        status = await self._ready(calls)
+        couriers = {
+            policy_id: await self._courier(stack, policy_id, status)
+            for policy_id in settings.policies
+        }
+        client = await stack.enter_async_context(self._dial(status, couriers))
+        membership = await client.join()
+        try:
+            await self._serve(client, membership, calls, couriers)
+        finally:
+            await client.keeper.end(f"{self._register.uid} leaves")
+        if self._ends_it:
+            await calls.shutdown()
+
+    async def _serve(
+        self,
+        client: RaasClient,
+        membership: PoolMembership,
+        calls: RaasCalls,
+        couriers: Mapping[PolicyId, VersionCourier],
+    ) -> None:
+        """Work until it leaves."""
+        async with beside(client.keeper.run(), client.rollouts.run()) as group:
+            work = BridgeWork(calls, client, couriers, membership.workflows, group)
+            self._work = work
+            sink = TaskSink(task=work.take, cancellation=work.cancel)
+            tasks = client.tasks(credit=TaskCredit(max_outstanding=0), sink=sink)
+            work.stream = tasks
+            running = [courier.run(client, calls) for courier in couriers.values()]
+            async with beside(tasks.run(), work.pull(), self._look(calls, work), *running):
+                self.joined.set_result(None)
+                await self._until_left(work, client)
+
+    async def _ready(self, calls: RaasCalls) -> Mapping[str, Any]:
+        """Wait until the RaaS has loaded its engines."""
+        deadline = monotonic() + _READY_S
+        while True:
+            status = await calls.status()
+            if status.get("status") in ("ready", "idle"):
+                return status
+            if monotonic() > deadline:
+                raise AstraflowError(
+                    Reason.NOT_READY, f"{calls.url} is {status.get('status')} after {_READY_S:g} s"
+                )
+            await asyncio.sleep(_POLL_S)
+
+    async def _courier(
+        self, stack: AsyncExitStack, policy_id: PolicyId, status: Mapping[str, Any]
+    ) -> VersionCourier:
+        sender = Sender()
+        app = sender_app(sender, self._pusher, self._settings.rules)
+        endpoint = await stack.enter_async_context(serve_app(app, self._settings))
+        models = cast("list[Any]", status.get("models") or [])
+        return VersionCourier(
+            policy_id,
+            model_id=policy_id if policy_id in models or len(models) != 1 else str(models[0]),
+            desk=self._desks[policy_id],
+            sender=sender,
+            endpoint=endpoint,
+        )
+
+    def _dial(
+        self, status: Mapping[str, Any], couriers: Mapping[PolicyId, VersionCourier]
+    ) -> AbstractAsyncContextManager[RaasClient]:
+        settings = self._settings
+        prompts = max(1, int(status.get("max_concurrency") or 1))
+        join = JoinPool(
+            name=self._register.uid,
+            contract=Contract(software=f"astraflow-gateway/{__version__}"),
+            capacity=prompts * settings.group_size,
+            policies=tuple(
+                ServedPolicy(policy_id=policy_id, max_context_token_count=_CONTEXT)
+                for policy_id in couriers
+            ),
+            codes=settings.codes,
+            resources=Resources(accelerator_count=self._register.gpu_count or 0),
+        )
+        hooks = RaasHooks(
+            load=self._load,
+            held=lambda: Held(task_ids=self._work.held if self._work else ()),
+            opened=lambda session: self._work and self._work.keep(session.held_task_ids),
+            directed=self._directed,
+        )
+        return dial_pool(
+            settings.hub,
+            token=settings.token,
+            join=join,
+            hooks=hooks,
+            tls=settings.tls,
+            patience_s=settings.patience_s,
+        )
+
+    async def _look(self, calls: RaasCalls, work: BridgeWork) -> None:
+        """Follow what the RaaS takes; one that cannot be reached for long has gone."""
+        seen = monotonic()
+        while True:
+            try:
+                available = await calls.available()
+                seen = monotonic()
+            except AstraflowError:
+                available = 0
+                if monotonic() - seen > self._settings.patience_s:
+                    raise
+            if work.stream is not None:
+                room = 0 if self._draining.is_set() else available * self._settings.group_size
+                credit = TaskCredit(
+                    max_outstanding=work.sample_count + room, max_eval_outstanding=0
+                )
+                work.stream.set_credit(credit)
+            await asyncio.sleep(_POLL_S / 2)
+
+    async def _until_left(self, work: BridgeWork, client: RaasClient) -> None:
+        """Wait until it leaves; one that drains first ends what it holds."""
+        async with beside(self._drained(work, client)):
+            await self._leaving.wait()
+
+    async def _drained(self, work: BridgeWork, client: RaasClient) -> None:
+        await self._draining.wait()
+        await work.idle.wait()
+        await client.rollouts.flush()
+        self._leaving.set()
+
+    def _load(self) -> RaasLoad:
+        return RaasLoad(inflight_count=0 if self._work is None else self._work.sample_count)
+
+    def _directed(self, directive: Directive) -> None:
+        match directive.kind:
+            case DirectiveKind.DRAIN:
+                self._draining.set()
+            case DirectiveKind.STOP:
+                self._leaving.set()
+            case DirectiveKind.CONTINUE:
+                pass

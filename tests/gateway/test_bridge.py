@@ -1,0 +1,137 @@
+"""An existing RaaS joins the pool, through the gateway."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from .conftest import weights_of
+from .peers.raas import PeerRaas
+from .peers.sender import PeerSender
+from .peers.trainer import PeerTrainer
+from .test_trainer import train
+
+
+@pytest.fixture
+def raas():
+    raas = PeerRaas()
+    yield raas
+    raas.close()
+
+
+@pytest.fixture
+def sender():
+    sender = PeerSender()
+    sender.hold(0, weights_of(0))
+    yield sender
+    sender.close()
+
+
+async def register(gateway, raas, uid="old"):
+    async with httpx.AsyncClient(timeout=30) as client:
+        fields = {"uid": uid, "raas_url": raas.url, "gpu_count": 2}
+        answer = await client.post(f"http://{gateway.address}/register_raas", json=fields)
+        assert answer.json()["ok"], answer.json()
+
+
+@pytest.mark.parametrize("step_count", [2, pytest.param(50, marks=pytest.mark.slow)])
+async def test_a_raas_serves_a_run(serving, raas, sender, step_count):
+    """With 50 steps it serves 200 rollouts; every version arrives bit by bit."""
+    async with serving(step_count=step_count, node=False) as (run, gateway):
+        registering = asyncio.create_task(register(gateway, raas))
+        await asyncio.to_thread(train, PeerTrainer(gateway.address, sender), step_count)
+        await registering
+        await run.finish()
+        [account] = run.accounts()
+    assert account.trained_count == 4 * step_count
+    assert {"full", "delta"} >= set(raas.pulls)
+    for version, held in raas.history.items():
+        assert held == weights_of(version).tobytes()
+
+
+@pytest.mark.slow
+async def test_every_version_can_be_pulled_as_a_delta(serving, raas, sender):
+    async with serving(step_count=6, node=False) as (_, gateway):
+        await start(gateway, raas, sender)
+        trainer = PeerTrainer(gateway.address, sender)
+        for version in range(6):
+            await asyncio.to_thread(trainer.batch, version)
+            sender.hold(version + 1, weights_of(version + 1))
+            await asyncio.to_thread(trainer.notify_version, version + 1)
+            await until_loaded(raas, version + 1)
+    assert raas.pulls == ["full", *["delta"] * 6]
+    assert raas.history == {v: weights_of(v).tobytes() for v in range(7)}
+
+
+async def start(gateway, raas, sender):
+    """Let both join; without a RaaS /ready has to answer too."""
+    await asyncio.to_thread(PeerTrainer(gateway.address, sender).ready, 4)
+    await register(gateway, raas)
+
+
+async def until_loaded(raas, version):
+    async with asyncio.timeout(20):
+        while raas.version < version:  # noqa: ASYNC110 - it lives in other threads
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_what_an_engine_lost_is_no_reward_of_nought(serving, raas, sender):
+    raas.fails = 3
+    async with serving(step_count=3, node=False) as (run, gateway):
+        registering = asyncio.create_task(register(gateway, raas))
+        await asyncio.to_thread(train, PeerTrainer(gateway.address, sender), 3)
+        await registering
+        await run.finish()
+        [account] = run.accounts()
+    assert account.trained_count == 12
+    assert account.is_balanced
+
+
+@pytest.mark.slow
+async def test_what_a_raas_held_that_died_is_issued_again(serving, raas, sender):
+    """The second one takes over; nothing is lost."""
+    async with serving(step_count=2, node=False, patience_s=0.5) as (run, gateway):
+        raas.keeps = True
+        await start(gateway, raas, sender)
+        async with asyncio.timeout(20):
+            while not raas.submitted:  # noqa: ASYNC110 - it lives in other threads
+                await asyncio.sleep(0.01)
+        raas.close()
+        other = PeerRaas()
+        try:
+            registering = asyncio.create_task(register(gateway, other, "new"))
+            trainer = PeerTrainer(gateway.address, sender)
+            for version in range(2):
+                await asyncio.to_thread(trainer.batch, version)
+                sender.hold(version + 1, weights_of(version + 1))
+                await asyncio.to_thread(trainer.notify_version, version + 1)
+            await registering
+            await run.finish()
+        finally:
+            other.close()
+        [account] = run.accounts()
+    assert account.trained_count == 8
+    assert account.is_balanced
+
+
+async def test_a_raas_that_is_not_there_does_not_join(serving, raas):
+    raas.close()
+    async with serving(node=False) as (_, gateway), httpx.AsyncClient(timeout=30) as client:
+        fields = {"uid": "old", "raas_url": raas.url}
+        answer = await client.post(f"http://{gateway.address}/register_raas", json=fields)
+        assert answer.status_code == 503
+        assert raas.url in answer.json()["error"]
+
+
+@pytest.mark.slow
+async def test_a_raas_leaves_and_is_asked_to_end(serving, raas, sender):
+    async with serving(node=False) as (_, gateway), httpx.AsyncClient(timeout=30) as client:
+        await start(gateway, raas, sender)
+        url = f"http://{gateway.address}"
+        [instance] = (await client.get(f"{url}/raas_pool")).json()["instances"]
+        assert (instance["uid"], instance["gpu_count"]) == ("old", 2)
+        gone = await client.post(f"{url}/deregister_raas", json={"uid": "old", "shutdown": True})
+        assert gone.json() == {"ok": True, "uid": "old", "pool_size": 0}
+        assert raas.ended
+        assert (await client.get(f"{url}/raas_pool")).json()["size"] == 0
