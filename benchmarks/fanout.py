@@ -121,16 +121,20 @@ class Fan:
             # Its session ends, by its TTL.
             self._receivers[first].kill()
             self._region.sessions.close(self._region.members[first].member_id)
-        return _row(answer["patch_nbytes"], crossed, [each["done"] - started for each in told])
+        seconds = [each["done"] - started for each in told]
+        cpu_s = [each["cpu_s"] for each in told]
+        return _row(answer["patch_nbytes"], crossed, seconds, cpu_s)
 
 
-def _row(patch_nbytes: int, crossed: int, seconds: list[float]) -> Row:
+def _row(patch_nbytes: int, crossed: int, seconds: list[float], cpu_s: list[float]) -> Row:
     return {
         "patch_nbytes": patch_nbytes,
         "egress_patches": round(crossed / patch_nbytes, 3),
         "first_s": round(min(seconds), 3),
         "last_s": round(max(seconds), 3),
         "last_over_first": round(max(seconds) / min(seconds), 3),
+        "cpu_s": round(statistics.median(cpu_s), 4),
+        "all_cpu_s": round(sum(cpu_s), 3),
     }
 
 

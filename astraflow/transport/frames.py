@@ -219,6 +219,10 @@ def failure_frame(error: AstraflowError) -> bytes:
     return _whole(FrameKind.FAILURE, encode_failure(error.to_failure()).SerializeToString())
 
 
+class SourceError(AstraflowError):
+    """What a source has answered: it would answer the same over another lane."""
+
+
 def read_failure(body: bytes) -> AstraflowError:
     """Return what a source raised."""
     message = failure_pb2.Failure()
@@ -227,7 +231,7 @@ def read_failure(body: bytes) -> AstraflowError:
         failure = decode_failure(message)
     except AstraflowError as error:
         return bad_frame(error.message)
-    return AstraflowError(
+    return SourceError(
         failure.reason, failure.message, retryable=failure.retryable, metadata=failure.metadata
     )
 

@@ -17,6 +17,7 @@ from astraflow.core.layout import Layout
 from astraflow.core.versions import Lane
 from astraflow.rpc.tls import Tls
 from astraflow.transport.arenas import ArenaPool
+from astraflow.transport.frames import SourceError
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.progress import Progress
 from astraflow.transport.shm_lane import is_same_host, open_shm
@@ -93,7 +94,7 @@ class Lanes:
                 async for item in items:
                     yield progress.note(item)
         except AstraflowError as error:
-            if error.reason not in _BROKEN:
+            if not _is_broken(error):
                 raise
             log.warning(
                 "a lane broke, going on over gRPC",
@@ -145,7 +146,7 @@ class Lanes:
                         yield received(warm.lane, item)
             except AstraflowError as error:
                 # Connections that died in silence are made anew; a transfer that began goes on.
-                if error.reason not in _BROKEN or progress.has_plan:
+                if progress.has_plan or not _is_broken(error):
                     raise
             else:
                 return
@@ -173,7 +174,7 @@ class Lanes:
                 session.ask(spec, transfer_token)
                 await session.wait_plan(_DIRECT_PLAN_S)
         except AstraflowError as error:
-            if error.reason not in _BROKEN | {Reason.CHUNK_INVALID}:
+            if not (_is_broken(error) or error.reason is Reason.CHUNK_INVALID):
                 raise
             return None
         return session
@@ -228,3 +229,9 @@ class Lanes:
                 return await open_ucx(place.address, plan, stall_timeout_s=self._stall_timeout_s)
             case _:
                 raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{place.lane} is not spoken here")
+
+
+def _is_broken(error: AstraflowError) -> bool:
+    """Whether it is the lane that failed; what the source answers it answers over any lane."""
+    is_answer = isinstance(error, SourceError) and error.reason not in _NO_LANE
+    return error.reason in _BROKEN and not is_answer

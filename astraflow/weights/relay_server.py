@@ -29,15 +29,20 @@ class RelayServer:
     """Serves what the pullers of a node pull; until `admit` is called nobody is let in."""
 
     def __init__(
-        self, policy_ids: Iterable[PolicyId], *, lanes: Sequence[Lane] | None = None
+        self,
+        policy_ids: Iterable[PolicyId],
+        *,
+        lanes: Sequence[Lane] | None = None,
+        patience_s: float = 5.0,
     ) -> None:
         """Prepare.
 
         Args:
             policy_ids: Whose versions the node pulls.
             lanes: Of these TCP is served beside gRPC; None: it is, except beside TLS.
+            patience_s: How long a version may be asked for before its pull begins here.
         """
-        self.relays = {policy_id: Relay() for policy_id in policy_ids}
+        self.relays = {policy_id: Relay(patience_s=patience_s) for policy_id in policy_ids}
         self._transfer_tokens: tuple[bytes, ...] = ()
         self._lane_kinds = lanes
         self._lanes = LaneHosts(clock=SystemClock())

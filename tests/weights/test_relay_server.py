@@ -5,6 +5,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -134,6 +135,19 @@ async def test_a_version_comes_over_tcp_from_a_relay_that_does_not_have_it_yet(
         assert {chunk.header.index for chunk in chunks} == {*range(plan.chunk_count)}
         nbytes = sum(len(chunk.payload) for chunk in chunks)
         assert RECEIVED_NBYTES["tcp"] - before["tcp"] == nbytes == plan.payload_nbytes
+
+
+async def test_a_relay_without_the_version_is_not_asked_again_over_grpc(training, lanes):
+    server = RelayServer([training.policy_id], patience_s=0.01)
+    await server.start()
+    server.admit(training.token)
+    spec = TransferSpec(policy_id=training.policy_id, version=0)
+    for _ in range(2):
+        with capture_logs() as logs, pytest.raises(AstraflowError, match="has not begun") as caught:
+            await anext(lanes.pull(server.endpoint, spec, training.token))
+        assert caught.value.reason is Reason.SOURCE_UNREACHABLE
+        assert not logs
+    await server.close()
 
 
 async def test_a_chain_of_relays_passes_versions_on_over_tcp(training, serve, relays, first, tools):
