@@ -7,6 +7,7 @@ once, and what the trainer knows is what the journal says.
 
     python benchmarks/crash.py --json crash.json
     python benchmarks/crash.py --runs 2 --kills 12
+    python benchmarks/crash.py --runs 1 --kills 30 --hub-every 1
 """
 
 import argparse
@@ -17,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from crash_ends.kills import draw_kills
+from crash_ends.kills import draw_kills, kills_of_hubs
 from crash_ends.run import Report, crash_run
 
 
@@ -38,6 +39,10 @@ def main() -> None:
 
 def _one(folder: Path, number: int, arguments: argparse.Namespace) -> Report:
     chance = Random(1000 * arguments.seed + number)
+    root = folder / f"run-{number}"
+    if arguments.hub_every:
+        hubs = kills_of_hubs(arguments.kills, every_s=arguments.hub_every)
+        return crash_run(root, hubs, chance=chance)
     is_compacting = number % 2 == 1
     others = arguments.kills - (5 if is_compacting else 0)
     few = max(1, others // 8)
@@ -50,7 +55,7 @@ def _one(folder: Path, number: int, arguments: argparse.Namespace) -> Report:
         compacting=is_compacting,
     )
     nbytes = 1 << 16 if is_compacting else 1 << 28
-    return crash_run(folder / f"run-{number}", kills, chance=chance, compact_nbytes=nbytes)
+    return crash_run(root, kills, chance=chance, compact_nbytes=nbytes)
 
 
 def _arguments() -> argparse.Namespace:
@@ -58,6 +63,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--kills", type=int, default=21, help="of each run, 12 at least")
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
+    parser.add_argument(
+        "--hub-every", type=float, default=0.0, help="kill nobody but the hub, every so many s"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="keeps the runs' folders")
     parser.add_argument("--json", type=Path)

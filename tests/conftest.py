@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import shutil
+import subprocess
 from collections import Counter, defaultdict
 from datetime import timedelta
 
@@ -352,6 +354,18 @@ def _batch_messages(header, parts):
         trainer_service_pb2.StreamBatchesResponse(header=encode_batch_header(header)),
         *(trainer_service_pb2.StreamBatchesResponse(part=encode_batch_part(p)) for p in parts),
     ]
+
+
+@pytest.fixture(scope="session")
+def check_metrics():
+    """Let promtool look at what a process tells Prometheus, where there is one."""
+    promtool = shutil.which("promtool")
+
+    def check(text: str) -> None:
+        if promtool is not None:
+            subprocess.run([promtool, "check", "metrics"], input=text.encode(), check=True)
+
+    return check
 
 
 @pytest.fixture

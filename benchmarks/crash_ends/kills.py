@@ -62,6 +62,11 @@ class Kill:
         return f"{self.victim}: {self.point or 'any time'}"
 
 
+def kills_of_hubs(count: int, *, every_s: float) -> Sequence[Kill]:
+    """Return kills of one hub after the other, each when it has had so many seconds."""
+    return [Kill(victim=Victim.HUB, delay_s=every_s)] * count
+
+
 def draw_kills(
     chance: Random, *, points: int, hubs: int, nodes: int, trainers: int, compacting: bool
 ) -> Sequence[Kill]:

@@ -290,7 +290,7 @@ class Company:
 
 def _steps_of(kill: Kill) -> int:
     """Return how many steps a kill takes at most; a snapshot needs time."""
-    return 60 if kill.point in COMPACTING else 6
+    return 60 if kill.point in COMPACTING else 6 + int(kill.delay_s / _STEP_EVERY_S)
 
 
 def _fault(left: Sequence[Kill]) -> str:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from astraflow.storage.fault_points import FaultPoint
-from crash_ends.kills import Kill, Victim, draw_kills
+from crash_ends.kills import Kill, Victim, draw_kills, kills_of_hubs
 from crash_ends.run import crash_run, full_disk_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
@@ -30,6 +30,14 @@ def test_a_run_outlives_kills_around_its_snapshot(tmp_path):
     assert sum(report.kills.values()) == 4
     assert not report.verdict.faults
     assert not report.missed
+
+
+def test_members_bear_a_hub_that_is_killed_every_second(tmp_path):
+    kills = kills_of_hubs(3, every_s=1.0)
+    report = crash_run(tmp_path / "run", kills, chance=Random(9))
+    assert sum(report.kills.values()) == 5
+    assert report.verdict.acked
+    assert not report.verdict.faults
 
 
 def test_a_hub_on_a_full_disk_acknowledges_nothing_and_goes_on_where_there_is_room(tmp_path):

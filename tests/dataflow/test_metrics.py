@@ -1,6 +1,4 @@
 import asyncio
-import shutil
-import subprocess
 import urllib.request
 
 import pytest
@@ -17,13 +15,6 @@ PROMPTS = [{"prompt": f"row {number}", "answer": "a"} for number in range(64)]
 def scrape(address: str) -> str:
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         return answer.read().decode()
-
-
-def check(text: str) -> None:
-    """Let promtool look at the names, where there is one."""
-    promtool = shutil.which("promtool")
-    if promtool is not None:
-        subprocess.run([promtool, "check", "metrics"], input=text.encode(), check=True)
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -56,10 +47,10 @@ async def told(tmp_path):
     return hub, own
 
 
-async def test_hub_and_node_tell_what_came_of_a_run(told):
+async def test_hub_and_node_tell_what_came_of_a_run(told, check_metrics):
     hub, node = told
     for text in told:
-        check(text)
+        check_metrics(text)
     said = samples(hub)
     assert said["astraflow_steps_total", "policy=solver"] == 3
     assert said["astraflow_rollouts", "place=trained", "policy=solver"] == 12

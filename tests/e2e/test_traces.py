@@ -20,8 +20,8 @@ NODE = {"rl.sample", "gen_ai.generate", "rl.reward"}
 TRAINER = {"rl.train", "rl.sync"}
 
 
-def test_one_trace_spans_hub_node_and_trainer(tmp_path, cache):
-    scraped: dict[str, set[str]] = {}
+def test_one_trace_spans_hub_node_and_trainer(tmp_path, cache, check_metrics):
+    scraped: dict[str, str] = {}
     with started(
         "sort.yaml",
         "policies.solver.trainer.step_count=4",
@@ -33,7 +33,7 @@ def test_one_trace_spans_hub_node_and_trainer(tmp_path, cache):
         for log in (run.run_dir.root / "logs").iterdir():
             found = re.search(r"url=(http://\S+/metrics)", log.read_text())
             if found:
-                scraped[log.stem] = names(found[1])
+                scraped[log.stem] = scrape(found[1])
         assert run.wait() == 0, run.output
     traces: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for file in (run.run_dir.root / "traces").iterdir():
@@ -47,15 +47,20 @@ def test_one_trace_spans_hub_node_and_trainer(tmp_path, cache):
         assert trace["hub"] == HUB
         assert trace["raas"] == NODE
         assert trace["trainer"] == TRAINER
-    assert "astraflow_run_state" in scraped["hub"]
-    assert "astraflow_node_rollouts" in scraped["raas-0"]
-    assert "astraflow_trainer_steps" in scraped["trainer-solver"]
+    assert "astraflow_run_state" in names(scraped["hub"])
+    assert "astraflow_node_rollouts" in names(scraped["raas-0"])
+    assert "astraflow_trainer_steps" in names(scraped["trainer-solver"])
+    for text in scraped.values():
+        check_metrics(text)
 
 
-def names(url: str) -> set[str]:
+def scrape(url: str) -> str:
     try:
         with urllib.request.urlopen(url) as answer:
-            text = answer.read().decode()
+            return answer.read().decode()
     except URLError:
-        return set()
+        return ""
+
+
+def names(text: str) -> set[str]:
     return {metric.name for metric in text_string_to_metric_families(text)}
