@@ -80,4 +80,6 @@ def _listening(host: str, port: int) -> Generator[socket.socket]:
             Reason.INVALID_FIELD, f"cannot listen on {host}:{port}: {error}; give another --port"
         ) from error
     with listener:
+        # Connections inherit it; asyncio sets it for sockets of its own making only.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield listener

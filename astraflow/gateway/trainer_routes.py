@@ -8,7 +8,7 @@ from fastapi.responses import Response
 
 from astraflow.client.batch_stream import ReceivedBatch
 from astraflow.gateway.documents import ANSWERS, body_of
-from astraflow.gateway.edge.bodies import answer, parse, read_body
+from astraflow.gateway.edge.bodies import answer, parse, read_body, stream_answer
 from astraflow.gateway.edge.errors import RefusedError
 from astraflow.gateway.gateway import Gateway
 from astraflow.gateway.requests import NotifyVersion, Ready
@@ -55,7 +55,7 @@ def trainer_routes(gateway: Gateway) -> APIRouter:
             if seat.desk.in_hand is received:
                 seat.desk.is_delivered = True
 
-        return await answer(request, fields, then=delivered)
+        return await stream_answer(request, fields, then=delivered)
 
     @router.post("/notify_version", openapi_extra=body_of(NotifyVersion))
     async def notify_version(request: Request) -> Response:

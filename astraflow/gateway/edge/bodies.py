@@ -120,10 +120,20 @@ async def _from_pickle(raw: bytes, rules: BodyRules) -> Any:
         raise RefusedError(400, error.message) from None
 
 
-async def answer(
-    request: Request, fields: Mapping[str, Any], *, then: Callable[[], None] = lambda: None
+async def answer(request: Request, fields: Mapping[str, Any]) -> Response:
+    """Return a small answer in the first format that the caller accepts.
+
+    Raises:
+        RefusedError: 406 when it accepts none.
+    """
+    kind = _accepted(request)
+    return Response(b"".join(_encoded(fields, kind)), media_type=kind)
+
+
+async def stream_answer(
+    request: Request, fields: Mapping[str, Any], *, then: Callable[[], None]
 ) -> Response:
-    """Return an answer in the first format that the caller accepts.
+    """Return a large answer in the first format that the caller accepts, piece by piece.
 
     Args:
         request: To be answered.
@@ -133,14 +143,8 @@ async def answer(
     Raises:
         RefusedError: 406 when it accepts none.
     """
-    kind = _accepted(request.headers.get("accept", "*/*"))
-    if kind == PICKLE:
-        chunks = await asyncio.to_thread(pickle_chunks, fields)
-    elif kind == JSON:
-        chunks = [await asyncio.to_thread(lambda: json.dumps(fields, default=_plain).encode())]
-    else:
-        chunks = [await asyncio.to_thread(_safetensors, fields)]
-    return _streamed(chunks, kind, then)
+    kind = _accepted(request)
+    return _streamed(await asyncio.to_thread(_encoded, fields, kind), kind, then)
 
 
 def json_answer(fields: Any, status: int = 200) -> Response:
@@ -148,7 +152,8 @@ def json_answer(fields: Any, status: int = 200) -> Response:
     return JSONResponse(fields, status)
 
 
-def _accepted(accept: str) -> str:
+def _accepted(request: Request) -> str:
+    accept = request.headers.get("accept", "*/*")
     for part in accept.split(","):
         kind = part.partition(";")[0].strip().lower()
         if kind in ("*/*", "application/*", ""):
@@ -156,6 +161,14 @@ def _accepted(accept: str) -> str:
         if kind in (PICKLE, JSON, SAFETENSORS):
             return kind
     raise RefusedError(406, f"answers are {PICKLE}, {JSON} or {SAFETENSORS}, not {accept}")
+
+
+def _encoded(fields: Mapping[str, Any], kind: str) -> Sequence[bytes | memoryview]:
+    if kind == PICKLE:
+        return pickle_chunks(fields)
+    if kind == JSON:
+        return [json.dumps(fields, default=_plain).encode()]
+    return [_safetensors(fields)]
 
 
 def _streamed(

@@ -131,6 +131,7 @@ async def _push(address: tuple[str, int], offset: int, payload: memoryview) -> N
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await loop.sock_connect(connection, address)
         await loop.sock_sendall(connection, PUSH_HEAD.pack(offset, len(payload)))
         await loop.sock_sendall(connection, payload)
