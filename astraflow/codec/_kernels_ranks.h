@@ -6,13 +6,13 @@ typedef struct { uint32_t ranks[SEGMENT + 16], blocks[SEGMENT + 16], numbers[SEG
 /* The changes of a class with ranks below `end`, behind `count` others; returns how many there are now. */
 static ALWAYS_INLINE size_t FN(take_due)(class_state_t *state, size_t c, uint64_t before, uint64_t end, size_t count, FN(due_t) *due) {
 #if LEVEL == 2
-    const __m512i counting = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     size_t more;
     do {
         __m512i ranks = _mm512_loadu_si512(state->ranks + state->at[c]);
         more = first_bit(~(uint64_t)_mm512_cmplt_epu32_mask(ranks, _mm512_set1_epi32((int)(uint32_t)end)));
         _mm512_storeu_si512(due->ranks + count, _mm512_sub_epi32(ranks, _mm512_set1_epi32((int)(uint32_t)before)));
-        _mm512_storeu_si512(due->numbers + count, _mm512_add_epi32(counting, _mm512_set1_epi32((int)(uint32_t)(state->at[c] - c))));
+        _mm512_storeu_si512(due->numbers + count, _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(uint32_t)(state->at[c] - c))));
         _mm_storeu_si128((__m128i *)(due->classes + count), _mm_set1_epi8((char)c));
         state->at[c] += more, count += more;
     } while (more == 16);
