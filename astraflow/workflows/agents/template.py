@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -64,29 +64,11 @@ class ChatTemplate:
             return None
         return rest[0] if before and len(rest) == 1 else None
 
-    @cached_property
-    def _compiled(self) -> Any:
-        from jinja2 import TemplateSyntaxError  # noqa: PLC0415 - an extra
-        from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
-
-        world: Any = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        world.filters["tojson"] = _to_json
-        world.globals["raise_exception"] = _refuse
-        world.globals["strftime_now"] = _now
-        try:
-            return world.from_string(self._source)
-        except TemplateSyntaxError as error:
-            raise AstraflowError(
-                Reason.INVALID_FIELD, f"the chat template is no Jinja template: {error}"
-            ) from error
-
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
         from jinja2 import TemplateError  # noqa: PLC0415 - an extra
 
         try:
-            return self._compiled.render(
+            return _compiled(self._source).render(
                 **self._variables,
                 messages=messages,
                 tools=list(tools) or None,
@@ -98,6 +80,26 @@ class ChatTemplate:
                 f"the model's chat template refuses the messages: {error}",
                 metadata={"field": "messages"},
             ) from error
+
+
+@lru_cache(maxsize=64)
+def _compiled(source: str) -> Any:
+    """Compile a template, once for all who use it."""
+    from jinja2 import TemplateSyntaxError  # noqa: PLC0415 - an extra
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
+
+    world: Any = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    world.filters["tojson"] = _to_json
+    world.globals["raise_exception"] = _refuse
+    world.globals["strftime_now"] = _now
+    try:
+        return world.from_string(source)
+    except TemplateSyntaxError as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"the chat template is no Jinja template: {error}"
+        ) from error
 
 
 def load_template(model_dir: Path) -> ChatTemplate:
