@@ -36,7 +36,7 @@ from embedded_engine import MODELS
 
 CLIENT = Path(__file__).parent / "agent_ends" / "client.py"
 POLICY = PolicyId("policy")
-PROMPT_TOKENS = 32
+PROMPT_TOKENS = 4
 
 
 def write_model(folder: Path) -> int:
