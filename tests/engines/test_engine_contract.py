@@ -505,3 +505,14 @@ async def test_closing_ends_what_runs_and_refuses_what_comes(start: Start, model
         with pytest.raises(AstraflowError) as caught:
             await call
         assert caught.value.reason is Reason.ENGINE_FAILED
+
+
+async def test_who_watches_is_told_what_is_sampled_in_its_order(start: Start):
+    engine = await start()
+    told: list[np.ndarray] = []
+    sampled = await engine.generate([3, 4], knobs(200), watch=told.append)
+    shown = np.concatenate(told)
+    assert 0 < len(shown) <= 200
+    assert np.array_equal(shown, sampled.tokens[: len(shown)])
+    unwatched = await engine.generate([3, 4], knobs(200))
+    assert np.array_equal(unwatched.tokens, sampled.tokens)
