@@ -157,4 +157,4 @@ def _read(wire: bytes) -> TransferPlan | SentChunk:
         message = PullResponse.FromString(wire)
     except DecodeError:
         message = None
-    return grpc_lane._decode(message)  # noqa: SLF001 - exactly what the lane does
+    return grpc_lane.decode_response(message)
