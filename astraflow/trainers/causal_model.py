@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,10 +32,11 @@ class CausalModel:
         self.module = module.eval()
         self.never_sampled = torch.tensor(sorted(never_sampled), dtype=torch.long).to(self.device)
         self._chosen: Tensor | None = None
-        self._has_chosen = False
-        head = cast("Any", module).get_output_embeddings()
-        if head is not None:
-            head.register_forward_pre_hook(self._choose)
+        self._wants_logits = True
+        self._hidden: Tensor | None = None
+        self._head: nn.Module | None = cast("Any", module).get_output_embeddings()
+        if self._head is not None:
+            self._head.register_forward_pre_hook(self._choose)
 
     @property
     def device(self) -> torch.device:
@@ -56,22 +58,54 @@ class CausalModel:
         Returns:
             [k, vocabulary] in the model's dtype.
         """
-        self._chosen, self._has_chosen = chosen, False
+        logits = self._run(tokens, chosen, wants_logits=True)
+        if self._hidden is None:
+            return logits.flatten(0, 1).index_select(0, chosen)
+        self._hidden = None
+        return logits[0]
+
+    @cached_property
+    def linear_head(self) -> nn.Linear | None:
+        """The output layer, if its outputs are the logits; None: a model does more to them."""
+        if not isinstance(self._head, nn.Linear):
+            return None
+        # More than one: padding may be embedded as zeros, of which every function makes zeros.
+        chosen = torch.arange(min(8, self.vocabulary_size), device=self.device)
+        tokens = chosen[None]
+        with torch.no_grad():
+            found = torch.nn.functional.linear(
+                self.hidden(tokens, chosen), self._head.weight, self._head.bias
+            )
+            return self._head if torch.equal(found, self.logits(tokens, chosen)) else None
+
+    def hidden(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        """Return what the output layer reads at chosen positions; it runs at one of them.
+
+        Args:
+            tokens: i64[n, L], padded on the right with any token.
+            chosen: i64[k], flat indices into `tokens`.
+
+        Returns:
+            [k, H] in the model's dtype.
+        """
+        self._run(tokens, chosen, wants_logits=False)
+        hidden, self._hidden = self._hidden, None
+        return cast("Tensor", hidden)
+
+    def _run(self, tokens: Tensor, chosen: Tensor, *, wants_logits: bool) -> Tensor:
+        self._chosen, self._wants_logits, self._hidden = chosen, wants_logits, None
         try:
-            out = cast("Any", self.module)(input_ids=tokens, use_cache=False)
+            return cast("Any", self.module)(input_ids=tokens, use_cache=False).logits
         finally:
             self._chosen = None
-        logits = cast("Tensor", out.logits)
-        if self._has_chosen:
-            return logits[0]
-        return logits.flatten(0, 1).index_select(0, chosen)
 
     def _choose(self, _head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if self._chosen is None:
             return None
-        hidden = cast("Tensor", args[0])
-        self._has_chosen = True
-        return (hidden.flatten(0, 1).index_select(0, self._chosen).unsqueeze(0), *args[1:])
+        states = cast("Tensor", args[0]).flatten(0, 1).index_select(0, self._chosen)
+        self._hidden = states
+        read = states if self._wants_logits else states[:1]
+        return (read.unsqueeze(0), *args[1:])
 
 
 def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:

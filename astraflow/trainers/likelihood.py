@@ -7,12 +7,15 @@ import torch
 from torch import Tensor
 
 from astraflow.trainers.causal_model import CausalModel
+from astraflow.trainers.fused_head import Head, fused_logprobs
 from astraflow.trainers.passes import Pass
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import to_tensor
 
 # Elements of the logits that the entropy looks at in one go: 64 MiB in f32.
 _ENTROPY_ELEMENTS = 1 << 24
+# Logits of a pass that are never made whole; fewer are, which takes a quarter less arithmetic.
+_FUSED_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,18 +60,36 @@ class PassTokens:
         )
 
 
-def log_softmax_of(model: CausalModel, one: PassTokens) -> tuple[Tensor, Tensor]:
+def log_softmax_of(
+    model: CausalModel, one: PassTokens, *, fuse_above: int = _FUSED_ELEMENTS
+) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the loss tokens of a pass.
+
+    Args:
+        model: Whose.
+        one: The pass.
+        fuse_above: More logits than that are never made whole, if the model's are its head's.
 
     Returns:
         f32[k] with a gradient where that is enabled, and f32[k] without.
     """
     device = model.device
-    logits = model.logits(to_tensor(one.tokens, device), to_tensor(one.chosen, device)).float()
+    tokens, chosen = to_tensor(one.tokens, device), to_tensor(one.chosen, device)
     targets = to_tensor(one.targets, device)
-    logits = _without(logits, model.never_sampled, targets)
-    if one.temperatures is not None:
-        logits = logits / to_tensor(one.temperatures, device)
+    temperatures = None if one.temperatures is None else to_tensor(one.temperatures, device)
+    layer = model.linear_head if len(targets) * model.vocabulary_size > fuse_above else None
+    if layer is not None:
+        head = Head(
+            weight=layer.weight,
+            bias=layer.bias,
+            targets=targets,
+            temperatures=temperatures,
+            banned=_banned(model.never_sampled, targets),
+        )
+        return fused_logprobs(model.hidden(tokens, chosen), head)
+    logits = _without(model.logits(tokens, chosen).float(), model.never_sampled, targets)
+    if temperatures is not None:
+        logits = logits / temperatures
     norms = logits.logsumexp(-1)
     logprobs = logits.gather(1, targets[:, None])[:, 0] - norms
     return logprobs, _entropies(logits.detach(), norms.detach())
@@ -76,8 +97,12 @@ def log_softmax_of(model: CausalModel, one: PassTokens) -> tuple[Tensor, Tensor]
 
 def _without(logits: Tensor, never_sampled: Tensor, targets: Tensor) -> Tensor:
     """Take away what is never drawn, except what another engine did draw."""
-    banned = never_sampled[~torch.isin(never_sampled, targets)]
+    banned = _banned(never_sampled, targets)
     return logits.index_fill(1, banned, -torch.inf) if len(banned) else logits
+
+
+def _banned(never_sampled: Tensor, targets: Tensor) -> Tensor:
+    return never_sampled[~torch.isin(never_sampled, targets)]
 
 
 def _entropies(logits: Tensor, norms: Tensor) -> Tensor:

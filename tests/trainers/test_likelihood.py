@@ -124,3 +124,22 @@ def test_head_sees_only_positions_of_the_loss(make_model, make_rows, to_part):
     model.module.lm_head.register_forward_hook(lambda _m, _args, out: seen.append(out.shape))
     in_passes(model, rows, max_tokens=10_000)
     assert sum(shape[1] for shape in seen) == len(rows.loss)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_fused_head_gives_the_same_numbers_and_gradients(name, make_rows, to_part):
+    """A model that caps its logits is not fused."""
+    torch.manual_seed(0)
+    model = CausalModel(AutoModelForCausalLM.from_config(CONFIGS[name]), never_sampled=[0, 1])
+    rows = TrainRows.from_parts([to_part(make_rows(12))])
+    [one] = plan_passes(rows.lengths, max_tokens=10_000, overhead_tokens=10_000)
+    found = []
+    for fuse_above in (0, 1 << 40):
+        model.module.zero_grad()
+        logprobs, entropies = log_softmax_of(model, PassTokens.of(rows, one), fuse_above=fuse_above)
+        logprobs.square().sum().backward()
+        gradients = [each.grad.clone() for each in model.module.parameters()]
+        found.append([logprobs.detach(), entropies, *gradients])
+    for fused, plain in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+    assert (model.linear_head is None) == (name == "soft caps on logits")
