@@ -196,11 +196,11 @@ def laws(make_world, suite, rollout_of, picture_of):
             if member:
                 self.world.report(member, 0, state=VersionState.FAILED)
 
-        @rule(pick=picks, credit=st.integers(0, 6))
-        def node_changes_credit(self, pick, credit):
+        @rule(pick=picks, credit=st.integers(0, 6), extra=st.integers(0, 2))
+        def node_changes_credit(self, pick, credit, extra):
             member = self.node(pick)
             if member:
-                self.world.credit(member, credit)
+                self.world.credit(member, credit, max_eval_extra=extra)
 
         @rule(
             pick=picks,
