@@ -148,8 +148,13 @@ class Gateway:
 
     async def _seated(self, policy: GatewayPolicy, ready: Ready, endpoint: str) -> TrainerSeat:
         settings = self.settings
-        sender = SenderClient(endpoint, host=settings.host, timeout_s=settings.transfer_timeout_s)
-        plan = await sender.plan()
+        async with AsyncExitStack() as undo:
+            sender = await undo.enter_async_context(
+                SenderClient(endpoint, host=settings.host, timeout_s=settings.transfer_timeout_s)
+            )
+            plan = await sender.plan()
+            # From here on it is the seat's.
+            undo.pop_all()
         weights = SeatWeights(policy.policy_id, sender, plan, host=settings.host, loop=self._loop)
         label = ready.recovered_version
         start = SeatStart(label=label or 0, is_recovered=label is not None)

@@ -14,7 +14,11 @@ class Ready(Fields):
 
     train_batch_size: int | None = Field(default=None, ge=1, description="Sequences per batch.")
     model_id: str | None = Field(default=None, description="Its policy; unset: the only one.")
-    sender_endpoint: str | None = Field(default=None, description="host:port of its weights.")
+    sender_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^[\w.\-\[\]:]+:\d{1,5}$",
+        description="host:port of its weights.",
+    )
     recovered_version: int | None = Field(
         default=None, ge=0, description="Version of the weights that it comes back with."
     )

@@ -45,16 +45,6 @@ _POLL_S = 0.5
 _CONTEXT = 32768
 
 
-# What an answer raises that is not what the description says: it costs this RaaS its place.
-_MALFORMED = (KeyError, TypeError, ValueError)
-
-
-def _named(error: Exception) -> AstraflowError:
-    if isinstance(error, AstraflowError):
-        return error
-    return AstraflowError(Reason.ENVIRONMENT_FAILED, f"the RaaS answers what is none: {error!r}")
-
-
 class BridgedRaas:
     """Joins for an HTTP RaaS, and leaves when it is gone.
 
@@ -103,14 +93,21 @@ class BridgedRaas:
         try:
             async with AsyncExitStack() as stack:
                 await self._live(stack)
-        except (AstraflowError, *_MALFORMED) as error:
-            log.warning("an HTTP RaaS has left", uid=uid, why=repr(error))
-            if not self.joined.done():
-                self.joined.set_exception(_named(error))
+        except AstraflowError as error:
+            log.warning("an HTTP RaaS has left", uid=uid, why=str(error))
+            self._refuse(error)
+        except Exception as error:
+            log.exception("an HTTP RaaS does not answer as it should", uid=uid)
+            why = f"{uid} does not answer as it should: {error!r}"
+            self._refuse(AstraflowError(Reason.ENVIRONMENT_FAILED, why))
         finally:
-            if not self.joined.done():
-                why = f"{uid} left before it had joined"
-                self.joined.set_exception(AstraflowError(Reason.MEMBER_LOST, why))
+            self._refuse(AstraflowError(Reason.MEMBER_LOST, f"{uid} left before it had joined"))
+
+    def _refuse(self, error: AstraflowError) -> None:
+        """Tell who waits for it to join, if anybody does."""
+        if not self.joined.done():
+            self.joined.set_exception(error)
+            # Nobody may be there any more to look at it.
             self.joined.exception()
 
     async def _live(self, stack: AsyncExitStack) -> None:

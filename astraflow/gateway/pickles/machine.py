@@ -1,13 +1,7 @@
-"""The interpreter: a stack, marks and a memo; what a name means is looked up in a table.
+"""The machine that reads a pickle: a stack, marks, a memo, and a table of what names stand for."""
 
-It knows the instructions of protocols 0 to 5 that plain data is made of. Instructions that make
-objects of classes (INST, OBJ, NEWOBJ, EXT and the like) are unknown to it, as is any name that
-is not in the table.
-"""
-
-from codecs import raw_unicode_escape_decode
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from astraflow.gateway.pickles.budget import Budget, refused, require_tuple
 from astraflow.gateway.pickles.cursor import Cursor
@@ -30,10 +24,8 @@ class Buildable(Protocol):
 
 
 Table: TypeAlias = Mapping[tuple[str, str], Symbol]
-Number = TypeVar("Number", int, float)
 
 _KEYS: Final = (str, bytes, bool, type(None))
-_TEXT_NBYTES: Final = 1 << 20
 
 
 class Symbolic:
@@ -46,10 +38,10 @@ class Symbolic:
 
 
 class Machine:
-    """Runs one pickle.
+    """What the instructions of one pickle work on.
 
     Attributes:
-        cursor: Stands after the STOP once it ran.
+        cursor: At the next instruction.
         stack: Values above the last mark.
         memo: Values by number.
     """
@@ -77,23 +69,6 @@ class Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self._below: list[list[Any]] = []
-
-    def run(self) -> Any:
-        """Return the value; symbols in it are found by whoever walks it.
-
-        Raises:
-            AstraflowError: INVALID_FIELD.
-        """
-        step, byte = self.budget.step, self.cursor.byte
-        while True:
-            step()
-            code = byte()
-            if code == _STOP:
-                return self.pop()
-            instruction = INSTRUCTIONS.get(code)
-            if instruction is None:
-                raise refused(f"instruction {bytes([code])!r} makes what is no plain data")
-            instruction(self)
 
     def push(self, value: Any) -> None:
         """Put a value on top."""
@@ -210,117 +185,3 @@ def pairs(values: list[Any]) -> dict[Any, Any]:
 
 def _is_key(key: Any) -> bool:
     return type(key) in _KEYS or (type(key) is int and abs(key) < 1 << 31)
-
-
-def _text_int(line: bytes) -> int | bool:
-    """Read INT, whose 00 and 01 are booleans."""
-    if line in (b"00", b"01"):
-        return line == b"01"
-    return _number(int, line)
-
-
-def _text_long(line: bytes) -> int:
-    return _number(int, line.removesuffix(b"L"))
-
-
-def _number(kind: Callable[[bytes], Number], line: bytes) -> Number:
-    try:
-        return kind(line)
-    except ValueError:
-        raise refused(f"{line[:32]!r} is no number") from None
-
-
-def _names(m: Machine) -> tuple[str, str]:
-    module, name = m.cursor.line(256), m.cursor.line(256)
-    return module.decode("latin-1"), name.decode("latin-1")
-
-
-def _stack_global(m: Machine) -> None:
-    name, module = m.pop(), m.pop()
-    if type(name) is not str or type(module) is not str:
-        raise refused("a name of it is no text")
-    m.name(module[:256], name[:256])
-
-
-def _raw_unicode(m: Machine) -> None:
-    # str.decode would import the codec.
-    m.push(raw_unicode_escape_decode(m.cursor.line(_TEXT_NBYTES))[0])
-
-
-def _bytes(m: Machine, count: int) -> None:
-    m.budget.spend(count)
-    m.push(bytes(m.cursor.take(count)))
-
-
-def _text(m: Machine, count: int) -> None:
-    m.budget.spend(count)
-    m.push_text(m.cursor.take(count))
-
-
-def _long(m: Machine, count: int) -> None:
-    if count > 16:
-        raise refused("it has a number of more than 16 bytes")
-    m.push(m.cursor.sint(count))
-
-
-def _proto(m: Machine) -> None:
-    if m.cursor.byte() > 5:
-        raise refused("it is of a protocol after 5")
-
-
-_STOP: Final = ord(".")
-
-_BY_NAME: Final[Mapping[bytes, Callable[[Machine], object]]] = {
-    b"\x80": _proto,
-    b"\x95": lambda m: m.cursor.take(8),
-    b"N": lambda m: m.push(None),
-    b"\x88": lambda m: m.push(True),
-    b"\x89": lambda m: m.push(False),
-    b"I": lambda m: m.push(_text_int(m.cursor.line())),
-    b"L": lambda m: m.push(_text_long(m.cursor.line())),
-    b"J": lambda m: m.push(m.cursor.sint(4)),
-    b"K": lambda m: m.push(m.cursor.byte()),
-    b"M": lambda m: m.push(m.cursor.uint(2)),
-    b"\x8a": lambda m: _long(m, m.cursor.byte()),
-    b"\x8b": lambda m: _long(m, m.cursor.uint(4)),
-    b"F": lambda m: m.push(_number(float, m.cursor.line())),
-    b"G": lambda m: m.push(m.cursor.double()),
-    b"V": _raw_unicode,
-    b"\x8c": lambda m: _text(m, m.cursor.byte()),
-    b"X": lambda m: _text(m, m.cursor.uint(4)),
-    b"\x8d": lambda m: _text(m, m.cursor.uint(8)),
-    b"C": lambda m: _bytes(m, m.cursor.byte()),
-    b"B": lambda m: _bytes(m, m.cursor.uint(4)),
-    b"\x8e": lambda m: _bytes(m, m.cursor.uint(8)),
-    b"\x96": lambda m: _bytes(m, m.cursor.uint(8)),
-    b"(": Machine.mark,
-    b"0": Machine.pop_any,
-    b"1": lambda m: m.since_mark(),
-    b"2": lambda m: m.push(m.top()),
-    b"]": lambda m: m.push([]),
-    b"}": lambda m: m.push({}),
-    b")": lambda m: m.push(()),
-    b"l": lambda m: m.push(m.since_mark()),
-    b"t": lambda m: m.push(tuple(m.since_mark())),
-    b"d": lambda m: m.push(pairs(m.since_mark())),
-    b"\x85": lambda m: m.tuple_of(1),
-    b"\x86": lambda m: m.tuple_of(2),
-    b"\x87": lambda m: m.tuple_of(3),
-    b"a": lambda m: m.extend([m.pop()]),
-    b"e": lambda m: m.extend(m.since_mark()),
-    b"s": lambda m: m.update([m.pop(), m.pop()][::-1]),
-    b"u": lambda m: m.update(m.since_mark()),
-    b"g": lambda m: m.recall(_number(int, m.cursor.line())),
-    b"h": lambda m: m.recall(m.cursor.byte()),
-    b"j": lambda m: m.recall(m.cursor.uint(4)),
-    b"p": lambda m: m.remember(_number(int, m.cursor.line())),
-    b"q": lambda m: m.remember(m.cursor.byte()),
-    b"r": lambda m: m.remember(m.cursor.uint(4)),
-    b"\x94": lambda m: m.remember(len(m.memo)),
-    b"c": lambda m: m.name(*_names(m)),
-    b"\x93": _stack_global,
-    b"R": Machine.reduce,
-    b"b": Machine.build,
-    b"Q": lambda m: m.persist(m.pop()),
-}
-INSTRUCTIONS: Final = {code[0]: run for code, run in _BY_NAME.items()}

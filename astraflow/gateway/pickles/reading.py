@@ -16,6 +16,7 @@ from astraflow.gateway.pickles.arrays import (
 )
 from astraflow.gateway.pickles.budget import Budget, PickleLimits, refused
 from astraflow.gateway.pickles.cursor import Cursor
+from astraflow.gateway.pickles.instructions import run
 from astraflow.gateway.pickles.machine import Machine, Symbol
 from astraflow.gateway.pickles.tensors import make_storage, make_tensor
 
@@ -90,7 +91,7 @@ def read_pickle(body: bytes | memoryview, limits: PickleLimits | None = None) ->
     budget = Budget(limits or PickleLimits(), len(body))
     cursor = Cursor(memoryview(body))
     try:
-        value = Machine(cursor, budget, _TABLE).run()
+        value = run(Machine(cursor, budget, _TABLE))
         if cursor.left:
             raise refused(f"{cursor.left} bytes follow its end")
         return _plain(value, budget, 0)

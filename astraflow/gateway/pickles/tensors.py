@@ -17,6 +17,7 @@ from astraflow.core.dtype import Dtype
 from astraflow.gateway.pickles.arrays import require_shape
 from astraflow.gateway.pickles.budget import Budget, refused, require_tuple
 from astraflow.gateway.pickles.cursor import Cursor
+from astraflow.gateway.pickles.instructions import run
 from astraflow.gateway.pickles.machine import Machine, Symbol
 
 MAGIC: Final = 0x1950A86A20F9469CFC6C
@@ -64,7 +65,7 @@ def make_storage(budget: Budget, arguments: tuple[Any, ...]) -> Storage:
     if len(arguments) != 1 or type(arguments[0]) is not bytes:
         raise refused("a storage of it is made of other than bytes")
     cursor = Cursor(memoryview(arguments[0]))
-    head = [Machine(cursor, budget, {}).run() for _ in range(3)]
+    head = [run(Machine(cursor, budget, {})) for _ in range(3)]
     if head[:2] != [MAGIC, PROTOCOL] or not _is_little_endian(head[2]):
         raise refused("a tensor of it is no file of torch's that is read here")
     described: list[tuple[str, Dtype, int]] = []
@@ -72,8 +73,8 @@ def make_storage(budget: Budget, arguments: tuple[Any, ...]) -> Storage:
     def describe(name: Any) -> None:
         described.append(_description(name))
 
-    Machine(cursor, budget, _TABLE, persistent=describe).run()
-    keys = Machine(cursor, budget, {}).run()
+    run(Machine(cursor, budget, _TABLE, persistent=describe))
+    keys = run(Machine(cursor, budget, {}))
     if len(described) != 1 or keys != [described[0][0]]:
         raise refused("a tensor of it has other than one storage")
     return Storage(_elements(cursor, budget, described[0][1], described[0][2]))

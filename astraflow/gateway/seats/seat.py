@@ -77,6 +77,9 @@ class TrainerSeat:
         except AstraflowError as error:
             log.warning("a trainer's seat is lost", policy_id=self.policy.policy_id, why=str(error))
             self.desk.close(error)
+        except Exception as error:
+            log.exception("a trainer's seat failed", policy_id=self.policy.policy_id)
+            self.desk.close(AstraflowError(Reason.INTERNAL, f"the seat failed: {error!r}"))
         finally:
             self.desk.close(
                 AstraflowError(Reason.SESSION_ENDED, "the trainer has left the run; POST /ready")

@@ -63,8 +63,9 @@ class SeatWeights:
         await asyncio.to_thread(self.server.__enter__)
 
     async def close(self) -> None:
-        """Stop to serve."""
+        """Stop to serve, and let go of the sender."""
         await asyncio.to_thread(self.server.__exit__, None, None, None)
+        await self._sender.__aexit__()
 
     async def publish_from(self, directory: Path, version: int) -> VersionInfo:
         """Encode the weights of a model directory as a version of the run.
