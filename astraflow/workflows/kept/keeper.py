@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 _PR_SET_CHILD_SUBREAPER = 36
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
-_LOOK_S = 0.05
+# Between two looks at a program: with a hard bound on its processes, and without one.
+_LOOK_S, _LOOK_OFTEN_S = 0.25, 0.02
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _NOT_STARTED = 127
 # Of the hard bound: threads count there, and the first process.
@@ -73,7 +74,7 @@ def main() -> None:
         if group is not None:
             (group / "cgroup.procs").write_text("0", encoding="ascii")
         _be_first(libc, limits, sys.argv[2:], has_namespace=has_namespace)
-    why, status = _watch(first, limits, wakes)
+    why, status = _watch(first, limits, wakes, _LOOK_OFTEN_S if group is None else _LOOK_S)
     _kill_all(first)
     if group is not None:
         group.rmdir()
@@ -176,7 +177,7 @@ def _limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _watch(first: int, limits: Limits, wakes: int) -> tuple[str, int]:
+def _watch(first: int, limits: Limits, wakes: int, look_s: float) -> tuple[str, int]:
     """Return why the program ended, and its code; -1: it was killed."""
     deadline = time.monotonic() + limits.time_s if limits.time_s else float("inf")
     while True:
@@ -192,7 +193,8 @@ def _watch(first: int, limits: Limits, wakes: int) -> tuple[str, int]:
         if sum(map(_resident_nbytes, pids)) > limits.memory_nbytes:
             return "memory", -1
         try:
-            ready, _, _ = select.select([0, wakes], [], [], _LOOK_S)
+            pause_s = min(look_s, max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select([0, wakes], [], [], pause_s)
         except OSError:
             return "stopped", -1
         if 0 in ready:
