@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from astraflow.core.tasks import SamplingParams
+
+pytestmark = pytest.mark.slow
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 TOOL = {"name": "add", "description": "sum", "input_schema": {"type": "object"}}

@@ -41,6 +41,7 @@ async def test_what_is_wrong_with_a_request_is_said(stage):
         assert len(at.episode.trajectories()) == 1
 
 
+@pytest.mark.slow
 async def test_who_is_not_known_gets_nothing(stage):
     async with stage(lambda text: "ok") as at, at.client() as client:
         root = str(client.base_url).partition("/sessions")[0]
@@ -58,6 +59,7 @@ async def test_who_is_not_known_gets_nothing(stage):
         assert (await client.get(f"{root}/v1/models", headers=by_key)).status_code == 200
 
 
+@pytest.mark.slow
 async def test_several_policies_have_to_be_named(stage):
     rules = SessionRules(models={"gpt-4o": "judge"})
     async with stage(lambda text: "ok", policies=("solver", "judge"), rules=rules) as at:
@@ -84,6 +86,7 @@ async def test_too_much_at_once_is_to_come_again(stage):
         assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
 
 
+@pytest.mark.slow
 async def test_a_prompt_that_is_too_long_is_refused_even_as_a_stream(stage):
     async with stage(lambda text: "ok", max_context=8) as at, at.client() as client:
         for more in ({}, {"stream": True}):
@@ -91,6 +94,7 @@ async def test_a_prompt_that_is_too_long_is_refused_even_as_a_stream(stage):
             assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_takes_its_request_along(stage):
     async with stage(lambda text: "ok") as at, at.client() as client:
         at.engine.open.clear()
@@ -119,6 +123,7 @@ async def test_an_end_stops_what_runs_and_nothing_runs_after_it(stage):
         assert (await at.session.ended()).failure == "no tool"
 
 
+@pytest.mark.slow
 async def test_who_dawdles_is_cut_off(stage):
     agents = Agents(patience_s=0.05)
     async with stage(lambda text: "ok", agents=agents) as at:
@@ -135,6 +140,7 @@ async def test_who_dawdles_is_cut_off(stage):
         writer.close()
 
 
+@pytest.mark.slow
 async def test_the_recipe_says_how_is_sampled_unless_it_leaves_that_to_the_agent(stage):
     for source, temperature in ((SamplingSource.RECIPE, 1.0), (SamplingSource.AGENT, 0.0)):
         async with stage(lambda text: "ok", rules=SessionRules(sampling=source)) as at:
@@ -145,6 +151,7 @@ async def test_the_recipe_says_how_is_sampled_unless_it_leaves_that_to_the_agent
             assert trajectory.sampling.max_new_tokens == 32
 
 
+@pytest.mark.slow
 async def test_an_engine_that_fails_is_no_fault_of_the_policy_until_it_is_mended(stage):
     async with stage(lambda text: "ok") as at, at.client() as client:
         at.engine.version = None

@@ -57,6 +57,7 @@ def command(*arguments, scorer=None, **options):
     )
 
 
+@pytest.mark.slow
 async def test_the_scorer_reads_the_last_reply_of_an_agent_that_reports_nothing(episode):
     run = episode()
     score = await command(scorer=Exact(Exact.Options())).run(run)
@@ -66,6 +67,7 @@ async def test_the_scorer_reads_the_last_reply_of_an_agent_that_reports_nothing(
     assert trajectory.sampled_mask.sum() == 3
 
 
+@pytest.mark.slow
 async def test_what_an_agent_reports_is_the_reward(episode):
     assert (await command("--reward").run(episode())).reward == 3.0
 

@@ -45,6 +45,7 @@ async def test_a_program_says_what_it_has_to_say(tmp_path):
     assert (tmp_path / "stdout").read_text() == "hi\n"
 
 
+@pytest.mark.slow
 async def test_a_program_that_is_not_there_says_so(tmp_path):
     program = await Program.start(("no-such-agent",), limits=SMALL, folder=tmp_path, env=ENV)
     assert (await program.wait()).code == 127
@@ -82,6 +83,7 @@ async def test_nothing_is_left_of_a_program_that_is_hostile(name, tmp_path):
     assert left_of(mark) == []
 
 
+@pytest.mark.slow
 async def test_sixteen_gigabytes_are_not_had(tmp_path):
     code = "x = bytearray(16 * 2**30)"
     fate = await fate_of(code, tmp_path)
@@ -107,6 +109,7 @@ async def test_a_daemon_with_an_open_socket_does_not_outlive_its_program(tmp_pat
     assert left_of(mark) == []
 
 
+@pytest.mark.slow
 async def test_a_program_goes_with_its_owner(tmp_path):
     """Cancelling stops it; so does the death of the process that started it."""
     mark = f"MARK_{os.getpid()}_owner"
