@@ -37,7 +37,8 @@ def look_at_source(target: str, *, token: str, version: Path, as_json: bool) -> 
         AstraflowError: INVALID_FIELD for a token or a version that cannot be read.
     """
     configure_logging("conformance", level="error")
-    source = Source(address=target, token=_secret(token), info=_version(version))
+    info = _version(version)
+    source = Source(address=target, token=_secret(token), told=lambda: info)
     checks = CheckList(CHECKS)
     asyncio.run(check_source(checks, source))
     show(checks, as_json=as_json)

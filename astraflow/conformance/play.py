@@ -12,7 +12,7 @@ from astraflow.config.recipe import Recipe
 from astraflow.conformance import raas, trainer
 from astraflow.conformance.checks import Check, CheckList
 from astraflow.conformance.raas_laws import laws_of
-from astraflow.conformance.stage import Law, Settled, Stage, executed
+from astraflow.conformance.stage import DIGITS, Law, Settled, Stage, executed
 from astraflow.conformance.tap import Tap
 from astraflow.testing.recipes import small_recipe
 from astraflow.testing.run import LiveRun, start_run
@@ -90,7 +90,7 @@ async def _tap(run: LiveRun, listen: str) -> AsyncGenerator[Tap]:
 
 def _recipe(folder: Path) -> Recipe:
     """Return a recipe that does not end by itself."""
-    rows = [{"prompt": f"row {number}", "answer": "yes"} for number in range(8)]
+    rows = [{"prompt": digit, "answer": digit} for digit in DIGITS]
     return small_recipe(
         folder,
         scorer="exact",

@@ -13,6 +13,9 @@ from astraflow.conformance.tap import Call, Tap
 from astraflow.testing.run import LiveRun
 
 POLICY: Final = "solver"
+DIGITS: Final = "0123456789"
+"""All that prompts and answers are made of: any model has tokens 0 to 9."""
+
 _START_S: Final = 60.0
 _LOOK_S: Final = 0.05
 _LINES: Final = 5

@@ -1,6 +1,9 @@
 """The script for a trainer: a real run serves it, and a node of ours trusts what it publishes."""
 
+from dataclasses import replace
 from typing import Any, Final
+
+import grpc
 
 from astraflow.conformance.checks import Broken, Check
 from astraflow.conformance.faults import CutResponse
@@ -15,7 +18,7 @@ from astraflow.conformance.session_checks import (
     deadlines,
     pulse,
 )
-from astraflow.conformance.stage import Law, Settled, Stage
+from astraflow.conformance.stage import DIGITS, Law, Settled, Stage
 from astraflow.conformance.tap import Call, Tap
 from astraflow.conformance.weights import CHECKS as WEIGHT_CHECKS
 from astraflow.conformance.weights import Source, check_source
@@ -23,6 +26,8 @@ from astraflow.core.versions import VersionInfo
 from astraflow.wire.weights import decode_version_info
 
 JOIN: Final = "RegisterTrainer"
+_FIRST: Final = 0
+_REFUSED: Final = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS)
 # The record grows with every batch, and is looked through at every message.
 _TOKEN_S: Final = 0.005
 
@@ -86,8 +91,8 @@ async def play(stage: Stage) -> None:
         joined = await stage.joined(JOIN)
         _require_registration(joined)
     with stage.check("versions.first"):
-        info = _published_first(await stage.call("PublishVersion", "a version"))
-    if not await check_source(stage.checks, _source(joined, info)):
+        _require_first(await stage.call("PublishVersion", "a version"))
+    if not await check_source(stage.checks, _source(joined, stage.tap)):
         raise Settled
     with stage.check("batches.acked"):
         await stage.call("AckBatch", "an AckBatch after the parts of a batch")
@@ -95,7 +100,7 @@ async def play(stage: Stage) -> None:
     await _check_cut_stream(stage)
     await check_resume(stage, JOIN)
     with stage.check("versions.next"):
-        await stage.call("PublishVersion", "a second version", after=1)
+        await stage.until(lambda: _published(stage.tap, 1) or None, "the version after the first")
     await check_pulse(stage)
     await check_drain(stage, JOIN)
 
@@ -108,25 +113,36 @@ def _require_registration(call: Call) -> None:
         raise Broken("weight_endpoints is empty: nobody could pull its versions")
 
 
-def _published_first(call: Call) -> VersionInfo:
-    info = decode_version_info(call.requests[0].version)
-    if info.version != 0:
-        raise Broken(f"the first version is {info.version}, the run asked for 0")
-    return info
+def _require_first(call: Call) -> None:
+    version = call.requests[0].version.version
+    if version != _FIRST:
+        raise Broken(f"the first version is {version}, the run asked for {_FIRST}")
 
 
 def _versions_are_next(tap: Tap) -> str | None:
     for call in tap.of("PublishVersion"):
-        if "version" in call.text:
+        if call.code in _REFUSED:
             return f"version {call.requests[0].version.version} was refused: {call.text}"
     return None
 
 
-def _source(joined: Call, info: VersionInfo) -> Source:
+def _published(tap: Tap, version: int) -> list[VersionInfo]:
+    """Return what was registered of a version, each time that it was published."""
+    calls = [call for call in tap.of("PublishVersion") if call.responses]
+    infos = [call.requests[0].version for call in calls]
+    return [decode_version_info(info) for info in infos if info.version == version]
+
+
+def _source(joined: Call, tap: Tap) -> Source:
+    def told() -> VersionInfo:
+        infos = _published(tap, _FIRST)
+        patches = {patch.root_digest: patch for info in infos for patch in info.patches}
+        return replace(infos[0], patches=tuple(patches.values()))
+
     return Source(
         address=joined.requests[0].weight_endpoints[0].endpoint,
         token=joined.responses[0].session.transfer_token,
-        info=info,
+        told=told,
     )
 
 
@@ -174,4 +190,4 @@ def _ack(tap: Tap, batch_id: str) -> Call | None:
 
 async def set_up(stage: Stage) -> None:
     """Bring the node that rolls out for the trainer."""
-    await stage.run.add_node(token_s=_TOKEN_S)
+    await stage.run.add_node(token_s=_TOKEN_S, alphabet=DIGITS)

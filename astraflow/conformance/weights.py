@@ -80,12 +80,17 @@ class Source:
     Attributes:
         address: host:port.
         token: Session.transfer_token of the run.
-        info: Of the version, as the run has it registered.
+        told: Returns the version as the run has it registered; it may gain patches.
     """
 
     address: str
     token: bytes
-    info: VersionInfo
+    told: Callable[[], VersionInfo]
+
+    @property
+    def info(self) -> VersionInfo:
+        """The version, as it is registered now."""
+        return self.told()
 
     @property
     def spec(self) -> TransferSpec:
@@ -201,9 +206,13 @@ class _Probe:
             kind=SourceKind.ORIGIN, state=SourceState.LIVE, endpoint=self._source.address
         )
         info = replace(self._source.info, sources=(source,))
+
+        async def listed() -> tuple[VersionInfo, ...]:
+            return (self._source.info,)
+
         puller = WeightPuller(info.policy_id)
         try:
-            await puller.pull(info, {info.version: info}, self._source.token)
+            await puller.pull(info, {info.version: info}, self._source.token, listed=listed)
         except AstraflowError as error:
             raise Broken(f"{error.message} [{error.reason}]") from error
         finally:

@@ -29,7 +29,7 @@ def source():
     info = publisher.publish(0, {"w": np.ones(100, np.float32).view(np.uint32)}, step=0)
     with WeightServer(publisher, lanes=()) as server:
         server.set_transfer_token(TOKEN)
-        yield Source(address=server.endpoint, token=TOKEN, info=info)
+        yield Source(address=server.endpoint, token=TOKEN, told=lambda: info)
 
 
 async def failed(source):
@@ -45,20 +45,20 @@ async def test_our_own_source_passes_every_check(source):
 async def test_a_state_of_another_digest_is_found(source):
     lie = replace(source.info, content_digest=bytes(16))
 
-    assert await failed(replace(source, info=lie)) == {"weights.state"}
+    assert await failed(replace(source, told=lambda: lie)) == {"weights.state"}
 
 
 async def test_a_patch_that_nobody_registered_is_found(source):
     (patch, *others) = source.info.patches
     lie = replace(source.info, patches=(replace(patch, root_digest=bytes(32)), *others))
 
-    assert await failed(replace(source, info=lie)) == {"weights.plan", "weights.state"}
+    assert await failed(replace(source, told=lambda: lie)) == {"weights.plan", "weights.state"}
 
 
 async def test_a_layout_that_is_not_the_registered_one_is_found(source):
     lie = replace(source.info, layout_digest=bytes(32))
 
-    assert "weights.layout" in await failed(replace(source, info=lie))
+    assert "weights.layout" in await failed(replace(source, told=lambda: lie))
 
 
 async def test_a_source_that_is_not_there_fails_every_check_by_name(source):
