@@ -43,11 +43,10 @@ def trainer(
     the end it is drained. Exit code 1 when a check failed.
     """
     from astraflow.conformance.commands import look_at_member  # noqa: PLC0415
-    from astraflow.conformance.play import TRAINER  # noqa: PLC0415
+    from astraflow.conformance.play import TRAINER, Terms  # noqa: PLC0415
 
-    if not look_at_member(
-        TRAINER, listen=listen, command=command, patience_s=patience_s, as_json=as_json
-    ):
+    terms = Terms(listen=listen, command=command, patience_s=patience_s)
+    if not look_at_member(TRAINER, terms, as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -57,6 +56,20 @@ def raas(
     listen: Listen = "127.0.0.1:0",
     command: Command = None,
     patience_s: Patience = 30.0,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            help="Directory whose *.safetensors the RaaS serves; the run publishes them as its "
+            "versions. Unset: one tensor of 100 numbers, for a RaaS that takes any.",
+        ),
+    ] = None,
+    prompt: Annotated[
+        list[str],
+        typer.Option(
+            "--prompt", help="Text that the model of the RaaS knows; can be given many times."
+        ),
+    ] = list("0123456789"),  # noqa: B006 - typer copies it
     as_json: AsJson = False,
 ) -> None:
     """Serve a run to a RaaS with the policy solver, and check what it does.
@@ -65,11 +78,12 @@ def raas(
     cancelled, streams are cut, acks come late. Exit code 1 when a check failed.
     """
     from astraflow.conformance.commands import look_at_member  # noqa: PLC0415
-    from astraflow.conformance.play import RAAS  # noqa: PLC0415
+    from astraflow.conformance.play import RAAS, Terms  # noqa: PLC0415
 
-    if not look_at_member(
-        RAAS, listen=listen, command=command, patience_s=patience_s, as_json=as_json
-    ):
+    terms = Terms(
+        listen=listen, command=command, patience_s=patience_s, model=model, prompts=prompt
+    )
+    if not look_at_member(RAAS, terms, as_json=as_json):
         raise typer.Exit(1)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from google.protobuf.json_format import Parse, ParseError
 
 from astraflow.conformance.checks import CheckList
-from astraflow.conformance.play import Role, examine
+from astraflow.conformance.play import Role, Terms, examine
 from astraflow.conformance.report import show
 from astraflow.conformance.stage import POLICY, Stage
 from astraflow.conformance.weights import CHECKS, Source, check_source
@@ -18,14 +18,10 @@ from astraflow.wire.weights import decode_version_info
 from astraflow_proto.weights.v1 import version_pb2
 
 
-def look_at_member(
-    role: Role, *, listen: str, command: str | None, patience_s: float, as_json: bool
-) -> bool:
+def look_at_member(role: Role, terms: Terms, *, as_json: bool) -> bool:
     """Look at a member, show what was found, and return whether it keeps the contract."""
     configure_logging("conformance", level="error")
-    checks = asyncio.run(
-        examine(role, command=command, listen=listen, patience_s=patience_s, on_ready=_say_where)
-    )
+    checks = asyncio.run(examine(role, terms, on_ready=_say_where))
     show(checks, as_json=as_json)
     return checks.are_kept
 

@@ -46,36 +46,61 @@ RAAS: Final = Role(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a member is looked at.
+
+    Attributes:
+        command: Starts it; see `executed`. None: it is started by somebody else.
+        listen: host:port that it dials; port 0 takes a free one.
+        patience_s: How long one thing is waited for.
+        model: Directory of safetensors whose weights the run has, for a RaaS; None: a small tensor.
+        prompts: Texts of characters that its model knows.
+    """
+
+    command: str | None = None
+    listen: str = "127.0.0.1:0"
+    patience_s: float = 30.0
+    model: Path | None = None
+    prompts: Sequence[str] = tuple(DIGITS)
+
+
 async def examine(
-    role: Role,
-    *,
-    command: str | None = None,
-    listen: str = "127.0.0.1:0",
-    patience_s: float = 30.0,
-    on_ready: Callable[[Stage], None] | None = None,
+    role: Role, terms: Terms, *, on_ready: Callable[[Stage], None] | None = None
 ) -> CheckList:
     """Look at a member, from its first call to its last.
 
     Args:
         role: What it is.
-        command: Starts it; see `executed`. None: it is started by somebody else.
-        listen: host:port that it dials; port 0 takes a free one.
-        patience_s: How long one thing is waited for.
+        terms: How it is looked at.
         on_ready: Called once it may dial; None: nobody is.
     """
     checks = CheckList(role.checks)
-    with TemporaryDirectory(prefix="astraflow-conformance-") as folder:
-        recipe = _recipe(Path(folder))
-        async with start_run(recipe, run_dir=Path(folder, "run")) as run, _tap(run, listen) as tap:
-            stage = Stage(run=run, tap=tap, checks=checks, laws=role.laws(), patience_s=patience_s)
-            await role.set_up(stage)
-            if on_ready is not None:
-                on_ready(stage)
-            async with executed(stage, command):
-                with suppress(Settled):
-                    await role.play(stage)
-                    stage.keep_laws()
+    async with _stage(role, terms, checks) as stage:
+        await role.set_up(stage)
+        if on_ready is not None:
+            on_ready(stage)
+        async with executed(stage, terms.command):
+            with suppress(Settled):
+                await role.play(stage)
+                stage.keep_laws()
     return checks
+
+
+@asynccontextmanager
+async def _stage(role: Role, terms: Terms, checks: CheckList) -> AsyncGenerator[Stage]:
+    with TemporaryDirectory(prefix="astraflow-conformance-") as name:
+        folder = Path(name)
+        recipe = _recipe(folder, terms.prompts)
+        async with start_run(recipe, run_dir=folder / "run") as run, _tap(run, terms.listen) as tap:
+            yield Stage(
+                run=run,
+                tap=tap,
+                checks=checks,
+                laws=role.laws(),
+                patience_s=terms.patience_s,
+                model=terms.model,
+            )
 
 
 @asynccontextmanager
@@ -88,9 +113,9 @@ async def _tap(run: LiveRun, listen: str) -> AsyncGenerator[Tap]:
         await tap.close()
 
 
-def _recipe(folder: Path) -> Recipe:
+def _recipe(folder: Path, prompts: Sequence[str]) -> Recipe:
     """Return a recipe that does not end by itself."""
-    rows = [{"prompt": digit, "answer": digit} for digit in DIGITS]
+    rows = [{"prompt": text, "answer": text} for text in prompts]
     return small_recipe(
         folder,
         scorer="exact",

@@ -1,6 +1,8 @@
 """The script for a RaaS: a real run gives it tasks, a source that lies once its weights."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from astraflow.conformance.checks import Broken, Check
@@ -16,8 +18,11 @@ from astraflow.conformance.session_checks import (
     check_resume,
 )
 from astraflow.conformance.stage import Stage
-from astraflow.conformance.tap import Call, Tap
+from astraflow.conformance.tap import Call, Fault, Tap
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.testing.made_weights import Flickering
+from astraflow.testing.trainer import train_counter
+from astraflow.weights.weight_files import flatten, read_weights
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 from astraflow_proto.weights.v1 import version_pb2
 
@@ -87,15 +92,33 @@ CHECKS: Final = (
 
 async def set_up(stage: Stage) -> None:
     """Bring the trainer, and lead the member to its weights through the tap."""
-    stage.run.add_trainer(step_s=_STEP_S)
+    train = partial(
+        train_counter,
+        stage.run.address,
+        token=stage.run.join_token,
+        loop=stage.run.loop,
+        weights=None if stage.model is None else _weights_of(stage.model),
+        step_s=_STEP_S,
+    )
+    stage.run.add_thread(train)
+    stage.tap.faults += _guides(stage.tap)
+
+
+def _weights_of(model: Path) -> Flickering:
+    tensors = read_weights(model)
+    layout, _ = flatten(tensors)
+    return Flickering(layout=layout, tensors={name: each.bits for name, each in tensors.items()})
+
+
+def _guides(tap: Tap) -> list[Fault]:
     no_lane = AstraflowError(Reason.LANE_UNAVAILABLE, "weights come over gRPC here")
-    stage.tap.faults += [
+    return [
         Refuse("PlanTransfer", no_lane),
-        EveryResponse("WatchVersions", lambda message: _lead(stage.tap, message.version.sources)),
-        EveryResponse("ListSources", lambda message: _lead(stage.tap, message.sources)),
+        EveryResponse("WatchVersions", lambda message: _lead(tap, message.version.sources)),
+        EveryResponse("ListSources", lambda message: _lead(tap, message.sources)),
         EveryResponse(
             "ListVersions",
-            lambda message: [_lead(stage.tap, each.sources) for each in message.versions],
+            lambda message: [_lead(tap, each.sources) for each in message.versions],
         ),
     ]
 

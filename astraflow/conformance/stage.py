@@ -6,6 +6,7 @@ import shlex
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeVar
 
 from astraflow.conformance.checks import Broken, CheckList
@@ -38,6 +39,7 @@ class Stage:
         checks: To be judged.
         laws: What must hold all the time, by the name of its check: returns what broke it.
         patience_s: How long one thing is waited for.
+        model: Whose weights the run has; None: a tensor of its own.
         peer: The process of the member; None: somebody else starts it.
     """
 
@@ -46,6 +48,7 @@ class Stage:
     checks: CheckList
     laws: dict[str, Law]
     patience_s: float
+    model: Path | None = None
     peer: asyncio.subprocess.Process | None = None
     _told: list[str] = field(default_factory=list[str])
 

@@ -24,8 +24,8 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, JoinPool, RaasLoad, ServedPolicy
 from astraflow.core.versions import VersionInfo
 from astraflow.launch.pull_bar import PullBar
-from astraflow.launch.weight_files import compare, flatten, read_weights, write_weights
 from astraflow.weights.puller import WeightPuller
+from astraflow.weights.weight_files import compare, flatten, read_weights, write_weights
 from astraflow.wire.weights import layout_digest
 from astraflow.workflows.building import workflow_specs
 

@@ -5,21 +5,16 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-
 from astraflow.client.loop_thread import LoopThread
 from astraflow.client.trainer import TrainerBatch, TrainerClient
 from astraflow.core.batches import BatchOutcome, EndOfData
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
 from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.versions import WeightEndpoint
+from astraflow.testing.made_weights import Counting, Flickering
 from astraflow.weights.object_writer import ObjectWriter
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.server import WeightServer
-
-_SIZE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,8 +40,9 @@ def train_counter(
     loop: LoopThread | None = None,
     store: str | None = None,
     step_s: float = 0.0,
+    weights: Counting | Flickering | None = None,
 ) -> Trained:
-    """Take batches until the data ends; version n is the tensor `w`, f32[100], filled with n.
+    """Take batches until the data ends, and publish a version after each.
 
     Args:
         hub: host:port.
@@ -57,12 +53,14 @@ def train_counter(
         loop: To share; None: one of its own.
         store: URL of an object store to which versions also go; None: to none.
         step_s: Seconds that a step takes.
+        weights: Of its versions; None: Counting.
 
     Raises:
         AstraflowError: What registering, publishing and acknowledging raise.
     """
     name = PolicyId(policy_id)
-    publisher = WeightPublisher(name, Layout.of([("w", Dtype.F32, (_SIZE,))]))
+    weights = weights or Counting()
+    publisher = WeightPublisher(name, weights.layout)
     with (
         WeightServer(publisher, loop=loop) as server,
         TrainerClient(
@@ -75,7 +73,9 @@ def train_counter(
         _writing(publisher, client, store) as writer,
     ):
         client.on_transfer_token(server.set_transfer_token)
-        counter = _Counter(publisher=publisher, client=client, writer=writer, step_s=step_s)
+        counter = _Counter(
+            publisher=publisher, weights=weights, client=client, writer=writer, step_s=step_s
+        )
         counter.publish(0)
         batches: list[TrainerBatch] = []
         for batch in client.batches(prefetch=prefetch):
@@ -89,6 +89,7 @@ class _Counter:
     """Trains: a step takes its time, and is a version."""
 
     publisher: WeightPublisher
+    weights: Counting | Flickering
     client: TrainerClient
     writer: ObjectWriter | None
     step_s: float
@@ -108,7 +109,7 @@ class _Counter:
 
     def publish(self, step: int) -> None:
         """Publish the version of a step."""
-        self.client.publish_version(self.publisher.publish(step, _weights(step), step=step))
+        self.client.publish_version(self.publisher.publish(step, self.weights.of(step), step=step))
         if self.writer is not None:
             self.writer.wake()
 
@@ -133,7 +134,3 @@ def _writing(
         return
     with ObjectWriter(publisher, store, client.publish_version) as writer:
         yield writer
-
-
-def _weights(step: int) -> dict[str, np.ndarray]:
-    return {"w": np.full(_SIZE, step, np.float32).view(np.uint32)}

@@ -9,7 +9,6 @@ import pytest
 from astraflow.config.loader import dump_recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.launch.weight_files import read_weights
 from astraflow.launch.weights import (
     pull_version,
     show_diff,
@@ -18,6 +17,7 @@ from astraflow.launch.weights import (
     verify_weights,
 )
 from astraflow.testing import small_recipe, start_run
+from astraflow.weights.weight_files import read_weights
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.conformance.checks import Verdict
-from astraflow.conformance.play import RAAS, TRAINER, examine
+from astraflow.conformance.play import RAAS, TRAINER, Terms, examine
 
 PYTHON = Path(__file__).parent / "python"
 ROLES = {"trainer": TRAINER, "raas": RAAS}
@@ -19,14 +19,14 @@ AT_ONCE = 2
 # What is broken, and the check that says so.
 BROKEN = {
     "trainer": {
-        "never_acks": "batches.acked",
         "skips_version": "versions.next",
         "lies_about_digest": "weights.state",
-        "never_leaves": "member.drained",
+        "corrupt_chunk": "weights.chunks",
+        "never_acks": "batches.acked",
     },
     "raas": {
         "trusts_chunks": "weights.corrupt_chunk",
-        "no_result": "tasks.closed",
+        "lies_about_capacity": "tasks.credit",
         "repeats_itself": "rollouts.backpressure",
         "never_resends": "rollouts.redelivered",
     },
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 async def findings(role, command, *, patience_s=30.0, turn=None):
     """Return what failed, by name, with what was seen."""
     async with turn or nullcontext():
-        checks = await examine(ROLES[role], command=command, patience_s=patience_s)
+        checks = await examine(ROLES[role], Terms(command=command, patience_s=patience_s))
     if checks.are_kept:
         return {}
     return {check.name: check.seen for check in checks.all if check.verdict is not Verdict.PASSED}

@@ -14,8 +14,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.launch.bench.codec import CodecRate, TwoVersions, codings, measure
 from astraflow.launch.bench.synthetic import make_corpus
-from astraflow.launch.weight_files import flatten, read_weights
 from astraflow.launch.weights import print_json
+from astraflow.weights.weight_files import flatten, read_weights
 
 
 def made_up(count: int, share: float) -> TwoVersions:

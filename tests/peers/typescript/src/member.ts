@@ -54,11 +54,11 @@ export class Member {
 
   private async enter(): Promise<void> {
     const held = this.session && { resumeToken: this.session.token, incarnation: 1n, ...this.held() };
-    this.session = (await this.open(hasFault("never_resumes") ? undefined : held, JOIN))!;
+    this.session = (await this.open(held, JOIN))!;
     clearInterval(this.timer);
     const interval = this.session.keepAliveInterval!;
     const ms = Number(interval.seconds) * 1000 + interval.nanos / 1e6;
-    if (!hasFault("no_keep_alive")) this.timer = setInterval(() => void this.keepAlive(), ms);
+    this.timer = setInterval(() => void this.keepAlive(), ms);
   }
 
   private async keepAlive(): Promise<void> {
@@ -95,7 +95,6 @@ export class Member {
         }
         return;
       } catch (error) {
-        if (hasFault("stays_cut")) return void (await pause(1e9));
         await this.mend(error, end);
       } finally {
         open.abort();

@@ -77,14 +77,14 @@ async function* openTasks(signal: AbortSignal): AsyncGenerator<Steering> {
 async function work(task: RolloutTask): Promise<void> {
   const range = task.versions[policyId];
   while (range?.min !== undefined && (replica.version === undefined || replica.version < range.min)) await pause(10);
-  const isLate = task.deadline !== undefined && timestampDate(task.deadline) < new Date() && !hasFault("ignores_deadline");
+  const isLate = task.deadline !== undefined && timestampDate(task.deadline) < new Date();
   const reason = hasFault("lies_about_capacity") ? Reason.CAPACITY_EXCEEDED : isLate ? Reason.TASK_EXPIRED : range?.max !== undefined && replica.version! > range.max ? Reason.VERSION_NOT_SERVED : undefined;
   if (reason !== undefined) {
     tasks.delete(task.taskId);
     return steering.put({ request: { case: "nack", value: { taskId: task.taskId, failure: { reason } } } });
   }
   for (const sampleIndex of task.sampleIndexes) outbox.put({ case: "rollout", value: sample(task, sampleIndex) });
-  if (!hasFault("no_result")) outbox.put({ case: "result", value: { taskId: task.taskId, rolloutCount: task.sampleIndexes.length } });
+  outbox.put({ case: "result", value: { taskId: task.taskId, rolloutCount: task.sampleIndexes.length } });
 }
 
 function sample({ taskId, groupId, prompt, sampling }: RolloutTask, sampleIndex: number) {
@@ -116,7 +116,7 @@ async function takeTasks(): Promise<void> {
     if (event.case === "task") {
       tasks.add(event.value.taskId);
       void work(event.value);
-    } else if (event.case === "directive" && event.value.kind !== DirectiveKind.CONTINUE && !hasFault("never_leaves")) return;
+    } else if (event.case === "directive" && event.value.kind !== DirectiveKind.CONTINUE) return;
   }
 }
 
@@ -143,7 +143,7 @@ await member.join();
 void followVersions();
 void deliver();
 await takeTasks();
-while (tasks.size && !hasFault("never_leaves")) await pause(10);
+while (tasks.size) await pause(10);
 await member.leave("drained");
 console.log(JSON.stringify({ rollouts: rolloutCount, version: Number(replica.version ?? -1n) }));
 process.exit(0);

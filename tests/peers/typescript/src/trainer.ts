@@ -129,7 +129,7 @@ events: for await (const { event } of member.stream((call) => run.streamBatches(
     case "part": await take(event.value); break;
     case "publish": await publish(); break;
     case "directive":
-      if (event.value.kind !== DirectiveKind.CONTINUE && !hasFault("never_leaves")) break events;
+      if (event.value.kind !== DirectiveKind.CONTINUE) break events;
       break;
     case "endOfData": break events;
   }
