@@ -21,7 +21,16 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["raas", "join"], ["trainer", "run"], ["weights", "ls"], ["doctor"]]
+    "command",
+    [
+        [],
+        ["run"],
+        ["raas", "join"],
+        ["gateway", "serve"],
+        ["trainer", "run"],
+        ["weights", "ls"],
+        ["doctor"],
+    ],
 )
 def test_help_loads_nothing_heavy(command):
     code = f"""

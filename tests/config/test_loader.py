@@ -85,6 +85,8 @@ def test_off_is_a_word_and_true_a_truth_value(small):
         ("hub.tls.zzz=1", "unknown key; known are ca, certificate, key"),
         ("evals={e: {data_sets: [{data_zet: x}]}}", "evals.e.data_sets.0.data_zet: unknown key"),
         ("rollouts.workflow=sorted", "'sorted' is none of sort"),
+        ("http={port: 0, trainers: [judge]}", "'judge' is none of solver"),
+        ("http.trainers=[solver]", "give http.port"),
         ("seed=many", "seed: Input should be a valid integer"),
         ("seed", "not of the form a.b=value"),
         ("name.x=1", "name: has no keys"),
