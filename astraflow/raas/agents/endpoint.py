@@ -149,9 +149,14 @@ class AgentEndpoint:
             await self._server.close()
 
     async def _start(self) -> None:
-        from astraflow.raas.agents.app import make_app  # noqa: PLC0415 - an extra
-        from astraflow.rpc.http import HttpLimits, HttpServer  # noqa: PLC0415
-
+        try:
+            from astraflow.raas.agents.app import make_app  # noqa: PLC0415 - an extra
+            from astraflow.rpc.http import HttpLimits, HttpServer  # noqa: PLC0415
+        except ImportError as error:
+            raise AstraflowError(
+                Reason.CAPABILITY_MISSING,
+                f"agents are served with astraflow[http]; install it on every node ({error})",
+            ) from error
         settings = self.settings
         limits = HttpLimits(head_s=settings.patience_s)
         server = await HttpServer.start(make_app(self), listen=settings.listen, limits=limits)

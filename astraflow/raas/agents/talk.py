@@ -65,7 +65,7 @@ class Talk:
 
     def __post_init__(self) -> None:
         """Refuse a prompt that leaves no room for an answer."""
-        self.capture.port.fit(self.capture.port.sampling, len(self.prompt))
+        self.session.require_room(self.capture, len(self.prompt))
 
     async def choices(self) -> list[Choice]:
         """Return all answers.

@@ -95,7 +95,7 @@ class Command:
         """Let a program that stays do it."""
         ending = await self._pool.serve(session, time_s=self._options.time_s)
         if ending.failure:
-            raise agent_failed(f"the agent gave the episode up: {ending.failure}")
+            raise session.cause_of(agent_failed(f"the agent gave up: {ending.failure}"))
         return session.last_text
 
     async def _started(self, session: AgentSession, entrance: Entrance) -> str:
@@ -117,7 +117,7 @@ class Command:
             )
             fate = await program.wait()
             if not fate.is_well and session.score is None:
-                raise _failure(fate, folder, options)
+                raise session.cause_of(_failure(fate, folder, options))
             printed = options.answer == "stdout"
             return _read(folder / "stdout").strip() if printed else session.last_text
 

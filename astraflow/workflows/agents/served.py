@@ -29,7 +29,7 @@ class Served:
                 episode.door.offer(session, self._lane)
                 ending = await session.ended()
             if ending.failure:
-                raise agent_failed(f"the agent gave the episode up: {ending.failure}")
+                raise session.cause_of(agent_failed(f"the agent gave up: {ending.failure}"))
             return await self._judge.score(session, session.last_text)
         except AstraflowError as error:
             return self._judge.after(error, episode)

@@ -78,6 +78,7 @@ class AgentSession:
             policy_id: Capture(episode.port(policy_id), prefix=episode.rollout_id)
             for policy_id in episode.policy_ids
         }
+        self._too_long: AstraflowError | None = None
         self._unmended: dict[bytes, AstraflowError] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
@@ -132,6 +133,18 @@ class AgentSession:
         default = PolicyId(self.rules.models.get("*", next(iter(self._captures))))
         return self._captures[default]
 
+    def require_room(self, capture: Capture, token_count: int) -> None:
+        """Refuse a prompt of so many tokens that leaves no room for an answer.
+
+        Raises:
+            AstraflowError: CONTEXT_TOO_LONG.
+        """
+        try:
+            capture.port.fit(capture.port.sampling, token_count)
+        except AstraflowError as error:
+            self._too_long = error
+            raise
+
     async def sample(
         self,
         capture: Capture,
@@ -172,6 +185,10 @@ class AgentSession:
     async def ended(self) -> Ending:
         """Wait until it ends."""
         return await asyncio.shield(self._ended)
+
+    def cause_of(self, failure: AstraflowError) -> AstraflowError:
+        """Return why an agent failed: that the context was full, if it was told so; or as given."""
+        return self._too_long or failure
 
     def raise_infrastructure(self) -> None:
         """Raise what went wrong in an engine, unless the same request went well later on.

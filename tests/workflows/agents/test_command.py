@@ -91,6 +91,13 @@ async def test_an_agent_that_fails_is_no_reward_of_zero(episode):
 
 
 @pytest.mark.slow
+async def test_an_agent_whose_context_is_full_is_told_so_and_no_infrastructure_failed(episode):
+    with pytest.raises(AstraflowError) as caught:
+        await command().run(episode("long " * 1000))
+    assert caught.value.reason is Reason.CONTEXT_TOO_LONG
+
+
+@pytest.mark.slow
 async def test_an_agent_that_hangs_is_out_of_time(episode):
     options = Command.Options(command=("sleep", "600"), time_s=0.2, attempts=2)
     with pytest.raises(AstraflowError, match=r"longer than 0\.2 s") as caught:
