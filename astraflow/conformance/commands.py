@@ -1,6 +1,8 @@
 """What the command line calls: looks at a peer, and says what was found."""
 
 import asyncio
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,7 +21,12 @@ from astraflow_proto.weights.v1 import version_pb2
 
 
 def look_at_member(role: Role, terms: Terms, *, as_json: bool) -> bool:
-    """Look at a member, show what was found, and return whether it keeps the contract."""
+    """Look at a member, show what was found, and return whether it keeps the contract.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a command that cannot be started.
+    """
+    _require_program(terms.command)
     configure_logging("conformance", level="error")
     checks = asyncio.run(examine(role, terms, on_ready=_say_where))
     show(checks, as_json=as_json)
@@ -33,12 +40,22 @@ def look_at_source(target: str, *, token: str, version: Path, as_json: bool) -> 
         AstraflowError: INVALID_FIELD for a token or a version that cannot be read.
     """
     configure_logging("conformance", level="error")
-    info = _version(version)
-    source = Source(address=target, token=_secret(token), told=lambda: info)
+    secret, info = _secret(token), _version(version)
+    source = Source(address=target, token=secret, told=lambda: info)
     checks = CheckList(CHECKS)
     asyncio.run(check_source(checks, source))
     show(checks, as_json=as_json)
     return checks.are_kept
+
+
+def _require_program(command: str | None) -> None:
+    if command is None:
+        return
+    words = shlex.split(command)
+    if not words or shutil.which(words[0]) is None:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"--exec '{command}' names no program that can be started here"
+        )
 
 
 def _say_where(stage: Stage) -> None:

@@ -23,7 +23,8 @@ def typescript():
         pytest.skip("needs node and npm")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     packages = Path(base, "astraflow", f"peers-{digest(SOURCE.glob('package*.json'))}")
-    if not (packages / "node_modules").exists():
+    # npm writes it last.
+    if not (packages / "node_modules" / ".package-lock.json").exists():
         install(packages)
     sources = (path for path in SOURCE.rglob("*") if path.is_file())
     built = packages / digest([TEMPLATE, *sources, *(ROOT / "protos").rglob("*.proto")])
@@ -38,7 +39,7 @@ def digest(paths):
 
 
 def install(folder):
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for path in SOURCE.glob("package*.json"):
         shutil.copy(path, folder)
     run("npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", cwd=folder)

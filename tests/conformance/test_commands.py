@@ -1,0 +1,45 @@
+"""What the command says of a member, and how it ends."""
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from astraflow.cli.main import app
+from astraflow.core.errors import AstraflowError
+
+
+def said(*arguments):
+    return CliRunner().invoke(app, ["conformance", *arguments])
+
+
+def test_a_member_that_ends_at_once_fails_the_first_check_and_reaches_no_other():
+    found = said("trainer", "--json", "--exec", f"{sys.executable} -c 'raise SystemExit(7)'")
+
+    assert found.exit_code == 1
+    report = json.loads(found.stdout)
+    first, *others = report["checks"]
+    assert report["passed"] is False
+    assert (first["name"], first["verdict"]) == ("trainer.registered", "failed")
+    assert "exit code 7" in first["seen"]
+    assert "trainer_service.proto" in first["source"]
+    assert {check["verdict"] for check in others} <= {"not_reached"}
+
+
+def test_a_command_that_cannot_be_started_is_refused():
+    found = said("raas", "--exec", "no-such-program --hub {hub}")
+
+    assert isinstance(found.exception, AstraflowError)
+    assert "no-such-program" in found.exception.message
+
+
+@pytest.mark.parametrize("token", ["xyz", "0"])
+def test_a_token_that_is_not_hexadecimal_is_refused(tmp_path, token):
+    found = said(
+        *("weights", "--target", "127.0.0.1:1", "--transfer-token", token),
+        *("--version-info", str(tmp_path / "none.json")),
+    )
+
+    assert isinstance(found.exception, AstraflowError)
+    assert "hexadecimal" in found.exception.message
