@@ -15,7 +15,7 @@ from astraflow.conformance.raas_laws import laws_of
 from astraflow.conformance.stage import DIGITS, Law, Settled, Stage, executed
 from astraflow.conformance.tap import Tap
 from astraflow.testing.recipes import small_recipe
-from astraflow.testing.run import LiveRun, start_run
+from astraflow.testing.run import start_run
 
 _TTL_S: Final = 3.0
 _STEPS: Final = 100_000
@@ -92,20 +92,24 @@ async def _stage(role: Role, terms: Terms, checks: CheckList) -> AsyncGenerator[
     with TemporaryDirectory(prefix="astraflow-conformance-") as name:
         folder = Path(name)
         recipe = _recipe(folder, terms.prompts)
-        async with start_run(recipe, run_dir=folder / "run") as run, _tap(run, terms.listen) as tap:
-            yield Stage(
-                run=run,
-                tap=tap,
-                checks=checks,
-                laws=role.laws(),
-                patience_s=terms.patience_s,
-                model=terms.model,
-            )
+        async with _tap(terms.listen) as tap, start_run(recipe, run_dir=folder / "run") as run:
+            tap.hub = run.address
+            try:
+                yield Stage(
+                    run=run,
+                    tap=tap,
+                    checks=checks,
+                    laws=role.laws(),
+                    patience_s=terms.patience_s,
+                    model=terms.model,
+                )
+            finally:
+                await tap.close()
 
 
 @asynccontextmanager
-async def _tap(run: LiveRun, listen: str) -> AsyncGenerator[Tap]:
-    tap = Tap(run.address)
+async def _tap(listen: str) -> AsyncGenerator[Tap]:
+    tap = Tap()
     await tap.serve(listen)
     try:
         yield tap

@@ -91,29 +91,36 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
         calls: All of them, in the order in which they began.
         faults: At work now.
         address: host:port, once it serves.
+        hub: host:port of the run.
         origin: host:port of what answers calls to TransferService; empty: nobody does.
     """
 
-    def __init__(self, hub: str) -> None:
-        """Prepare; `serve` serves.
-
-        Args:
-            hub: host:port of the run.
-        """
+    def __init__(self) -> None:
+        """Prepare; `serve` serves."""
         self.calls: list[Call] = []
         self.faults: list[Fault] = []
         self.address = ""
+        self.hub = ""
         self.origin = ""
-        self._channels = {"": dial(hub)}
+        self._channels: dict[str, Any] = {}
         self._gates: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
 
     async def serve(self, listen: str) -> None:
-        """Serve on host:port; port 0 takes a free one."""
+        """Serve on host:port; port 0 takes a free one.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when it cannot listen there.
+        """
         self._server: Any = grpc.aio.server(  # pyright: ignore[reportUnknownMemberType]
             handlers=[self], options=SERVER_OPTIONS
         )
-        port = self._server.add_insecure_port(listen)
+        try:
+            port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise AstraflowError(
+                Reason.INVALID_FIELD, f"cannot listen on {listen}; choose another port, or 0"
+            ) from error
         await self._server.start()
         self.address = f"{listen.rpartition(':')[0]}:{port}"
 
@@ -233,7 +240,7 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
                 yield each.SerializeToString()
 
     def _channel(self, method: Method) -> Any:
-        address = self.origin if method.service == "TransferService" else ""
+        address = self.origin if method.service == "TransferService" else self.hub
         if address not in self._channels:
             self._channels[address] = dial(address)
         return self._channels[address]

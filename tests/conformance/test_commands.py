@@ -1,6 +1,7 @@
 """What the command says of a member, and how it ends."""
 
 import json
+import socket
 import sys
 
 import pytest
@@ -32,6 +33,14 @@ def test_a_command_that_cannot_be_started_is_refused():
 
     assert isinstance(found.exception, AstraflowError)
     assert "no-such-program" in found.exception.message
+
+
+def test_a_port_that_is_taken_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        found = said("trainer", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+
+    assert isinstance(found.exception, AstraflowError)
+    assert "choose another port" in found.exception.message
 
 
 @pytest.mark.parametrize("token", ["xyz", "0"])
