@@ -125,7 +125,7 @@ def decode_trajectory(message: trajectory_pb2.Trajectory) -> Trajectory:
         branch_offset=message.branch_offset,
         segment_index=at_least(message.segment_index, 0, "segment_index"),
         reward=optional(message, "reward"),
-        columns=decode_columns(message.columns),
+        columns=decode_columns(message.columns) if message.columns else {},
         engine=message.engine,
     )
 
