@@ -146,7 +146,9 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     finally:
         await endpoint.close()
         await engine.close()
-        await client.communicate()
+        if client.stdin is not None:
+            client.stdin.close()
+        await client.wait()
     ratios = [b["tokens_per_s"] / a["tokens_per_s"] for a, b in zip(native, streamed, strict=True)]
     cpu = [a["cpu_s"] / b["cpu_s"] for a, b in zip(native, streamed, strict=True)]
     return {
