@@ -119,6 +119,7 @@ def test_a_hub_that_forgot_its_members_is_joined_afresh(hub, client, loop):
     assert [request.resume for request in hub.registrations] == [None, None]
 
 
+@pytest.mark.slow
 def test_calls_wait_for_a_hub_that_restarts(hub, client, loop):
     hub.fail("AckBatch", StatusCode.UNAVAILABLE, times=6)
     assert client.ack("b1", BatchOutcome.CONSUMED, step=1)

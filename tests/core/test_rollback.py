@@ -64,7 +64,7 @@ class Trained:
     script=st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.integers(0, 3)), max_size=4),
 )
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_weights_are_trained_on_every_prompt_once(make_world, max_staleness, script):
     run = Trained(make_world(max_staleness=max_staleness, prompt_count=PROMPTS))

@@ -1,3 +1,7 @@
+import pytest
+
+
+@pytest.mark.slow
 def test_the_trainer_that_is_shown_publishes_versions_that_go_live(run_example):
     assert "1 passed" in run_example("trainers.md")
 

@@ -1,11 +1,13 @@
 import importlib.util
 
+import pytest
 import yaml
 
 from astraflow.config.recipe import Recipe
 from astraflow.core.tasks import Prompt
 
 
+@pytest.mark.slow
 def test_the_workflow_that_is_shown_runs_to_accepted_rollouts(run_example):
     assert "1 passed" in run_example("workflows.md")
 

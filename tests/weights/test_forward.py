@@ -73,6 +73,7 @@ def test_a_thread_is_for_many_bytes():
     assert 1 <= thread_count_for(1 << 34) <= 4
 
 
+@pytest.mark.slow
 def test_what_is_written_late_is_never_compared_with_half_written():
     layout = Layout.of([("w", Dtype.BF16, (4 << 20,))])
     weights = np.arange(4 << 20, dtype=np.uint16)

@@ -46,6 +46,7 @@ print(json.dumps({"peak": published, "beside": peak() - before, "kept": publishe
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_a_publisher_takes_little_more_than_one_copy_and_its_patches():
     result = subprocess.run(
