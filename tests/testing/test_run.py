@@ -207,6 +207,36 @@ def test_neither_torch_nor_transformers_is_loaded():
     assert done.stdout.split() == []
 
 
+WITHOUT_EXTRAS = """
+import asyncio, sys
+from pathlib import Path
+for extra in "fastapi uvicorn starlette httpx jinja2 zmq fsspec opentelemetry".split():
+    sys.modules[extra] = None  # as if it were not installed
+from astraflow.testing import small_recipe, start_run
+async def main():
+    folder = Path(sys.argv[1])
+    rows = [{"prompt": f"row {number}", "answer": "7"} for number in range(64)]
+    recipe = small_recipe(folder, scorer="exact", prompts=rows)
+    async with start_run(recipe, run_dir=folder / "run") as run:
+        await run.add_node()
+        run.add_trainer()
+        print((await run.finish()).state)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_run_needs_no_extra(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, str(tmp_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "done"
+
+
 async def test_a_node_that_reaches_the_object_store_alone_follows_a_run(tmp_path):
     pytest.importorskip("fsspec")
     store = tmp_path / "bucket"

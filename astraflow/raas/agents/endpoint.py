@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from urllib.parse import quote
 
 import structlog
@@ -41,10 +41,9 @@ class AgentEndpoint:
         self._sessions: dict[str, AgentSession] = {}
         self._keys: dict[str, AgentSession] = {}
         self._offered: defaultdict[str, asyncio.Queue[AgentSession]] = defaultdict(asyncio.Queue)
-        self._undo: list[Callable[[], Awaitable[None]]] = []
+        self._exits = AsyncExitStack()
         self._request_count = 0
         self._starting = asyncio.Lock()
-        self._server: object | None = None
         self._address = ""
 
     @asynccontextmanager
@@ -69,7 +68,7 @@ class AgentEndpoint:
 
     def at_close(self, undo: Callable[[], Awaitable[None]]) -> None:
         """Have something undone when the endpoint is closed."""
-        self._undo.append(undo)
+        self._exits.push_async_callback(undo)
 
     async def take(self, lane: str, *, wait_s: float) -> AgentSession | None:
         """Return the session that was offered first; None: there was none in this time."""
@@ -134,19 +133,15 @@ class AgentEndpoint:
     async def address(self) -> str:
         """Return host:port as agents dial it; begins to listen."""
         async with self._starting:
-            if self._server is None:
+            if not self._address:
                 await self._start()
         return self._address
 
     async def close(self) -> None:
         """End all sessions and stop listening."""
-        from astraflow.rpc.http import HttpServer  # noqa: PLC0415 - an extra
-
         for session in tuple(self._sessions.values()):
             session.end()
-        await asyncio.gather(*(undo() for undo in self._undo))
-        if isinstance(self._server, HttpServer):
-            await self._server.close()
+        await self._exits.aclose()
 
     async def _start(self) -> None:
         try:
@@ -160,6 +155,6 @@ class AgentEndpoint:
         settings = self.settings
         limits = HttpLimits(head_s=settings.patience_s)
         server = await HttpServer.start(make_app(self), listen=settings.listen, limits=limits)
-        self._server = server
+        self._exits.push_async_callback(server.close)
         self._address = advertised(*split_address(server.address), settings.advertise)
         log.info("agents are served", url=f"http://{self._address}/v1")
