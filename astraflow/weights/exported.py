@@ -52,6 +52,11 @@ class Exported:
         They are a view where the range lies in one tensor.
         """
         started = perf_counter()
+        bits = self._gathered(where)
+        self.gather_s += perf_counter() - started
+        return bits
+
+    def _gathered(self, where: ChunkRange) -> np.ndarray:
         size, count = where.dtype.itemsize, where.nbytes // where.dtype.itemsize
         room = self._scratch.buffer[: where.nbytes].view(where.dtype.bits)
         done = 0
@@ -59,13 +64,13 @@ class Exported:
             at, stop = (start - where.offset) // size, (end - where.offset) // size
             found = self._read(piece, start, end, room[at:stop])
             if len(found) == count:
-                room = found
-            elif found.base is not room.base:
+                # A view of what was given, perhaps, which is nobody's to write to.
+                return found
+            if found.base is not room.base:
                 room[at:stop] = found
             room[done:at] = 0
             done = stop
         room[done:] = 0
-        self.gather_s += perf_counter() - started
         return room
 
     def _touching(self, where: ChunkRange) -> Iterator[tuple[Piece, int, int]]:

@@ -202,6 +202,20 @@ class TestDTensors:
         refused(distribute_tensor(torch.randn(6, 4), mesh, [ShardedBy(1)]), Dtype.F32, (6, 4))
 
 
+def test_arrays_that_nobody_may_write_to_are_published_all_the_same():
+    """Such are those of files that are mapped, of other frameworks, and of bytes."""
+    tensors = random_tensors(np.random.default_rng(0))
+    for tensor in tensors.values():
+        tensor.setflags(write=False)
+    publisher = WeightPublisher("solver", LAYOUT)
+    for version in (0, 1):
+        info = publisher.publish(version, tensors)
+    writable = {name: tensor.copy() for name, tensor in tensors.items()}
+    assert (
+        info.content_digest == WeightPublisher("solver", LAYOUT).publish(0, writable).content_digest
+    )
+
+
 def test_ranges_over_several_tensors_are_put_together():
     rng = np.random.default_rng(1)
     tensors = random_tensors(rng)
