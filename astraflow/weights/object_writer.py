@@ -156,7 +156,7 @@ class ObjectWriter(Errand):
             return
         for name in self._bucket.names():
             if name.isdecimal():
-                self._remove(int(name))
+                self._remove(int(name), is_shared=self._shard.count > 1)
         frame = self._publisher.store.frame
         content = encode_layout(frame.layout).SerializeToString(deterministic=True)
         self._bucket.write(layout_name(frame.digest), content)
@@ -170,11 +170,12 @@ class ObjectWriter(Errand):
             self._remove(version)
         self._leaving = gone - removed
 
-    def _remove(self, version: int) -> None:
+    def _remove(self, version: int, *, is_shared: bool = False) -> None:
+        """Remove what is ours of a version; and its folder, unless other ranks may write there."""
         self._bucket.remove(f"{version}/{manifest_name(self._shard)}")
         names = self._bucket.names(str(version))
         ours = [each for each in names if each.endswith(f".patch{_suffix(self._shard)}")]
-        if self._shard.count == 1 or ours == names:
+        if self._shard.count == 1 or (ours == names and not is_shared):
             self._bucket.remove(str(version))
         else:
             for name in ours:
