@@ -18,7 +18,7 @@ from astraflow.transport.frames import (
 )
 from astraflow.transport.groups import Carrier, Group
 from astraflow.transport.proofs import is_proven
-from astraflow.transport.sockets import receive, send_all, tune
+from astraflow.transport.sockets import readable, receive, send_all, tune
 from astraflow.transport.tasks import Tasks
 from astraflow.transport.transfers import Awaited, OpenStanding, OpenTransfer, Secrets, Transfer
 
@@ -59,6 +59,7 @@ class StreamHost:
         self._groups: dict[bytes, Group] = {}
         self._listeners: list[socket.socket] = []
         self._count = 0
+        self._connections: set[socket.socket] = set()
 
     @property
     def connection_count(self) -> int:
@@ -75,6 +76,9 @@ class StreamHost:
     async def close(self) -> None:
         """Stop to listen and close all connections."""
         await self._tasks.close()
+        # Those whose task was cancelled before it began.
+        for connection in self._connections:
+            connection.close()
         for group in list(self._groups.values()):
             await group.close()
         self._groups.clear()
@@ -82,17 +86,19 @@ class StreamHost:
             listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         while True:
+            await readable(listener)
             try:
-                connection, _ = await loop.sock_accept(listener)
+                connection, _ = listener.accept()
             except OSError:
                 # Out of descriptors, or the caller left before: others may do better.
                 await asyncio.sleep(0.1)
                 continue
+            connection.setblocking(False)
             if self._count >= _MAX_CONNECTIONS:
                 connection.close()
             else:
+                self._connections.add(connection)
                 self._tasks.start(self._serve(connection))
 
     async def _serve(self, connection: socket.socket) -> None:
@@ -105,6 +111,7 @@ class StreamHost:
             return
         finally:
             self._count -= 1
+            self._connections.discard(connection)
             connection.close()
 
     async def _welcome(self, connection: socket.socket) -> None:
