@@ -25,10 +25,14 @@ class HttpLimits:
     Attributes:
         head_s: Seconds for the head of a request.
         idle_s: Seconds between two requests of a connection.
+        connection_count: Connections and requests at once; None: no limit.
+        late_answer: Sent, whole, to who took too long for a head; empty: nothing is.
     """
 
     head_s: float = 10.0
     idle_s: float = 120.0
+    connection_count: int | None = None
+    late_answer: bytes = b""
 
 
 class HttpServer:
@@ -98,7 +102,7 @@ class _Server(Server):
 def _config(app: Any, limits: HttpLimits) -> Config:
     return Config(
         app,
-        http=_timed(limits.head_s),
+        http=_timed(limits),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -106,14 +110,15 @@ def _config(app: Any, limits: HttpLimits) -> Config:
         server_header=False,
         date_header=False,
         backlog=_BACKLOG,
+        limit_concurrency=limits.connection_count,
         timeout_keep_alive=int(limits.idle_s),
         timeout_graceful_shutdown=_GRACE_S,
         h11_max_incomplete_event_size=_MAX_HEAD_NBYTES,
     )
 
 
-def _timed(head_s: float) -> type[H11Protocol]:
-    """Return a protocol that hangs up on heads that take longer than `head_s`."""
+def _timed(limits: HttpLimits) -> type[H11Protocol]:
+    """Return a protocol that hangs up on heads that take too long."""
 
     class Timed(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
@@ -136,7 +141,12 @@ def _timed(head_s: float) -> type[H11Protocol]:
             if is_answering:
                 self._stop()
             elif self._timer is None:
-                self._timer = self.loop.call_later(head_s, self.transport.close)
+                self._timer = self.loop.call_later(limits.head_s, self._give_up)
+
+        def _give_up(self) -> None:
+            if limits.late_answer and not self.transport.is_closing():
+                self.transport.write(limits.late_answer)
+            self.transport.close()
 
         def _stop(self) -> None:
             if self._timer is not None:
@@ -151,6 +161,8 @@ def _bound(listen: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit it; asyncio sets it for sockets of its own making only.
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         made.bind((host, port))
     except OSError as error:
