@@ -16,7 +16,7 @@ from astraflow.rpc.auth import bearer
 from astraflow.rpc.tls import Tls
 from astraflow.wire.control import STOP_MODES, decode_run_status, decode_saved_run
 from astraflow.wire.scale import decode_advice
-from astraflow.wire.weights import decode_version_info
+from astraflow.wire.versions import decode_version_info
 from astraflow_proto.control.v1 import control_service_pb2 as pb
 from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
 from astraflow_proto.weights.v1 import version_service_pb2 as version_pb

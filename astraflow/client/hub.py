@@ -1,6 +1,7 @@
 """The hub as its callers see it: an address that may not answer for a while."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Self, TypeVar
 
 import grpc
@@ -149,6 +150,21 @@ class Hub:
             " that both sides use TLS or neither does",
             retryable=True,
         )
+
+
+@asynccontextmanager
+async def dial_twice(
+    address: str, *, tls: Tls | None, patience_s: float
+) -> AsyncGenerator[tuple[Hub, Hub]]:
+    """Return a hub for calls, and one for KeepAlive, which then waits behind nothing.
+
+    What one of them hears the other counts as heard.
+    """
+    async with (
+        Hub(address, tls=tls, patience_s=patience_s) as hub,
+        Hub(address, tls=tls, patience_s=patience_s, pulse=hub.pulse) as keep_alive_hub,
+    ):
+        yield hub, keep_alive_hub
 
 
 def is_cut(error: AioRpcError) -> bool:

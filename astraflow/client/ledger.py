@@ -6,22 +6,16 @@ from dataclasses import dataclass
 from astraflow.client.hub import Hub
 from astraflow.core.ids import BatchId, GroupId, MemberId, PolicyId, PromptId, RolloutId
 from astraflow.core.rollouts import Outcome
-from astraflow.core.status import (
-    DeadLetter,
-    LedgerAccount,
-    RolloutPlace,
-    RolloutRecord,
-    WaitReason,
-)
+from astraflow.core.status import DeadLetter, LedgerAccount, RolloutPlace, RolloutRecord, WaitReason
 from astraflow.rpc.auth import MetadataPairs
-from astraflow.wire.control import (
+from astraflow.wire.ledger import (
     PLACES,
     decode_dead_letter,
     decode_ledger_account,
     decode_rollout_record,
 )
-from astraflow.wire.dataflow import decode_wait_reason
 from astraflow.wire.rollout import OUTCOMES
+from astraflow.wire.waits import decode_wait_reason
 from astraflow_proto.control.v1 import ledger_service_pb2 as pb
 from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub
 

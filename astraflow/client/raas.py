@@ -4,9 +4,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from astraflow.client.hub import Hub
+from astraflow.client.hooks import Held, MemberHooks
+from astraflow.client.hub import Hub, dial_twice
 from astraflow.client.rollout_stream import RolloutStream
-from astraflow.client.session import Held, MemberHooks, SessionKeeper
+from astraflow.client.session import SessionKeeper
 from astraflow.client.task_stream import TaskSink, TaskStream
 from astraflow.client.versions import VersionClient
 from astraflow.core.errors import AstraflowError, Reason
@@ -21,7 +22,7 @@ from astraflow.core.members import (
 from astraflow.core.tasks import TaskCredit
 from astraflow.rpc.auth import bearer
 from astraflow.rpc.tls import Tls
-from astraflow.wire.dataflow import decode_pool_membership, encode_join_pool
+from astraflow.wire.raas import decode_pool_membership, encode_join_pool
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 
 
@@ -122,10 +123,7 @@ async def dial_pool(
     patience_s: float = 30.0,
 ) -> AsyncGenerator[RaasClient]:
     """Return a client whose channels are closed at the end; nothing is joined yet."""
-    async with (
-        Hub(address, tls=tls, patience_s=patience_s) as hub,
-        Hub(address, tls=tls, patience_s=patience_s, pulse=hub.pulse) as keep_alive_hub,
-    ):
+    async with dial_twice(address, tls=tls, patience_s=patience_s) as (hub, keep_alive_hub):
         yield RaasClient(
             hub=hub, keep_alive_hub=keep_alive_hub, token=token, join=join, hooks=hooks
         )

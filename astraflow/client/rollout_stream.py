@@ -11,7 +11,7 @@ from astraflow.client.patience import Patience
 from astraflow.client.session import SessionKeeper
 from astraflow.core.ids import TaskId
 from astraflow.core.rollouts import Disposition, ItemAck, Rollout, TaskResult
-from astraflow.wire.dataflow import decode_item_ack
+from astraflow.wire.raas import decode_item_ack
 from astraflow.wire.rollout import encode_rollout, encode_task_result
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub

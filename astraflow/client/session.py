@@ -1,21 +1,18 @@
 """The session of a member: opened, kept alive on a channel of its own, opened again."""
 
 import asyncio
-import math
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import TypeVar
 
 import structlog
 from grpc.aio import AioRpcError
 
+from astraflow.client.hooks import MemberHooks
 from astraflow.client.hub import Hub, is_away, is_cut
 from astraflow.client.patience import Patience
+from astraflow.client.run_clock import RunClock
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import BatchId, TaskId
 from astraflow.core.members import (
     Directive,
     DirectiveKind,
@@ -33,41 +30,11 @@ from astraflow_proto.dataflow.v1.session_service_pb2_grpc import SessionServiceS
 Response = TypeVar("Response")
 Event = TypeVar("Event")
 
-_ROUND_TRIPS = 8
 # The session is over and can be opened again; a hub that forgot it (restarted without its
 # journal) says TOKEN_INVALID.
 _REOPENED = frozenset({Reason.SESSION_ENDED, Reason.TOKEN_INVALID})
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What the process still works on; named when the session is opened again."""
-
-    task_ids: tuple[TaskId, ...] = ()
-    batch_ids: tuple[BatchId, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberHooks:
-    """What a session asks of the member that it belongs to.
-
-    Attributes:
-        join: Opens a session; None: a fresh one.
-        load: How busy the member is.
-        held: What it works on.
-        opened: Called when a session was opened again; it drops what is no longer its own.
-        directed: Called when the run asks for something else than before.
-        entrusted: Called with the transfer token whenever it is another one.
-    """
-
-    join: Callable[[SessionResume | None], Awaitable[Session]]
-    load: Callable[[], RaasLoad | TrainerLoad]
-    held: Callable[[], Held]
-    opened: Callable[[Session], None]
-    directed: Callable[[Directive], None]
-    entrusted: Callable[[bytes], None] = lambda _: None
 
 
 class SessionKeeper:
@@ -80,8 +47,7 @@ class SessionKeeper:
         hub: Where calls go; KeepAlive has a connection of its own.
         directive: What the run asks for.
         transfer_token: Secret that sources of weights compare.
-        server_time: The run's clock at the last KeepAlive; None before.
-        round_trip_s: The shortest of the last KeepAlives, there and back; 0: none was answered.
+        run_clock: The run's clock, as KeepAlives tell it.
     """
 
     def __init__(
@@ -105,32 +71,15 @@ class SessionKeeper:
         self.hub = hub
         self.directive = Directive(kind=DirectiveKind.CONTINUE)
         self.transfer_token = b""
-        self.server_time: datetime | None = None
-        self._round_trips = deque[float](maxlen=_ROUND_TRIPS)
         self._keep_alive_hub = keep_alive_hub
         self._hooks = hooks
         self._incarnation = incarnation
         self._clock = clock or SystemClock()
+        self.run_clock = RunClock(self._clock)
         self._session: Session | None = None
-        self._heard_s = -math.inf
         self._opening = asyncio.Lock()
         self._sessions = SessionServiceStub(hub.channel)
         self._keep_alive = SessionServiceStub(keep_alive_hub.channel).KeepAlive
-
-    @property
-    def round_trip_s(self) -> float:
-        """Seconds there and back; 0: not known."""
-        return min(self._round_trips, default=0.0)
-
-    @property
-    def run_time(self) -> datetime | None:
-        """The time by the run's clock; None before the first KeepAlive has told it.
-
-        This machine's own clock would not do: it may be hours off.
-        """
-        if self.server_time is None:
-            return None
-        return self.server_time + timedelta(seconds=self._clock.monotonic() - self._heard_s)
 
     @property
     def session(self) -> Session:
@@ -273,7 +222,7 @@ class SessionKeeper:
         It may have had nothing to say for longer than patience lasts: cuts of it that lie far
         apart are not failures in a row.
         """
-        if self._heard_s > since_s:
+        if self.run_clock.was_heard_since(since_s):
             patience.renew()
 
     async def _recover(self, error: AioRpcError, token: bytes, patience: Patience) -> None:
@@ -307,7 +256,7 @@ class SessionKeeper:
             await asyncio.sleep(self.session.keep_alive_interval.total_seconds())
 
     async def _beat(self, patience: Patience) -> None:
-        session, started = self.session, self._clock.monotonic()
+        session, asked_s = self.session, self._clock.monotonic()
         try:
             answer = await self._keep_alive(
                 _keep_alive_request(self._hooks.load()),
@@ -318,9 +267,8 @@ class SessionKeeper:
             await self._recover(error, session.token, patience)
             return
         patience.renew()
-        self._heard_s = self._clock.monotonic()
-        self._round_trips.append(self._heard_s - started)
-        self.server_time = answer.server_time.ToDatetime(tzinfo=self._clock.now().tzinfo)
+        told = answer.server_time.ToDatetime(tzinfo=self._clock.now().tzinfo)
+        self.run_clock.hear(told, asked_s=asked_s)
         self._entrust(answer.transfer_token)
         if answer.HasField("directive"):
             self.direct(decode_directive(answer.directive))

@@ -12,7 +12,7 @@ from astraflow.core.errors import AstraflowError, Failure
 from astraflow.core.ids import TaskId
 from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
 from astraflow.wire.common import decode_directive, encode_failure
-from astraflow.wire.dataflow import decode_task_cancellation, encode_task_credit
+from astraflow.wire.raas import decode_task_cancellation, encode_task_credit
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub

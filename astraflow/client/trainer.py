@@ -284,7 +284,11 @@ class TrainerClient:
         return self._life.call(self._acknowledge(ack))
 
     def settle(
-        self, ack: AckBatch, *, more: Callable[[], Mapping[str, float]] = dict[str, float]
+        self,
+        ack: AckBatch,
+        *,
+        more: Callable[[], Mapping[str, float]] = dict[str, float],
+        checkpoint: Future[str] | None = None,
     ) -> None:
         """Settle a batch while the caller goes on, after what was announced before.
 
@@ -292,10 +296,18 @@ class TrainerClient:
             ack: What became of it.
             more: Returns further metrics: called on another thread, once the run knows all that was
                 announced before.
+            checkpoint: Id of one of the weights behind it, for which this waits; None: there is
+                none, or it is in the ack.
         """
-        self._errands.put(
-            lambda: self._acknowledge(replace(ack, metrics={**ack.metrics, **more()}))
-        )
+
+        async def acknowledge() -> None:
+            name = ack.checkpoint_id
+            if checkpoint is not None:
+                name = await asyncio.wrap_future(checkpoint)
+            metrics = {**ack.metrics, **more()}
+            await self._acknowledge(replace(ack, metrics=metrics, checkpoint_id=name))
+
+        self._errands.put(acknowledge)
 
     def flush(self) -> None:
         """Wait for what was announced and settled.

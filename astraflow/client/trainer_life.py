@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from astraflow.client.batch_stream import BatchSink, BatchStream
 from astraflow.client.duplex import beside
+from astraflow.client.hooks import Held
 from astraflow.client.loop_thread import LoopThread
-from astraflow.client.session import Held
 from astraflow.client.shelf import Shelf
 from astraflow.client.trainer_load import TrainerLoadMeter
 from astraflow.client.trainer_member import TrainerHooks, TrainerMember

@@ -4,8 +4,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from astraflow.client.hub import Hub
-from astraflow.client.session import Held, MemberHooks, SessionKeeper
+from astraflow.client.hooks import Held, MemberHooks
+from astraflow.client.hub import Hub, dial_twice
+from astraflow.client.session import SessionKeeper
 from astraflow.core.batches import AckBatch, BatchOutcome
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import (
@@ -19,12 +20,12 @@ from astraflow.core.members import (
 from astraflow.core.versions import VersionInfo
 from astraflow.rpc.auth import bearer
 from astraflow.rpc.tls import Tls
-from astraflow.wire.dataflow import (
+from astraflow.wire.trainer import (
     decode_trainer_registration,
     encode_ack_batch,
     encode_register_trainer,
 )
-from astraflow.wire.weights import encode_version_info
+from astraflow.wire.versions import encode_version_info
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
 from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
@@ -140,10 +141,7 @@ async def dial_trainer(
     patience_s: float = 30.0,
 ) -> AsyncGenerator[TrainerMember]:
     """Return a member whose channels are closed at the end; nothing is registered yet."""
-    async with (
-        Hub(address, tls=tls, patience_s=patience_s) as hub,
-        Hub(address, tls=tls, patience_s=patience_s, pulse=hub.pulse) as keep_alive_hub,
-    ):
+    async with dial_twice(address, tls=tls, patience_s=patience_s) as (hub, keep_alive_hub):
         yield TrainerMember(
             hub=hub, keep_alive_hub=keep_alive_hub, token=token, register=register, hooks=hooks
         )

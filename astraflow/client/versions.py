@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from astraflow.client.session import SessionKeeper
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import PublishAnswer, Source, VersionInfo, VersionReport
-from astraflow.wire.weights import decode_source, decode_version_info, encode_version_report
+from astraflow.wire.versions import decode_source, decode_version_info, encode_version_report
 from astraflow_proto.weights.v1 import version_service_pb2 as pb
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
 

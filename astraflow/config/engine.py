@@ -7,11 +7,14 @@ from pydantic import Field, model_validator
 
 from astraflow.config.strict import Strict
 
-_OF_SERVERS = ("python", "url", "args", "tensor_parallel", "memory", "cache_gib", "start_s")
+_OF_SERVERS = (
+    *("python", "url", "args", "tensor_parallel", "memory", "cache_gib", "start_s"),
+    "routed_experts",
+)
 
 
 class Engine(Strict):
-    """The inference engine of a RaaS, one per policy."""
+    """The inference engine of a RaaS, one per policy, or per model that several policies adapt."""
 
     kind: Literal["embedded", "vllm", "sglang"] = "embedded"
     """embedded: in the node's own process, for small models. vllm, sglang: a server that the node
@@ -21,7 +24,7 @@ class Engine(Strict):
     max_context: int | None = Field(default=None, ge=1)
     """Tokens of prompt and completion; unset: the model's own limit."""
     device: str = "auto"
-    """auto, cpu or cuda[:N]."""
+    """auto, cpu or cuda[:N]. Servers with auto are spread over the GPUs that the node sees."""
     dtype: Literal["f32", "bf16"] = "f32"
     """Of the computation."""
     thread_count: int = Field(default=1, ge=1)
@@ -40,9 +43,13 @@ class Engine(Strict):
     tensor_parallel: int = Field(default=1, ge=1)
     """Servers: GPUs that share one copy of the model."""
     memory: float | None = Field(default=None, gt=0, le=1)
-    """Servers: share of a GPU's memory for weights and cache; unset: the server's own."""
+    """Servers: share of a GPU's memory for weights and cache; unset: the server's own, or an equal
+    part of .9 where servers of several policies share it."""
     cache_gib: float = Field(default=1.0, gt=0)
     """Servers on a CPU: GiB for keys and values."""
+    routed_experts: bool = False
+    """Servers on GPUs: they tell which experts every token went through, for mixtures of experts
+    that are trained with router replay. The embedded engine always does."""
     start_s: float = Field(default=600.0, gt=0)
     """Servers: seconds that a start may take until the first token."""
 

@@ -7,7 +7,9 @@ from pydantic import Field, model_validator
 
 from astraflow.config.lora import Lora
 from astraflow.config.loss import Loss
-from astraflow.config.strict import Algorithm, LaneChoice, Options, Strict
+from astraflow.config.strict import Algorithm, LaneChoice, Options, OwnEngine, Strict
+
+RouterReplay = Literal["told", "required", "never"]
 
 
 class WarmUp(Strict):
@@ -219,6 +221,8 @@ class Fsdp(Strict):
 class Trainer(Strict):
     """How one policy is trained."""
 
+    engine: OwnEngine | None = None
+    """Unset: the built-in one, for models of transformers."""
     step_count: int | None = Field(default=None, ge=1)
     """Optimizer steps, one batch each; unset: until the data ends."""
     groups_per_batch: int = Field(default=16, ge=1)
@@ -248,6 +252,10 @@ class Trainer(Strict):
     advantages: Advantages = Advantages()
     critic: Critic | None = None
     """Unset: advantages come from groups."""
+    router_replay: RouterReplay = "told"
+    """Of mixtures of experts. told: tokens take the experts that the engine told of, and their own
+    where it did not tell. required: nodes that do not tell are refused. never: all take their
+    own."""
     max_tokens_per_pass: int = Field(default=16384, ge=1)
     """Tokens of one forward and backward pass; gradients of a batch add up over passes."""
     export_dtype: Literal["bf16", "f32"] = "bf16"
@@ -283,10 +291,13 @@ class Trainer(Strict):
     def _ranks_do_what_they_can(self) -> Self:
         if self.ranks % (self.fsdp.replicas * self.fsdp.context_parallel):
             raise ValueError("fsdp.replicas times fsdp.context_parallel divides ranks")
-        if self.ranks > 1 and (self.critic is not None or self.broadcast is not None):
-            raise ValueError("a critic and a broadcast need ranks: 1")
-        if self.ranks > 1 and self.store is not None:
-            raise ValueError("an object store needs ranks: 1")
+        if self.ranks > 1 and self.broadcast is not None:
+            raise ValueError(
+                "a broadcast has one sender, so it needs ranks: 1; leave it out, nodes pull from "
+                "all ranks at once and from each other"
+            )
+        if self.ranks > 1 and self.engine is not None:
+            raise ValueError("an engine of your own needs ranks: 1; what it starts is its own")
         return self
 
     @model_validator(mode="after")
@@ -305,9 +316,3 @@ class Policy(Strict):
     model: Model
     sampling: Sampling = Sampling()
     trainer: Trainer = Trainer()
-
-    @model_validator(mode="after")
-    def _adapters_are_trained_by_one(self) -> Self:
-        if self.model.lora is not None and self.trainer.ranks > 1:
-            raise ValueError("model.lora is trained by one rank: leave out trainer.ranks")
-        return self

@@ -30,7 +30,7 @@ from astraflow.config.policies import (
 )
 from astraflow.config.pool import Agents, Autoscale, Engine, Raas, Relay
 from astraflow.config.services import Hub, Journal, Metrics, Tls, Tracing
-from astraflow.config.strict import Algorithm, LaneChoice, Name, Options, Strict
+from astraflow.config.strict import Algorithm, LaneChoice, Name, Options, OwnEngine, Strict
 from astraflow.config.work import (
     DataSet,
     EvalSet,
@@ -69,6 +69,7 @@ __all__ = [
     "Optimizer",
     "Options",
     "Overlong",
+    "OwnEngine",
     "Policy",
     "Raas",
     "Recipe",

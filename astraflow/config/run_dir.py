@@ -138,7 +138,9 @@ class RunDir:
             fields = json.loads(self.endpoint.read_text())
         except (OSError, ValueError) as error:
             raise AstraflowError(
-                Reason.NOT_READY, f"{self.root} has no running hub: {self.endpoint.name} is missing"
+                Reason.NOT_READY,
+                f"{self.root} has no running hub: {self.endpoint.name} is missing. A run that is"
+                " over has none; `astraflow run --resume` goes on with one that died",
             ) from error
         return HubEndpoint(**fields)
 

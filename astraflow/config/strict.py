@@ -15,7 +15,19 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Algorithm(Strict):
+class Named(Strict):
+    """Code by its name, which alone will do where it needs no options."""
+
+    name: str
+    options: Options = Field(default={})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_only(cls, said: Any) -> Any:
+        return {"name": said} if isinstance(said, str) else said
+
+
+class Algorithm(Named):
     """A data algorithm; its name alone will do where it needs no options. See algorithms.md."""
 
     name: str
@@ -23,7 +35,12 @@ class Algorithm(Strict):
     options: Options = Field(default={})
     """Checked by the algorithm when the hub starts."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _named_only(cls, said: Any) -> Any:
-        return {"name": said} if isinstance(said, str) else said
+
+class OwnEngine(Named):
+    """Steps a model in place of the built-in trainer. See trainers.md."""
+
+    name: str = Field(pattern=r"^[^:]+:[^:]+$")
+    """module:factory; called for a train engine where the trainer runs, which finds modules in its
+    working directory and on PYTHONPATH."""
+    options: Options = Field(default={})
+    """Keywords that the factory is called with."""

@@ -16,7 +16,7 @@ from astraflow.conformance.weights import CHECKS, Source, check_source
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import VersionInfo
 from astraflow.telemetry.logging import configure_logging
-from astraflow.wire.weights import decode_version_info
+from astraflow.wire.versions import decode_version_info
 from astraflow_proto.weights.v1 import version_pb2
 
 

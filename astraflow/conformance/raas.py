@@ -20,9 +20,9 @@ from astraflow.conformance.session_checks import (
 from astraflow.conformance.stage import Stage
 from astraflow.conformance.tap import Call, Fault, Tap
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.storage.weight_files import flatten, read_weights
 from astraflow.testing.made_weights import Flickering
 from astraflow.testing.trainer import train_counter
-from astraflow.weights.weight_files import flatten, read_weights
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 from astraflow_proto.weights.v1 import version_pb2
 

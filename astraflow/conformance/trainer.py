@@ -24,7 +24,7 @@ from astraflow.conformance.tap import Call, Tap
 from astraflow.conformance.weights import CHECKS as WEIGHT_CHECKS
 from astraflow.conformance.weights import Source, check_source
 from astraflow.core.versions import VersionInfo
-from astraflow.wire.weights import decode_version_info
+from astraflow.wire.versions import decode_version_info
 
 JOIN: Final = "RegisterTrainer"
 _FIRST: Final = 0

@@ -16,15 +16,13 @@ from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from
 from astraflow.weights.puller import WeightPuller
-from astraflow.wire.patches import (
+from astraflow.wire.patches import decode_sent_chunk, digest_of, root_digest
+from astraflow.wire.transfers import (
     ChunkSet,
     TransferPlan,
     TransferSpec,
-    decode_sent_chunk,
     decode_transfer_plan,
-    digest_of,
     encode_transfer_spec,
-    root_digest,
 )
 from astraflow.wire.weights import decode_layout, layout_digest
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb

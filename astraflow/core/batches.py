@@ -9,7 +9,7 @@ import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, GroupId, PolicyId, PromptId, RolloutId, TrajectoryId
-from astraflow.core.rollouts import Column, ColumnAxis
+from astraflow.core.rollouts import Column, columns_fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +112,7 @@ def _part_fault(part: BatchPart) -> str | None:
         return "row_offsets must rise"
     if not len(part.trajectory_ids) == len(part.rollout_ids) == part.row_count:
         return "a row needs one trajectory_id and one rollout_id"
-    lengths = {ColumnAxis.ROW: part.row_count, ColumnAxis.TOKEN: part.token_count}
-    for name, column in part.columns.items():
-        if not column.values.ndim or len(column.values) != lengths[column.axis]:
-            return f"column {name} does not have one entry per {column.axis}"
-    return None
+    return columns_fault(part.columns, row_count=part.row_count, token_count=part.token_count)
 
 
 class BatchOutcome(StrEnum):

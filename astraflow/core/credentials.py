@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.members import CONTRACT_VERSION, Contract, ModelIdentity
+from astraflow.core.ids import PolicyId
+from astraflow.core.members import CONTRACT_VERSION, Capability, Contract, ModelIdentity
 from astraflow.core.tasks import RegisteredCode, WorkflowSpec
 
 
@@ -18,6 +19,21 @@ def check_contract(contract: Contract) -> None:
             Reason.CONTRACT_UNSUPPORTED,
             f"contract {contract.contract_version} is not spoken here, only 1 to "
             f"{CONTRACT_VERSION}; update {contract.software or 'the member'}",
+        )
+
+
+def check_routes(contract: Contract, policy_id: PolicyId) -> None:
+    """Refuse a peer that neither tells nor replays the experts of a policy that needs it.
+
+    Raises:
+        AstraflowError: CONTRACT_UNSUPPORTED.
+    """
+    if Capability.ROUTED_EXPERTS not in contract.capabilities:
+        raise AstraflowError(
+            Reason.CONTRACT_UNSUPPORTED,
+            f"{policy_id} is trained with router_replay: required, and this member has no "
+            "capability routed_experts; take an engine that tells, and a model with routers, or "
+            "set router_replay: told",
         )
 
 

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from astraflow.core.batching import Batching
-from astraflow.core.credentials import check_codes, check_contract, merge_identity
+from astraflow.core.credentials import check_codes, check_contract, check_routes, merge_identity
 from astraflow.core.effects import AnnounceVersion, ClearOutbox, SendTask
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import RaasJoined, Secrets, TrainerRegistered
@@ -100,6 +100,8 @@ class Joining:
         for served in request.policies:
             policy = state.policy(served.policy_id)
             merge_identity(policy.identity, served.identity)
+            if policy.settings.needs_routes:
+                check_routes(request.contract, served.policy_id)
         policy_ids = {served.policy_id for served in request.policies}
         for workflow in state.settings.workflows:
             if policy_ids.issuperset(workflow.policy_ids):
@@ -116,6 +118,8 @@ class Joining:
         check_contract(request.contract)
         policy = self._state.policy(request.policy_id)
         merge_identity(policy.identity, request.identity)
+        if policy.settings.needs_routes:
+            check_routes(request.contract, request.policy_id)
         if request.groups_per_batch != policy.settings.groups_per_batch:
             raise AstraflowError(
                 Reason.INVALID_FIELD,

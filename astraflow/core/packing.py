@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
+from math import prod
 from typing import Any, overload
 
 import numpy as np
@@ -9,11 +10,14 @@ import numpy as np
 from astraflow.core.batches import BatchPart
 from astraflow.core.ids import BatchId, GroupId, PolicyId, RolloutId
 from astraflow.core.rollouts import NOT_SAMPLED, Column, ColumnAxis, FinishReason, Outcome
+from astraflow.core.routes import ROUTED_EXPERTS, filled_routes
 from astraflow.core.samples import Row
 
-# A part must stay below 64 MiB on the wire; its columns take 25 bytes per token, and extra
-# columns of workflows may double that.
+# A part must stay below 64 MiB on the wire. Its columns take 25 bytes per token; routes through
+# the experts of a large model take many times that.
 MAX_TOKENS_PER_PART = 1 << 20
+_MAX_PART_NBYTES = 48 << 20
+_TOKEN_NBYTES = 25
 # A part of so many takes about 1.4 MB, and some ms from rows to the wire.
 _TOKENS_PER_PART = 1 << 16
 
@@ -75,11 +79,12 @@ class Share(Sequence[BatchPart]):
         Args:
             batch_id: Which batch.
             rows: Of this rank, in order.
-            max_tokens: Per part; 0: as many as travel well.
+            max_tokens: Per part, at most; 0: as many as travel well.
             group_indexes: Positions in the header's groups.
             policy_ids: The header's; the first is the batch's own.
         """
-        bound = min(max_tokens or _TOKENS_PER_PART, MAX_TOKENS_PER_PART)
+        travels = _MAX_PART_NBYTES // max(map(_token_nbytes, rows), default=_TOKEN_NBYTES)
+        bound = min(max_tokens or _TOKENS_PER_PART, MAX_TOKENS_PER_PART, travels)
         self._batch_id = batch_id
         self._rows = rows
         # A row may be trained on again before the part is made.
@@ -118,6 +123,7 @@ class Share(Sequence[BatchPart]):
         columns = _token_columns(rows, lengths, self._policy_ids)
         columns |= _row_columns(rows, self._group_indexes)
         columns["use_count"] = _row_column(self._use_counts[self._runs[index]], np.int32)
+        columns |= _route_column(rows, lengths)
         columns |= _shared_columns(rows, taken=columns)
         return BatchPart(
             batch_id=self._batch_id,
@@ -193,6 +199,19 @@ def _row_columns(rows: Sequence[Row], group_indexes: Mapping[GroupId, int]) -> d
 
 def _row_column(values: Sequence[float], dtype: Any) -> Column:
     return Column(axis=ColumnAxis.ROW, values=np.array(values, dtype))
+
+
+def _token_nbytes(row: Row) -> int:
+    """Return what a token of a row takes in a part."""
+    own = (c.values for c in row.trajectory.columns.values() if c.axis is ColumnAxis.TOKEN)
+    return _TOKEN_NBYTES + sum(values.itemsize * prod(values.shape[1:]) for values in own)
+
+
+def _route_column(rows: Sequence[Row], lengths: np.ndarray) -> dict[str, Column]:
+    """Return the routes of all rows; there may be some whose engine does not tell them."""
+    told = [row.trajectory.columns.get(ROUTED_EXPERTS) for row in rows]
+    routes = filled_routes(lengths.tolist(), [each and each.values for each in told])
+    return {} if routes is None else {ROUTED_EXPERTS: Column(axis=ColumnAxis.TOKEN, values=routes)}
 
 
 def _shared_columns(rows: Sequence[Row], *, taken: Mapping[str, Column]) -> dict[str, Column]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import GroupId, PolicyId, RolloutId, TaskId, TrajectoryId
+from astraflow.core.routes import ROUTED_EXPERTS, routes_fault
 from astraflow.core.tasks import SamplingParams
 
 NOT_SAMPLED = -1
@@ -65,6 +66,15 @@ class Column:
     values: np.ndarray
 
 
+def columns_fault(columns: Mapping[str, Column], *, row_count: int, token_count: int) -> str | None:
+    """Say which column does not have one entry per row or token, or None."""
+    lengths = {ColumnAxis.ROW: row_count, ColumnAxis.TOKEN: token_count}
+    for name, column in columns.items():
+        if not column.values.ndim or len(column.values) != lengths[column.axis]:
+            return f"column {name} does not have one entry per {column.axis}"
+    return routes_fault(columns[ROUTED_EXPERTS].values) if ROUTED_EXPERTS in columns else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
     """A run of sampled tokens of one version.
@@ -105,7 +115,7 @@ class Trajectory:
         engine: Name and release, for lineage.
 
     Raises:
-        AstraflowError: ROLLOUT_INVALID when lengths, mask, log-probabilities or spans
+        AstraflowError: ROLLOUT_INVALID when lengths, mask, log-probabilities, spans or columns
             contradict each other.
     """
 
@@ -170,7 +180,7 @@ def _trajectory_fault(t: Trajectory) -> str | None:  # noqa: PLR0911 - a flat li
         return "a token that was not sampled has a log-probability"
     if not 0 <= t.branch_offset <= length or np.count_nonzero(t.sampled_mask[: t.branch_offset]):
         return "the shared part of a branch lies outside it or is sampled"
-    return None
+    return columns_fault(t.columns, row_count=1, token_count=length)
 
 
 # A log-softmax in single precision may end a few ulps above 0.

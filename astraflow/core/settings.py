@@ -31,6 +31,7 @@ class PolicySettings:
         replay: What it trains on again.
         guards: Refuse batches, in this order.
         max_refusals: After so many in a row a batch is served as it is.
+        needs_routes: Whether members have to tell or replay which experts tokens go through.
     """
 
     policy_id: PolicyId
@@ -44,6 +45,7 @@ class PolicySettings:
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     guards: tuple[PlugInSpec, ...] = ()
     max_refusals: int = 4
+    needs_routes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,7 @@ def _policy(name: str, policy: config.Policy) -> PolicySettings:
         replay=_replay(policy.trainer),
         guards=_specs(policy.trainer.guards),
         max_refusals=policy.trainer.max_refusals,
+        needs_routes=policy.trainer.router_replay == "required",
     )
 
 

@@ -23,7 +23,8 @@ from astraflow.dataflow.recipe_settings import run_settings
 from astraflow.dataflow.replica import Begin, Look, Replica
 from astraflow.storage.fault_points import FaultPoint, reach
 from astraflow.storage.journal import InMemoryJournal, Journal, Records
-from astraflow.storage.sqlite import Durability, SqliteJournal
+from astraflow.storage.sqlite import SqliteJournal
+from astraflow.storage.sqlite_file import Durability
 from astraflow.wire.journal import record_bytes
 from astraflow.wire.journal_events import RunOpened
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.storage.sqlite import bounds_of, open_for_reading, read_rows
+from astraflow.storage.sqlite_file import bounds_of, open_for_reading, read_rows
 
 
 class JournalReader:

@@ -11,7 +11,7 @@ import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.transport.frames import bad_frame
-from astraflow.wire.patches import TransferPlan
+from astraflow.wire.transfers import TransferPlan
 
 _ALIGNMENT: Final = 64
 

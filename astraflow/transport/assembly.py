@@ -10,7 +10,8 @@ import numpy as np
 from astraflow.codec.chunks import Chunk, ChunkHeader
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.transport.frames import Frame, bad_frame
-from astraflow.wire.patches import SentChunk, SentItem, TransferPlan, Waiting
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import SentItem, TransferPlan, Waiting
 
 UNPLANNED_NBYTES: Final = 64 << 20
 """What may arrive before the plan does, which takes its own connection."""

@@ -13,10 +13,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.transport.proofs import PROOF_NBYTES, is_proven, prove
 from astraflow.wire.common import decode_failure, encode_failure
 from astraflow.wire.fields import DTYPES
-from astraflow.wire.patches import (
-    COMPRESSIONS,
-    ENCODINGS,
-    SentChunk,
+from astraflow.wire.patches import COMPRESSIONS, ENCODINGS, SentChunk
+from astraflow.wire.transfers import (
     TransferPlan,
     TransferSpec,
     decode_transfer_plan,

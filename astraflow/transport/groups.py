@@ -26,7 +26,8 @@ from astraflow.transport.sockets import (
 )
 from astraflow.transport.tasks import Tasks
 from astraflow.transport.transfers import Standing, Transfer
-from astraflow.wire.patches import SentChunk, SentItem, TransferPlan, Waiting
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import SentItem, TransferPlan, Waiting
 
 _NEAR_SEGMENT_NBYTES: Final = 1 << 20
 _FAR_SEGMENT_NBYTES: Final = 64 << 10

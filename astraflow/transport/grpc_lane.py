@@ -14,12 +14,12 @@ from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import is_answer, raised_from
 from astraflow.rpc.tls import Tls
-from astraflow.wire.patches import (
+from astraflow.wire.patches import decode_sent_chunk
+from astraflow.wire.transfers import (
     SentItem,
     TransferPlan,
     TransferSpec,
     Waiting,
-    decode_sent_chunk,
     decode_transfer_plan,
     encode_transfer_spec,
 )

@@ -25,7 +25,7 @@ from astraflow.transport.transfers import (
     Transfers,
 )
 from astraflow.transport.ucx_host import UcxHost
-from astraflow.wire.patches import LaneEndpoint, TransferPlan
+from astraflow.wire.transfers import LaneEndpoint, TransferPlan
 
 DEFAULT_HOSTED: Final = (Lane.SHM, Lane.TCP)
 

@@ -15,7 +15,7 @@ from astraflow.transport.frames import (
     read_failure,
     read_plan,
 )
-from astraflow.wire.patches import SentItem, TransferPlan
+from astraflow.wire.transfers import SentItem, TransferPlan
 
 _MAX_FAILURE_NBYTES: Final = 1 << 16
 

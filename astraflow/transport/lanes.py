@@ -25,12 +25,7 @@ from astraflow.transport.sources import Session, Source, Sources, asked, sent_ah
 from astraflow.transport.tcp_lane import connection_count, open_directly, open_tcp
 from astraflow.transport.traffic import received
 from astraflow.transport.ucx_lane import open_ucx
-from astraflow.wire.patches import (
-    LaneEndpoint,
-    SentItem,
-    TransferPlan,
-    TransferSpec,
-)
+from astraflow.wire.transfers import LaneEndpoint, SentItem, TransferPlan, TransferSpec
 
 DEFAULT_LANES: Final = (Lane.SHM, Lane.TCP, Lane.GRPC)
 

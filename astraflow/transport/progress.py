@@ -3,14 +3,8 @@
 from dataclasses import replace
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.wire.patches import (
-    ChunkSet,
-    SentChunk,
-    SentItem,
-    TransferPlan,
-    TransferSpec,
-    Waiting,
-)
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import ChunkSet, SentItem, TransferPlan, TransferSpec, Waiting
 
 
 class Progress:

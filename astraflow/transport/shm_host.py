@@ -19,7 +19,8 @@ from astraflow.transport.shm_lane import HOST_NAME, SOCKET_NAME, host_identity
 from astraflow.transport.sockets import readable
 from astraflow.transport.stream_host import ClaimTransfer, StreamHost
 from astraflow.transport.transfers import OpenTransfer, Secrets
-from astraflow.wire.patches import SentChunk, TransferPlan
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import TransferPlan
 
 _PREFIX: Final = "astraflow-lane-"
 _ARENA_TIMEOUT_S: Final = 10.0

@@ -15,7 +15,7 @@ from astraflow.transport.arenas import Arena, ArenaPool, arena_nbytes
 from astraflow.transport.frames import arena
 from astraflow.transport.sockets import kept, tune
 from astraflow.transport.stream_session import StreamSession
-from astraflow.wire.patches import TransferPlan
+from astraflow.wire.transfers import TransferPlan
 
 SOCKET_NAME: Final = "lane"
 HOST_NAME: Final = "host"

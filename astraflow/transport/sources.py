@@ -12,7 +12,7 @@ from astraflow.core.versions import Lane
 from astraflow.transport.progress import Progress
 from astraflow.transport.stream_session import StreamSession
 from astraflow.transport.ucx_lane import UcxSession
-from astraflow.wire.patches import SentItem, TransferPlan, TransferSpec, Waiting
+from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec, Waiting
 
 _MAX_SOURCES: Final = 32
 

@@ -11,7 +11,7 @@ from astraflow.transport.arenas import Arena
 from astraflow.transport.frames import HEADER_NBYTES, Frame, bad_frame, hello, request, unpack
 from astraflow.transport.inbox import Inbox, source_lost
 from astraflow.transport.tasks import Tasks
-from astraflow.wire.patches import SentItem, TransferPlan, TransferSpec
+from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 
 CONNECT_TIMEOUT_S: Final = 5.0
 

@@ -10,7 +10,7 @@ from astraflow.transport.inbox import source_lost
 from astraflow.transport.proofs import prove
 from astraflow.transport.sockets import kept, tune
 from astraflow.transport.stream_session import Dial, StreamSession
-from astraflow.wire.patches import TransferPlan
+from astraflow.wire.transfers import TransferPlan
 
 NEAR_CONNECTION_COUNT: Final = 4
 FAR_CONNECTION_COUNT: Final = 96

@@ -3,7 +3,8 @@
 from collections import Counter
 from typing import Final
 
-from astraflow.wire.patches import SentChunk, SentItem
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import SentItem
 
 RECEIVED_NBYTES: Final = Counter[str]()
 

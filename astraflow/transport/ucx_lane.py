@@ -19,7 +19,8 @@ from astraflow.transport.ucx_thread import (
     send_frame,
     ucx_thread,
 )
-from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import TransferPlan, TransferSpec
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 
@@ -138,7 +139,7 @@ async def _connected(thread: UcxThread, host: str, port: int, token: bytes) -> A
             await send_frame(endpoint, first[:HEADER_NBYTES], first[HEADER_NBYTES:])
     except AstraflowError:
         raise
-    except Exception as error:
+    except Exception as error:  # its classes differ between the two modules
         raise source_lost(f"no UCX endpoint at {host}:{port}: {error}") from error
     else:
         return endpoint

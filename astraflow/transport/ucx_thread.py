@@ -64,7 +64,7 @@ async def send_frame(endpoint: Any, header: bytes, body: bytes | memoryview = b"
         await asyncio.gather(
             *(endpoint.send(np.frombuffer(each, np.uint8)) for each in (header, body) if len(each))
         )
-    except Exception as error:
+    except Exception as error:  # see `_failure`
         raise _failure(error) from error
 
 
@@ -87,7 +87,7 @@ async def receive_into(endpoint: Any, array: np.ndarray) -> None:
     """
     try:
         await endpoint.recv(array)
-    except Exception as error:
+    except Exception as error:  # see `_failure`
         raise _failure(error) from error
 
 

@@ -16,7 +16,8 @@ from astraflow.weights.served import ChunkPlace, ServedTransfer, link_of
 from astraflow.weights.store import PatchStore
 from astraflow.weights.stored import PatchName, StoredPatch
 from astraflow.weights.upcoming import Look
-from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import TransferPlan, TransferSpec
 
 PlanFor = Callable[[Sequence[StoredPatch], Sequence[ChunkPlace]], TransferPlan]
 """Makes the plan of a transfer: its patches, and what is sent of them."""

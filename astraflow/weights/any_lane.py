@@ -8,7 +8,7 @@ from astraflow.rpc.tls import Tls
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.object_lane import ObjectLane
 from astraflow.weights.shard_lane import ShardLane, is_of_shards
-from astraflow.wire.patches import SentItem, TransferSpec
+from astraflow.wire.transfers import SentItem, TransferSpec
 
 
 class AnyLane:

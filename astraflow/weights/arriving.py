@@ -6,7 +6,8 @@ from typing import Final
 
 from astraflow.weights.served import Arriving, ServedTransfer
 from astraflow.weights.signs import with_signs
-from astraflow.wire.patches import SentChunk, SentItem, TransferPlan, TransferSpec
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 
 _UNKNOWN: Final = TransferPlan(transfer_id="", patches=(), chunk_count=0, payload_nbytes=0)
 

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.transport.grpc_lane import decode_response
-from astraflow.wire.patches import SentItem
+from astraflow.wire.transfers import SentItem
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 
 FRAME_NBYTES: Final = 16 << 20

@@ -20,7 +20,8 @@ from astraflow.weights.broadcast_receiver import BroadcastReceiver
 from astraflow.weights.ports import ListVersions
 from astraflow.weights.pulled import Pulled
 from astraflow.weights.puller import WeightPuller
-from astraflow.wire.patches import PatchIndex, SentChunk, SentItem, TransferPlan, TransferSpec
+from astraflow.wire.patches import PatchIndex, SentChunk
+from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 
 ADDRESS: Final = "broadcast"
 

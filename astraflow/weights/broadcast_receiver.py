@@ -12,7 +12,7 @@ from astraflow.core.errors import AstraflowError
 from astraflow.rpc.address import split_address
 from astraflow.weights.broadcast import Frame, ReceiverMeetings, Rendezvous
 from astraflow.weights.broadcast_frames import items
-from astraflow.wire.patches import SentItem
+from astraflow.wire.transfers import SentItem
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

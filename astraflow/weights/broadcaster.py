@@ -12,12 +12,8 @@ from astraflow.weights.broadcast import BroadcastGroup, Frame, Rendezvous, Sende
 from astraflow.weights.broadcast_frames import bodies
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.stored import PatchName, StoredPatch
-from astraflow.wire.patches import (
-    SentChunk,
-    TransferPlan,
-    encode_sent_chunk,
-    encode_transfer_plan,
-)
+from astraflow.wire.patches import SentChunk, encode_sent_chunk
+from astraflow.wire.transfers import TransferPlan, encode_transfer_plan
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 
 # Of the deadline; but no sign of life is later than this.

@@ -133,7 +133,7 @@ def _opened(url: str) -> tuple[Any, str]:
         fs, root = fsspec.url_to_fs(url)
     except ImportError as error:
         raise AstraflowError(Reason.CAPABILITY_MISSING, f"{url}: {error}") from error
-    except Exception as error:
+    except Exception as error:  # every file system has its own
         raise AstraflowError(Reason.INVALID_FIELD, f"{url} cannot be opened: {error}") from error
     return fs, str(root).rstrip("/")
 

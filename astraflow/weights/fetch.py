@@ -16,7 +16,8 @@ from astraflow.weights.ports import Lane, ListVersions, Progress
 from astraflow.weights.ration import Ration
 from astraflow.weights.signs import watched
 from astraflow.weights.tally import MeasuredLink, Tally
-from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import TransferPlan, TransferSpec
 
 # What a helper takes at a time: enough to fill its line, little enough that nobody waits for it.
 _BLOCK_S: Final = 0.25

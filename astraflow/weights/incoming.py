@@ -12,14 +12,8 @@ from astraflow.weights.frame import Frame
 from astraflow.weights.routes import is_readable
 from astraflow.weights.state import CompletePatch
 from astraflow.weights.steps import itself, steps
-from astraflow.wire.patches import (
-    ChunkSet,
-    PatchIndex,
-    SentChunk,
-    TransferPlan,
-    TransferSpec,
-    digest_of,
-)
+from astraflow.wire.patches import PatchIndex, SentChunk, digest_of
+from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
 
 VerifiedChunks = dict[bytes, dict[int, Chunk]]
 """By root of the patch, by index."""

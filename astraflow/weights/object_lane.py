@@ -24,7 +24,8 @@ from astraflow.weights.parts import WHOLE
 from astraflow.weights.routes import is_readable
 from astraflow.weights.steps import itself, steps
 from astraflow.wire.manifests import PatchObject, VersionManifest, read_manifest
-from astraflow.wire.patches import ChunkSet, SentChunk, TransferPlan, TransferSpec
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
 from astraflow.wire.weights import decode_layout
 from astraflow_proto.weights.v1 import layout_pb2
 

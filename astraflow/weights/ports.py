@@ -7,7 +7,7 @@ from astraflow.core.layout import Layout
 from astraflow.core.versions import VersionInfo
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
-from astraflow.wire.patches import SentItem, TransferSpec
+from astraflow.wire.transfers import SentItem, TransferSpec
 
 
 class Lane(Protocol):

@@ -125,22 +125,14 @@ class WeightPuller:
                 CHUNK_INVALID when what came is not what the run registered; PATCH_UNKNOWN when
                 the run knows no way to it; SOURCE_UNREACHABLE or SOURCE_TIMEOUT.
         """
-        started = time.monotonic()
-        fetch = Fetch(
-            self._lane,
-            self._memory.ordered(target),
-            transfer_token,
-            links=self._memory.links,
-            progress=told(self._relay, self._copy, self._progress, self._decoder),
-            settings=self._settings,
-            listed=listed,
-        )
+        started, known = time.monotonic(), {**known, target.version: target}
+        fetch = self._fetch(target, transfer_token, listed)
         async with self._one_at_a_time:
             self._times, self._arrived = PullTimes(), 0.0
             await self._holding.settled()
-            await self._holding.restore({**known, target.version: target})
+            await self._holding.restore(known)
             try:
-                update = await self._update(target, {**known, target.version: target}, fetch)
+                update = await self._update(target, known, fetch)
             except AstraflowError as error:
                 raise PullFailed(error, fetch.reports()) from error
             finally:
@@ -153,6 +145,19 @@ class WeightPuller:
             duration=timedelta(seconds=(self._arrived or time.monotonic()) - started),
             reports=reports,
             times=self._times,
+        )
+
+    def _fetch(
+        self, target: VersionInfo, transfer_token: bytes, listed: ListVersions | None
+    ) -> Fetch:
+        return Fetch(
+            self._lane,
+            self._memory.ordered(target),
+            transfer_token,
+            links=self._memory.links,
+            progress=told(self._relay, self._copy, self._progress, self._decoder),
+            settings=self._settings,
+            listed=listed,
         )
 
     def full_update(self) -> WeightUpdate:

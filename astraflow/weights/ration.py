@@ -1,7 +1,8 @@
 """Ration: how much one source may send in one transfer, so that every transfer ends."""
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.wire.patches import SentChunk, TransferPlan
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import TransferPlan
 
 
 class Ration:

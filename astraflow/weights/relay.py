@@ -12,67 +12,22 @@ import asyncio
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from astraflow.codec.chunks import Chunk
-from astraflow.codec.encode import encode_whole, flat_bits
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
 from astraflow.weights.links import Link
+from astraflow.weights.relay_patch import RelayPatch, arriving_patches, whole_patch
 from astraflow.weights.state import HeldState
 from astraflow.weights.steps import steps
-from astraflow.weights.stored import touches
-from astraflow.wire.patches import ChunkSet, PatchIndex, TransferSpec, digest_of
+from astraflow.wire.transfers import ChunkSet, TransferSpec
 
 KEPT_NBYTES: Final = 64 << 20
 _KEPT_COUNT: Final = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RelayPatch:
-    """A patch of which some chunks may still be on their way.
-
-    Attributes:
-        index: Its digests.
-        chunks: Those that are here; grows.
-    """
-
-    index: PatchIndex
-    chunks: Mapping[int, Chunk]
-
-    @property
-    def info(self) -> PatchInfo:
-        """Names it."""
-        return self.index.patch
-
-    @property
-    def root(self) -> bytes:
-        """Its root digest."""
-        return self.index.patch.root_digest
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all chunks are here."""
-        return len(self.chunks) == self.info.chunk_count
-
-    @property
-    def nbytes(self) -> int:
-        """Payload that is here."""
-        return sum(len(chunk.payload) for chunk in self.chunks.values())
-
-    def payload_nbytes(self, indexes: Sequence[int]) -> int:
-        """Return what some chunks have at most: those on their way are counted by the whole."""
-        if all(index in self.chunks for index in indexes):
-            return sum(len(self.chunks[index].payload) for index in indexes)
-        return self.info.payload_nbytes
-
-    def touches(self, index: int, ranges: Sequence[range]) -> bool:
-        """Whether a chunk may lie in one of some ranges, in bytes; none: it does."""
-        chunk = self.chunks.get(index)
-        return chunk is None or touches(chunk.header, ranges)
 
 
 class Relay:
@@ -121,7 +76,7 @@ class Relay:
 
     def note(self) -> None:
         """Look at what the pull has brought; who waits for it is woken."""
-        coming = {} if self._incoming is None else _arriving(self._incoming)
+        coming = {} if self._incoming is None else arriving_patches(self._incoming)
         if coming:
             self._forget_cut(coming)
         self._patches |= coming
@@ -298,25 +253,9 @@ class Relay:
             held, info = self._held, self._whole_info
             if held is None or info is None or held.version != version or self._whole is not None:
                 return
-            whole = await asyncio.to_thread(_whole_of, held, info)
+            whole = await asyncio.to_thread(whole_patch, held, info)
             if held is self._held:
                 self._whole = whole
-
-
-def _arriving(incoming: Incoming) -> dict[bytes, RelayPatch]:
-    return {
-        index.patch.root_digest: RelayPatch(index=index, chunks=chunks)
-        for index, chunks in incoming.arriving()
-    }
-
-
-def _whole_of(held: HeldState, info: PatchInfo) -> RelayPatch | None:
-    """Return the whole patch of a state; None: its bytes are not those that were registered."""
-    chunks = encode_whole(held.frame.runs, flat_bits(held.flat)).chunks
-    index = PatchIndex(patch=info, chunk_digests=tuple(map(digest_of, chunks)))
-    if index.root_digest != info.root_digest:
-        return None
-    return RelayPatch(index=index, chunks=dict(enumerate(chunks)))
 
 
 def _gone(version: int, base_version: int | None) -> AstraflowError:

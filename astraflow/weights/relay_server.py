@@ -18,7 +18,7 @@ from astraflow.weights.arriving import ArrivingTransfer
 from astraflow.weights.relay import Relay
 from astraflow.weights.served import ServedTransfer
 from astraflow.weights.servicer import TransferServicer
-from astraflow.wire.patches import TransferSpec
+from astraflow.wire.transfers import TransferSpec
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,

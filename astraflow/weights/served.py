@@ -9,7 +9,8 @@ from astraflow.codec.chunks import Chunk
 from astraflow.core.versions import PatchInfo
 from astraflow.weights.frame import Frame
 from astraflow.weights.links import Link
-from astraflow.wire.patches import ChunkSet, PatchIndex, SentChunk, TransferPlan, TransferSpec
+from astraflow.wire.patches import PatchIndex, SentChunk
+from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
 
 # A source may have to encode a chunk again: that is done beside the event loop, some at a time.
 _BATCH_COUNT: Final = 4

@@ -27,13 +27,12 @@ from astraflow.weights.served import (
 from astraflow.weights.signs import with_signs
 from astraflow.weights.store import PatchStore
 from astraflow.wire.fields import set_time
-from astraflow.wire.patches import (
+from astraflow.wire.patches import encode_patch_index, encode_sent_chunk
+from astraflow.wire.transfers import (
     TransferPlan,
     TransferSpec,
     Waiting,
     decode_transfer_spec,
-    encode_patch_index,
-    encode_sent_chunk,
     encode_transfer_plan,
 )
 from astraflow.wire.weights import LANES, encode_layout

@@ -10,7 +10,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.core.versions import CodecProfile, Source
 from astraflow.transport.lanes import Lanes
-from astraflow.wire.patches import SentChunk, SentItem, TransferPlan, TransferSpec
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 
 _BETWEEN: Final = ","
 

@@ -22,7 +22,7 @@ from astraflow.weights.history import History
 from astraflow.weights.links import Link
 from astraflow.weights.stored import PatchName, StoredPatch, Way, cheapest_way
 from astraflow.weights.upcoming import Upcoming
-from astraflow.wire.patches import ChunkSet
+from astraflow.wire.transfers import ChunkSet
 
 SPARE_NBYTES: Final = 64 << 20
 

@@ -7,7 +7,8 @@ from typing import Self
 from astraflow.codec.chunks import CODEC_VERSION, Chunk, ChunkHeader
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.weights.parts import WHOLE, Shard
-from astraflow.wire.patches import ChunkSet, PatchIndex, digest_of, root_digest
+from astraflow.wire.patches import PatchIndex, digest_of, root_digest
+from astraflow.wire.transfers import ChunkSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

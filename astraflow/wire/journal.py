@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from astraflow.core import events as ev
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId, RolloutId, TaskId
-from astraflow.wire import common, control, rollout, tasks, weights
+from astraflow.wire import common, control, rollout, tasks, versions
 from astraflow.wire.fields import decode_time, optional_span, set_span, set_time
 from astraflow.wire.journal_events import (
     RunOpened,
@@ -167,13 +167,13 @@ _KINDS: dict[type[Any], _Kind] = {
         "version_published",
         pb.VersionPublished,
         ev.VersionPublished,
-        info=(weights.encode_version_info, weights.decode_version_info, "version"),
+        info=(versions.encode_version_info, versions.decode_version_info, "version"),
     ),
     ev.VersionReported: _of_member(
         "version_reported",
         pb.VersionReported,
         ev.VersionReported,
-        report=(weights.encode_version_report, weights.decode_version_report, "report"),
+        report=(versions.encode_version_report, versions.decode_version_report, "report"),
     ),
     ev.PublishRequested: _of_member(
         "publish_requested",

@@ -9,7 +9,7 @@ from astraflow.core.batches import AckBatch, StreamBatches
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId
 from astraflow.core.members import JoinPool, RaasLoad
 from astraflow.core.tasks import Prompt, TaskCredit
-from astraflow.wire import common, dataflow, tasks
+from astraflow.wire import common, raas, tasks, trainer
 from astraflow.wire.fields import optional
 from astraflow_proto.journal.v1 import record_pb2 as pb
 from astraflow_proto.rollout.v1 import task_pb2
@@ -69,9 +69,9 @@ def write_joined(event: ev.RaasJoined | ev.TrainerRegistered) -> pb.Joined:
     if request.resume is not None:
         request = replace(request, resume=replace(request.resume, resume_token=b""))
     if isinstance(request, JoinPool):
-        message.raas.CopyFrom(dataflow.encode_join_pool(request))
+        message.raas.CopyFrom(raas.encode_join_pool(request))
     else:
-        message.trainer.CopyFrom(dataflow.encode_register_trainer(request))
+        message.trainer.CopyFrom(trainer.encode_register_trainer(request))
     return message
 
 
@@ -80,10 +80,10 @@ def read_joined(message: pb.Joined) -> ev.RaasJoined | ev.TrainerRegistered:
     secrets = ev.Secrets(token=message.token_digest, transfer_token=b"")
     resumes = MemberId(message.resumes) if message.resumes else None
     if message.WhichOneof("member") == "raas":
-        request = dataflow.decode_join_pool(message.raas)
+        request = raas.decode_join_pool(message.raas)
         return ev.RaasJoined(request=request, secrets=secrets, resumes=resumes)
-    trainer = dataflow.decode_register_trainer(message.trainer)
-    return ev.TrainerRegistered(request=trainer, secrets=secrets, resumes=resumes)
+    request = trainer.decode_register_trainer(message.trainer)
+    return ev.TrainerRegistered(request=request, secrets=secrets, resumes=resumes)
 
 
 def write_kept_alive(event: ev.MemberKeptAlive) -> pb.MemberKeptAlive:
@@ -111,31 +111,31 @@ def read_kept_alive(message: pb.MemberKeptAlive) -> ev.MemberKeptAlive:
 
 def write_credit(event: ev.CreditGiven) -> pb.CreditGiven:
     """Return a credit record."""
-    credit = dataflow.encode_task_credit(_made(TaskCredit, event))
+    credit = raas.encode_task_credit(_made(TaskCredit, event))
     return pb.CreditGiven(member_id=event.member_id, credit=credit)
 
 
 def read_credit(message: pb.CreditGiven) -> ev.CreditGiven:
     """Read a credit record."""
-    credit = dataflow.decode_task_credit(message.credit)
+    credit = raas.decode_task_credit(message.credit)
     return _made(ev.CreditGiven, credit, member_id=MemberId(message.member_id))
 
 
 def write_stream(event: ev.BatchStreamOpened) -> pb.BatchStreamOpened:
     """Return a stream record."""
-    stream = dataflow.encode_stream_batches(_made(StreamBatches, event))
+    stream = trainer.encode_stream_batches(_made(StreamBatches, event))
     return pb.BatchStreamOpened(member_id=event.member_id, stream=stream)
 
 
 def read_stream(message: pb.BatchStreamOpened) -> ev.BatchStreamOpened:
     """Read a stream record."""
-    stream = dataflow.decode_stream_batches(message.stream)
+    stream = trainer.decode_stream_batches(message.stream)
     return _made(ev.BatchStreamOpened, stream, member_id=MemberId(message.member_id))
 
 
 def write_acked(event: ev.BatchAcked) -> pb.BatchAcked:
     """Return a acked record."""
-    ack = dataflow.encode_ack_batch(_made(AckBatch, event))
+    ack = trainer.encode_ack_batch(_made(AckBatch, event))
     return pb.BatchAcked(
         member_id=event.member_id, ack=ack, wait_s=event.wait_s, train_s=event.train_s
     )
@@ -145,7 +145,7 @@ def read_acked(message: pb.BatchAcked) -> ev.BatchAcked:
     """Read a acked record."""
     return _made(
         ev.BatchAcked,
-        dataflow.decode_ack_batch(message.ack),
+        trainer.decode_ack_batch(message.ack),
         member_id=MemberId(message.member_id),
         wait_s=message.wait_s,
         train_s=message.train_s,

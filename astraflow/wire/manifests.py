@@ -16,13 +16,8 @@ from astraflow.wire.patches import (
     encode_chunk_header,
     encode_patch_index,
 )
-from astraflow.wire.weights import (
-    DIGEST_NBYTES,
-    decode_patch_info,
-    decode_version_info,
-    encode_patch_info,
-    encode_version_info,
-)
+from astraflow.wire.versions import decode_version_info, encode_version_info
+from astraflow.wire.weights import DIGEST_NBYTES, decode_patch_info, encode_patch_info
 from astraflow_proto.weights.v1 import object_store_pb2 as pb
 
 

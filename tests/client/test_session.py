@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from grpc import StatusCode
 
+from astraflow.client.hooks import Held
 from astraflow.client.raas import RaasHooks, dial_pool
-from astraflow.client.session import Held
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import (
     Contract,

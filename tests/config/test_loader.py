@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from astraflow.config.loader import dump_recipe, json_schema, load_recipe
+from astraflow.config.recipe import Policy
 from astraflow.core.errors import AstraflowError, Reason
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -123,3 +124,12 @@ def test_a_saved_recipe_has_every_default(small):
     tree = yaml.safe_load(dump_recipe(load_recipe(small)))
     loss = tree["policies"]["solver"]["trainer"]["loss"]
     assert (loss["clip_low"], loss["clip_high"], loss["mean"]) == (0.2, 0.28, "tokens")
+
+
+def test_ranks_share_adapters_a_critic_and_a_store_but_have_no_broadcast():
+    shared = {"ranks": 2, "critic": {}, "store": "file:///shared"}
+    fields = {"model": {"path": "models/base", "lora": {"rank": 2}}, "trainer": shared}
+    assert Policy.model_validate(fields).trainer.ranks == 2
+    broadcast = {"node_count": 1, "port": 29500}
+    with pytest.raises(ValueError, match="has one sender, so it needs ranks: 1"):
+        Policy.model_validate(fields | {"trainer": shared | {"broadcast": broadcast}})

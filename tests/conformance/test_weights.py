@@ -16,7 +16,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.server import WeightServer
-from astraflow.wire.weights import encode_version_info
+from astraflow.wire.versions import encode_version_info
 
 TOKEN = b"secret of the run"
 COMMAND = ("conformance", "weights", "--transfer-token", TOKEN.hex(), "--target")

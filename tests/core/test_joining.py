@@ -1,7 +1,7 @@
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.members import Contract, ModelIdentity, ServedPolicy
+from astraflow.core.members import Capability, Contract, ModelIdentity, ServedPolicy
 from astraflow.core.tasks import RegisteredCode
 
 
@@ -51,6 +51,15 @@ def test_policy_has_one_trainer(world):
 def test_raas_that_does_not_fit_is_refused(world, changes, reason):
     assert refused(world.join, **changes) is reason
     assert not world.run.status(world.clock.now()).members
+
+
+def test_members_tell_and_replay_experts_where_a_policy_needs_it(make_world):
+    world = make_world(serving={"needs_routes": True})
+    assert refused(world.join) is Reason.CONTRACT_UNSUPPORTED
+    assert refused(world.register) is Reason.CONTRACT_UNSUPPORTED
+    contract = Contract(capabilities=frozenset({Capability.ROUTED_EXPERTS}))
+    assert world.join(contract=contract)
+    assert world.register(contract=contract)
 
 
 def test_batches_have_one_size(world):

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from astraflow.core.packing import FINISH_NUMBERS, OUTCOME_NUMBERS, Share, share_out, split
 from astraflow.core.rollouts import Column, ColumnAxis, FinishReason, Outcome, VersionSpan
+from astraflow.core.routes import ROUTED_EXPERTS, UNROUTED
 from astraflow.core.samples import Row
 
 
@@ -127,6 +128,28 @@ def test_columns_of_workflows_travel_when_every_row_has_them(rows):
     object.__setattr__(rows[1].trajectory, "columns", {})
     (part,) = packed(rows)
     assert "token_rewards" not in part.columns
+
+
+def tell_routes(row, routes):
+    column = Column(axis=ColumnAxis.TOKEN, values=routes)
+    object.__setattr__(row.trajectory, "columns", {ROUTED_EXPERTS: column})
+
+
+def test_rows_that_do_not_tell_their_experts_take_none_from_those_that_do(rows):
+    tell_routes(rows[1], np.array([[[3, 1]], [[2, 0]]], np.uint16))
+    (part,) = packed(rows)
+    routes = part.values(ROUTED_EXPERTS)
+    assert (routes[:5] == UNROUTED).all()
+    assert routes[5:].tolist() == [[[3, 1]], [[2, 0]]]
+
+
+@pytest.mark.parametrize(("experts", "counts"), [((48, 8), [7]), ((4000, 4000), [5, 2])])
+def test_wide_columns_make_more_parts(rows, experts, counts):
+    nowhere = np.zeros((), np.uint16)
+    for row in rows:
+        tell_routes(row, np.broadcast_to(nowhere, (len(row.trajectory.tokens), *experts)))
+    share = packed(rows)
+    assert [share.token_count(index) for index in range(len(share))] == counts
 
 
 def test_no_rows_make_no_part():

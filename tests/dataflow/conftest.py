@@ -26,19 +26,10 @@ from astraflow.core.members import (
     Session,
     SessionResume,
 )
-from astraflow.core.rollouts import (
-    Outcome,
-    Rollout,
-    TaskResult,
-    VersionSpan,
-)
+from astraflow.core.rollouts import Outcome, Rollout, TaskResult, VersionSpan
 from astraflow.core.status import RunStatus
 from astraflow.core.tasks import RegisteredCode, RolloutTask
-from astraflow.core.versions import (
-    VersionReport,
-    VersionState,
-    WeightEndpoint,
-)
+from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
 from astraflow.dataflow.tokens import HubTokens
@@ -46,8 +37,7 @@ from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from, translate_errors
 from astraflow.simulate.made_up import made_up_trajectory, made_up_version
-from astraflow.wire import common, weights
-from astraflow.wire import dataflow as wire
+from astraflow.wire import common, raas, trainer, versions
 from astraflow.wire.batches import decode_batch_header, decode_batch_part, decode_end_of_data
 from astraflow.wire.rollout import encode_rollout, encode_task_result
 from astraflow.wire.tasks import decode_rollout_task
@@ -187,7 +177,7 @@ class Member:
         report = VersionReport(policy_id=policy_id, version=version, state=state, **fields)
         with translate_errors():
             await VersionServiceStub(self.channel).ReportVersion(
-                weights.encode_version_report(report), metadata=self.metadata
+                versions.encode_version_report(report), metadata=self.metadata
             )
 
     def watch_versions(self, policy_id, after=None):
@@ -220,9 +210,9 @@ class FakeRaas(Member):
         )
         with translate_errors():
             response = await RaasServiceStub(self.channel).JoinPool(
-                wire.encode_join_pool(request), metadata=bearer(TOKENS.join)
+                raas.encode_join_pool(request), metadata=bearer(TOKENS.join)
             )
-        membership = wire.decode_pool_membership(response)
+        membership = raas.decode_pool_membership(response)
         self.take(membership.session)
         return membership
 
@@ -277,7 +267,7 @@ class FakeRaas(Member):
         await stream.write(request)
         acks = []
         while len(acks) < len(items):
-            acks += map(wire.decode_item_ack, (await stream.read()).acks)
+            acks += map(raas.decode_item_ack, (await stream.read()).acks)
         self.acks += acks
         return acks
 
@@ -337,9 +327,9 @@ class FakeTrainer(Member):
         )
         with translate_errors():
             response = await TrainerServiceStub(self.channel).RegisterTrainer(
-                wire.encode_register_trainer(request), metadata=bearer(TOKENS.join)
+                trainer.encode_register_trainer(request), metadata=bearer(TOKENS.join)
             )
-        registration = wire.decode_trainer_registration(response)
+        registration = trainer.decode_trainer_registration(response)
         self.take(registration.session)
         self.next_version = registration.next_version
         return registration
@@ -348,7 +338,7 @@ class FakeTrainer(Member):
         info = made_up_version(self.policy_id, self.next_version, step=self.step)
         with translate_errors():
             response = await TrainerServiceStub(self.channel).PublishVersion(
-                PublishVersionRequest(version=weights.encode_version_info(info)),
+                PublishVersionRequest(version=versions.encode_version_info(info)),
                 metadata=self.metadata,
             )
         self.next_version = response.next_version
@@ -356,7 +346,7 @@ class FakeTrainer(Member):
     def batches(self, **changes):
         asked = StreamBatches(**changes)
         return TrainerServiceStub(self.channel).StreamBatches(
-            wire.encode_stream_batches(asked), metadata=self.metadata
+            trainer.encode_stream_batches(asked), metadata=self.metadata
         )
 
     async def ack(self, batch_id, outcome=BatchOutcome.CONSUMED, **changes):
@@ -370,7 +360,7 @@ class FakeTrainer(Member):
         )
         with translate_errors():
             response = await TrainerServiceStub(self.channel).AckBatch(
-                wire.encode_ack_batch(ack), metadata=self.metadata
+                trainer.encode_ack_batch(ack), metadata=self.metadata
             )
         return response.settled
 

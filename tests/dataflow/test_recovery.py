@@ -14,11 +14,11 @@ from astraflow.core.rollouts import Disposition
 from astraflow.core.status import RunState
 from astraflow.dataflow.compact import write_snapshot_of
 from astraflow.launch.ledger import read_ledger
-from astraflow.wire import dataflow as wire
 from astraflow.wire.batches import decode_batch_header
 from astraflow.wire.rollout import encode_rollout
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1.ledger_service_pb2 import GetLedgerRequest
+from astraflow_proto.dataflow.v1 import raas_service_pb2
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 
 
@@ -186,7 +186,7 @@ async def test_a_journal_that_fails_stops_the_hub_and_no_ack_leaves(start_hub, r
             stub = RaasServiceStub(hub.channel)
             call = stub.StreamRollouts(metadata=raas.metadata)
             item = encode_rollout(raas.sample(task, task.sample_indexes[0]))
-            request = wire.raas_service_pb2.StreamRolloutsRequest()
+            request = raas_service_pb2.StreamRolloutsRequest()
             request.items.add().rollout.CopyFrom(item)
             await call.write(request)
             await asyncio.wait([hub.serving])

@@ -5,7 +5,7 @@ import pytest
 from astraflow.config.run_dir import read_json_lines
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.versions import VersionState
-from astraflow.wire import weights as wire
+from astraflow.wire import versions as wire
 from astraflow_proto.control.v1.control_service_pb2 import STOP_MODE_CANCEL, StopRunRequest
 from astraflow_proto.weights.v1 import version_service_pb2 as pb
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub

@@ -7,7 +7,8 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.journal import InMemoryJournal, Journal
-from astraflow.storage.sqlite import Durability, SqliteJournal
+from astraflow.storage.sqlite import SqliteJournal
+from astraflow.storage.sqlite_file import Durability
 
 JOURNALS: dict[str, Callable[[Path], Journal]] = {
     "memory": lambda _: InMemoryJournal(),

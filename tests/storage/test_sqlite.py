@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.storage.sqlite import Durability, SqliteJournal, open_for_reading, read_rows
+from astraflow.storage.sqlite import SqliteJournal
+from astraflow.storage.sqlite_file import Durability, open_for_reading, read_rows
 from crash_ends.disk import small_disk
 
 
@@ -158,7 +159,8 @@ async def test_a_cut_file_is_refused_or_holds_what_it_says(path):
 _APPENDS = """
 import asyncio, sys
 from pathlib import Path
-from astraflow.storage.sqlite import Durability, SqliteJournal
+from astraflow.storage.sqlite import SqliteJournal
+from astraflow.storage.sqlite_file import Durability
 
 async def main():
     journal = SqliteJournal.open(Path(sys.argv[1]), durability=Durability(sys.argv[2]))

@@ -14,13 +14,11 @@ from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.transport.hosts import DEFAULT_HOSTED, LaneHosts
 from astraflow.transport.lanes import Lanes
-from astraflow.wire.patches import (
-    PatchIndex,
-    SentChunk,
+from astraflow.wire.patches import PatchIndex, SentChunk, encode_sent_chunk
+from astraflow.wire.transfers import (
     TransferPlan,
     TransferSpec,
     decode_transfer_spec,
-    encode_sent_chunk,
     encode_transfer_plan,
 )
 from astraflow.wire.weights import LANES

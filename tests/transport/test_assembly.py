@@ -21,7 +21,8 @@ from astraflow.transport.frames import (
 from astraflow.transport.inbox import Inbox
 from astraflow.transport.proofs import is_proven, prove
 from astraflow.transport.transfers import Transfers
-from astraflow.wire.patches import PatchIndex, SentChunk, TransferPlan
+from astraflow.wire.patches import PatchIndex, SentChunk
+from astraflow.wire.transfers import TransferPlan
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import Lane
-from astraflow.wire.patches import ChunkSet
+from astraflow.wire.transfers import ChunkSet
 
 LANES = [
     Lane.SHM,

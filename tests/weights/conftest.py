@@ -17,7 +17,7 @@ from astraflow.weights.fetch_settings import FetchSettings
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.servicer import TransferServicer
-from astraflow.wire.patches import decode_transfer_spec
+from astraflow.wire.transfers import decode_transfer_spec
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
 )

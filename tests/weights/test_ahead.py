@@ -17,7 +17,8 @@ from astraflow.weights.links import Link
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.server import WeightServer
 from astraflow.weights.servicer import TransferServicer
-from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import TransferPlan, TransferSpec
 
 # A chunk of each tensor: neighbours differ in type.
 LAYOUT = Layout.of([(f"t{n}", (Dtype.BF16, Dtype.F32)[n % 2], (4000,)) for n in range(6)])

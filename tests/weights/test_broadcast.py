@@ -15,7 +15,8 @@ from astraflow.weights.broadcast_frames import bodies, items
 from astraflow.weights.broadcast_lane import ADDRESS, BroadcastInbox, broadcast_puller
 from astraflow.weights.broadcaster import Broadcaster
 from astraflow.weights.puller import WeightPuller
-from astraflow.wire.patches import SentChunk, TransferPlan, encode_sent_chunk, encode_transfer_plan
+from astraflow.wire.patches import SentChunk, encode_sent_chunk
+from astraflow.wire.transfers import TransferPlan, encode_transfer_plan
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 
 

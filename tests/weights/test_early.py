@@ -9,7 +9,8 @@ from astraflow.weights.early import EarlyDecoder
 from astraflow.weights.frame import Frame
 from astraflow.weights.incoming import Incoming
 from astraflow.weights.state import stage
-from astraflow.wire.patches import SentChunk, TransferPlan
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import TransferPlan
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.ration import Ration
-from astraflow.wire.patches import SentChunk, TransferPlan
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import TransferPlan
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from astraflow.weights.maker import make_whole
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay import Relay
 from astraflow.weights.signs import Patience
-from astraflow.wire.patches import TransferSpec
+from astraflow.wire.transfers import TransferSpec
 
 LARGE = Layout.of([("w", Dtype.BF16, (9 << 20,)), ("x", Dtype.F32, (3, 5))])
 

@@ -16,7 +16,8 @@ from astraflow.transport.traffic import RECEIVED_NBYTES
 from astraflow.weights.pulled import PullFailed
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay_server import RelayServer
-from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec, Waiting
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import TransferPlan, TransferSpec, Waiting
 
 
 @pytest.fixture

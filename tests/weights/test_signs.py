@@ -8,7 +8,7 @@ import pytest
 from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.signs import Patience, StallWatch, watched, with_signs
-from astraflow.wire.patches import TransferPlan, Waiting
+from astraflow.wire.transfers import TransferPlan, Waiting
 
 PLAN = TransferPlan(transfer_id="t", patches=(), chunk_count=0, payload_nbytes=0)
 

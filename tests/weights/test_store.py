@@ -9,7 +9,8 @@ from astraflow.core.versions import CodecProfile
 from astraflow.weights.links import APPLIED_PER_S, Link
 from astraflow.weights.maker import make_patch, make_whole
 from astraflow.weights.stored import StoredPatch
-from astraflow.wire.patches import ChunkSet, digest_of
+from astraflow.wire.patches import digest_of
+from astraflow.wire.transfers import ChunkSet
 
 
 def published(training, count, **how):

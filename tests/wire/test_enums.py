@@ -8,12 +8,16 @@ from astraflow.wire import (
     batches,
     common,
     control,
-    dataflow,
     evals,
     fields,
+    ledger,
     patches,
+    raas,
     rollout,
     tasks,
+    trainer,
+    versions,
+    waits,
     weights,
 )
 from astraflow.wire.enums import EnumTable
@@ -22,7 +26,10 @@ from astraflow_proto.rollout.v1 import trajectory_pb2
 
 # No type of ours: a view is for one call, and nobody gives advice yet.
 WITHOUT_TABLE = {"RolloutView", "ScaleAction"}
-WIRE = (batches, common, control, dataflow, evals, fields, patches, rollout, tasks, weights)
+WIRE = (
+    *(batches, common, control, evals, fields, ledger, patches, raas),
+    *(rollout, tasks, trainer, versions, waits, weights),
+)
 
 
 class Role(StrEnum):

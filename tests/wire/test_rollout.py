@@ -3,9 +3,10 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
+from astraflow.core.routes import ROUTED_EXPERTS
 from astraflow.wire.fields import encode_tensor
 from astraflow.wire.rollout import decode_rollout, encode_rollout
-from astraflow_proto.rollout.v1 import rollout_pb2
+from astraflow_proto.rollout.v1 import column_pb2, rollout_pb2
 
 
 def refused(reason, message):
@@ -77,3 +78,19 @@ class TestRollout:
             decode_rollout(message)
 
         assert caught.value.metadata == {"field": field}
+
+    @pytest.mark.parametrize(
+        ("values", "fault"),
+        [
+            (np.zeros((2, 1, 2), np.uint16), "one entry per token"),
+            (np.zeros((3, 1, 2), np.int32), "u16"),
+            (np.zeros((3, 2), np.uint16), "layers, k"),
+        ],
+    )
+    def test_routes_of_another_shape_are_refused(self, message, values, fault):
+        column = message.trajectories[0].columns[ROUTED_EXPERTS]
+        column.axis = column_pb2.COLUMN_AXIS_TOKEN
+        column.tensor.CopyFrom(encode_tensor(values))
+
+        with refused(Reason.ROLLOUT_INVALID, fault):
+            decode_rollout(message)

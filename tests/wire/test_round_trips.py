@@ -36,7 +36,8 @@ from astraflow.core.rollouts import (
 )
 from astraflow.core.tasks import RolloutTask, SamplingParams, TaskPurpose, VersionRange
 from astraflow.core.versions import PatchInfo, VersionInfo
-from astraflow.wire.patches import ChunkSet, PatchIndex
+from astraflow.wire.patches import PatchIndex
+from astraflow.wire.transfers import ChunkSet
 
 NUMBERS = st.integers(0, 2**31 - 1)
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -112,11 +113,13 @@ def _field(name: str, hint: Any) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def columns(draw: st.DrawFn) -> Column:
+def columns(draw: st.DrawFn, row_count: int = 1, token_count: int = 3) -> Column:
+    lengths = {ColumnAxis.ROW: row_count, ColumnAxis.TOKEN: token_count}
+    axis = draw(st.sampled_from(ColumnAxis))
     dtype = draw(st.sampled_from([d for d in Dtype if d.numpy != d.bits or d.value[0] == "u"]))
-    shape = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=2)))
+    shape = (lengths[axis], *draw(st.lists(st.integers(0, 3), max_size=1)))
     return Column(
-        axis=draw(st.sampled_from(ColumnAxis)),
+        axis=axis,
         values=np.arange(np.prod(shape)).reshape(shape).astype(dtype.numpy),
     )
 
@@ -133,6 +136,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         sampled_mask=st.just(mask),
         logprobs=st.just(logprobs),
         version_spans=st.just(spans_of(np.array(versions, np.int64))),
+        columns=st.dictionaries(TEXTS, columns(token_count=len(mask)), max_size=2),
         parent_trajectory_id=st.none(),
         branch_offset=st.just(0),
     )

@@ -7,14 +7,8 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.core.layout import Layout
 from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
-from astraflow.wire.weights import (
-    chunk_digest,
-    decode_layout,
-    decode_version_info,
-    encode_layout,
-    encode_version_info,
-    layout_digest,
-)
+from astraflow.wire.versions import decode_version_info, encode_version_info
+from astraflow.wire.weights import chunk_digest, decode_layout, encode_layout, layout_digest
 from astraflow_proto.common.v1 import tensor_pb2
 from astraflow_proto.weights.v1 import patch_pb2
 

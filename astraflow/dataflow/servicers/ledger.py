@@ -10,10 +10,10 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.pages import page_of
 from astraflow.dataflow.selection import Selection
 from astraflow.dataflow.streams import Context
-from astraflow.wire import control as wire
-from astraflow.wire.dataflow import encode_wait_reason
+from astraflow.wire import ledger as wire
 from astraflow.wire.fields import encode_time, optional
 from astraflow.wire.rollout import OUTCOMES
+from astraflow.wire.waits import encode_wait_reason
 from astraflow_proto.control.v1 import ledger_service_pb2 as pb
 
 

@@ -18,8 +18,9 @@ from astraflow.dataflow.mailroom import BatchItem, Order
 from astraflow.dataflow.streams import Context, either, seated
 from astraflow.dataflow.waits import INTERVAL_S, tell_waits
 from astraflow.storage.fault_points import FaultPoint, reach
-from astraflow.wire import batches, common, weights
-from astraflow.wire import dataflow as wire
+from astraflow.wire import batches, common, versions
+from astraflow.wire import trainer as wire
+from astraflow.wire.waits import encode_wait_reason
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
 
 # Making a part of this many takes some milliseconds of the event loop.
@@ -81,7 +82,7 @@ class TrainerServicer:
     ) -> pb.PublishVersionResponse:
         """Announce weights that can now be pulled."""
         member_id = self._access.member(context, Role.TRAINER)
-        info = weights.decode_version_info(request.version)
+        info = versions.decode_version_info(request.version)
         next_version = await self._hub.take(VersionPublished(member_id=member_id, info=info))
         reach(FaultPoint.VERSION_SAFE)
         return pb.PublishVersionResponse(next_version=next_version)
@@ -147,6 +148,6 @@ def _event(
         case EndOfData():
             return pb.StreamBatchesResponse(end_of_data=batches.encode_end_of_data(item))
         case WaitReason():
-            return pb.StreamBatchesResponse(wait_reason=wire.encode_wait_reason(item))
+            return pb.StreamBatchesResponse(wait_reason=encode_wait_reason(item))
         case Directive():
             return pb.StreamBatchesResponse(directive=common.encode_directive(item))

@@ -11,7 +11,7 @@ from astraflow.core.versions import PublishAnswer
 from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.streams import Context, seated
-from astraflow.wire import weights as wire
+from astraflow.wire import versions as wire
 from astraflow_proto.weights.v1 import version_service_pb2 as pb
 
 

@@ -10,8 +10,8 @@ import structlog
 
 from astraflow import __version__
 from astraflow.client.duplex import beside
+from astraflow.client.hooks import Held
 from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
-from astraflow.client.session import Held
 from astraflow.client.task_stream import TaskSink
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId

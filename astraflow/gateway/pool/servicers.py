@@ -19,8 +19,8 @@ from astraflow.gateway.pool.sessions import NodeSessions
 from astraflow.gateway.pool.versions import PoolVersions
 from astraflow.rpc.server import Servicer
 from astraflow.wire import common, rollout, tasks
-from astraflow.wire import dataflow as wire
-from astraflow.wire import weights as weights_wire
+from astraflow.wire import raas as wire
+from astraflow.wire import versions as versions_wire
 from astraflow.wire.fields import encode_span, encode_time, invalid
 from astraflow_proto.dataflow.v1 import raas_service_pb2, session_service_pb2
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import add_RaasServiceServicer_to_server
@@ -176,7 +176,7 @@ class PoolVersionService:
         self._access.member(context)
         infos = self._of(request.policy_id).infos
         return version_service_pb2.ListVersionsResponse(
-            versions=map(weights_wire.encode_version_info, infos)
+            versions=map(versions_wire.encode_version_info, infos)
         )
 
     async def WatchVersions(
@@ -189,7 +189,7 @@ class PoolVersionService:
         seat = f"versions/{versions.policy_id}"
         async with seated(self._sessions.seats, member_id, seat, context):
             async for info in versions.watch(after):
-                version = weights_wire.encode_version_info(info)
+                version = versions_wire.encode_version_info(info)
                 await context.write(version_service_pb2.WatchVersionsResponse(version=version))
 
     async def ListSources(
@@ -199,7 +199,7 @@ class PoolVersionService:
         self._access.member(context)
         for info in self._of(request.policy_id).infos:
             if info.version == request.version:
-                sources = map(weights_wire.encode_source, info.sources)
+                sources = map(versions_wire.encode_source, info.sources)
                 return version_service_pb2.ListSourcesResponse(sources=sources)
         raise AstraflowError(
             Reason.VERSION_UNKNOWN, f"{request.policy_id} has no version {request.version} here"
@@ -210,7 +210,7 @@ class PoolVersionService:
     ) -> version_service_pb2.ReportVersionResponse:
         """Take where a version stands on the caller."""
         node = self._sessions.node(self._access.member(context))
-        report = weights_wire.decode_version_report(request)
+        report = versions_wire.decode_version_report(request)
         self._of(report.policy_id)
         if report.state is VersionState.LIVE:
             node.live[report.policy_id] = report.version

@@ -22,9 +22,9 @@ from astraflow.core.versions import Source, SourceKind, SourceState, VersionInfo
 from astraflow.gateway.legacy.copy import SenderCopy
 from astraflow.gateway.legacy.sender_client import SenderClient
 from astraflow.rpc.tls import Tls
+from astraflow.storage.weight_files import read_weights
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.server import WeightServer
-from astraflow.weights.weight_files import read_weights
 
 # Of these only the patches matter; a node further behind takes a whole version.
 _KEPT_COUNT = 64

@@ -10,7 +10,7 @@ import structlog
 from astraflow import __version__
 from astraflow.client.batch_stream import BatchSink, BatchStream, ReceivedBatch
 from astraflow.client.duplex import beside
-from astraflow.client.session import Held
+from astraflow.client.hooks import Held
 from astraflow.client.trainer_member import TrainerHooks, TrainerMember, dial_trainer
 from astraflow.core.batches import AckBatch, BatchOutcome, StreamBatches
 from astraflow.core.errors import AstraflowError, Reason

@@ -11,7 +11,7 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import TensorSpec
 from astraflow.core.updates import TensorUpdate
-from astraflow.weights.weight_files import compare, flatten, read_weights, write_weights
+from astraflow.storage.weight_files import compare, flatten, read_weights, write_weights
 
 
 def part(name, dtype, values, shape):
