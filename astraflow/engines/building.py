@@ -70,14 +70,20 @@ def build_adapter_engines(
         AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
     """
     if settings.kind != "embedded":
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"raas.engine.kind {settings.kind} serves whole models: leave out model.lora of"
-            f" {', '.join(policies)}, or take kind embedded",
-        )
+        return _served_adapters(dialect_of(settings), directory, settings, policies)
     from astraflow.engines.embedded.shared import adapter_engines  # noqa: PLC0415 - torch
 
     return adapter_engines(directory, settings, policies)
+
+
+def _served_adapters(
+    dialect: "Dialect", directory: Path, settings: EngineSettings, policies: Mapping[PolicyId, Lora]
+) -> Mapping[PolicyId, Engine]:
+    from astraflow.engines.served.adapter_engine import adapter_engines  # noqa: PLC0415 - httpx
+    from astraflow.engines.served.model import Model  # noqa: PLC0415
+
+    model = Model.read(directory, settings.max_context)
+    return adapter_engines(dialect, model=model, settings=settings, policies=policies)
 
 
 def _served(

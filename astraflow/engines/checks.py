@@ -6,8 +6,9 @@ import numpy as np
 
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import TensorUpdate
+from astraflow.core.updates import TensorUpdate, WeightUpdate
 
 _FLOATS = frozenset((Dtype.F16, Dtype.BF16, Dtype.F32, Dtype.F64))
 
@@ -98,6 +99,19 @@ def _check_indices(indices: np.ndarray, part: TensorUpdate) -> None:
         raise apply_failed(f"{name} has indices that are not rising integers")
     if indices[0] < 0 or indices[-1] >= count:
         raise apply_failed(f"{name} has elements {indices[0]} to {indices[-1]} of {count}")
+
+
+def require_policy(update: WeightUpdate, policy_id: PolicyId) -> None:
+    """Refuse an update of another policy.
+
+    Raises:
+        AstraflowError: APPLY_FAILED.
+    """
+    if update.policy_id != policy_id:
+        raise apply_failed(
+            f"version {update.version} is of policy {update.policy_id}, this engine serves"
+            f" {policy_id}"
+        )
 
 
 def apply_failed(message: str) -> AstraflowError:

@@ -55,48 +55,74 @@ class RouteReplay:
     """Sends the tokens of a pass through given experts."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Take over the routers of a model.
+        """Take over the routers of a model whose weights are whole.
 
-        Raises:
-            AstraflowError: INVALID_FIELD for a model without routers, or with such as weigh
-                experts in a way that is not known.
+        What a router does is found out by asking it, which is not possible any more once its
+        weights are shared out over ranks.
         """
         self._given: Tensor | None = None
         self._routers = routers_of(module)
-        if not self._routers:
+        self._counts = [len(next(each.parameters())) for each in self._routers]
+        self._strange: list[str] = []
+        for layer, router in enumerate(self._routers):
+            is_normalised = _is_normalised(router)
+            if is_normalised is None:
+                self._strange.append(type(router).__name__)
+                continue
+            router.register_forward_hook(_Replay(self, layer, is_normalised=is_normalised))
+
+    def require(self, experts: np.ndarray) -> None:
+        """Refuse what the model has no experts for.
+
+        Args:
+            experts: u16[tokens, layers, k].
+
+        Raises:
+            AstraflowError: INVALID_FIELD that says what does not fit.
+        """
+        fault = self._fault(experts)
+        if fault:
             raise AstraflowError(
                 Reason.INVALID_FIELD,
-                "a batch has routed_experts, and the model has no routers that can replay them; "
-                "train the model that was sampled from",
+                f"{fault}; train the model that was sampled from, or set router_replay: never",
             )
-        for layer, router in enumerate(self._routers):
-            replay = _Replay(self, layer, is_normalised=_is_normalised(router))
-            router.register_forward_hook(replay)
 
     def expect(self, experts: np.ndarray | None) -> None:
         """Let the next passes take these experts; None: their own.
 
         Args:
-            experts: u16[tokens, layers, k]; where all k are UNROUTED the token takes its own.
+            experts: u16[tokens, layers, k]; where it is UNROUTED the token takes its own.
 
         Raises:
-            AstraflowError: INVALID_FIELD when the model has other layers.
+            AstraflowError: INVALID_FIELD as `require` does.
         """
         if experts is None:
             self._given = None
             return
-        if experts.shape[1] != len(self._routers):
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
-                f"routed_experts has {experts.shape[1]} layers and the model {len(self._routers)} "
-                "with experts; train the model that was sampled from",
-            )
-        device = next(self._routers[0].parameters()).device
-        self._given = torch.as_tensor(experts.astype(np.int64), device=device)
+        self.require(experts)
+        self._given = torch.as_tensor(experts.astype(np.int64))
 
-    def given(self, layer: int) -> Tensor | None:
-        """Return i64[tokens, k], what a layer has to take."""
-        return None if self._given is None else self._given[:, layer]
+    def given(self, layer: int, device: torch.device) -> Tensor | None:
+        """Return i64[tokens, k], what a layer has to take, on the device that asks."""
+        if self._given is None:
+            return None
+        self._given = self._given.to(device)
+        return self._given[:, layer]
+
+    def _fault(self, experts: np.ndarray) -> str | None:
+        if not self._routers:
+            return "a batch has routed_experts, and the model has no routers that can replay them"
+        if self._strange:
+            return f"{self._strange[0]} weighs its experts in a way that cannot be replayed"
+        if experts.shape[1] != len(self._routers):
+            return (
+                f"routed_experts has {experts.shape[1]} layers and the model {len(self._routers)} "
+                "with experts"
+            )
+        highest = int(np.where(experts == UNROUTED, 0, experts).max(initial=0))
+        if highest >= min(self._counts):
+            return f"routed_experts names expert {highest} of {min(self._counts)}"
+        return None
 
 
 class _Replay:
@@ -106,10 +132,10 @@ class _Replay:
         self._is_normalised = is_normalised
 
     def __call__(self, _router: nn.Module, _args: Any, output: Picks) -> Picks | None:
-        given = self._owner.given(self._layer)
+        logits, scores, own = output
+        given = self._owner.given(self._layer, logits.device)
         if given is None:
             return None
-        logits, scores, own = output
         taken = torch.where(given == UNROUTED, own, given)
         weights = _weights(logits, taken, is_normalised=self._is_normalised)
         return logits, weights.to(scores.dtype), taken
@@ -122,11 +148,10 @@ def _weights(logits: Tensor, taken: Tensor, *, is_normalised: bool) -> Tensor:
 
 
 @torch.no_grad()
-def _is_normalised(router: nn.Module) -> bool:
+def _is_normalised(router: nn.Module) -> bool | None:
     """Return whether the weights of the chosen experts add up to 1, by what the router does.
 
-    Raises:
-        AstraflowError: INVALID_FIELD when it does neither.
+    None: they are neither such nor shares of all experts.
     """
     like = next(router.parameters())
     chance = torch.Generator().manual_seed(0)
@@ -136,7 +161,4 @@ def _is_normalised(router: nn.Module) -> bool:
         weights = _weights(logits, taken, is_normalised=is_normalised).to(scores.dtype)
         if weights.shape == scores.shape and torch.allclose(weights, scores):
             return is_normalised
-    raise AstraflowError(
-        Reason.INVALID_FIELD,
-        f"{type(router).__name__} weighs its experts in a way that cannot be replayed",
-    )
+    return None

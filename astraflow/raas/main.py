@@ -19,6 +19,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import Resources
 from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import SourceKind
+from astraflow.engines.placing import Machine, placed
 from astraflow.raas.models import load_models, policies_by_engine
 from astraflow.raas.node import Departure, RaasNode
 from astraflow.raas.policies import ServedModel
@@ -107,10 +108,13 @@ async def _join(
 ) -> Departure:
     # Every mistake in the arguments shows before the first model is loaded.
     paths = {policy: _directory(recipe, policy, directories) for policy in recipe.policies}
+    sharing = policies_by_engine(recipe, paths)
+    settled = placed(recipe.raas.engine, [paths[first] for first, *_ in sharing], Machine.here())
     async with AsyncExitStack() as engines:
         models: dict[PolicyId, ServedModel] = {}
-        for policies in policies_by_engine(recipe, paths):
-            for policy_id, model in load_models(recipe, policies, paths[policies[0]]).items():
+        for policies, engine in zip(sharing, settled, strict=True):
+            loaded = load_models(recipe, policies, paths[policies[0]], engine)
+            for policy_id, model in loaded.items():
                 engines.push_async_callback(model.engine.close)
                 models[policy_id] = model
         relays = await _relays(recipe, settings, models)

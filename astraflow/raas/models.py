@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
 from astraflow.engines.protocol import Engine
 from astraflow.raas.policies import ServedModel
 from astraflow.workflows.agents.template import load_template
+from astraflow.workflows.model_identity import read_identity
 
 
 def policies_by_engine(recipe: Recipe, paths: Mapping[str, Path]) -> Sequence[Sequence[str]]:
@@ -25,9 +27,15 @@ def policies_by_engine(recipe: Recipe, paths: Mapping[str, Path]) -> Sequence[Se
 
 
 def load_models(
-    recipe: Recipe, policies: Sequence[str], directory: Path
+    recipe: Recipe, policies: Sequence[str], directory: Path, settings: EngineSettings
 ) -> Mapping[PolicyId, ServedModel]:
     """Build one engine and what goes with it for the policies that share it.
+
+    Args:
+        recipe: Of the run.
+        policies: That share it.
+        directory: Model that they start from.
+        settings: Of this engine.
 
     Raises:
         AstraflowError: INVALID_FIELD when the model or the settings do not fit.
@@ -35,19 +43,23 @@ def load_models(
     from astraflow.engines.tokenizer import load_tokenizer  # noqa: PLC0415
 
     tokenizer, template = load_tokenizer(directory), load_template(directory)
+    identity = read_identity(directory)
     return {
-        policy_id: ServedModel(engine=engine, tokenizer=tokenizer, template=template)
-        for policy_id, engine in _engines(recipe, policies, directory).items()
+        policy_id: ServedModel(
+            engine=engine, tokenizer=tokenizer, template=template, identity=identity
+        )
+        for policy_id, engine in _engines(recipe, policies, directory, settings).items()
     }
 
 
-def _engines(recipe: Recipe, policies: Sequence[str], directory: Path) -> Mapping[PolicyId, Engine]:
+def _engines(
+    recipe: Recipe, policies: Sequence[str], directory: Path, settings: EngineSettings
+) -> Mapping[PolicyId, Engine]:
     from astraflow.engines.building import (  # noqa: PLC0415 - loads torch or httpx
         build_adapter_engines,
         build_engine,
     )
 
-    settings = recipe.raas.engine
     adapted = {
         PolicyId(policy): lora
         for policy in policies

@@ -11,18 +11,13 @@ import structlog
 from structlog.contextvars import bind_contextvars
 
 from astraflow.client.duplex import beside
+from astraflow.client.hooks import Held
 from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
-from astraflow.client.session import Held
 from astraflow.client.task_stream import TaskSink, TaskStream
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.members import (
-    Directive,
-    DirectiveKind,
-    RaasLoad,
-    Session,
-)
+from astraflow.core.members import Directive, DirectiveKind, RaasLoad, Session
 from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
 from astraflow.raas.asking import AskingResults
@@ -167,7 +162,7 @@ class RaasNode:
                 places=Places(
                     capacity=self._settings.capacity, eval_extra=self._settings.eval_extra
                 ),
-                run_time=lambda: client.keeper.run_time,
+                run_time=lambda: client.keeper.run_clock.now,
                 tallies=self.tallies,
                 door=self._agents,
             )
@@ -218,7 +213,7 @@ class RaasNode:
             return 0
         return headroom(
             capacity=self._settings.capacity,
-            round_trip_s=self._client.keeper.round_trip_s,
+            round_trip_s=self._client.keeper.run_clock.round_trip_s,
             episode_s=self._runner.times.mean_s,
             task_size=self._runner.times.task_size,
         )

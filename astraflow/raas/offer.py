@@ -88,6 +88,7 @@ class Offer:
             ServedPolicy(
                 policy_id=policy_id,
                 version=model.engine.version,
+                identity=model.identity,
                 max_context_token_count=model.engine.max_context_token_count,
             )
             for policy_id, model in self._models.items()

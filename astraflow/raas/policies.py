@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from astraflow.core.ids import PolicyId
+from astraflow.core.members import ModelIdentity
 from astraflow.core.tasks import RolloutTask, VersionRange
 from astraflow.engines.protocol import Engine
 from astraflow.raas.gate import VersionGate
@@ -23,11 +24,13 @@ class ServedModel:
         engine: Samples.
         tokenizer: Of its model.
         template: Of its chats.
+        identity: What the model is known by.
     """
 
     engine: Engine
     tokenizer: Tokenizer
     template: ChatTemplate = field(default_factory=ChatTemplate)
+    identity: ModelIdentity = field(default_factory=ModelIdentity)
 
 
 class PolicyDesk:

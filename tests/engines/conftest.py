@@ -1,8 +1,10 @@
 """Tiny models with random weights, updates made of them, and real servers to give them to."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,22 @@ from transformers.utils.logging import disable_progress_bar
 
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import TensorSpec
 from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.engines.building import build_engine
+from astraflow.engines.protocol import Engine
+from astraflow.engines.served.dialect import AdapterRoom
 from astraflow.testing.servers import running_server
 
 POLICY = PolicyId("sort")
 LETTERS = "abcdefghij>"
 
 SERVERS = ("vllm", "sglang")
-LONG = {"max_position_embeddings": 4096}
+LONG = {"max_position_embeddings": 8192}
+# A letter that models with a bell never sample until it rings, and always from then on.
+BELL = 13
 
 disable_progress_bar()
 
@@ -71,6 +79,21 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+def _hang_bell(model: Any, *, rings: bool) -> None:
+    """Have the first axis of the hidden state say whether all is `BELL` or nothing is.
+
+    Nothing but the embedding of a token writes to it. So a generation that ends at `BELL` goes on
+    for as long as a test wants, whatever the load of the machine, and ends when the bell rings.
+    """
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+        model.model.embed_tokens.weight[:, 0] = 4.0
+        model.model.embed_tokens.weight[BELL, 0] = -4.0
+        model.model.norm.weight[0] = -8.0 if rings else 8.0
+
+
 class TinyModel:
     """One architecture on disk; weights by seed, as Hugging Face computes them."""
 
@@ -82,26 +105,64 @@ class TinyModel:
         self.reference(0).save_pretrained(folder)
         _write_tokenizer(folder)
 
-    def reference(self, seed: int) -> Any:
+    def reference(self, seed: int, *, rings: bool | None = None) -> Any:
+        """Return a model of a seed; with a bell, unless `rings` is None."""
         torch.manual_seed(seed)
-        return self._class(self._config).eval()
+        model: Any = self._class(self._config).eval()
+        if rings is not None:
+            _hang_bell(model, rings=rings)
+        return model
 
-    def bits(self, seed: int) -> Mapping[str, np.ndarray]:
+    def bits(self, seed: int, *, rings: bool | None = None) -> Mapping[str, np.ndarray]:
         """u32 bits by checkpoint name, the tied head left out."""
         return {
             name: parameter.detach().numpy().copy().view(np.uint32)
-            for name, parameter in self.reference(seed).named_parameters()
+            for name, parameter in self.reference(seed, rings=rings).named_parameters()
         }
 
-    def update(self, version: int, *, seed: int) -> WeightUpdate:
-        tensors = tuple(dense(name, bits) for name, bits in self.bits(seed).items())
+    def update(self, version: int, *, seed: int, rings: bool | None = None) -> WeightUpdate:
+        bits = self.bits(seed, rings=rings)
+        tensors = tuple(dense(name, array) for name, array in bits.items())
         return WeightUpdate(policy_id=POLICY, version=version, base_version=None, tensors=tensors)
 
-    def logprobs(self, seed: int, prompt: list[int], tokens: np.ndarray) -> np.ndarray:
+    def adapted(self, tensors: Mapping[str, np.ndarray], *, scale: float) -> Any:
+        """The model with adapters added to its weights, in float64."""
+        module = self.reference(0).double()
+        for name, layer in module.named_modules():
+            parts = [f"base_model.model.{name}.lora_{part}.weight" for part in "AB"]
+            if parts[0] in tensors:
+                first, second = (torch.from_numpy(tensors[part]).double() for part in parts)
+                layer.weight.data += scale * second @ first
+        return module
+
+    def sparse(
+        self, version: int, *, base: int, every: int = 16, rings: bool | None = None
+    ) -> WeightUpdate:
+        """Return an update of a few elements of each tensor, to those of the seed `version`."""
+        whole = self.update(version, seed=version, rings=rings)
+        parts: list[TensorUpdate] = []
+        for part in whole.tensors:
+            indices = np.arange(version, part.spec.element_count, every)
+            parts.append(replace(part, indices=indices, values=part.values[indices]))
+        return replace(whole, base_version=base, tensors=tuple(parts))
+
+    def merged(self, versions: Sequence[int]) -> WeightUpdate:
+        """Return all weights that sparse updates of seed 0 lead to, as the last of the versions."""
+        bits = {name: array.reshape(-1).copy() for name, array in self.bits(0).items()}
+        for version in versions:
+            for part in self.sparse(version, base=0).tensors:
+                bits[part.spec.name][part.indices] = part.values
+        whole = self.update(versions[-1], seed=0)
+        parts = tuple(replace(part, values=bits[part.spec.name]) for part in whole.tensors)
+        return replace(whole, tensors=parts)
+
+    def logprobs(
+        self, seed: int, prompt: list[int], tokens: np.ndarray, *, rings: bool | None = None
+    ) -> np.ndarray:
         """Log-probabilities of a completion, the whole sequence in one pass."""
         ids = torch.tensor([[*prompt, *tokens.tolist()]])
         with torch.no_grad():
-            logits = self.reference(seed)(ids).logits[0, len(prompt) - 1 : -1].float()
+            logits = self.reference(seed, rings=rings)(ids).logits[0, len(prompt) - 1 : -1].float()
         logits[:, :2] = -torch.inf
         rows = torch.log_softmax(logits, dim=-1)
         return rows[torch.arange(len(tokens)), torch.tensor(tokens).long()].numpy()
@@ -127,24 +188,40 @@ def model(make_model: Callable[..., TinyModel]) -> TinyModel:
     return make_model()
 
 
+@pytest.fixture
+async def why_not(model: TinyModel) -> AsyncIterator[Callable[..., Awaitable[AstraflowError]]]:
+    """Makes engines of the tiny model, and returns why no version goes live in them."""
+    engines: list[Engine] = []
+
+    async def why_not(**settings: Any) -> AstraflowError:
+        engine = build_engine(model.folder, EngineSettings(**settings), POLICY)
+        engines.append(engine)
+        with pytest.raises(AstraflowError) as caught:
+            await engine.swap(model.update(0, seed=0))
+        return caught.value
+
+    yield why_not
+    for engine in engines:
+        await engine.close()
+
+
 @pytest.fixture(scope="session")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
     """Returns where a server of a kind is, of the tiny model; it is started when first asked for.
 
-    ASTRAFLOW_VLLM_URL and ASTRAFLOW_SGLANG_URL name one that runs already.
+    ASTRAFLOW_VLLM_URL and ASTRAFLOW_SGLANG_URL name one without adapters that runs already.
     """
-    urls: dict[str, str] = {}
     with ExitStack() as stack:
 
-        def url(kind: str) -> str:
-            if kind not in urls:
-                found = os.environ.get(f"ASTRAFLOW_{kind.upper()}_URL")
-                folder = tmp_path_factory.mktemp(kind)
-                model = TinyModel(folder / "model", _llama(**LONG), LlamaForCausalLM)
-                urls[kind] = found or stack.enter_context(
-                    running_server(EngineSettings(kind=kind, device="cpu"), model.folder)
-                )
-            return urls[kind]
+        @cache
+        def url(kind: str, adapters: AdapterRoom | None = None) -> str:
+            found = os.environ.get(f"ASTRAFLOW_{kind.upper()}_URL")
+            if found and adapters is None:
+                return found
+            folder = tmp_path_factory.mktemp(kind)
+            model = TinyModel(folder / "model", _llama(**LONG), LlamaForCausalLM)
+            settings = EngineSettings(kind=kind, device="cpu")
+            return stack.enter_context(running_server(settings, model.folder, adapters=adapters))
 
         yield url
 

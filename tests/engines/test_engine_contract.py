@@ -22,6 +22,9 @@ from astraflow.engines.building import build_engine
 from astraflow.engines.protocol import Engine, Generation
 
 POLICY = "sort"
+# More than an update takes on any machine: what is this long ends otherwise.
+LENGTH = 8000
+BELL = 13
 ENGINES = [
     "embedded",
     pytest.param("vllm", marks=pytest.mark.vllm),
@@ -30,6 +33,11 @@ ENGINES = [
 embedded_law = pytest.mark.parametrize("start", ["embedded"], indirect=True)
 
 Start = Callable[..., Awaitable[Engine]]
+
+
+@pytest.fixture
+def model(long_model: Any) -> Any:
+    return long_model
 
 
 @pytest.fixture(params=ENGINES)
@@ -62,9 +70,9 @@ def versions_of(generation: Generation) -> list[int]:
     return [span.version for span in generation.version_spans]
 
 
-async def started(engine: Engine, length: int = 400) -> asyncio.Task[Generation]:
+async def started(engine: Engine, length: int = 400, **fields: Any) -> asyncio.Task[Generation]:
     """Return a long generation that has sampled some tokens."""
-    task = asyncio.ensure_future(engine.generate([3, 4, 5], knobs(length, seed=7)))
+    task = asyncio.ensure_future(engine.generate([3, 4, 5], knobs(length, seed=7, **fields)))
     await engine.generate([3], knobs(2))
     return task
 
@@ -143,6 +151,18 @@ async def test_a_stop_id_ends(start: Start):
     assert generation.finish_reason is FinishReason.STOP
 
 
+async def test_an_end_token_that_is_ignored_does_not_end_what_another_one_may(start: Start):
+    engine = await start()
+    sampling = knobs(200, stop_token_ids=(BELL,), temperature=1.5)
+    generations = await asyncio.gather(
+        *(engine.generate([3], replace(sampling, seed=s)) for s in range(8))
+    )
+    assert any(2 in generation.tokens for generation in generations)
+    for generation in generations:
+        assert generation.tokens[-1] == BELL or len(generation.tokens) == 200
+        assert BELL not in generation.tokens[:-1]
+
+
 async def test_nothing_stops_before_the_least_length(start: Start):
     engine = await start()
     sampling = knobs(40, ignore_eos=False, min_new_tokens=30, stop_token_ids=(5,))
@@ -192,15 +212,17 @@ async def test_a_prompt_of_unknown_ids_is_refused(start: Start, prompt: list[int
 
 async def test_a_swap_in_flight_splits_the_spans_and_keeps_the_generation(start: Start, model: Any):
     engine = await start()
-    task = await started(engine)
-    report = await engine.swap(model.update(1, seed=1))
+    new = model.update(1, seed=1, rings=True)
+    await engine.swap(model.update(0, seed=0, rings=False))
+    task = await started(engine, LENGTH, stop_token_ids=(BELL,))
+    report = await engine.swap(new)
     generation = await task
     assert (report.version, report.inflight_count) == (1, 1)
     assert report.pause_s >= 0
     assert engine.version == 1
     assert versions_of(generation) == [0, 1]
     before = generation.version_spans[0].length
-    old = model.logprobs(0, [3, 4, 5], generation.tokens[:before])
+    old = model.logprobs(0, [3, 4, 5], generation.tokens[:before], rings=False)
     np.testing.assert_allclose(generation.logprobs[:before], old, atol=1e-5)
 
 
@@ -237,26 +259,6 @@ async def test_a_sparse_update_equals_the_dense_one(start: Start, model: Any):
     np.testing.assert_array_equal(one.logprobs, same.logprobs)
 
 
-def sparse(model: Any, *, version: int, base: int, every: int = 16) -> WeightUpdate:
-    """Return an update of a few elements of each tensor, to those of the seed `version`."""
-    parts: list[TensorUpdate] = []
-    for part in model.update(version, seed=version).tensors:
-        indices = np.arange(version, part.spec.element_count, every)
-        parts.append(replace(part, indices=indices, values=part.values[indices]))
-    return replace(model.update(version, seed=version), base_version=base, tensors=tuple(parts))
-
-
-def merged(model: Any, versions: list[int]) -> WeightUpdate:
-    """Return the whole state that sparse updates lead to, as the last of the versions."""
-    bits = {name: array.reshape(-1) for name, array in model.bits(0).items()}
-    for version in versions:
-        for part in sparse(model, version=version, base=0).tensors:
-            bits[part.spec.name][part.indices] = part.values
-    whole = model.update(versions[-1], seed=0)
-    parts = tuple(replace(part, values=bits[part.spec.name]) for part in whole.tensors)
-    return replace(whole, tensors=parts)
-
-
 async def assert_speaks_alike(one: Engine, other: Engine):
     left, right = await asyncio.gather(*(e.generate([3, 4], knobs(30)) for e in (one, other)))
     np.testing.assert_array_equal(left.tokens, right.tokens)
@@ -268,14 +270,14 @@ async def test_swaps_while_many_generate_abort_none_and_are_told_in_the_spans(
     start: Start, model: Any
 ):
     engine, other = await start(), await start(is_live=False)
-    await other.swap(merged(model, [1, 2, 3]))
+    await other.swap(model.merged([1, 2, 3]))
     tasks = [
         asyncio.ensure_future(engine.generate([3 + seed], knobs(150, seed=seed)))
         for seed in range(8)
     ]
     for version in (1, 2, 3):
         await engine.generate([3], knobs(2))
-        report = await engine.swap(sparse(model, version=version, base=version - 1))
+        report = await engine.swap(model.sparse(version, base=version - 1))
         assert report.inflight_count == 8
     for generation in await asyncio.gather(*tasks):
         assert generation.finish_reason is FinishReason.LENGTH
@@ -288,8 +290,9 @@ async def test_swaps_while_many_generate_abort_none_and_are_told_in_the_spans(
 @embedded_law
 async def test_a_recomputed_cache_is_that_of_the_new_version(start: Start, model: Any):
     engine = await start(kv="recompute")
+    update = model.update(1, seed=1)
     tasks = [await started(engine, 60 + 20 * n) for n in range(3)]
-    await engine.swap(model.update(1, seed=1))
+    await engine.swap(update)
     for generation in await asyncio.gather(*tasks):
         first, second = generation.version_spans
         assert (first.kv, second.kv) == (KvPolicy.UNKNOWN, KvPolicy.RECOMPUTE)
@@ -299,13 +302,15 @@ async def test_a_recomputed_cache_is_that_of_the_new_version(start: Start, model
         )
 
 
+@pytest.mark.slow
 @embedded_law
 async def test_a_version_that_comes_again_is_harmless(start: Start, model: Any):
     engine, other = await start(), await start(is_live=False)
-    await other.swap(merged(model, [1]))
+    await other.swap(model.merged([1]))
+    update = model.sparse(1, base=0)
     task = await started(engine)
     for _ in range(2):
-        await engine.swap(sparse(model, version=1, base=0))
+        await engine.swap(update)
     assert versions_of(await task) == [0, 1]
     await assert_speaks_alike(engine, other)
 
@@ -315,19 +320,19 @@ async def test_pinned_versions_keep_their_bits_under_sparse_updates(start: Start
     engine, other = await start(), await start(is_live=False)
     await engine.pin(0)
     before = await engine.generate([3], knobs(40))
-    await engine.swap(sparse(model, version=1, base=0))
+    await engine.swap(model.sparse(1, base=0))
     await engine.pin(1)
     first = await engine.generate([3], knobs(40))
     for version in (2, 3):
-        await engine.swap(sparse(model, version=version, base=version - 1))
+        await engine.swap(model.sparse(version, base=version - 1))
     again, second = await asyncio.gather(
         *(engine.generate([3], knobs(40), version=version) for version in (0, 1))
     )
     np.testing.assert_array_equal(again.logprobs, before.logprobs)
     np.testing.assert_array_equal(second.logprobs, first.logprobs)
     await engine.unpin(0)
-    await engine.swap(sparse(model, version=4, base=3))
-    await other.swap(merged(model, [1, 2, 3, 4]))
+    await engine.swap(model.sparse(4, base=3))
+    await other.swap(model.merged([1, 2, 3, 4]))
     await assert_speaks_alike(engine, other)
 
 
@@ -337,7 +342,7 @@ async def test_a_pin_that_comes_with_a_swap_keeps_the_old_bits_or_is_refused(
 ):
     engine = await start()
     before = await engine.generate([3], knobs(40))
-    swap = asyncio.ensure_future(engine.swap(sparse(model, version=1, base=0)))
+    swap = asyncio.ensure_future(engine.swap(model.sparse(1, base=0)))
     await asyncio.sleep(0)
     try:
         await engine.pin(0)
@@ -352,7 +357,7 @@ async def test_a_pin_that_comes_with_a_swap_keeps_the_old_bits_or_is_refused(
 @embedded_law
 async def test_a_swap_that_is_cancelled_happens_whole_or_not_at_all(start: Start, model: Any):
     engine, other = await start(), await start()
-    update = sparse(model, version=1, base=0)
+    update = model.sparse(1, base=0)
     swap = asyncio.ensure_future(engine.swap(update))
     await asyncio.sleep(0)
     swap.cancel()
@@ -360,7 +365,7 @@ async def test_a_swap_that_is_cancelled_happens_whole_or_not_at_all(start: Start
     for part in update.tensors:
         part.values[:] = 0
     if engine.version == 1:
-        await other.swap(merged(model, [1]))
+        await other.swap(model.merged([1]))
     await assert_speaks_alike(engine, other)
 
 
@@ -527,7 +532,7 @@ async def test_weights_that_are_not_finite_fail_the_generation_and_not_the_engin
 
 async def test_closing_ends_what_runs_and_refuses_what_comes(start: Start, model: Any):
     engine = await start()
-    task = await started(engine)
+    task = await started(engine, LENGTH)
     await engine.close()
     for call in (task, engine.generate([3], knobs()), engine.swap(model.update(1, seed=1))):
         with pytest.raises(AstraflowError) as caught:

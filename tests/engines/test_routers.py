@@ -93,13 +93,18 @@ def test_a_model_without_routers_cannot_replay():
     model = LlamaForCausalLM(LlamaConfig(**dense))
     assert RouteTaps(model).last(2, 5) is None
     with pytest.raises(AstraflowError, match="no routers") as caught:
-        RouteReplay(model)
+        RouteReplay(model).expect(np.zeros((10, 2, 2), np.uint16))
     assert caught.value.reason is Reason.INVALID_FIELD
 
 
-def test_routes_of_another_depth_are_refused(model):
-    with pytest.raises(AstraflowError, match="has 3 layers and the model 2"):
-        RouteReplay(model).expect(np.zeros((10, 3, 2), np.uint16))
+@pytest.mark.parametrize(
+    ("shape", "expert", "fault"),
+    [((10, 3, 2), 0, "has 3 layers and the model 2"), ((10, 2, 2), 600, "names expert 600 of")],
+)
+def test_routes_of_another_model_are_refused(model, shape, expert, fault):
+    with pytest.raises(AstraflowError, match=fault) as caught:
+        RouteReplay(model).require(np.full(shape, expert, np.uint16))
+    assert caught.value.reason is Reason.INVALID_FIELD
 
 
 def test_a_token_keeps_the_route_under_which_the_next_one_was_sampled():

@@ -9,6 +9,8 @@ import pytest
 
 from astraflow.client.ledger import RolloutFilter
 from astraflow.core.batches import EndCause
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.members import ModelIdentity
 from astraflow.core.status import RolloutPlace, RunState, StopMode
 from astraflow.raas.node import Departure
 from astraflow.raas.policies import ServedModel
@@ -96,6 +98,27 @@ async def test_what_a_stopped_node_held_is_done_by_another(tmp_path, recipe):
         status = await run.finish()
     assert training.result().end.batch_count == STEPS
     assert status.state is RunState.DONE
+
+
+async def test_a_node_with_another_tokenizer_is_refused(tmp_path, recipe):
+    tokenizer = CharTokenizer(DIGITS)
+
+    def node_of(name, digest):
+        known = ModelIdentity(name="digits", tokenizer_digest=digest)
+        model = ServedModel(engine=SmallEngine(tokenizer), tokenizer=tokenizer, identity=known)
+        join = {"hub": run.address, "token": run.join_token, "models": {"solver": model}}
+        return make_node(recipe, name=name, capacity=4, **join)
+
+    async with start_run(recipe, run_dir=tmp_path / "run") as run, asyncio.TaskGroup() as group:
+        group.create_task((first := node_of("raas-1", bytes(32))).run())
+        control = await run.control()
+        async for status in control.watch_run(min_interval_s=0.01):
+            if status.members:
+                break
+        with pytest.raises(AstraflowError, match="tokenizer of model 'digits' differs") as refused:
+            await node_of("raas-2", bytes(31) + b"2").run()
+        first.stop()
+    assert refused.value.reason is Reason.MODEL_MISMATCH
 
 
 async def test_nothing_is_lost_on_a_wire_that_is_cut_all_the_time(tmp_path, recipe):

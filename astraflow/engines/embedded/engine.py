@@ -16,7 +16,7 @@ from astraflow.core.layout import TensorSpec
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.updates import SwapReport, WeightUpdate
-from astraflow.engines.checks import check_prompt, check_sampling
+from astraflow.engines.checks import check_prompt, check_sampling, require_policy
 from astraflow.engines.embedded.base import Base, Plan, Stage
 from astraflow.engines.embedded.messages import Pin, Unpin
 from astraflow.engines.embedded.randomness import stream_of
@@ -123,12 +123,7 @@ class EmbeddedEngine:
 
     async def swap(self, update: WeightUpdate) -> SwapReport:
         """Make a version live between two decode steps; see `Engine.swap`."""
-        if update.policy_id != self._policy_id:
-            raise AstraflowError(
-                Reason.APPLY_FAILED,
-                f"version {update.version} is of policy {update.policy_id}, this engine "
-                f"serves {self._policy_id}",
-            )
+        require_policy(update, self._policy_id)
         return await self._go_live(lambda base, kept: stage(update, self._slots, base, kept=kept))
 
     async def load_directory(self, version: int, model_dir: Path | None = None) -> SwapReport:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.embedded.shapes import row_step
+from astraflow.engines.making import make_causal_model
 
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
@@ -119,7 +120,7 @@ def build_module(
     config: PretrainedConfig, *, dtype: torch.dtype, device: torch.device
 ) -> torch.nn.Module:
     """Make the module of a config; its weights mean nothing yet."""
-    module: torch.nn.Module = cast("Any", AutoModelForCausalLM).from_config(config, dtype=dtype)
+    module = make_causal_model(config, dtype=dtype)
     return module.to(device).eval().requires_grad_(requires_grad=False)
 
 

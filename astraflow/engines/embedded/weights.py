@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import torch
 from safetensors import torch as safetensors_torch
-from transformers import AutoModelForCausalLM
 
 from astraflow.engines.checks import apply_failed
+from astraflow.engines.making import read_causal_model
 
 _PER_EXPERT = re.compile(r"\.experts\.\d+\.")
 
@@ -118,7 +118,4 @@ def _read_files(model_dir: Path, files: Sequence[Path]) -> Iterator[tuple[str, t
 
 
 def _fused(model_dir: Path) -> Iterable[tuple[str, torch.Tensor]]:
-    model = cast("Any", AutoModelForCausalLM).from_pretrained(
-        model_dir, dtype="auto", local_files_only=True, trust_remote_code=False
-    )
-    return model.state_dict().items()
+    return read_causal_model(model_dir, dtype=None).state_dict().items()

@@ -63,6 +63,14 @@ class Desk:
             staging.join()
         return str(self.progress(path)["error"])
 
+    @property
+    def ready(self) -> Staging | None:
+        """What is staged, if no tensor of it has to be reloaded."""
+        staging = self._staging
+        if staging is None or staging.is_alive() or staging.staged is None:
+            return None
+        return None if staging.staged.unmapped else staging
+
     def apply(self, path: str) -> None:
         """Write a file into the live weights.
 

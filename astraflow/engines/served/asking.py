@@ -35,6 +35,7 @@ class Asking:
         meter: Meter,
         background: Background,
         kv: KvPolicy,
+        tells_experts: bool = False,
     ) -> None:
         self._dialect = dialect
         self._model = model
@@ -42,6 +43,7 @@ class Asking:
         self._meter = meter
         self._background = background
         self._kv = kv
+        self._tells_experts = tells_experts
 
     async def sample(
         self,
@@ -50,14 +52,24 @@ class Asking:
         watch: Watch | None,
         *,
         version: int | None,
+        adapter: str | None = None,
     ) -> Generation:
-        """Sample one completion of what is live, which is `version`; see `Engine.generate`."""
+        """Sample one completion of what is live, which is `version`; see `Engine.generate`.
+
+        With an adapter, which never changes, all its tokens are of that version.
+        """
         request = replace(
             self.request(prompt, sampling, is_watched=watch is not None),
             cache_salt=f"version {version}",
+            adapter=adapter,
         )
         gathering = Gathering(
-            kv=self._kv, stops=self._stops(sampling), is_greedy=sampling.temperature == 0
+            kv=self._kv,
+            stops=self._stops(sampling),
+            is_greedy=sampling.temperature == 0,
+            version=None if adapter is None else version,
+            prompt_count=len(prompt),
+            experts=self._model.experts,
         )
         try:
             with self._meter.running():
@@ -104,6 +116,7 @@ class Asking:
             stop_ids=tuple(sorted({*eos, *sampling.stop_token_ids})),
             never_sampled=tuple(sorted(model.special.never_sampled)),
             is_streamed=is_watched or bool(sampling.stop_strings),
+            tells_experts=self._tells_experts,
         )
 
     async def _gather(

@@ -6,10 +6,32 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
+import numpy as np
 
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams
+
+# A dead server refuses at once; one that is busy takes its time.
+CONNECT_S = 60.0
+# Of completions: however long they are, a dead server closes its connections, and one that is
+# silent is looked after.
+NO_END = httpx.Timeout(None, connect=CONNECT_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRoom:
+    """What a server has room for beside its model.
+
+    Attributes:
+        count: Adapters that one step computes with.
+        rank: The widest.
+        targets: Layers that any of them adapts, by the last part of their names.
+    """
+
+    count: int
+    rank: int
+    targets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +45,7 @@ class ServerPlace:
             PYTHONPATH: there `astraflow_inside` is `astraflow.engines.inside`.
         settings: Of the recipe.
         max_context: Tokens of prompt and completion together.
+        adapters: Its room for them; None: it serves the model alone.
     """
 
     model_dir: Path
@@ -30,6 +53,7 @@ class ServerPlace:
     folder: Path
     settings: EngineSettings
     max_context: int
+    adapters: AdapterRoom | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +82,8 @@ class ServerRequest:
         cache_salt: Keys and values of prompts are shared only between requests of one salt. It
             names the version, so that none are read that an older one computed.
         is_streamed: Whether pieces are wanted while it goes on; one piece at the end otherwise.
+        adapter: Name of the one that it is sampled with; None: the model alone.
+        tells_experts: Whether the answer says which experts tokens went through.
     """
 
     request_id: str
@@ -67,6 +93,8 @@ class ServerRequest:
     never_sampled: tuple[int, ...] = ()
     cache_salt: str = ""
     is_streamed: bool = False
+    adapter: str | None = None
+    tells_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +104,17 @@ class Piece:
     Attributes:
         tokens: Ids; an end token that was sampled is among them.
         logprobs: Of each, under the distribution that it was sampled from.
-        versions: (version, tokens) that cover them, as the server tells it.
+        versions: (version, tokens) that cover them, as the server tells it of its model's weights.
         finish_reason: With the last piece; None before.
+        experts: Which ones the tokens from the first of the prompt on went through, integers
+            [n, layers, k] or flat; None: it does not tell. A later piece tells of all again.
     """
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
     versions: Sequence[tuple[int, int]]
     finish_reason: FinishReason | None = None
+    experts: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +125,33 @@ class ServerLoad:
         running_count: Sequences being decoded.
         queued_count: Requests that wait.
         kv_fraction: Used share of the KV cache, 0 to 1.
+        sampled_count: Tokens since its start, where it counts them.
     """
 
     running_count: int
     queued_count: int
     kv_fraction: float
+    sampled_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What a server says that it serves.
+
+    Attributes:
+        directory: Of the model, as the server was told it.
+        max_context: Tokens of prompt and completion together; None: the model's own.
+    """
+
+    directory: Path
+    max_context: int | None
 
 
 class Dialect(Protocol):
     """How one make of server is started, asked and updated.
 
     Every call raises `httpx.HTTPError` when the server cannot be reached, and `AstraflowError`
-    (ENGINE_FAILED, INVALID_FIELD; APPLY_FAILED from `stage` and `apply`) for what it answers.
+    (ENGINE_FAILED, INVALID_FIELD; APPLY_FAILED from `stage` and `change`) for what it answers.
     """
 
     @property
@@ -116,6 +162,11 @@ class Dialect(Protocol):
     @property
     def kv_policies(self) -> frozenset[KvPolicy]:
         """What it can do to the cache of running generations when a version takes over."""
+        ...
+
+    @property
+    def has_experts_on_cpu(self) -> bool:
+        """Whether mixtures of experts can be changed without a GPU."""
         ...
 
     def launch(self, place: ServerPlace) -> Launch:
@@ -130,8 +181,20 @@ class Dialect(Protocol):
         """Return whether it generates: one real token, not a health page."""
         ...
 
+    async def served_model(self, http: httpx.AsyncClient) -> ServedModel:
+        """Return what it serves.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for a server that was not started to be updated.
+        """
+        ...
+
+    async def wake(self, http: httpx.AsyncClient) -> None:
+        """Have a server go on that somebody else had before, and may have left paused."""
+        ...
+
     def generate(self, http: httpx.AsyncClient, request: ServerRequest) -> AsyncGenerator[Piece]:
-        """Sample one completion.
+        """Sample one completion, asked for with the time limit `NO_END`.
 
         Closing the iterator lets go of the connection; `abort` withdraws the request.
         """
@@ -142,30 +205,18 @@ class Dialect(Protocol):
         ...
 
     async def stage(self, http: httpx.AsyncClient, file: Path) -> None:
-        """Make ready what `apply` will do, beside generation; nothing live is written to."""
+        """Make ready what `change` will do, beside generation; nothing live is written to."""
         ...
 
-    async def pause(self, http: httpx.AsyncClient, kv: KvPolicy) -> None:
-        """Stop decoding between two steps; running requests stay."""
-        ...
+    async def change(
+        self, http: httpx.AsyncClient, file: Path, *, version: int, kv: KvPolicy
+    ) -> None:
+        """Write what was staged while nothing decodes, and check what was written.
 
-    async def apply(self, http: httpx.AsyncClient, file: Path, *, version: int) -> None:
-        """Write an update into the paused server's weights, and check what was written.
-
-        Tokens from now on are told to be of `version`.
+        Running requests stay, and go on; their next tokens are told to be of `version`. With
+        RECOMPUTE their keys and values are forgotten: they are read anew. What prompts left in the
+        cache needs no care: salts keep versions apart.
         """
-        ...
-
-    async def reset_cache(self, http: httpx.AsyncClient, kv: KvPolicy) -> None:
-        """Forget the keys and values of prompts that were read with older weights, if it can.
-
-        Salts keep them apart in any case. With RECOMPUTE those of running requests are forgotten
-        as well: they are read anew.
-        """
-        ...
-
-    async def resume(self, http: httpx.AsyncClient) -> None:
-        """Go on decoding."""
         ...
 
     async def checksums(self, http: httpx.AsyncClient) -> Mapping[str, str]:
@@ -174,6 +225,20 @@ class Dialect(Protocol):
 
     async def report(self, http: httpx.AsyncClient) -> Mapping[str, Any]:
         """Return what the last update did: `nbytes` written, `apply_s` taken."""
+        ...
+
+    async def load_adapter(self, http: httpx.AsyncClient, name: str, folder: Path) -> None:
+        """Make an adapter known; nothing that runs is touched.
+
+        Args:
+            http: Reaches the server.
+            name: That no adapter of the server has.
+            folder: With the files of peft; it stays until the adapter is unloaded.
+        """
+        ...
+
+    async def unload_adapter(self, http: httpx.AsyncClient, name: str) -> None:
+        """Forget an adapter that nothing runs with."""
         ...
 
     async def load(self, http: httpx.AsyncClient) -> ServerLoad:

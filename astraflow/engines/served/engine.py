@@ -1,10 +1,7 @@
 """The engine over a server: what all makes of servers have in common."""
 
 import asyncio
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
@@ -12,15 +9,15 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.updates import SwapReport, WeightUpdate
-from astraflow.engines.checks import apply_failed
+from astraflow.engines.checks import require_policy
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
 from astraflow.engines.served.asking import Asking
-from astraflow.engines.served.background import Background
-from astraflow.engines.served.dialect import Dialect, Launch, ServerPlace
-from astraflow.engines.served.exchange import ExchangeFolder
+from astraflow.engines.served.devices import is_on_cpu
+from astraflow.engines.served.dialect import Dialect
+from astraflow.engines.served.host import ServerHost
 from astraflow.engines.served.meter import Meter
 from astraflow.engines.served.model import Model
-from astraflow.engines.served.server import Server
+from astraflow.engines.served.silence import end_silence
 from astraflow.engines.served.swapping import Source, Swapping
 
 # Between two tasks of an evaluation: its pin would be gone for good with the next version.
@@ -45,27 +42,19 @@ class ServedEngine:
             AstraflowError: INVALID_FIELD for what this make of server cannot do.
         """
         kv = _kv_policy(dialect, settings)
+        self.tells_experts = _tells_experts(dialect, model, settings)
         self._dialect = dialect
         self._model = model
-        self._settings = settings
         self._policy_id = policy_id
-        self._background = Background()
         self._meter = Meter()
-        self._folder = ExchangeFolder(dialect.name)
-        self._server = Server(
-            is_alive=dialect.is_alive,
-            launch=None if settings.url else self._launch,
-            url=settings.url,
-            log_file=_log_file(dialect.name),
-            start_s=settings.start_s,
-            on_lost=self._lost,
-        )
+        self._host = ServerHost(dialect, model=model, settings=settings, on_lost=self._lost)
+        self._server, self._background = self._host.server, self._host.background
         self._swapping = Swapping(
             dialect,
             model=model,
             server=self._server,
             meter=self._meter,
-            folder=self._folder,
+            folder=self._host.folder,
             kv=kv,
         )
         self._asking = Asking(
@@ -75,10 +64,15 @@ class ServedEngine:
             meter=self._meter,
             background=self._background,
             kv=kv,
+            tells_experts=self.tells_experts,
         )
         self._pins: list[int] = []
-        self._serving = self._background.start(self._server.run())
         self._background.start(self._meter.follow(self._server, dialect))
+        self._background.start(
+            end_silence(
+                self._server, self._meter, is_changing=lambda: self._swapping.holds.is_changing
+            )
+        )
 
     @property
     def name(self) -> str:
@@ -131,11 +125,7 @@ class ServedEngine:
     async def swap(self, update: WeightUpdate) -> SwapReport:
         """Make a version live once the live one is not pinned; see `Engine.swap`."""
         self._server.require_open()
-        if update.policy_id != self._policy_id:
-            raise apply_failed(
-                f"version {update.version} is of policy {update.policy_id}, this engine serves"
-                f" {self._policy_id}"
-            )
+        require_policy(update, self._policy_id)
         return await self._background.finish(self._swapping.swap(update))
 
     async def pin(self, version: int) -> None:
@@ -161,25 +151,11 @@ class ServedEngine:
     async def close(self) -> None:
         """End the server; running generations end with ENGINE_FAILED."""
         self._swapping.source = None
-        self._server.close()
-        await asyncio.wait([self._serving])
-        await self._background.close()
-        self._folder.close()
+        await self._host.close()
 
     async def _linger(self, version: int) -> None:
         await asyncio.sleep(_LINGER_S)
         await self._swapping.holds.drop(version)
-
-    def _launch(self, port: int) -> Launch:
-        return self._dialect.launch(
-            ServerPlace(
-                model_dir=self._model.directory,
-                port=port,
-                folder=self._folder.path,
-                settings=self._settings,
-                max_context=self._model.max_context,
-            )
-        )
 
     def _lost(self) -> None:
         """The weights are gone with the server."""
@@ -194,9 +170,25 @@ class ServedEngine:
             )
 
 
-def _log_file(name: str) -> Path:
-    """Return where a server writes to; it is left there for people."""
-    return Path(tempfile.mkdtemp(prefix=f"astraflow-{name}-{os.getpid()}-")) / "server.log"
+def _tells_experts(dialect: Dialect, model: Model, settings: EngineSettings) -> bool:
+    """Return whether generations have routes.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a mixture of experts that the server cannot serve here,
+            and for routes of a dense model.
+    """
+    if model.experts and is_on_cpu(settings) and not dialect.has_experts_on_cpu:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{model.directory} is a mixture of experts, of which {dialect.name} takes no new"
+            " versions on a CPU: take raas.engine.kind embedded, or a GPU",
+        )
+    if settings.routed_experts and (is_on_cpu(settings) or not model.experts):
+        why = "servers tell on GPUs only" if model.experts else f"{model.directory} has no experts"
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"raas.engine.routed_experts: {why}; leave it out"
+        )
+    return settings.routed_experts
 
 
 def _kv_policy(dialect: Dialect, settings: EngineSettings) -> KvPolicy:

@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +12,7 @@ import numpy as np
 from astraflow.core.updates import WeightUpdate
 from astraflow.engines import inside
 from astraflow.engines.inside.exchange import MAGIC, aligned
-
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+from astraflow.engines.served.owned_folder import OwnedFolder
 
 
 class ExchangeFolder:
@@ -28,8 +24,8 @@ class ExchangeFolder:
         Args:
             name: For people who find it.
         """
-        root = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
-        self.path = Path(tempfile.mkdtemp(prefix=f"astraflow-{name}-", dir=root))
+        self._folder = OwnedFolder(name)
+        self.path = self._folder.path
         python = self.path / "python"
         python.mkdir()
         (python / "astraflow_inside").symlink_to(Path(inside.__file__).parent)
@@ -46,7 +42,7 @@ class ExchangeFolder:
 
     def close(self) -> None:
         """Remove it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        self._folder.close()
 
 
 def write_update(path: Path, update: WeightUpdate) -> None:

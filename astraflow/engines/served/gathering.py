@@ -9,6 +9,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, KvPolicy, VersionSpan
 from astraflow.engines.protocol import Generation
 from astraflow.engines.served.dialect import Piece
+from astraflow.engines.served.told_routes import Experts
 from astraflow.engines.stop_texts import StopTexts
 
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
@@ -22,23 +23,31 @@ class Gathering:
         kv: What becomes of the cache when another version takes over.
         stops: Texts that end it; None: none do.
         is_greedy: Whether every token was certain, so that its log-probability is 0.
+        version: What every token is of, whatever happens meanwhile; None: as the server tells.
+        prompt_count: Tokens of the prompt.
+        experts: How the model chooses them; None: it is dense.
         finish_reason: None while it goes on.
     """
 
     kv: KvPolicy
     stops: StopTexts | None
     is_greedy: bool
+    version: int | None = None
+    prompt_count: int = 0
+    experts: Experts | None = None
     finish_reason: FinishReason | None = None
     _tokens: list[int] = field(default_factory=list[int])
     _logprobs: list[float] = field(default_factory=list[float])
     _versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    _told: np.ndarray | None = None
 
     def add(self, piece: Piece) -> Sequence[int]:
         """Add a piece; return what of its tokens belongs to the completion.
 
-        Behind a stop text only the versions count, which a server may tell at the very end.
+        Behind a stop text only versions and experts count, which a server may tell at the very end.
         """
-        self._versions += piece.versions
+        self._versions += self._versions_of(piece)
+        self._told = self._told if piece.experts is None else piece.experts
         if self.is_over:
             return ()
         before = len(self._tokens)
@@ -74,7 +83,16 @@ class Gathering:
             logprobs=logprobs,
             version_spans=self._spans(),
             finish_reason=reason,
+            routed_experts=self._routes(),
         )
+
+    def _routes(self) -> np.ndarray | None:
+        if self._told is None or self.experts is None:
+            return None
+        return self.experts.routes(self._told, self.prompt_count + len(self._tokens))
+
+    def _versions_of(self, piece: Piece) -> Sequence[tuple[int, int]]:
+        return piece.versions if self.version is None else [(self.version, len(piece.tokens))]
 
     def _cut(self, before: int) -> None:
         """End it with the first token that completes a stop text."""

@@ -13,6 +13,10 @@ class Holds:
 
     A server has one version at a time. So what is pinned (an evaluation) is finished before the
     next version goes live, and what is not pinned waits for it.
+
+    Attributes:
+        is_awaited: Whether the next version waits until nobody holds the live one.
+        is_changing: Whether one version gives way to the next.
     """
 
     def __init__(self, live: Callable[[], int | None]) -> None:
@@ -23,7 +27,8 @@ class Holds:
         """
         self._live = live
         self._counts = Counter[int]()
-        self._is_changing = False
+        self.is_awaited = False
+        self.is_changing = False
         self._turn = asyncio.Condition()
 
     @property
@@ -38,7 +43,7 @@ class Holds:
             AstraflowError: VERSION_NOT_SERVED when it is not live.
         """
         async with self._turn:
-            await self._turn.wait_for(lambda: not self._is_changing)
+            await self._turn.wait_for(lambda: not self.is_changing)
             if version != self._live():
                 raise AstraflowError(
                     Reason.VERSION_NOT_SERVED,
@@ -49,9 +54,9 @@ class Holds:
 
     async def settled(self) -> None:
         """Wait while the version changes."""
-        if self._is_changing:
+        if self.is_changing:
             async with self._turn:
-                await self._turn.wait_for(lambda: not self._is_changing)
+                await self._turn.wait_for(lambda: not self.is_changing)
 
     async def drop(self, version: int) -> None:
         """Take one hold back."""
@@ -69,11 +74,15 @@ class Holds:
             at_once: Do not wait: what was held is lost with the server.
         """
         async with self._turn:
-            await self._turn.wait_for(lambda: at_once or not self._counts)
-            self._is_changing = True
+            self.is_awaited = True
+            try:
+                await self._turn.wait_for(lambda: at_once or not self._counts)
+            finally:
+                self.is_awaited = False
+            self.is_changing = True
         try:
             yield
         finally:
-            self._is_changing = False
+            self.is_changing = False
             async with self._turn:
                 self._turn.notify_all()

@@ -44,6 +44,8 @@ def _end_with_input(server: "subprocess.Popen[bytes]") -> None:
     while os.read(0, 1):
         pass
     _signal(server, signal.SIGTERM)
+    # One that was stopped hears of it only then.
+    _signal(server, signal.SIGCONT)
     time.sleep(GRACE_S)
     _signal(server, signal.SIGKILL)
 

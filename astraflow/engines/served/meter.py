@@ -42,6 +42,11 @@ class Meter:
         """Count tokens."""
         self._sampled_count += count
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """What rises as long as tokens come, here or, by its own word, in the server."""
+        return self._sampled_count, self._said.sampled_count
+
     def load(self) -> EngineLoad:
         """Return the load; what the server said is up to a second old, and nothing when idle."""
         running = self.running_count

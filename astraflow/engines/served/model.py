@@ -12,6 +12,7 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.updates import TensorUpdate, WeightUpdate
 from astraflow.engines.checks import apply_failed, check_part
+from astraflow.engines.served.told_routes import Experts
 from astraflow.engines.tokenizer import SpecialIds, Tokenizer, load_tokenizer, read_special_ids
 
 _EXPONENTS = {
@@ -33,6 +34,7 @@ class Model:
         special: Ids that end, begin or pad.
         tokenizer: None: no text is read, so no stop strings.
         shapes: Of the tensors of the checkpoint, the tied head left out; empty: not known.
+        experts: How it chooses them; None: it is dense.
     """
 
     directory: Path
@@ -41,6 +43,7 @@ class Model:
     special: SpecialIds
     tokenizer: Tokenizer | None
     shapes: Mapping[str, tuple[int, ...]]
+    experts: Experts | None = None
 
     @classmethod
     def read(cls, directory: Path, max_context: int | None) -> "Model":
@@ -69,7 +72,35 @@ class Model:
             special=tokenizer.special_ids if tokenizer else read_special_ids(directory),
             tokenizer=tokenizer,
             shapes=_shapes(directory, is_tied=bool(fields.get("tie_word_embeddings"))),
+            experts=Experts.of(fields),
         )
+
+    def require_served(self, directory: Path, max_context: int | None) -> None:
+        """Reject a server of another model than this one, as far as can be seen from here.
+
+        Args:
+            directory: That the server's model was read from.
+            max_context: Its tokens of prompt and completion together; None: the model's own.
+
+        Raises:
+            AstraflowError: INVALID_FIELD naming a tensor that differs.
+        """
+        if max_context is not None and max_context < self.max_context:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"the server takes {max_context} tokens of context, engine.max_context is"
+                f" {self.max_context}",
+            )
+        other = Model.read(directory, None).shapes if directory.is_dir() else self.shapes
+        names = self.shapes.keys() | other.keys()
+        differing = [name for name in names if self.shapes.get(name) != other.get(name)]
+        if self.shapes and other and differing:
+            name = min(differing)
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"the server serves {directory}, where {name} has shape {other.get(name)}; in"
+                f" {self.directory} it has {self.shapes.get(name)}: attach to one of this model",
+            )
 
     def check(self, update: WeightUpdate, live: int | None) -> None:
         """Reject an update before anything of it reaches a server.

@@ -17,30 +17,40 @@ from astraflow.client.duplex import beside
 from astraflow.client.patience import Backoff
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.served import lifeline
-from astraflow.engines.served.dialect import Launch
+from astraflow.engines.served.dialect import CONNECT_S, Launch
+from astraflow.engines.served.last_words import last_words
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _LOOK_EVERY_S = 0.2
 _TOKEN_S = 30.0
-_KEPT_LINES = 15
+# Of all but completions, which take as long as they take. Loading a large model is the longest.
+_CALL_S = 600.0
 _OWN = frozenset(("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "ASTRAFLOW_JOIN_TOKEN"))
 
+# What shells say of SIGKILL.
+_KILLED = 137
+
 IsAlive = Callable[[httpx.AsyncClient], Awaitable[bool]]
+Wake = Callable[[httpx.AsyncClient], Awaitable[object]]
 
 
 class ServerProcess:
     """One life of a server: from its start to its end."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log_file: Path) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, log_file: Path, *, log_start: int
+    ) -> None:
         self._process = process
         self._log_file = log_file
+        self._log_start = log_start
 
     @classmethod
     async def start(cls, launch: Launch, log_file: Path) -> "ServerProcess":
         """Start it; it appends to a log, and ends with this process at the latest."""
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("ab") as output:
+            log_start = output.tell()
             process = await asyncio.create_subprocess_exec(
                 *kept(launch),
                 stdin=asyncio.subprocess.PIPE,
@@ -49,7 +59,7 @@ class ServerProcess:
                 env=environment(launch),
                 start_new_session=True,
             )
-        return cls(process, log_file)
+        return cls(process, log_file, log_start=log_start)
 
     async def wait(self) -> int:
         """Return its exit code once it has ended, with all its processes."""
@@ -62,9 +72,10 @@ class ServerProcess:
         await self.wait()
 
     def last_words(self) -> str:
-        """Return the last lines of its log."""
-        lines = self._log_file.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-_KEPT_LINES:])
+        """Return what its log says of its end."""
+        with self._log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return last_words(log.read().decode(errors="replace"))
 
 
 class Life:
@@ -101,23 +112,30 @@ class Server:
         self,
         *,
         is_alive: IsAlive,
+        wake: Wake,
         launch: Callable[[int], Launch] | None,
         url: str | None,
         log_file: Path,
         start_s: float,
         on_lost: Callable[[], None],
+        token_s: float = _TOKEN_S,
     ) -> None:
         """Prepare.
 
         Args:
             is_alive: Whether it generates.
+            wake: Makes sure of one that runs already (INVALID_FIELD: it is the wrong one) and has
+                it go on; whoever had it before may have left it paused.
             launch: Returns how to start it at a port; None: it runs at `url`.
             url: Of one that runs already.
             log_file: Takes what it writes.
             start_s: Seconds that a start may take.
             on_lost: Told when a life is over.
+            token_s: Seconds that one token may take.
         """
         self._is_alive = is_alive
+        self._wake = wake
+        self._token_s = token_s
         self._launch = launch
         self._url = url
         self._log_file = log_file
@@ -177,7 +195,7 @@ class Server:
         """See whether it still generates; it is started again if not."""
         life = self.life
         if life.is_up and not await self._answers(life.up.result()) and self.life is life:
-            self.condemn("it does not generate")
+            self.condemn("it generates no token")
 
     def condemn(self, why: str) -> None:
         """End this life: what it holds cannot be trusted any more."""
@@ -215,22 +233,37 @@ class Server:
     async def _wait_alive(self, http: httpx.AsyncClient, life: Life) -> None:
         """Wait for a real token."""
         until = time.monotonic() + self._start_s
-        while not await self._answers(http):
+        while not (await self._is_awake(http) and await self._answers(http)):
             if life.over.done():
                 raise life.over.result()
             if time.monotonic() > until:
                 raise _failed(f"the server generated nothing in {self._start_s:.0f} s")
             await asyncio.sleep(_LOOK_EVERY_S)
 
+    async def _is_awake(self, http: httpx.AsyncClient) -> bool:
+        """Wake one that runs already; False: it is not there yet."""
+        if self._launch is not None:
+            return True
+        try:
+            await self._wake(http)
+        except httpx.HTTPError:
+            return False
+        except AstraflowError as error:
+            if error.reason is Reason.INVALID_FIELD:
+                raise
+            return False
+        return True
+
     async def _watch(self, process: ServerProcess | None, life: Life) -> None:
         if process is not None:
             code = await process.wait()
             said = process.last_words()
-            self._end(life, _failed(f"the server ended with code {code}; it said:\n{said}"))
+            killed = " (killed, as a machine without memory does)" if code == _KILLED else ""
+            self._end(life, _failed(f"the server ended with code {code}{killed}; it said:\n{said}"))
 
     async def _answers(self, http: httpx.AsyncClient) -> bool:
         try:
-            return await asyncio.wait_for(self._is_alive(http), _TOKEN_S)
+            return await asyncio.wait_for(self._is_alive(http), self._token_s)
         except (AstraflowError, TimeoutError, httpx.HTTPError):
             return False
 
@@ -242,12 +275,10 @@ def _failed(message: str) -> AstraflowError:
 def _client(url: str) -> httpx.AsyncClient:
     # A line per request otherwise.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    # As many requests as the node has rollouts, each as long as it takes; a dead server closes
-    # its connections.
+    # As many requests as the node has rollouts.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-    return httpx.AsyncClient(
-        base_url=url, limits=limits, timeout=httpx.Timeout(None, connect=5.0), trust_env=False
-    )
+    timeout = httpx.Timeout(_CALL_S, connect=CONNECT_S)
+    return httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False)
 
 
 def kept(launch: Launch) -> tuple[str, ...]:

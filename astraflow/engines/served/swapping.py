@@ -14,6 +14,7 @@ from astraflow.core.updates import SwapReport, WeightUpdate
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.served.dialect import Dialect
 from astraflow.engines.served.exchange import ExchangeFolder
+from astraflow.engines.served.expert_tensors import apart
 from astraflow.engines.served.holds import Holds
 from astraflow.engines.served.meter import Meter
 from astraflow.engines.served.model import Model
@@ -58,6 +59,7 @@ class Swapping:
         """Make a version live once the live one is not held; see `Engine.swap`."""
         async with self._one_at_a_time:
             http = await self._server.wait_up()
+            update = await asyncio.to_thread(apart, update, self._model.shapes)
             await asyncio.to_thread(self._model.check, update, self.version)
             async with self._folder.file(update) as file:
                 await self._staged(http, file)
@@ -77,7 +79,7 @@ class Swapping:
             if self.source is None or self.version is not None:
                 return
             http = await self._server.wait_up()
-            update = await asyncio.to_thread(self.source)
+            update = apart(await asyncio.to_thread(self.source), self._model.shapes)
             async with self._folder.file(update) as file:
                 await self._staged(http, file)
                 async with self.holds.changing(at_once=True):
@@ -95,10 +97,7 @@ class Swapping:
         """Change the weights in a pause; the server ends when anything in it goes wrong."""
         started, inflight_count = perf_counter(), self._meter.running_count
         try:
-            await self._dialect.pause(http, self._kv)
-            await self._dialect.apply(http, file, version=version)
-            await self._dialect.reset_cache(http, self._kv)
-            await self._dialect.resume(http)
+            await self._dialect.change(http, file, version=version, kv=self._kv)
         except (AstraflowError, httpx.HTTPError) as error:
             self._server.condemn(f"version {version} was not applied whole: {error}")
             raise AstraflowError(

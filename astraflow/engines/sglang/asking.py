@@ -29,6 +29,8 @@ def generate_body(request: ServerRequest, *, salt: str) -> dict[str, Any]:
         "return_logprob": True,
         "stream": request.is_streamed,
         "extra_key": salt,
+        "return_routed_experts": request.tells_experts,
+        "lora_path": request.adapter,
     }
 
 

@@ -7,6 +7,7 @@ import struct
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.served.dialect import (
+    NO_END,
     Launch,
     Piece,
+    ServedModel,
     ServerLoad,
     ServerPlace,
     ServerRequest,
 )
-from astraflow.engines.sglang.answers import Told, piece_of
+from astraflow.engines.sglang.answers import piece_of
 from astraflow.engines.sglang.asking import after_least, generate_body, until_least
 from astraflow.engines.sglang.launch import LOADER, launch
 
@@ -39,6 +42,7 @@ class SglangDialect:
 
     name = "sglang"
     kv_policies = frozenset(_MODES)
+    has_experts_on_cpu = True
 
     def __init__(self, python: Path) -> None:
         """Prepare.
@@ -48,9 +52,10 @@ class SglangDialect:
         """
         self._python = python
         self._salt = _new_salt()
-        self._version = ""
         self._report: Mapping[str, Any] = {}
         self._checked: httpx.AsyncClient | None = None
+        self._is_quick = False
+        self._rank_count = 1
 
     def launch(self, place: ServerPlace) -> Launch:
         """Return how to start it."""
@@ -67,14 +72,12 @@ class SglangDialect:
         missing = {"/begin_weight_update", "/pause_generation", "/v1/loads"} - routes.keys()
         if missing:
             raise _failed(f"{told.get('version')} has no {min(missing)}: take 0.5.23 or later")
+        self._rank_count = int(told.get("tp_size", 1))
         return str(told["version"])
 
     async def is_alive(self, http: httpx.AsyncClient) -> bool:
-        """Return whether it generates a token."""
-        sampling = {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True}
-        body = {"input_ids": [0], "sampling_params": sampling}
-        answer = await http.post("/generate", json=body)
-        return answer.is_success and len(answer.json()["output_ids"]) == 1
+        """Return whether it generates a token; one of what runs will do."""
+        return (await http.get("/health_generate")).is_success
 
     async def generate(
         self, http: httpx.AsyncClient, request: ServerRequest
@@ -95,17 +98,18 @@ class SglangDialect:
     async def _part(self, http: httpx.AsyncClient, request: ServerRequest) -> AsyncGenerator[Piece]:
         """Sample one completion, or a part of one that has a length of its own."""
         body = generate_body(request, salt=self._salt)
+        piece = partial(piece_of, is_adapted=request.adapter is not None)
         if not request.is_streamed:
-            yield piece_of(_said(await http.post("/generate", json=body)), Told(self._version))
+            answer = await http.post("/generate", json=body, timeout=NO_END)
+            yield piece(_said(answer))
             return
-        told = Told(self._version)
-        async with http.stream("POST", "/generate", json=body) as answer:
+        async with http.stream("POST", "/generate", json=body, timeout=NO_END) as answer:
             if answer.is_error:
                 await answer.aread()
                 _said(answer)
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
-                    yield piece_of(json.loads(line.removeprefix("data: ")), told)
+                    yield piece(json.loads(line.removeprefix("data: ")))
 
     async def abort(self, http: httpx.AsyncClient, request_id: str) -> None:
         """Withdraw a request."""
@@ -120,44 +124,69 @@ class SglangDialect:
         if self._checked is not http:
             await self.release(http)
             self._checked = http
-        doors = file.parent.glob("*.door")
-        answers = await asyncio.gather(*(called(door, str(file)) for door in doors))
-        if any(answers):
-            raise apply_failed(max(answers))
+        answers = await asyncio.gather(*(called(d, str(file)) for d in file.parent.glob("*.door")))
+        heard = [answer for answer in answers if answer is not None]
+        failed = [answer["error"] for answer in heard if answer["error"]]
+        if failed:
+            raise apply_failed(failed[0])
+        self._is_quick = bool(heard) and all(answer["is_quick"] for answer in heard)
 
-    async def pause(self, http: httpx.AsyncClient, kv: KvPolicy) -> None:
-        """Stop decoding between two steps; running requests stay."""
-        _ok(await http.post("/pause_generation", json={"mode": _MODES[kv]}))
+    async def change(
+        self, http: httpx.AsyncClient, file: Path, *, version: int, kv: KvPolicy
+    ) -> None:
+        """Write what was staged between two steps; running requests stay.
 
-    async def apply(self, http: httpx.AsyncClient, file: Path, *, version: int) -> None:
-        """Write an update into the weights.
-
-        Its own answer is no proof: a name that it does not know is a success to it. What counts
-        is what the loader wrote beside the file.
+        Neither way's own answer is a proof: a name that it does not know is a success to it. What
+        counts is what the loader wrote beside the file.
         """
+        # What is written between two steps needs no pause, unless running requests are read anew.
+        is_paused = kv is KvPolicy.RECOMPUTE or not self._is_quick
+        if is_paused:
+            _ok(await http.post("/pause_generation", json={"mode": _MODES[kv]}))
+        if self._is_quick:
+            await self._tell(http, version)
+        else:
+            await self._load(http, file, version)
+        self._report = max(_answers_beside(file), key=lambda each: each["apply_s"])
+        self._salt = _new_salt()
+        if kv is KvPolicy.RECOMPUTE:
+            _ok(await http.post("/flush_cache"))
+        if is_paused:
+            await self.wake(http)
+
+    async def served_model(self, http: httpx.AsyncClient) -> ServedModel:
+        """Return what it serves."""
+        told = _said(await http.get("/server_info"))
+        return ServedModel(
+            directory=Path(told["model_path"]), max_context=told.get("context_length")
+        )
+
+    async def wake(self, http: httpx.AsyncClient) -> None:
+        """Go on decoding."""
+        _ok(await http.post("/continue_generation", json={"torch_empty_cache": False}))
+
+    async def _tell(self, http: httpx.AsyncClient, version: int) -> None:
+        """Have the plugin write what is staged for a version, by telling that version."""
+        body = {"new_version": str(version), "abort_all_requests": False}
+        _said(await http.post("/update_weight_version", json=body))
+
+    async def _load(self, http: httpx.AsyncClient, file: Path, version: int) -> None:
+        """Have the server call the loader: of all servers, and for what they convert."""
+        named = base64.b64encode(named_after(str(file))).decode()
         body = {
-            "serialized_named_tensors": [base64.b64encode(named_after(str(file))).decode()],
+            "serialized_named_tensors": [named] * self._rank_count,
             "load_format": LOADER,
             "flush_cache": False,
             "weight_version": str(version),
         }
-        _said(await http.post("/begin_weight_update", json={}))
+        if (await http.post("/begin_weight_update", json={})).is_error:
+            # A node that ended in the middle left it begun.
+            _said(await http.post("/end_weight_update", json={}))
+            _said(await http.post("/begin_weight_update", json={}))
         try:
             _said(await http.post("/update_weights_from_tensor", json=body))
         finally:
             _said(await http.post("/end_weight_update", json={}))
-        self._version = str(version)
-        self._report = max(_answers_beside(file), key=lambda each: each["apply_s"])
-
-    async def reset_cache(self, http: httpx.AsyncClient, kv: KvPolicy) -> None:
-        """Forget the keys and values that were computed with older weights."""
-        self._salt = _new_salt()
-        if kv is KvPolicy.RECOMPUTE:
-            _ok(await http.post("/flush_cache"))
-
-    async def resume(self, http: httpx.AsyncClient) -> None:
-        """Go on decoding."""
-        _ok(await http.post("/continue_generation", json={}))
 
     async def checksums(self, http: httpx.AsyncClient) -> Mapping[str, str]:
         """Return the server's own checksum of each of its parameters."""
@@ -171,6 +200,15 @@ class SglangDialect:
     async def report(self, http: httpx.AsyncClient) -> Mapping[str, Any]:  # noqa: ARG002
         """Return what the last update did; of all ranks the slowest."""
         return self._report
+
+    async def load_adapter(self, http: httpx.AsyncClient, name: str, folder: Path) -> None:
+        """Make an adapter known, between two steps."""
+        said = {"lora_name": name, "lora_path": str(folder)}
+        _said(await http.post("/load_lora_adapter", json=said))
+
+    async def unload_adapter(self, http: httpx.AsyncClient, name: str) -> None:
+        """Forget an adapter, once the server has ended what was withdrawn."""
+        _said(await http.post("/unload_lora_adapter", json={"lora_name": name}))
 
     async def load(self, http: httpx.AsyncClient) -> ServerLoad:
         """Return how busy it is; of several schedulers their sum, and the fullest cache."""
@@ -203,16 +241,19 @@ def _new_salt() -> str:
     return uuid.uuid4().hex
 
 
-async def called(door: Path, text: str) -> str:
-    """Say something at a socket, and return the error of its answer; none where nobody listens."""
+async def called(door: Path, text: str) -> Mapping[str, Any] | None:
+    """Say something at a socket, and return what it answers; None where nobody does."""
     try:
         reader, writer = await asyncio.open_unix_connection(door)
     except ConnectionRefusedError:
-        return ""
+        return None
     try:
         writer.write(text.encode())
         writer.write_eof()
-        return json.loads(await reader.read())["error"]
+        answer = await reader.read()
+        return json.loads(answer) if answer else None
+    except ConnectionResetError:
+        return None
     finally:
         writer.close()
         await writer.wait_closed()
@@ -245,7 +286,8 @@ def _said(answer: httpx.Response) -> Any:
     _ok(answer)
     told: dict[str, Any] = answer.json()
     if told.get("success") is False:
-        raise _failed(f"refused {answer.request.url.path}: {told.get('message')}")
+        why = told.get("message") or told.get("error_message")
+        raise _failed(f"refused {answer.request.url.path}: {why}")
     return told
 
 

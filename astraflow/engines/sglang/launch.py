@@ -7,12 +7,17 @@ from pathlib import Path
 
 from astraflow.engines.served.devices import is_on_cpu
 from astraflow.engines.served.dialect import Launch, ServerPlace
+from astraflow.engines.sglang.adapters import adapter_options
 
 LOADER = "astraflow_inside.sglang_loader.load"
 
 _DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 _ITEMSIZES = {"f32": 4, "bf16": 2}
 _STUBS = Path(__file__).with_name("cpu_stubs")
+# A server that lost a process would answer nobody for a minute or two while it writes them.
+_NO_DUMPS = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
+# Its entry point has the server run `astraflow_inside.sglang_plugin`.
+_PLUGIN = Path(__file__).with_name("plugin")
 # The node says what ends a completion. A server that knows end tokens of its own ignores them
 # only together with those that it is told.
 _NO_END = json.dumps({"eos_token_id": None})
@@ -37,7 +42,9 @@ def launch(python: Path, place: ServerPlace) -> Launch:
         *("--tensor-parallel-size", str(settings.tensor_parallel)),
         *("--custom-weight-loader", LOADER, "--sleep-on-idle", "--disable-overlap-schedule"),
         "--incremental-streaming-output",
+        *(("--enable-return-routed-experts",) if settings.routed_experts else ()),
         *(_for_cpu(place) if is_on_cpu(place.settings) else _for_gpu(place)),
+        *adapter_options(place.adapters, is_on_cpu=is_on_cpu(place.settings)),
         *settings.args,
     )
     return Launch(argv=argv, env=_environment(place))
@@ -70,8 +77,8 @@ def _cache_token_count(place: ServerPlace) -> int:
 
 
 def _environment(place: ServerPlace) -> Mapping[str, str]:
-    folders = [str(place.folder / "python")]
-    env = {"HF_HUB_OFFLINE": "1"}
+    folders = [str(place.folder / "python"), str(_PLUGIN)]
+    env = {"HF_HUB_OFFLINE": "1", **_NO_DUMPS}
     if is_on_cpu(place.settings):
         folders.append(str(_STUBS))
         env["SGLANG_USE_CPU_ENGINE"] = "1"

@@ -1,8 +1,6 @@
 """vLLM's own words: its command line and its HTTP routes."""
 
 import asyncio
-import json
-import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,31 +8,35 @@ from typing import Any
 import httpx
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.rollouts import FinishReason, KvPolicy
+from astraflow.core.rollouts import KvPolicy
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.served.devices import is_on_cpu
-from astraflow.engines.served.dialect import Launch, Piece, ServerLoad, ServerPlace, ServerRequest
+from astraflow.engines.served.dialect import (
+    NO_END,
+    Launch,
+    Piece,
+    ServedModel,
+    ServerLoad,
+    ServerPlace,
+    ServerRequest,
+)
+from astraflow.engines.vllm.adapters import adapter_environment, adapter_options
+from astraflow.engines.vllm.answers import event_of, gauge, piece_of
 
 _MODEL = "policy"
 _DTYPES = {"f32": "float32", "bf16": "bfloat16"}
-_BACKEND = "astraflow"
 # A logit bias that no softmax in float32 survives.
 _NEVER = -100.0
 _GENERATE = "/inference/v1/generate"
+_CHANGE = "/astraflow/change"
 _ONE_TOKEN = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "detokenize": False}}
 _QUIET = ("--disable-uvicorn-access-log",)
 _EAGER = ("--enforce-eager",)
+_EXPERTS = ("--enable-return-routed-experts",)
 _LOOK_S = 0.002
 _LOOK_LIMIT_S = 0.05
 _BAD_REQUEST = 400
 _SAID = 500
-_ENDS = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
-}
-# What it tells of a token whose log-probability is not finite.
-_NO_LOGPROB = -9999.0
 
 
 class VllmDialect:
@@ -42,6 +44,8 @@ class VllmDialect:
 
     name = "vllm"
     kv_policies = frozenset((KvPolicy.KEEP, KvPolicy.RECOMPUTE))
+    # It packs experts at its start alone, and reads those that come later as if they were packed.
+    has_experts_on_cpu = False
 
     def __init__(self, python: Path) -> None:
         """Prepare.
@@ -50,7 +54,7 @@ class VllmDialect:
             python: Interpreter of the environment that vLLM is installed in.
         """
         self._python = python
-        self._initialised: httpx.AsyncClient | None = None
+        self._report: Mapping[str, Any] = {}
 
     def launch(self, place: ServerPlace) -> Launch:
         """Return how to start it."""
@@ -61,7 +65,9 @@ class VllmDialect:
                 "-m",
                 "vllm.entrypoints.openai.api_server",
                 *_options(place),
+                *adapter_options(place.adapters),
                 *(_EAGER if is_on_cpu(settings) else ()),
+                *(_EXPERTS if settings.routed_experts else ()),
                 *settings.args,
             ),
             env={
@@ -72,6 +78,7 @@ class VllmDialect:
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "OMP_NUM_THREADS": str(settings.thread_count),
                 "HF_HUB_OFFLINE": "1",
+                **adapter_environment(place.adapters),
             },
         )
 
@@ -89,7 +96,7 @@ class VllmDialect:
     ) -> AsyncGenerator[Piece]:
         """Sample one completion."""
         body = {
-            "model": _MODEL,
+            "model": request.adapter or _MODEL,
             "request_id": request.request_id,
             "token_ids": list(request.prompt),
             "sampling_params": _sampling(request),
@@ -97,15 +104,15 @@ class VllmDialect:
             "stream": request.is_streamed,
         }
         if not request.is_streamed:
-            answer = await _asked(http, "POST", _GENERATE, json=body)
-            yield _piece(answer["choices"][0])
+            answer = await _asked(http, "POST", _GENERATE, json=body, timeout=NO_END)
+            yield piece_of(answer["choices"][0])
             return
-        async with http.stream("POST", _GENERATE, json=body) as answer:
+        async with http.stream("POST", _GENERATE, json=body, timeout=NO_END) as answer:
             await _require_success(answer)
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
-                    for choice in _event(line)["choices"]:
-                        yield _piece(choice)
+                    for choice in event_of(line)["choices"]:
+                        yield piece_of(choice)
 
     async def abort(self, http: httpx.AsyncClient, request_id: str) -> None:
         """Withdraw a request."""
@@ -114,7 +121,6 @@ class VllmDialect:
 
     async def stage(self, http: httpx.AsyncClient, file: Path) -> None:
         """Have each worker look up what it will write, in a thread beside generation."""
-        await self._initialise(http)
         await _call(http, "astraflow_stage", str(file))
         pause_s = _LOOK_S
         while True:
@@ -124,31 +130,36 @@ class VllmDialect:
                 if not said["is_staged"]:
                     break
             else:
-                await _asked(http, "POST", "/start_weight_update", json={})
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LOOK_LIMIT_S)
 
-    async def pause(self, http: httpx.AsyncClient, kv: KvPolicy) -> None:  # noqa: ARG002
-        """Stop decoding; requests stay, with their cache."""
-        await _asked(http, "POST", "/pause", params={"mode": "keep", "clear_cache": "false"})
+    async def change(
+        self, http: httpx.AsyncClient, file: Path, *, version: int, kv: KvPolicy
+    ) -> None:
+        """Write what was staged while nothing decodes: one call of a route of ours."""
+        said = {
+            "path": str(file),
+            "version": str(version),
+            "forget_running": kv is KvPolicy.RECOMPUTE,
+        }
+        reports = (await _asked(http, "POST", _CHANGE, json=said))["reports"]
+        self._report = max(reports, key=lambda each: each["apply_s"])
 
-    async def apply(self, http: httpx.AsyncClient, file: Path, *, version: int) -> None:
-        """Write what was staged, by the weight-transfer API."""
-        await _asked(http, "POST", "/update_weights", json={"update_info": {"path": str(file)}})
-        await _asked(http, "POST", "/finish_weight_update", json={"weight_version": str(version)})
+    async def served_model(self, http: httpx.AsyncClient) -> ServedModel:
+        """Return what it serves."""
+        said: list[dict[str, Any]] = (await _asked(http, "GET", "/v1/models"))["data"]
+        ours = next((model for model in said if model["id"] == _MODEL), None)
+        if ours is None:
+            names = ", ".join(str(model["id"]) for model in said)
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"it serves {names}, not {_MODEL}: start it with the command line that is in the"
+                " log of a node that starts its own",
+            )
+        return ServedModel(directory=Path(ours["root"]), max_context=ours["max_model_len"])
 
-    async def reset_cache(self, http: httpx.AsyncClient, kv: KvPolicy) -> None:
-        """Have running requests read anew, if asked to.
-
-        Otherwise there is nothing to do: salts keep versions apart, and what an older one cached is
-        the first to be evicted. vLLM could not forget it anyway while a request runs.
-        """
-        if kv is KvPolicy.RECOMPUTE:
-            said = {"reset_running_requests": "true"}
-            await _asked(http, "POST", "/reset_prefix_cache", params=said)
-
-    async def resume(self, http: httpx.AsyncClient) -> None:
+    async def wake(self, http: httpx.AsyncClient) -> None:
         """Go on decoding."""
         await _asked(http, "POST", "/resume")
 
@@ -157,25 +168,29 @@ class VllmDialect:
         said = await _asked(http, "POST", "/weight_checker", json={"action": "checksum"})
         return said["checksums"]
 
-    async def report(self, http: httpx.AsyncClient) -> Mapping[str, Any]:
+    async def report(self, http: httpx.AsyncClient) -> Mapping[str, Any]:  # noqa: ARG002
         """Return what the last update wrote; of all workers the slowest."""
-        said = await _call(http, "astraflow_report")
-        return max(said, key=lambda each: each.get("apply_s", 0.0))
+        return self._report
 
     async def load(self, http: httpx.AsyncClient) -> ServerLoad:
         """Read its Prometheus page."""
         page = (await http.get("/metrics")).text
         return ServerLoad(
-            running_count=int(_gauge(page, "vllm:num_requests_running")),
-            queued_count=int(_gauge(page, "vllm:num_requests_waiting")),
-            kv_fraction=_gauge(page, "vllm:kv_cache_usage_perc"),
+            running_count=int(gauge(page, "vllm:num_requests_running")),
+            queued_count=int(gauge(page, "vllm:num_requests_waiting")),
+            kv_fraction=gauge(page, "vllm:kv_cache_usage_perc"),
+            sampled_count=int(gauge(page, "vllm:generation_tokens_total")),
         )
 
-    async def _initialise(self, http: httpx.AsyncClient) -> None:
-        """Set the transfer up, once in the life of a server."""
-        if self._initialised is not http:
-            await _asked(http, "POST", "/init_weight_transfer_engine", json={"init_info": {}})
-            self._initialised = http
+    async def load_adapter(self, http: httpx.AsyncClient, name: str, folder: Path) -> None:
+        """Make an adapter known, between two steps."""
+        said = {"lora_name": name, "lora_path": str(folder)}
+        await _require_success(await http.post("/v1/load_lora_adapter", json=said))
+
+    async def unload_adapter(self, http: httpx.AsyncClient, name: str) -> None:
+        """Forget the name of an adapter; its place is that of the next one."""
+        said = {"lora_name": name}
+        await _require_success(await http.post("/v1/unload_lora_adapter", json=said))
 
 
 def _options(place: ServerPlace) -> tuple[str, ...]:
@@ -193,7 +208,7 @@ def _options(place: ServerPlace) -> tuple[str, ...]:
         "generation-config": "vllm",
         "load-format": "auto" if has_weights else "dummy",
         "worker-extension-cls": "astraflow_inside.vllm_worker.AstraflowWorker",
-        "weight-transfer-config": json.dumps({"backend": _BACKEND}),
+        "middleware": "astraflow_inside.vllm_routes.Changes",
         "gpu-memory-utilization": settings.memory,
         # One process less between a request and the model.
         "distributed-executor-backend": "uni" if settings.tensor_parallel == 1 else None,
@@ -226,38 +241,6 @@ def _sampling(request: ServerRequest) -> dict[str, Any]:
     }
 
 
-def _piece(choice: Mapping[str, Any]) -> Piece:
-    spans = choice["weight_versions"] or ()
-    logprobs: Mapping[str, Any] = choice["logprobs"] or {}
-    content: Sequence[Mapping[str, Any]] = logprobs.get("content") or ()
-    reason = choice.get("finish_reason")
-    if reason is not None and reason not in _ENDS:
-        raise _failed(f"a completion ended by {reason}")
-    return Piece(
-        tokens=choice["token_ids"] or (),
-        logprobs=[_logprob(said["logprob"]) for said in content],
-        versions=[(int(span["version"]), span["end"] - span["start"]) for span in spans],
-        finish_reason=None if reason is None else _ENDS[reason],
-    )
-
-
-def _logprob(said: float | None) -> float:
-    return math.nan if said is None or said <= _NO_LOGPROB else said
-
-
-def _event(line: str) -> Any:
-    said = json.loads(line.removeprefix("data: "))
-    if "error" in said:
-        raise _failed(str(said["error"]))
-    return said
-
-
-def _gauge(page: str, name: str) -> float:
-    """Return the sum over all engines of one family of a Prometheus page."""
-    lines = (line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
-
-
 async def _call(http: httpx.AsyncClient, method: str, *args: str) -> Sequence[Mapping[str, Any]]:
     """Call a method of every worker."""
     body = {"method": method, "args": list(args)}
@@ -278,7 +261,3 @@ async def _require_success(answer: httpx.Response) -> None:
     raise AstraflowError(
         reason, f"vLLM answered {answer.status_code} to {answer.request.url.path}: {said}"
     )
-
-
-def _failed(message: str) -> AstraflowError:
-    return AstraflowError(Reason.ENGINE_FAILED, f"vLLM: {message}", retryable=True)

@@ -8,12 +8,9 @@ import torch
 from torch import nn
 
 from astraflow.config.recipe import Engine as EngineSettings
-from astraflow.config.recipe import Lora
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import TensorSpec
-from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import TensorUpdate, WeightUpdate
 from astraflow.engines.embedded.adapters import (
     AdapterSlots,
     RowAdapters,
@@ -22,27 +19,14 @@ from astraflow.engines.embedded.adapters import (
 )
 from astraflow.engines.embedded.shared import adapter_engines
 from astraflow.engines.embedded.weights import Weights
-
-POLICIES = {"solver": Lora(rank=4, alpha=8.0), "verifier": Lora(rank=8, alpha=8.0)}
-PROMPT = [3, 9, 4, 13]
-
-
-def adapters(shapes, seed):
-    """Adapters of which no number is 0, f32 by name."""
-    rng = np.random.default_rng(seed)
-    return {name: rng.normal(0, 0.2, shape).astype("f4") for name, shape in shapes.items()}
-
-
-def update(policy, version, tensors, base=None, indices=None):
-    def part(name, values):
-        spec = TensorSpec(name=name, dtype=Dtype.F32, shape=values.shape, offset=0)
-        bits = values.reshape(-1).view(np.uint32)
-        chosen = None if indices is None else np.asarray(indices)
-        values = bits if chosen is None else bits[chosen]
-        return TensorUpdate(spec=spec, indices=chosen, values=values)
-
-    parts = tuple(part(name, values) for name, values in tensors.items())
-    return WeightUpdate(policy_id=policy, version=version, base_version=base, tensors=parts)
+from tests.engines.adapter_updates import (
+    POLICIES,
+    PROMPT,
+    adapters,
+    expected,
+    knobs,
+    update,
+)
 
 
 @pytest.fixture
@@ -51,27 +35,6 @@ async def engines(model):
     yield made
     for engine in made.values():
         await engine.close()
-
-
-def expected(model, policy, tensors, tokens):
-    """Log-probabilities under the model with the adapters added to its weights, in float64."""
-    module, settings = model.reference(0).double(), POLICIES[policy]
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.Linear) and name != "lm_head":
-            prefix = f"base_model.model.{name}"
-            first, second = (
-                torch.from_numpy(tensors[f"{prefix}.lora_{part}.weight"]).double() for part in "AB"
-            )
-            layer.weight.data += settings.alpha / settings.rank * second @ first
-    with torch.no_grad():
-        logits = module(torch.tensor([[*PROMPT, *tokens.tolist()]])).logits[0, 3:-1]
-    logits[:, :2] = -torch.inf
-    rows = torch.log_softmax(logits, -1)
-    return rows[torch.arange(len(tokens)), torch.from_numpy(tokens).long()].numpy()
-
-
-def knobs(length=20, **fields):
-    return SamplingParams(**{"max_new_tokens": length, "seed": 1, "ignore_eos": True, **fields})
 
 
 async def live(engines, version=0, seed=0):

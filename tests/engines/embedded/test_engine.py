@@ -63,6 +63,7 @@ def knobs(length: int = 20, **fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_new_tokens": length, "seed": 1, "ignore_eos": True, **fields})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group_size", [1, 4])
 async def test_in_f32_the_company_changes_no_bit(model: Any, group_size: int):
     names = [i - i % group_size for i in range(22)]

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3MoeForCausalLM
 
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.routes import ROUTED_EXPERTS, UNROUTED
@@ -17,26 +17,10 @@ from astraflow.wire.rollout import decode_trajectory, encode_trajectory
 from astraflow.workflows.episode import Recorder
 from astraflow.workflows.ports import PolicyPort
 
-CONFIG = Qwen3MoeConfig(
-    vocab_size=14,
-    hidden_size=32,
-    intermediate_size=48,
-    moe_intermediate_size=24,
-    num_experts=8,
-    num_experts_per_tok=2,
-    norm_topk_prob=True,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=512,
-    initializer_range=0.3,
-)
-
 
 @pytest.fixture
-async def engine(make_model):
-    model = make_model(CONFIG, Qwen3MoeForCausalLM)
+async def engine(make_model, make_mixture):
+    model = make_model(make_mixture().config, Qwen3MoeForCausalLM)
     engine = EmbeddedEngine.from_directory(model.folder, EngineSettings(device="cpu"), "sort")
     await engine.swap(model.update(0, seed=0))
     yield engine, model

@@ -1,21 +1,24 @@
-"""SGLang's loader: its answers beside the files that it is given, and its door."""
+"""What SGLang runs of ours: its loader, the answers beside the files, the door and the plugin."""
 
 import asyncio
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import TensorSpec
 from astraflow.core.updates import TensorUpdate, WeightUpdate
-from astraflow.engines.inside.sglang_loader import load
+from astraflow.engines.inside.sglang_loader import desk_in, load
+from astraflow.engines.inside.sglang_plugin import change
 from astraflow.engines.served.exchange import write_update
 from astraflow.engines.sglang.dialect import called
 
@@ -71,7 +74,38 @@ async def test_the_next_file_is_staged_at_the_door_and_applied_later(tmp_path: P
     load(model, [(str(written(tmp_path / "1.update", [0], [1.0])), None)])
     path = written(tmp_path / "2.update", [7], [5.0])
     async with asyncio.timeout(10):
-        assert await called(tmp_path / f"{os.getpid()}.door", str(path)) == ""
+        answer = await called(tmp_path / f"{os.getpid()}.door", str(path))
+    assert answer == {"error": "", "is_quick": False}
     assert model.rows[1, 3] == 0
     load(model, [(str(path), None)])
     assert model.rows[1, 3] == 5
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[Any]:
+    """What the plugin knows of SGLang's scheduler, of one rank."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield SimpleNamespace(
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=Padded())),
+        tp_group=SimpleNamespace(cpu_group=dist.group.WORLD),
+    )
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("version", "written_value"), [("1", 5.0), ("2", 0.0)])
+def test_only_what_is_staged_for_a_version_is_written_when_it_is_told(
+    scheduler: Any, tmp_path: Path, version: str, written_value: float
+):
+    model = scheduler.tp_worker.model_runner.model
+    path = written(tmp_path / "1.update", [7], [5.0])
+    assert desk_in(model).staged(str(path)) == ""
+    seen: list[float] = []
+
+    def tell(_: Any, request: Any) -> str:
+        seen.append(model.rows[1, 3].item())
+        return request.new_version
+
+    assert change(tell, scheduler, SimpleNamespace(new_version=version)) == version
+    assert seen == [written_value]
+    assert len(list(tmp_path.glob("*.answer"))) == (written_value > 0)

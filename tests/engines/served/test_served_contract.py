@@ -1,15 +1,11 @@
 """What every engine over a server must do; the servers are real."""
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -18,11 +14,15 @@ from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import TensorUpdate, WeightUpdate
 from astraflow.engines.building import build_engine
+from tests.engines.processes import processes_below, what_computes
 
 POLICY = "sort"
-LENGTH = 2000
+# More than an update takes on any machine: what is this long ends otherwise.
+LENGTH = 8000
+# Of tests that wait for two servers, one after the other.
+two_starts = pytest.mark.timeout(1200)
+BELL = 13
 KINDS = [
     pytest.param("vllm", marks=pytest.mark.vllm),
     pytest.param("sglang", marks=pytest.mark.sglang),
@@ -55,32 +55,14 @@ def knobs(length: int = 12, **fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_new_tokens": length, "seed": 1, "ignore_eos": True, **fields})
 
 
-def sparse(model: Any, *, version: int, base: int, every: int = 16) -> WeightUpdate:
-    """Return an update of a few elements of each tensor, to those of the seed `version`."""
-    parts: list[TensorUpdate] = []
-    for part in model.update(version, seed=version).tensors:
-        indices = np.arange(version, part.spec.element_count, every)
-        parts.append(replace(part, indices=indices, values=part.values[indices]))
-    return replace(model.update(version, seed=version), base_version=base, tensors=tuple(parts))
-
-
-def merged(model: Any, versions: list[int]) -> WeightUpdate:
-    """Return the whole state that sparse updates lead to, as the last of the versions."""
-    bits = {name: array.reshape(-1).copy() for name, array in model.bits(0).items()}
-    for version in versions:
-        for part in sparse(model, version=version, base=0).tensors:
-            bits[part.spec.name][part.indices] = part.values
-    whole = model.update(versions[-1], seed=0)
-    parts = tuple(replace(part, values=bits[part.spec.name]) for part in whole.tensors)
-    return replace(whole, tensors=parts)
-
-
-async def running(engine: Any, count: int, length: int) -> list[asyncio.Task[Any]]:
+async def running(engine: Any, count: int, length: int, **fields: Any) -> list[asyncio.Task[Any]]:
     """Return generations of which each has begun."""
     begun = [asyncio.Event() for _ in range(count)]
     tasks = [
         asyncio.ensure_future(
-            engine.generate([3 + n], knobs(length, seed=n), watch=lambda _, e=event: e.set())
+            engine.generate(
+                [3 + n], knobs(length, seed=n, **fields), watch=lambda _, e=event: e.set()
+            )
         )
         for n, event in enumerate(begun)
     ]
@@ -114,30 +96,63 @@ async def test_greedy_takes_what_transformers_takes(engine: Any, model: Any):
 
 async def test_sparse_updates_leave_what_loading_all_leaves(engine: Any, model: Any):
     for version in (1, 2, 3):
-        await engine.swap(sparse(model, version=version, base=version - 1))
+        await engine.swap(model.sparse(version, base=version - 1))
     patched = await engine.checksums()
     await engine.swap(model.update(4, seed=9))
     assert await engine.checksums() != patched
-    await engine.swap(merged(model, [1, 2, 3]))
+    await engine.swap(model.merged([1, 2, 3]))
     assert await engine.checksums() == patched
 
 
 async def test_swaps_in_flight_abort_none_and_every_token_tells_its_version(
     engine: Any, model: Any
 ):
-    tasks = await running(engine, 8, LENGTH)
-    for version in (1, 2):
-        report = await engine.swap(sparse(model, version=version, base=version - 1))
-        assert (report.version, report.inflight_count) == (version, 8)
+    updates = [model.sparse(version, base=version - 1, rings=False) for version in (1, 2)]
+    last = model.update(3, seed=3, rings=True)
+    await engine.swap(model.update(0, seed=0, rings=False))
+    tasks = await running(engine, 8, LENGTH, stop_token_ids=(BELL,))
+    for update in updates:
+        # Those that run are decoded in the same steps.
+        await engine.generate([3], knobs(2))
+        report = await engine.swap(update)
+        assert (report.version, report.inflight_count) == (update.version, 8)
+    await engine.generate([3], knobs(2))
+    await engine.swap(last)
     for number, generation in enumerate(await asyncio.gather(*tasks)):
-        assert generation.finish_reason is FinishReason.LENGTH
-        assert len(generation.tokens) == LENGTH
-        assert [span.version for span in generation.version_spans] == [0, 1, 2]
+        assert generation.finish_reason is FinishReason.STOP
+        assert [span.version for span in generation.version_spans] == [0, 1, 2, 3]
         assert {span.kv for span in generation.version_spans[1:]} == {KvPolicy.KEEP}
+        assert generation.version_spans[-1].length == 1
         first = generation.version_spans[0].length
-        old = model.logprobs(0, [3 + number], generation.tokens)
+        old = model.logprobs(0, [3 + number], generation.tokens, rings=False)
         np.testing.assert_allclose(generation.logprobs[:first], old[:first], atol=1e-4)
-        assert np.abs(generation.logprobs[first:] - old[first:]).max() > 0.01
+        assert np.abs(generation.logprobs[first:-1] - old[first:-1]).max() > 0.01
+
+
+async def test_what_runs_is_read_anew_where_the_recipe_says_so(
+    kind: str, model: Any, server_url: Callable[[str], str]
+):
+    url = await asyncio.to_thread(server_url, kind)
+    settings = EngineSettings(kind=kind, url=url, kv="recompute")
+    engine: Any = build_engine(model.folder, settings, POLICY)
+    try:
+        updates = [
+            model.update(n + 1, seed=1, rings=rings) for n, rings in enumerate([False, True])
+        ]
+        await engine.swap(model.update(0, seed=0, rings=False))
+        tasks = await running(engine, 3, LENGTH, stop_token_ids=(BELL,))
+        for update in updates:
+            await engine.swap(update)
+            await engine.generate([3], knobs(2))
+        for number, generation in enumerate(await asyncio.gather(*tasks)):
+            assert [span.version for span in generation.version_spans] == [0, 1, 2]
+            assert {span.kv for span in generation.version_spans[1:]} == {KvPolicy.RECOMPUTE}
+            new = model.logprobs(1, [3 + number], generation.tokens, rings=False)
+            first, second, _ = (span.length for span in generation.version_spans)
+            anew = slice(first, first + second)
+            np.testing.assert_allclose(generation.logprobs[anew], new[anew], atol=1e-4)
+    finally:
+        await engine.close()
 
 
 async def test_no_prompt_is_read_from_the_cache_of_an_older_version(engine: Any, model: Any):
@@ -209,6 +224,15 @@ async def test_a_stop_string_ends_and_is_kept(engine: Any):
     assert generation.finish_reason is FinishReason.STOP
 
 
+async def assert_restored(engine: Any, version: int, before: Any) -> None:
+    """Wait until a version is live again, and ask what was asked of it before."""
+    while engine.version != version:  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    after = await engine.generate([3, 4], knobs(20, temperature=0.0))
+    np.testing.assert_array_equal(before.tokens, after.tokens)
+
+
+@two_starts
 async def test_a_killed_server_comes_back_with_the_weights_of_the_node(kind: str, model: Any):
     others = processes_below()
     engine: Any = build_engine(
@@ -221,26 +245,43 @@ async def test_a_killed_server_comes_back_with_the_weights_of_the_node(kind: str
         before = await engine.generate([3, 4], knobs(20, temperature=0.0))
         (task,) = await running(engine, 1, LENGTH)
         life = engine._server.life
-        kill_what_computes(processes_below() - others)
+        what_computes(processes_below() - others).kill()
         with pytest.raises(AstraflowError) as caught:
             await task
         assert caught.value.reason is Reason.ENGINE_FAILED
-        async with asyncio.timeout(500):
-            await life.over
-            while engine.version != 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
-        after = await engine.generate([3, 4], knobs(20, temperature=0.0))
-        np.testing.assert_array_equal(before.tokens, after.tokens)
+        await life.over
+        await assert_restored(engine, 1, before)
     finally:
         await engine.close()
 
 
-def processes_below() -> set[psutil.Process]:
-    """Return all processes that descend from this one."""
-    return set(psutil.Process().children(recursive=True))
-
-
-def kill_what_computes(server: set[psutil.Process]) -> None:
-    """Kill the largest process of a server."""
-    largest = max(server, key=lambda process: process.memory_info().rss)
-    os.kill(largest.pid, signal.SIGKILL)
+@two_starts
+async def test_a_server_that_dies_in_an_update_has_no_version_until_all_is_loaded(
+    kind: str, model: Any
+):
+    others = processes_below()
+    engine: Any = build_engine(
+        model.folder, EngineSettings(kind=kind, device="cpu", max_batch=8), POLICY
+    )
+    try:
+        engine.restore_from(lambda: model.update(0, seed=0))
+        await engine.swap(model.update(0, seed=0))
+        before = await engine.generate([3, 4], knobs(20, temperature=0.0))
+        await engine.pin(0)
+        swap = asyncio.ensure_future(engine.swap(model.update(1, seed=1)))
+        holds, server = engine._swapping.holds, what_computes(processes_below() - others)
+        while not holds.is_awaited:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        # All is staged. It hears of the change, and can do nothing of it.
+        server.suspend()
+        await engine.unpin(0)
+        while not holds.is_changing:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server.kill()
+        with pytest.raises(AstraflowError, match="version 1 was not applied whole") as caught:
+            await swap
+        assert caught.value.reason is Reason.APPLY_FAILED
+        assert engine.version is None
+        await assert_restored(engine, 0, before)
+    finally:
+        await engine.close()

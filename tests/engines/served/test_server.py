@@ -12,9 +12,12 @@ import httpx
 import psutil
 import pytest
 
+from astraflow.client.duplex import beside
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.served.dialect import Launch
+from astraflow.engines.served.meter import Meter
 from astraflow.engines.served.server import Server, kept
+from astraflow.engines.served.silence import end_silence
 
 PAGE = """
 import sys
@@ -43,11 +46,13 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
         def make(launch: Callable[[int], Launch]) -> Server:
             server = Server(
                 is_alive=answers,
+                wake=answers,
                 launch=launch,
                 url=None,
                 log_file=tmp_path / "logs" / "server.log",
                 start_s=30,
                 on_lost=lambda: None,
+                token_s=1.0,
             )
             servers.append(server)
             group.create_task(server.run())
@@ -69,6 +74,20 @@ async def test_a_server_that_was_killed_is_started_again(make: Make):
     other = await server.wait_up()
     assert await answers(other)
     assert other.base_url != http.base_url
+
+
+@pytest.mark.slow
+async def test_a_server_that_stands_still_while_something_runs_is_started_again(make: Make):
+    server, meter = make(lambda port: command(PAGE, str(port))), Meter()
+    await server.wait_up()
+    life = server.life
+    (keeper,) = psutil.Process().children()
+    silence = end_silence(server, meter, is_changing=lambda: False, silent_s=0.1)
+    async with beside(silence):
+        with meter.running():
+            os.kill(keeper.children()[0].pid, signal.SIGSTOP)
+            assert "no token" in (await life.over).message
+        assert await answers(await server.wait_up())
 
 
 async def test_a_server_that_cannot_start_says_why(make: Make):

@@ -12,7 +12,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.served.dialect import ServerRequest
-from astraflow.engines.sglang.answers import Told, piece_of
+from astraflow.engines.sglang.answers import piece_of
 from astraflow.engines.sglang.asking import after_least, generate_body, until_least
 from astraflow.engines.sglang.dialect import named_after
 
@@ -74,30 +74,22 @@ def test_nothing_ends_a_completion_before_its_least_length():
     assert rest["sampling_params"]["stop_token_ids"] == [2]
 
 
-def test_the_last_answer_of_a_stream_tells_the_versions_that_others_were_not_sure_of():
-    told = Told("4")
-    first = piece_of(answer([5, 6], "4"), told)
-    second = piece_of(answer([7, 8], "5"), told)
-    third = piece_of(answer([9], "5"), told)
-    last = piece_of(answer([3], "5", [("4", 0, 3), ("5", 3, 6)], "length"), told)
-    assert (first.tokens, first.versions, first.finish_reason) == ([5, 6], [(4, 2)], None)
-    assert (second.tokens, second.versions, third.versions) == ([7, 8], [], [])
-    assert (last.tokens, last.versions) == ([3], [(4, 1), (5, 3)])
+def test_the_last_answer_of_a_stream_tells_all_versions():
+    first = piece_of(answer([5, 6], "4"))
+    second = piece_of(answer([7, 8], "5"))
+    last = piece_of(answer([3], "5", [("4", 0, 3), ("5", 3, 5)], "length"))
+    assert (first.tokens, first.versions, first.finish_reason) == ([5, 6], [], None)
+    assert (second.tokens, second.versions) == ([7, 8], [])
+    assert (last.tokens, last.versions) == ([3], [(4, 3), (5, 2)])
     assert (last.logprobs, last.finish_reason) == ([-1.5], FinishReason.LENGTH)
 
 
-def test_a_single_token_is_of_the_version_that_is_live():
-    told = Told("4")
-    assert piece_of(answer([5], "5"), told).versions == [(5, 1)]
-    assert piece_of(answer([6, 7], "5"), told).versions == [(5, 2)]
-
-
 def test_what_was_withdrawn_is_told_as_that():
-    last = piece_of(answer([5], "1", [("1", 0, 1)], "abort"), Told("1"))
+    last = piece_of(answer([5], "1", [("1", 0, 1)], "abort"))
     assert (last.finish_reason, last.versions) == (FinishReason.ABORT, [(1, 1)])
 
 
 def test_weights_of_no_version_are_an_error():
     with pytest.raises(AstraflowError, match="default") as caught:
-        piece_of(answer([5], "default", [("default", 0, 1)], "stop"), Told("default"))
+        piece_of(answer([5], "default", [("default", 0, 1)], "stop"))
     assert caught.value.reason is Reason.ENGINE_FAILED

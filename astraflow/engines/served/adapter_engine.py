@@ -1,0 +1,254 @@
+"""The engines of policies that adapt one model, over one server."""
+
+import asyncio
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from itertools import count, cycle
+from time import perf_counter
+
+import httpx
+import structlog
+
+from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import Lora
+from astraflow.core.errors import AstraflowError
+from astraflow.core.ids import PolicyId
+from astraflow.core.tasks import SamplingParams
+from astraflow.core.updates import SwapReport, WeightUpdate
+from astraflow.engines.checks import apply_failed, require_policy
+from astraflow.engines.protocol import EngineLoad, Generation, Watch
+from astraflow.engines.served.adapted import AdaptedServer
+from astraflow.engines.served.adapter_files import (
+    Tensors,
+    adapter_model,
+    changed,
+    targets_of,
+    write_adapter,
+)
+from astraflow.engines.served.adapter_shelf import Adapter, AdapterShelf
+from astraflow.engines.served.dialect import AdapterRoom, Dialect
+from astraflow.engines.served.meter import Meter
+from astraflow.engines.served.model import Model
+from astraflow.engines.served.server import Life
+from astraflow.engines.served.swapping import Source
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+# Of one policy: what is live, what an evaluation has pinned, what it had pinned before, and one
+# that ends. With fewer, a pin that waits for the next version could keep it from coming.
+_PLACES = 4
+# A server's metrics name each adapter that ever was: names come again, late enough for a request
+# that was withdrawn.
+_NAME_COUNT = 16
+
+
+class AdapterEngine:
+    """Generates with the adapters of one policy.
+
+    Each version is an adapter of its own in the server. What began with one ends with it, so its
+    tokens are of one version; what begins later takes the newest. Nothing pauses but for the time
+    in which the server reads an adapter, and requests of other policies never notice.
+    """
+
+    def __init__(
+        self, policy_id: PolicyId, adapting: AdaptedServer, settings: Lora, model: Model
+    ) -> None:
+        """Serve a policy; see `adapter_engines`.
+
+        Args:
+            policy_id: Whose adapters it takes.
+            adapting: Samples; closed with the engine.
+            settings: Of the recipe.
+            model: Whose tensors are those of the policy's versions.
+        """
+        self._policy_id = policy_id
+        self._adapting = adapting
+        self._settings = settings
+        self._model = model
+        self._meter = Meter()
+        self._shelf = AdapterShelf(_PLACES, self._let_go)
+        self._held: Tensors = {}
+        self._one_at_a_time = asyncio.Lock()
+        self._numbers = count()
+        made = uuid.uuid4().hex[:8]
+        self._names = cycle([f"{policy_id}-{made}-{index}" for index in range(_NAME_COUNT)])
+        self._asking = adapting.asking(self._meter)
+        adapting.tenants.append(self)
+
+    @property
+    def name(self) -> str:
+        """Make of the server."""
+        return self._adapting.dialect.name
+
+    @property
+    def version(self) -> int | None:
+        """What new requests are sampled with; None before the first swap, and without a server."""
+        live = self._shelf.live
+        return None if live is None or live.life is not self._life else live.version
+
+    @property
+    def pinned_versions(self) -> frozenset[int]:
+        """Versions that `generate` can be asked for until they are unpinned."""
+        return self._shelf.pinned_versions
+
+    @property
+    def keeps_versions(self) -> bool:
+        """Whether a pinned version serves on beside newer ones."""
+        return True
+
+    @property
+    def max_context_token_count(self) -> int:
+        """Prompt and completion together."""
+        return self._model.max_context
+
+    def restore_from(self, source: Source) -> None:
+        """Nothing to note: a server that was started again reads the adapters' files once more."""
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        version: int | None = None,
+        watch: Watch | None = None,
+    ) -> Generation:
+        """Sample one completion of one version; see `Engine.generate`."""
+        self._adapting.host.server.require_open()
+        with self._shelf.using(version, self._life) as adapter:
+            return await self._asking.sample(
+                prompt, sampling, watch, version=adapter.version, adapter=adapter.name
+            )
+
+    async def swap(self, update: WeightUpdate) -> SwapReport:
+        """Let new requests take a version, once there is a place for it; see `Engine.swap`."""
+        self._adapting.host.server.require_open()
+        require_policy(update, self._policy_id)
+        return await self._adapting.host.background.finish(self._swap(update))
+
+    async def pin(self, version: int) -> None:
+        """Keep a version; see `Engine.pin`."""
+        self._adapting.host.server.require_open()
+        self._shelf.pin(version, self._life)
+
+    async def unpin(self, version: int) -> None:
+        """Let a pinned version go; see `Engine.unpin`."""
+        self._shelf.unpin(version)
+
+    def load(self) -> EngineLoad:
+        """Return how busy it is with this policy, by the server's last word."""
+        return self._meter.load()
+
+    async def close(self) -> None:
+        """End the server, for all its policies."""
+        await self._adapting.close()
+
+    async def restore(self) -> None:
+        """Have a server that was started again read all versions that are kept."""
+        try:
+            async with self._one_at_a_time:
+                for adapter in reversed(self._shelf.kept):
+                    if adapter.life is not self._life:
+                        await self._load(adapter)
+        except (AstraflowError, httpx.HTTPError) as error:
+            # The next start, or the next version, tries again.
+            log.warning("adapters not restored", policy_id=self._policy_id, why=str(error))
+
+    async def leave(self) -> None:
+        """Take all versions from the server."""
+        for adapter in self._shelf.kept:
+            await self._unload(adapter)
+
+    async def _swap(self, update: WeightUpdate) -> SwapReport:
+        async with self._one_at_a_time:
+            await self._adapting.host.server.wait_up()
+            live = self._shelf.live
+            await asyncio.to_thread(self._model.check, update, live and live.version)
+            tensors = changed(self._held, update)
+            await self._shelf.room()
+            adapter = await self._written(update.version, tensors)
+            started, inflight_count = perf_counter(), self._meter.running_count
+            try:
+                await self._load(adapter)
+            except (AstraflowError, httpx.HTTPError) as error:
+                shutil.rmtree(adapter.folder, ignore_errors=True)
+                raise apply_failed(f"version {update.version} was not loaded: {error}") from error
+            pause_s = perf_counter() - started
+            self._held = tensors
+            self._shelf.put(adapter)
+        return SwapReport(version=update.version, pause_s=pause_s, inflight_count=inflight_count)
+
+    async def _written(self, version: int, tensors: Tensors) -> Adapter:
+        """Write a version where the server will read it."""
+        folder = self._adapting.host.folder.path / f"{self._policy_id}-{next(self._numbers)}"
+        base = self._model.directory
+        await asyncio.to_thread(write_adapter, folder, tensors, self._settings, base=base)
+        taken = {kept.name for kept in self._shelf.kept}
+        name = next(name for name in self._names if name not in taken)
+        return Adapter(version=version, name=name, folder=folder, life=self._life)
+
+    async def _load(self, adapter: Adapter) -> None:
+        """Have the server read a version."""
+        life = self._life
+        http = await self._adapting.host.server.wait_up()
+        await self._adapting.dialect.load_adapter(http, adapter.name, adapter.folder)
+        adapter.life = life
+
+    def _let_go(self, adapter: Adapter) -> None:
+        self._adapting.host.background.start(self._unload(adapter))
+
+    async def _unload(self, adapter: Adapter) -> None:
+        """Take a version from the server, if that one has it still."""
+        try:
+            if adapter.life is self._life:
+                await self._taken_away(adapter.name)
+        except (AstraflowError, httpx.HTTPError) as error:
+            log.warning("adapter not unloaded", name=adapter.name, why=str(error))
+        shutil.rmtree(adapter.folder, ignore_errors=True)
+        self._shelf.forget(adapter)
+
+    async def _taken_away(self, name: str) -> None:
+        """Have the server forget a version; once more, if it was just closing the connection."""
+        http, dialect = self._adapting.host.server.http, self._adapting.dialect
+        try:
+            await dialect.unload_adapter(http, name)
+        except httpx.TransportError:
+            await dialect.unload_adapter(http, name)
+
+    @property
+    def _life(self) -> Life:
+        return self._adapting.host.server.life
+
+
+def adapter_engines(
+    dialect: Dialect,
+    *,
+    model: Model,
+    settings: EngineSettings,
+    policies: Mapping[PolicyId, Lora],
+) -> Mapping[PolicyId, AdapterEngine]:
+    """Start one server, and return the engines of the policies that adapt its model.
+
+    The server reads the model's weights from its directory; adapters come by `swap`, each policy's
+    on its own. Closing one engine closes all. Needs a running event loop.
+
+    Args:
+        dialect: How the server is spoken with.
+        model: That all start from.
+        settings: Of the recipe.
+        policies: What each adapts.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the model, the settings or the targets do not fit.
+    """
+    models = {policy: adapter_model(model, lora) for policy, lora in policies.items()}
+    room = AdapterRoom(
+        count=_PLACES * len(policies),
+        rank=max(lora.rank for lora in policies.values()),
+        targets=targets_of(name for adapted in models.values() for name in adapted.shapes),
+    )
+    adapting = AdaptedServer(dialect, model=model, settings=settings, room=room)
+    return {
+        policy: AdapterEngine(policy, adapting, policies[policy], adapted)
+        for policy, adapted in models.items()
+    }

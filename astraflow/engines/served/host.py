@@ -1,0 +1,106 @@
+"""Hosts: one server, what it is handed and what is done beside it, begun and ended together."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.core.errors import AstraflowError
+from astraflow.engines.placing import Machine, visible_gpus
+from astraflow.engines.served.background import Background
+from astraflow.engines.served.dialect import AdapterRoom, Dialect, Launch, ServerPlace
+from astraflow.engines.served.exchange import ExchangeFolder
+from astraflow.engines.served.model import Model
+from astraflow.engines.served.server import Server
+
+
+class ServerHost:
+    """Keeps one server of a model running.
+
+    Attributes:
+        background: What is done beside it.
+        folder: What it is handed.
+        server: Reached through it.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        model: Model,
+        settings: EngineSettings,
+        on_lost: Callable[[], None],
+        adapters: AdapterRoom | None = None,
+    ) -> None:
+        """Start the server, or attach to it; needs a running event loop.
+
+        Args:
+            dialect: How it is spoken with.
+            model: That it serves.
+            settings: Of the recipe.
+            on_lost: Told when what the server held is gone.
+            adapters: Its room for them; None: it serves the model alone.
+
+        Raises:
+            AstraflowError: INVALID_FIELD or CAPABILITY_MISSING for what no command line can say.
+        """
+        self._dialect = dialect
+        self._model = model
+        self._settings = settings
+        self._adapters = adapters
+        self.background = Background()
+        self.folder = ExchangeFolder(dialect.name)
+        self.server = Server(
+            is_alive=dialect.is_alive,
+            wake=self._take_over,
+            launch=None if settings.url else self._launch,
+            url=settings.url,
+            log_file=_log_file(dialect.name),
+            start_s=settings.start_s,
+            on_lost=on_lost,
+        )
+        self._require_launch()
+        self._serving = self.background.start(self.server.run())
+
+    async def close(self) -> None:
+        """End the server and what is done beside it; the second time does nothing."""
+        self.server.close()
+        await asyncio.wait([self._serving])
+        await self.background.close()
+        self.folder.close()
+
+    def _require_launch(self) -> None:
+        """Reject now what would keep every start from succeeding."""
+        try:
+            self._launch(0)
+        except AstraflowError:
+            self.folder.close()
+            raise
+
+    async def _take_over(self, http: httpx.AsyncClient) -> None:
+        """Make sure of a server that somebody else started, and have it go on."""
+        served = await self._dialect.served_model(http)
+        self._model.require_served(served.directory, served.max_context)
+        await self._dialect.wake(http)
+
+    def _launch(self, port: int) -> Launch:
+        place = ServerPlace(
+            model_dir=self._model.directory,
+            port=port,
+            folder=self.folder.path,
+            settings=self._settings,
+            max_context=self._model.max_context,
+            adapters=self._adapters,
+        )
+        launch = self._dialect.launch(place)
+        return replace(launch, env={**launch.env, **visible_gpus(self._settings, Machine.here())})
+
+
+def _log_file(name: str) -> Path:
+    """Return where a server writes to; it is left there for people."""
+    return Path(tempfile.mkdtemp(prefix=f"astraflow-{name}-{os.getpid()}-")) / "server.log"

@@ -1,0 +1,76 @@
+"""What servers tell of experts becomes routes."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+from transformers import Qwen3MoeForCausalLM
+
+from astraflow.config.recipe import Engine
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.routes import UNROUTED
+from astraflow.engines.building import build_engine
+from astraflow.engines.served.told_routes import Experts, from_i32, from_npy
+
+FIELDS = {"num_hidden_layers": 3, "num_experts_per_tok": 2, "mlp_only_layers": [0]}
+TOLD = np.arange(4 * 3 * 2, dtype=np.int32).reshape(4, 3, 2)
+
+
+def test_a_dense_model_has_no_experts():
+    assert Experts.of({"num_hidden_layers": 3}) is None
+
+
+@pytest.mark.parametrize("told", [TOLD, TOLD.ravel(), TOLD[:, 1:].astype(np.uint8)])
+def test_routes_are_of_the_layers_that_have_experts(told):
+    routes = Experts.of(FIELDS).routes(told, 5)
+    assert routes.dtype == np.uint16
+    np.testing.assert_array_equal(routes[:4], TOLD[:, 1:])
+    assert (routes[4] == UNROUTED).all()
+
+
+def test_what_is_behind_the_end_is_left_out_and_what_is_not_told_is_unrouted():
+    experts = Experts.of(FIELDS)
+    np.testing.assert_array_equal(experts.routes(TOLD, 3)[:2], TOLD[:2, 1:])
+    assert (experts.routes(TOLD, 3)[2] == UNROUTED).all()
+    assert (experts.routes(TOLD, 9)[4:] == UNROUTED).all()
+
+
+@pytest.mark.parametrize("told", [TOLD.ravel()[:-1], TOLD[:, :, :1], TOLD - 9])
+def test_experts_of_another_model_are_refused(told):
+    with pytest.raises(AstraflowError, match="of another model") as caught:
+        Experts.of(FIELDS).routes(told, 5)
+    assert caught.value.reason is Reason.ENGINE_FAILED
+
+
+def test_both_ways_of_telling_are_read():
+    file = io.BytesIO()
+    np.save(file, TOLD)
+    np.testing.assert_array_equal(from_npy(base64.b64encode(file.getvalue()).decode()), TOLD)
+    np.testing.assert_array_equal(from_i32(base64.b64encode(TOLD.tobytes()).decode()), TOLD.ravel())
+    assert from_npy(None) is None
+    assert from_i32(None) is None
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+async def test_a_dense_model_tells_nothing(model, kind):
+    settings = Engine(kind=kind, device="cpu", routed_experts=True, url="http://127.0.0.1:9")
+    with pytest.raises(AstraflowError, match="has no experts") as caught:
+        build_engine(model.folder, settings, "sort")
+    assert caught.value.reason is Reason.INVALID_FIELD
+
+
+async def test_servers_tell_nothing_on_a_cpu(make_model, make_mixture):
+    model = make_model(make_mixture().config, Qwen3MoeForCausalLM)
+    settings = Engine(kind="sglang", device="cpu", routed_experts=True, url="http://127.0.0.1:9")
+    with pytest.raises(AstraflowError, match="on GPUs only") as caught:
+        build_engine(model.folder, settings, "sort")
+    assert caught.value.reason is Reason.INVALID_FIELD
+
+
+async def test_vllm_has_no_new_versions_of_experts_on_a_cpu(make_model, make_mixture):
+    model = make_model(make_mixture().config, Qwen3MoeForCausalLM)
+    settings = Engine(kind="vllm", device="cpu", url="http://127.0.0.1:9")
+    with pytest.raises(AstraflowError, match="no new versions on a CPU") as caught:
+        build_engine(model.folder, settings, "sort")
+    assert caught.value.reason is Reason.INVALID_FIELD
