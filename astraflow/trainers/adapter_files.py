@@ -24,13 +24,18 @@ def write_adapters(module: nn.Module, settings: Mapping[str, Any], directory: Pa
         settings: Of these, see `adapter_settings`.
         directory: That peft can load then.
     """
-    (directory / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+    write_settings(settings, directory)
     tensors = {
         name: each.detach().cpu().contiguous() for name, each in trained_parameters(module).items()
     }
     cast("Any", safetensors_torch).save_file(
         tensors, directory / TENSOR_FILE, metadata={"format": "pt"}
     )
+
+
+def write_settings(settings: Mapping[str, Any], directory: Path) -> None:
+    """Write what peft has to know of adapters."""
+    (directory / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.routers import RouteReplay
+from astraflow.engines.routers import RouteReplay, routers_of
 
 Made = TypeVar("Made")
 
@@ -40,7 +40,7 @@ class CausalModel:
         self._read: Callable[[Tensor], Any] | None = None
         self._made: Any = None
         self._hidden: Tensor | None = None
-        self._replay: RouteReplay | None = None
+        self._replay = RouteReplay(module)
         self._head: nn.Module | None = cast("Any", module).get_output_embeddings()
         if self._head is not None:
             self._head.register_forward_pre_hook(self._choose)
@@ -54,6 +54,11 @@ class CausalModel:
         """Note that weights come to a device when they are needed, wherever they are kept."""
         self._device = device
         self.never_sampled = self.never_sampled.to(device)
+
+    @property
+    def has_routers(self) -> bool:
+        """Whether tokens take different ways through it."""
+        return bool(routers_of(self.module))
 
     @property
     def vocabulary_size(self) -> int:
@@ -98,10 +103,11 @@ class CausalModel:
         Raises:
             AstraflowError: INVALID_FIELD when the model has no such experts.
         """
-        if self._replay is None and experts is not None:
-            self._replay = RouteReplay(self.module)
-        if self._replay is not None:
-            self._replay.expect(experts)
+        self._replay.expect(experts)
+
+    def require_routes(self, experts: np.ndarray) -> None:
+        """Refuse routes that `replay` could not take; see `RouteReplay.require`."""
+        self._replay.require(experts)
 
     def at_head(self, tokens: Tensor, chosen: Tensor, read: Callable[[Tensor], Made]) -> Made:
         """Return what is made of the output layer's input at chosen positions.
@@ -149,23 +155,21 @@ def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:
         AstraflowError: INVALID_FIELD when it is no such directory, or this release of
             transformers does not know the architecture.
     """
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
+    from astraflow.engines.making import read_causal_model  # noqa: PLC0415 - seconds to import
 
     hide_progress_bars()
     try:
-        module = cast("Any", AutoModelForCausalLM).from_pretrained(
-            directory, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-        )
+        module = read_causal_model(directory, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise AstraflowError(
             Reason.INVALID_FIELD,
             f"{directory} cannot be loaded as a causal language model: {error}",
         ) from error
-    moved = cast("nn.Module", module).to(resolve_device(device))
-    return CausalModel(moved, never_sampled=_never_sampled(directory))
+    moved = module.to(resolve_device(device))
+    return CausalModel(moved, never_sampled=never_sampled(directory))
 
 
-def _never_sampled(directory: Path) -> frozenset[int]:
+def never_sampled(directory: Path) -> frozenset[int]:
     """Return what the embedded engine never draws of this model."""
     from astraflow.engines import tokenizer  # noqa: PLC0415 - loads the engine
 

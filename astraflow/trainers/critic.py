@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -10,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from astraflow.config.recipe import Critic as Settings
-from astraflow.trainers.causal_model import CausalModel, load_causal_model
+from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.gae import Estimates, estimate
 from astraflow.trainers.likelihood import PassTokens
 from astraflow.trainers.optimizer import AdamW
-from astraflow.trainers.passes import passes_of
+from astraflow.trainers.passes import evened, passes_of
+from astraflow.trainers.peers import ALONE, Peers
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
 
@@ -26,18 +26,27 @@ class Critic:
     place of the logits, 0 at first.
     """
 
-    def __init__(self, model: CausalModel, settings: Settings, *, max_tokens: int) -> None:
-        """Start untrained; see `load_critic`.
+    def __init__(
+        self, model: CausalModel, settings: Settings, *, max_tokens: int, peers: Peers = ALONE
+    ) -> None:
+        """Start untrained.
 
         Args:
-            model: With one output.
+            model: With one output, see `valued`.
             settings: Of the recipe.
             max_tokens: Of one pass.
+            peers: The ranks that share every batch; all make the same calls.
         """
         self._model = model
         self._settings = settings
         self._max_tokens = max_tokens
+        self._peers = peers
         self._optimizer = AdamW(model.module.parameters(), settings.optimizer)
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Its weights by name, in the optimizer's order."""
+        return dict(self._model.module.named_parameters())
 
     @torch.no_grad()
     def look(self, rows: TrainRows) -> tuple[np.ndarray, Estimates]:
@@ -77,9 +86,15 @@ class Critic:
     ) -> Generator[Mapping[str, float]]:
         """Make the step of `step` at the end of a block; one that fails leaves all as it was."""
         with self._optimizer.gathering():
-            loss = sum((self._learn(each, values, returns) for each in self._passes(rows)), 0.0)
+            count = self._peers.total(len(values))
+            plan = self._passes(rows)
+            loss = sum((self._learn(each, values, returns, count) for each in plan), 0.0)
             norm = self._optimizer.clip(step)
-            yield {"critic/loss": loss, "critic/grad_norm": norm, **_fit(values, returns)}
+            yield {
+                "critic/loss": self._peers.total(loss),
+                "critic/grad_norm": norm,
+                **_fit(self._peers.joined(values), self._peers.joined(returns)),
+            }
             self._optimizer.apply(step)
 
     def state(self) -> Mapping[str, Any]:
@@ -91,9 +106,11 @@ class Critic:
         self._model.module.load_state_dict(state["weights"])
         self._optimizer.load(state["optimizer"])
 
-    def _learn(self, tokens: PassTokens, values: np.ndarray, returns: np.ndarray) -> float:
-        """Add one pass to the gradient and return its share of the loss."""
-        share = self._loss(tokens, values, returns) / len(values)
+    def _learn(
+        self, tokens: PassTokens, values: np.ndarray, returns: np.ndarray, count: float
+    ) -> float:
+        """Add one pass to the gradient and return its share of the loss, a mean over `count`."""
+        share = self._loss(tokens, values, returns) / count
         backward(share)
         return float(share.detach())
 
@@ -114,7 +131,7 @@ class Critic:
     def _passes(self, rows: TrainRows) -> list[PassTokens]:
         chosen = np.isin(np.arange(rows.row_count), rows.loss.rows)
         plan = passes_of(rows, chosen, max_tokens=self._max_tokens)
-        return [PassTokens.of(rows, one) for one in plan]
+        return [PassTokens.of(rows, one) for one in evened(plan, self._peers.most(len(plan)))]
 
 
 def _fit(values: np.ndarray, returns: np.ndarray) -> Mapping[str, float]:
@@ -126,16 +143,6 @@ def _fit(values: np.ndarray, returns: np.ndarray) -> Mapping[str, float]:
         "critic/value_mean": float(values.mean()),
         "critic/explained_variance": 1 - errors / spread if spread else 0.0,
     }
-
-
-def load_critic(directory: Path, settings: Settings, *, device: str, max_tokens: int) -> Critic:
-    """Make a critic from the weights of a policy.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when the directory cannot be loaded.
-    """
-    module = load_causal_model(directory, device=device).module
-    return Critic(valued(module), settings, max_tokens=max_tokens)
 
 
 def valued(module: nn.Module) -> CausalModel:

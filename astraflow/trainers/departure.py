@@ -50,16 +50,19 @@ class Departure:
             try:
                 self._waits = True
                 item = next(iterator)
-            except (StopIteration, _Leave):
+            except StopIteration:
                 return
+            except _Leave:
+                break
             finally:
                 self._waits = False
             yield item
+        log.info("asked to leave")
 
-    def _asked(self, number: int, _frame: FrameType | None) -> None:
+    def _asked(self, _number: int, _frame: FrameType | None) -> None:
+        """Note it; nothing is logged here, in the middle of what may be writing a line."""
         if self.is_asked:
             raise KeyboardInterrupt
-        log.info("asked to leave", signal=signal.Signals(number).name)
         self.is_asked = True
         if self._waits:
             raise _Leave

@@ -12,8 +12,9 @@ from astraflow.client.trainer import TrainerBatch
 class TrainEngine(Protocol):
     """A model and its optimizer, as `TrainingLoop` drives them; `TorchEngine` is one.
 
-    All calls come from one thread. An engine knows nothing of runs, versions and acks: with these
-    seven names any framework trains. `astraflow conformance engine` says whether it keeps them.
+    All calls but `wait_for_save` come from one thread. An engine knows nothing of runs, versions
+    and acks: with these seven names any framework trains. `astraflow conformance engine` says
+    whether it keeps them.
     """
 
     @property
@@ -60,7 +61,7 @@ class TrainEngine(Protocol):
         ...
 
     def wait_for_save(self) -> None:
-        """Wait until what was saved last is whole.
+        """Wait until what was saved last is whole, on another thread, while steps go on.
 
         Raises:
             OSError: It could not be written.
@@ -91,6 +92,16 @@ class WarnsOfChange(Protocol):
 
     def before_change(self, call: Callable[[], None]) -> None:
         """Call back in every `train_step` just before the weights change, on its thread."""
+        ...
+
+
+@runtime_checkable
+class ReplaysExperts(Protocol):
+    """An engine that can send tokens through the experts that the sampler took."""
+
+    @property
+    def replays_experts(self) -> bool:
+        """Whether it does, with this model and these settings; asked after `prepare`."""
         ...
 
 

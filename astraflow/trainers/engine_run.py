@@ -13,17 +13,19 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
+from astraflow.core.members import Capability
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.prometheus import MetricsServer
 from astraflow.trainers.checkpoints import Checkpoints
 from astraflow.trainers.departure import Departure
-from astraflow.trainers.engine import TrainEngine
+from astraflow.trainers.engine import ReplaysExperts, TrainEngine
 from astraflow.trainers.failures import FailedSteps
 from astraflow.trainers.followers import followed
 from astraflow.trainers.joining import TrainerPlace, joined
 from astraflow.trainers.loop import TrainingLoop
 from astraflow.trainers.origin import Followers, WeightOrigin
+from astraflow.trainers.own_engine import prepare
 from astraflow.trainers.pace import Pace
 from astraflow.trainers.published_layout import published_layout
 from astraflow.trainers.publishing import Publishing, publishing_of
@@ -100,9 +102,10 @@ def train(
 
     Raises:
         AstraflowError: CHECKPOINT_UNKNOWN when it was told which one, and that is not there or not
-            known to the run; what joining, the engine and the run answer.
+            known to the run; CAPABILITY_MISSING for an engine that lacks a method; what joining,
+            the engine and the run answer.
     """
-    engine.prepare()
+    prepare(engine)
     if not place.is_resuming:
         _train_from(engine, policy_id, settings, place, loop)
         return
@@ -143,7 +146,13 @@ def _train_from(
         departure.listening(),
         MetricsServer(place.metrics, tallies.families) as metrics,
         joined(
-            policy_id, settings, place, publishing, loop, metrics_address=metrics.address
+            policy_id,
+            settings,
+            place,
+            publishing,
+            loop,
+            capabilities=_capabilities(engine),
+            metrics_address=metrics.address,
         ) as client,
         followed(publishing.own, client, settings, place) as followers,
     ):
@@ -171,6 +180,11 @@ def _train_from(
         training.run(departure.watch(batches))
         end = client.end_of_data
         log.info("the trainer leaves", step=engine.step_count, cause=end and end.cause)
+
+
+def _capabilities(engine: TrainEngine) -> frozenset[Capability]:
+    replays = isinstance(engine, ReplaysExperts) and engine.replays_experts
+    return frozenset({Capability.ROUTED_EXPERTS} if replays else ())
 
 
 def _loop(
@@ -224,6 +238,7 @@ def _origin(
         publisher=publishing,
         herald=client,
         first_version=registration.next_version,
+        order=publishing.order,
         followers=followers,
         restored_from=_restored(start, registration.next_version),
     )

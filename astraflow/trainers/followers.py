@@ -30,18 +30,22 @@ def followed(
         others: tuple[Followers, ...] = (scrub,)
         if settings.broadcast is not None:
             others = (followers.enter_context(_broadcaster(publisher, settings, place)), *others)
-        if publisher.history.part.shard.count > 1:
-            # A patch is of use once all ranks have it, and this one does not speak for them.
-            yield others
-            return
-        if settings.store is None:
-            yield (*others, followers.enter_context(Gains(publisher, client.publish_version)))
-            return
-        url = f"{settings.store.rstrip('/')}/{client.registration.run_id}"
-        writer = followers.enter_context(ObjectWriter(publisher, url, client.publish_version))
-        gains = Gains(publisher, client.publish_version, then=writer.look)
-        log.info("versions also go to an object store", url=url)
-        yield (*others, writer, followers.enter_context(gains))
+        look = None
+        url = store_url(settings, client.registration.run_id)
+        if url is not None:
+            writer = followers.enter_context(ObjectWriter(publisher, url, client.publish_version))
+            log.info("versions also go to an object store", url=url)
+            others, look = (*others, writer), writer.look
+        if publisher.history.part.shard.count == 1:
+            # Of shards a patch is of use once all ranks have it: none speaks for the others.
+            gains = Gains(publisher, client.publish_version, then=look)
+            others = (*others, followers.enter_context(gains))
+        yield others
+
+
+def store_url(settings: Trainer, run_id: str) -> str | None:
+    """Return the folder of a run in the object store of a trainer; None: it has none."""
+    return None if settings.store is None else f"{settings.store.rstrip('/')}/{run_id}"
 
 
 def _broadcaster(

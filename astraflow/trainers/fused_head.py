@@ -4,11 +4,15 @@ The output layer of a large vocabulary makes logits many times the size of its i
 exist one tile (some tokens by some of the vocabulary) at a time: the forward pass keeps running
 sums of each token's softmax, the backward pass makes each tile again. That is a fourth product
 of matrices beside the three of plain logits. It is saved for the first tokens, whose logits wait
-in the array that the weight's gradient will take.
+in the array that the weight's gradient will take: as many tokens as a hidden state has numbers.
+
+Tiles are as large as memory allows. Threads share each product and wait for each other after it,
+so the fewer products there are, the less is lost.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -28,12 +32,22 @@ def fused_logprobs(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
         f[k] with a gradient where that is enabled, and f[k] without; entropies in nats. At least
         f32, as are all sums.
     """
-    tiles = Tiles(hidden, head)
-    is_kept = torch.is_grad_enabled() and head.weight.requires_grad
-    has_room = head.sum_of_gradients is None and head.weight.dtype == tiles.dtype
-    kept = Kept(head) if is_kept and has_room else None
+    kept = Kept(head) if _has_room(head) else None
+    tiles = Tiles(hidden, head, first_count=kept.token_count if kept else 0)
     apply = cast("Any", _Fused).apply
     return apply(hidden, head.weight, head.bias, _Way(tiles=tiles, kept=kept))
+
+
+def _has_room(head: Head) -> bool:
+    """Return whether the weight gets a new gradient that has room for a tile of logits.
+
+    A tile of few tokens costs more time than there is in making it again.
+    """
+    is_wanted = torch.is_grad_enabled() and head.weight.requires_grad
+    is_wide = head.weight.dtype.itemsize >= torch.float32.itemsize
+    enough = min(len(head.targets), head.tiling.token_count // 8)
+    is_worth_it = head.weight.shape[1] >= enough
+    return is_wanted and is_wide and is_worth_it and head.sum_of_gradients is None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -100,17 +114,18 @@ class _Sums:
 
     def add_all(self, tiles: Tiles, kept: Kept | None) -> None:
         """Look at every tile once."""
-        for words in tiles.words():
-            for tokens in tiles.tokens():
-                less, shares = tiles.room(0, tokens, words), tiles.room(1, tokens, words)
-                room = None if kept is None else _kept(kept.at(words), tokens)
-                logits = tiles.make(tokens, words, less if room is None else room)
-                at, columns = tiles.targets(tokens, words)
-                self.chosen[tokens][at] = logits[at, columns]
-                self._add(tokens, logits, less, shares)
+        for words, tokens in product(tiles.words, tiles.tokens):
+            room = tiles.room(tokens, words)
+            place = None if kept is None else kept.at(tokens, words)
+            logits = tiles.make(tokens, words, room if place is None else place)
+            at, columns = tiles.targets(tokens, words)
+            self.chosen[tokens][at] = logits[at, columns]
+            for rows in tiles.strips(tokens):
+                shares = tiles.strip_room(room[rows])
+                self._add(_within(tokens, rows), logits[rows], room[rows], shares)
 
     def _add(self, tokens: slice, logits: Tensor, less: Tensor, shares: Tensor) -> None:
-        """Add a tile; `less` may be the logits themselves."""
+        """Add a strip; `less` may be the logits themselves."""
         most, mass = self._most[tokens], self._mass[tokens]
         top = torch.maximum(most, logits.amax(1))
         torch.sub(logits, top[:, None], out=less)
@@ -139,12 +154,12 @@ class _Pulls:
     norms: Tensor
     scale: Tensor
 
-    def make(self, tokens: slice, words: slice, waiting: Tensor | None) -> Tensor:
-        """Return those of a tile, f[t, v]; `waiting` are logits of the first tokens."""
-        pulls, scale = self.tiles.room(0, tokens, words), self.scale[tokens]
-        logits = _kept(waiting, tokens)
-        logits = self.tiles.make(tokens, words, pulls) if logits is None else logits
-        torch.sub(logits, self.norms[tokens, None], out=pulls).exp_().mul_(-scale)
+    def make(self, tokens: slice, words: slice, kept: Kept | None) -> Tensor:
+        """Return those of a tile, f[t, v], of which nothing waits among the kept any more."""
+        pulls, norms, scale = self.tiles.room(tokens, words), self.norms[tokens], self.scale[tokens]
+        waiting = None if kept is None else kept.at(tokens, words)
+        logits = self.tiles.make(tokens, words, pulls) if waiting is None else waiting
+        torch.sub(logits, norms[:, None], out=pulls).exp_().mul_(-scale)
         at, columns = self.tiles.targets(tokens, words)
         pulls[at, columns] += scale[at, 0]
         return pulls
@@ -164,14 +179,16 @@ def _gradients(
     by_hidden = torch.zeros_like(hidden, dtype=pulls.tiles.dtype) if wanted[0] else None
     by_weight, is_new = _by_weight(head, kept) if wanted[1] else (None, False)
     by_bias = None if head.bias is None else torch.zeros_like(head.bias)
-    for words in pulls.tiles.words():
-        waiting = None if kept is None else kept.take(words)
-        sums = None if by_weight is None else _sums_at(by_weight[words], pulls.tiles, is_new=is_new)
-        for tokens in pulls.tiles.tokens():
-            tile = pulls.make(tokens, words, waiting)
+    for words in pulls.tiles.words:
+        sums = None if by_weight is None else by_weight[words].to(pulls.tiles.dtype)
+        for tokens in pulls.tiles.tokens:
+            tile = pulls.make(tokens, words, kept)
             if by_hidden is not None:
                 _add_product(by_hidden[tokens], tile, head.weight[words])
             if sums is not None:
+                if is_new and tokens.start == 0:
+                    # Not before: the tile's logits may have waited here.
+                    sums.zero_()
                 _add_product(sums, tile.T, hidden[tokens])
             if by_bias is not None:
                 by_bias[words] += tile.sum(0)
@@ -182,13 +199,6 @@ def _gradients(
         by_weight if is_new else None,
         by_bias,
     )
-
-
-def _sums_at(gradient: Tensor, tiles: Tiles, *, is_new: bool) -> Tensor:
-    """Return where the gradient of some words is summed up: in itself, where it is wide enough."""
-    if is_new:
-        gradient.zero_()
-    return gradient.to(tiles.dtype)
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
@@ -207,6 +217,6 @@ def _by_weight(head: Head, kept: Kept | None) -> tuple[Tensor, bool]:
     return (torch.empty_like(head.weight), True) if there is None else (there, False)
 
 
-def _kept(waiting: Tensor | None, tokens: slice) -> Tensor | None:
-    """Return the part of the first tokens' logits that is a tile's, if all of it is there."""
-    return None if waiting is None or tokens.stop > len(waiting) else waiting[tokens]
+def _within(outer: slice, inner: slice) -> slice:
+    """Return what a part of a slice is in the whole."""
+    return slice(outer.start + inner.start, outer.start + inner.stop)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic, sleep
 
 from structlog.contextvars import bind_contextvars
@@ -15,7 +15,7 @@ from astraflow.config.recipe import Trainer
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.members import Contract, ModelIdentity, RegisterTrainer, Resources
+from astraflow.core.members import Capability, Contract, ModelIdentity, RegisterTrainer, Resources
 from astraflow.core.versions import Lane, WeightEndpoint
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.prometheus import OFF
@@ -37,7 +37,7 @@ class TrainerPlace:
         hub: host:port.
         token: The run's join token.
         run_dir: Where checkpoints go.
-        model_name: Of what is trained.
+        identity: Of the model that is trained.
         start: What it begins with.
         is_resuming: Whether it waits for the session of a predecessor to end.
         checkpoint_id: What it goes on from then; empty: its newest one that the run knows.
@@ -54,7 +54,7 @@ class TrainerPlace:
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
     tls: Tls | None = None
-    model_name: str = ""
+    identity: ModelIdentity = field(default_factory=ModelIdentity)
     start: StartPoint = FIRST_WEIGHTS
     is_resuming: bool = False
     checkpoint_id: str = ""
@@ -70,6 +70,7 @@ def joined(
     publishing: Publishing,
     loop: LoopThread,
     *,
+    capabilities: frozenset[Capability],
     metrics_address: str,
 ) -> Generator[TrainerClient]:
     """Serve the weights and take the trainer's place in the run.
@@ -80,6 +81,7 @@ def joined(
         place: Where the trainer stands.
         publishing: Whose versions are served.
         loop: Running.
+        capabilities: What the trainer can do beyond what all can.
         metrics_address: Where its metrics are.
 
     Raises:
@@ -101,6 +103,7 @@ def joined(
             settings,
             place,
             endpoints=publishing.endpoints(server.endpoint),
+            contract=Contract(capabilities=capabilities, software=f"astraflow/{__version__}"),
             metrics_address=metrics_address,
         )
         client = _take_place(stack, place, register, loop)
@@ -117,14 +120,15 @@ def _registration(
     place: TrainerPlace,
     *,
     endpoints: tuple[WeightEndpoint, ...],
+    contract: Contract,
     metrics_address: str,
 ) -> RegisterTrainer:
     start = place.start
     return RegisterTrainer(
         policy_id=policy_id,
         name=f"trainer-{policy_id}",
-        contract=Contract(software=f"astraflow/{__version__}"),
-        identity=ModelIdentity(name=place.model_name),
+        contract=contract,
+        identity=place.identity,
         groups_per_batch=settings.groups_per_batch,
         checkpoint_id=start.checkpoint_id,
         last_step=start.step,

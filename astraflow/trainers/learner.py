@@ -21,7 +21,7 @@ from astraflow.trainers.losses import (
     prepared,
 )
 from astraflow.trainers.optimizer import AdamW
-from astraflow.trainers.optimizer_files import read_state
+from astraflow.trainers.optimizer_files import flat_state, read_state
 from astraflow.trainers.passes import Pass, evened, passes_of
 from astraflow.trainers.peers import ALONE, Peers, agreeing
 from astraflow.trainers.rows import LossTokens, TrainRows
@@ -100,13 +100,17 @@ class PolicyLearner:
         critic = {} if self._critic is None else {"critic": self._critic.state()}
         return {"step_count": self._step_count, **self._optimizer.state(), **critic}
 
+    def flat_state(self) -> Mapping[str, torch.Tensor]:
+        """Return it by the names of parameters, as torch.distributed.checkpoint takes it."""
+        return flat_state(self.state(), [*self.trained_parameters], [*self._critic_parameters])
+
     def resume(self, checkpoint: Path) -> None:
         """Go on with what `state` returned, in a checkpoint; the weights are there.
 
         Raises:
             AstraflowError: INVALID_FIELD when it cannot be read.
         """
-        state = read_state(checkpoint, self.trained_parameters)
+        state = read_state(checkpoint, self.trained_parameters, self._critic_parameters)
         self._optimizer.load(state)
         if self._critic is not None:
             self._critic.load(state["critic"])
@@ -117,6 +121,10 @@ class PolicyLearner:
         """What the optimizer changes, in its order."""
         named = self._model.module.named_parameters()
         return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+    @property
+    def _critic_parameters(self) -> Mapping[str, torch.Tensor]:
+        return {} if self._critic is None else self._critic.parameters
 
     def step(self, rows: TrainRows, *, divisor: float) -> Mapping[str, float]:
         """Change the weights once.
@@ -138,7 +146,7 @@ class PolicyLearner:
         """
         with agreeing(self._peers):
             rows.require_vocabulary(self._model.vocabulary_size)
-        if self._critic is None or not len(rows.loss):
+        if self._critic is None or not self._peers.most(len(rows.loss)):
             return self._step(rows, divisor)
         values, found = self._critic.look(rows)
         advantages = found.advantages.astype(np.float32)
@@ -259,7 +267,10 @@ class PolicyLearner:
 
     @torch.no_grad()
     def _reference_logprobs(self, tokens: PassTokens) -> torch.Tensor | None:
-        return None if self._reference is None else log_softmax_of(self._reference, tokens)[0]
+        """Return what another model says, which has ways of its own through its experts."""
+        if self._reference is None:
+            return None
+        return log_softmax_of(self._reference, replace(tokens, routed_experts=None))[0]
 
     @torch.no_grad()
     def _look(self, rows: TrainRows, one: Pass, seen: Likelihoods) -> None:

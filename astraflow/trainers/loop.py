@@ -1,6 +1,7 @@
 """The training loop, on one screen: a batch, a step, a version, an ack."""
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from time import time_ns
@@ -25,7 +26,8 @@ class TrainingLoop:
 
     A version is published before the batch behind it is acknowledged, so no acknowledged work
     is ever lost with the process. Both go on while the next batch is trained on, and end before
-    the version that comes of it; so does the encoding, where the engine can wait for it.
+    the version that comes of it; so does the encoding, where the engine can wait for it. A batch
+    whose step is saved is acknowledged once the checkpoint is whole.
 
     Attributes:
         client: Of the run.
@@ -63,8 +65,8 @@ class TrainingLoop:
                 continue
             self.failures.succeeded()
             published = self._publish(batch, step)
-            checkpoint_id = self.saves.after_step(step.number, self.pace.version)
-            self._settle(batch, step, published=published, checkpoint_id=checkpoint_id)
+            checkpoint = self.saves.after_step(step.number, self.pace.version)
+            self._settle(batch, step, published=published, checkpoint=checkpoint)
         last = self.pace.finish()
         self.client.flush()
         self.checkpoints.save(step=self.engine.step_count, version=last.version)
@@ -97,7 +99,12 @@ class TrainingLoop:
         return published
 
     def _settle(
-        self, batch: TrainerBatch, step: Step, *, published: Publication | None, checkpoint_id: str
+        self,
+        batch: TrainerBatch,
+        step: Step,
+        *,
+        published: Publication | None,
+        checkpoint: Future[str] | None,
     ) -> None:
         """Say what came of a batch: to a scraper, to the run, to the log."""
         metrics = {**step.metrics, **step.pace(batch.wait_s)}
@@ -112,9 +119,10 @@ class TrainingLoop:
             metrics=metrics,
             wait=timedelta(seconds=batch.wait_s),
             train=timedelta(seconds=train_s),
-            checkpoint_id=checkpoint_id,
         )
-        self.client.settle(self.saves.last, more=lambda: self._costs(published))
+        self.client.settle(
+            self.saves.last, more=lambda: self._costs(published), checkpoint=checkpoint
+        )
         log_step(step.number, metrics, wait_s=batch.wait_s, train_s=train_s)
 
     def _costs(self, published: Publication | None) -> Mapping[str, float]:

@@ -11,7 +11,9 @@ from astraflow.config.recipe import Policy, Recipe
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.telemetry.logging import configure_logging
+from astraflow.trainers.engine import TrainEngine
 from astraflow.trainers.joining import TrainerPlace
+from astraflow.trainers.own_engine import make_engine
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -62,13 +64,20 @@ def _train(
     if is_rank():
         from astraflow.trainers.fsdp.main import train_rank  # noqa: PLC0415 - loads torch
 
-        train_rank(policy_id, policy.trainer, place, model_dir=model_dir, loop=loop)
+        train_rank(policy_id, policy, place, model_dir=model_dir, loop=loop)
         return
     from astraflow.trainers.engine_run import train  # noqa: PLC0415 - loads what it needs
+
+    train(_engine_of(policy, model_dir), policy_id, policy.trainer, place, loop=loop)
+
+
+def _engine_of(policy: Policy, model_dir: Path) -> TrainEngine:
+    """Return what steps the model, not prepared yet."""
+    if policy.trainer.engine is not None:
+        return make_engine(policy.trainer.engine, policy.trainer, model_dir=model_dir)
     from astraflow.trainers.torch_engine import TorchEngine  # noqa: PLC0415 - loads torch
 
-    engine = TorchEngine(policy.trainer, model_dir=model_dir, lora=policy.model.lora)
-    train(engine, policy_id, policy.trainer, place, loop=loop)
+    return TorchEngine(policy.trainer, model_dir=model_dir, lora=policy.model.lora)
 
 
 def rank_mark() -> str:

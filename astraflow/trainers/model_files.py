@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from astraflow.trainers.adapter_files import write_adapters
+from astraflow.trainers.adapter_files import write_adapters, write_settings
 from astraflow.trainers.lora import adapter_settings
 from astraflow.trainers.placing import placed
 
@@ -50,12 +50,23 @@ def write_model(module: nn.Module, directory: Path, *, companions_of: Path | Non
 def write_description(
     module: nn.Module, directory: Path, *, companions_of: Path | None = None
 ) -> None:
-    """Write what belongs to a model beside its weights."""
-    model = cast("Any", module)
-    model.config.save_pretrained(directory)
-    if model.can_generate():
-        model.generation_config.save_pretrained(directory)
+    """Write what belongs to a model, or to its adapters, beside the weights."""
+    model, adapters = cast("Any", module), adapter_settings(module)
+    if adapters is not None:
+        write_settings(adapters, directory)
+    else:
+        model.config.save_pretrained(directory)
+        if model.can_generate():
+            model.generation_config.save_pretrained(directory)
     _copy_companions(directory, companions_of)
+
+
+def copy_description(source: Path, directory: Path) -> None:
+    """Copy what belongs to a model beside its weights from where it was loaded."""
+    for name in ("config.json", "generation_config.json"):
+        if (source / name).exists():
+            shutil.copyfile(source / name, directory / name)
+    _copy_companions(directory, source)
 
 
 def _copy_companions(directory: Path, companions_of: Path | None) -> None:

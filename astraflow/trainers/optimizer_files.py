@@ -13,29 +13,47 @@ from astraflow.trainers.resume import OPTIMIZER_FILE
 
 OPTIMIZER_DIR: Final = "optimizer"
 _STEP_COUNT: Final = "step_count"
+_CRITIC: Final = "critic"
+# Beside its moments lies every weight of a critic: no model file has it.
+_WEIGHT: Final = "value"
+
+Fields = Mapping[int, Mapping[str, Tensor]]
 
 
-def flat_state(state: Mapping[str, Any], names: list[str]) -> dict[str, Tensor]:
+def flat_state(state: Mapping[str, Any], names: list[str], critic: list[str]) -> dict[str, Tensor]:
     """Return a state by the names of its parameters, as torch.distributed.checkpoint takes it.
 
     Args:
         state: As `PolicyLearner.state` returns it.
         names: Of the parameters, in the optimizer's order.
+        critic: Of those of the critic, in its optimizer's order.
     """
     count = torch.tensor(state[_STEP_COUNT], dtype=torch.int64)
-    return {_STEP_COUNT: count} | {
+    flat = {_STEP_COUNT: count, **_flat(state["state"], names)}
+    if _CRITIC not in state:
+        return flat
+    weights, moments = state[_CRITIC]["weights"], state[_CRITIC]["optimizer"]["state"]
+    parts = {f"{name}.{_WEIGHT}": each for name, each in weights.items()} | _flat(moments, critic)
+    return flat | {f"{_CRITIC}.{key}": each for key, each in parts.items()}
+
+
+def _flat(fields: Fields, names: list[str]) -> dict[str, Tensor]:
+    return {
         f"{names[index]}.{field}": value
-        for index, fields in state["state"].items()
-        for field, value in fields.items()
+        for index, each in fields.items()
+        for field, value in each.items()
     }
 
 
-def read_state(checkpoint: Path, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+def read_state(
+    checkpoint: Path, parameters: Mapping[str, Tensor], critic: Mapping[str, Tensor]
+) -> dict[str, Any]:
     """Return what `PolicyLearner.state` returned before; tensors are cut as the parameters are.
 
     Args:
         checkpoint: Of this or another number of ranks.
         parameters: In the optimizer's order; all ranks that share them call this.
+        critic: Its parameters, likewise; none: there is no critic.
 
     Raises:
         AstraflowError: INVALID_FIELD when the checkpoint has no such state.
@@ -43,42 +61,79 @@ def read_state(checkpoint: Path, parameters: Mapping[str, Tensor]) -> dict[str, 
     folder = checkpoint / OPTIMIZER_DIR
     source = folder if folder.is_dir() else checkpoint / OPTIMIZER_FILE
     try:
-        if source == folder:
-            return _from_folder(folder, parameters)
-        return _from_file(source, list(parameters.values()))
+        read = _from_folder if source == folder else _from_file
+        state = read(source, parameters, critic)
     except Exception as error:  # a torn file raises whatever its bytes lead to
         raise AstraflowError(
             Reason.INVALID_FIELD,
             f"{source} cannot be read as the state of an optimizer: {error}",
         ) from error
-
-
-def _from_file(path: Path, parameters: list[Tensor]) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    places: dict[int, dict[str, Tensor]] = state["state"]
-    for index, fields in places.items():
-        for field, value in fields.items():
-            fields[field] = _cut_as(parameters[index], value)
+    if critic and _CRITIC not in state:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{source} has no critic; leave out trainer.critic, or start a run from these weights",
+        )
     return state
 
 
-def _from_folder(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+def _from_file(
+    path: Path, parameters: Mapping[str, Tensor], critic: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    _cut(state["state"], list(parameters.values()))
+    if critic and _CRITIC in state:
+        _cut(state[_CRITIC]["optimizer"]["state"], list(critic.values()))
+        weights: dict[str, Tensor] = state[_CRITIC]["weights"]
+        weights |= {name: _cut_as(each, weights[name]) for name, each in critic.items()}
+    return state
+
+
+def _cut(places: dict[int, dict[str, Tensor]], parameters: list[Tensor]) -> None:
+    """Keep what lies here of moments, by index of their parameter."""
+    for index, fields in places.items():
+        for field, value in fields.items():
+            fields[field] = _cut_as(parameters[index], value)
+
+
+def _from_folder(
+    folder: Path, parameters: Mapping[str, Tensor], critic: Mapping[str, Tensor]
+) -> dict[str, Any]:
     import torch.distributed.checkpoint  # noqa: PLC0415 - slow to import
 
     dcp = cast("Any", torch.distributed.checkpoint)
     found = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    flat: dict[str, Any] = {key: _room(key, found[key], parameters) for key in found}
+    rooms = {**parameters, **{f"{_CRITIC}.{name}": each for name, each in critic.items()}}
+    keys = [key for key in found if critic or not key.startswith(f"{_CRITIC}.")]
+    flat: dict[str, Any] = {key: _room(key, found[key], rooms) for key in keys}
     with catch_warnings():
         # That one process reads for itself is meant.
         filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(flat, checkpoint_id=folder, no_dist=not torch.distributed.is_initialized())
     count = int(flat.pop(_STEP_COUNT))
-    places = {name: index for index, name in enumerate(parameters)}
+    of_critic = {key: flat.pop(key) for key in keys if key.startswith(f"{_CRITIC}.")}
+    state = {_STEP_COUNT: count, "state": _indexed(flat, list(parameters))}
+    return {**state, _CRITIC: _critic_of(of_critic, list(critic))} if of_critic else state
+
+
+def _critic_of(flat: Mapping[str, Tensor], names: list[str]) -> dict[str, Any]:
+    """Return the critic's part of a state."""
+    parts = {key.removeprefix(f"{_CRITIC}."): each for key, each in flat.items()}
+    ending = f".{_WEIGHT}"
+    weights = {key: parts.pop(key) for key in [*parts] if key.endswith(ending)}
+    return {
+        "weights": {key.removesuffix(ending): each for key, each in weights.items()},
+        "optimizer": {"state": _indexed(parts, names)},
+    }
+
+
+def _indexed(flat: Mapping[str, Tensor], names: list[str]) -> dict[int, dict[str, Tensor]]:
+    """Return fields by the index of their parameter, as optimizers have them."""
+    places = {name: index for index, name in enumerate(names)}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in flat.items():
         name, field = key.rsplit(".", 1)
         state.setdefault(places[name], {})[field] = value
-    return {_STEP_COUNT: count, "state": state}
+    return state
 
 
 def _room(key: str, stored: Any, parameters: Mapping[str, Tensor]) -> Tensor:

@@ -125,6 +125,7 @@ class WeightOrigin:
         publisher: Publisher,
         herald: Herald,
         first_version: int,
+        order: Callable[[int, int, int | None], None] | None = None,
         followers: Sequence[Followers] = (),
         restored_from: int | None = None,
     ) -> None:
@@ -136,6 +137,8 @@ class WeightOrigin:
             publisher: Encodes them.
             herald: Tells the run.
             first_version: Number of the next version.
+            order: Called with version, steps behind it and `restored_from` before it is encoded,
+                on the thread of `publish`; None: there are no other ranks to tell.
             followers: Told of every version.
             restored_from: Version that the present weights were published as before.
         """
@@ -144,6 +147,7 @@ class WeightOrigin:
         self._publisher = publisher
         self._herald = herald
         self._next_version = first_version
+        self._order = order
         self._followers = followers
         self._restored_from = restored_from
         self._encoder = ThreadPoolExecutor(1, "publish")
@@ -170,6 +174,8 @@ class WeightOrigin:
         self.hold()
         version, self._next_version = self._next_version, self._next_version + 1
         restored_from, self._restored_from = self._restored_from, None
+        if self._order is not None:
+            self._order(version, step, restored_from)
         made = self._encoder.submit(
             self._publisher.publish,
             version,

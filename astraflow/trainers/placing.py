@@ -14,14 +14,27 @@ def placed(target: Path) -> Generator[Path]:
     Args:
         target: A directory that is there already gives way.
     """
+    draft = drafted(target)
+    yield draft
+    place(draft, target)
+
+
+def drafted(target: Path) -> Path:
+    """Make an empty directory that `place` will make the target."""
     draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    yield draft
-    _place(draft, target)
+    return draft
 
 
-def _place(draft: Path, target: Path) -> None:
+def drop_drafts(folder: Path) -> None:
+    """Let go of what somebody who was killed has left half written."""
+    for path in folder.glob(".*.draft"):
+        shutil.rmtree(path)
+
+
+def place(draft: Path, target: Path) -> None:
+    """Make a directory the target, once all that is in it is on the disk."""
     for path in filter(Path.is_file, draft.rglob("*")):
         with path.open("rb") as file:
             os.fsync(file.fileno())

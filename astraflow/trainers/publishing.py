@@ -24,6 +24,10 @@ class Publishing(Publisher, Protocol):
         """Ranks that share every batch."""
         ...
 
+    def order(self, version: int, step: int, restored_from: int | None) -> None:
+        """Have all ranks encode a version of their present weights; `publish` does so here."""
+        ...
+
     def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:
         """Return where versions are served, this process's endpoint first."""
         ...
@@ -63,6 +67,9 @@ class _HerePublishing:
     @property
     def is_damaged(self) -> bool:
         return self.own.is_damaged
+
+    def order(self, version: int, step: int, restored_from: int | None) -> None:
+        del version, step, restored_from
 
     def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:
         return (WeightEndpoint(rank=0, endpoint=own),)

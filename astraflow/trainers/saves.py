@@ -1,6 +1,6 @@
 """Saves: checkpoints that are due, and those that the run asks for."""
 
-from dataclasses import replace
+from concurrent.futures import Future
 from time import perf_counter
 from typing import Protocol
 
@@ -19,8 +19,8 @@ class SaveClient(Protocol):
         """Return the checkpoint that the run asked for since the last call; empty: none."""
         ...
 
-    def settle(self, ack: AckBatch) -> None:
-        """Settle a batch while the caller goes on."""
+    def settle(self, ack: AckBatch, *, checkpoint: Future[str] | None) -> None:
+        """Settle a batch, once a checkpoint is written, while the caller goes on."""
         ...
 
     def flush(self) -> None:
@@ -52,10 +52,10 @@ class Saves:
         self._asked = ""
         self._written: set[str] = set()
 
-    def after_step(self, step: int, version: int | None) -> str:
-        """Return the id of the checkpoint that was written; empty: none was."""
+    def after_step(self, step: int, version: int | None) -> Future[str] | None:
+        """Begin to write a checkpoint if one is due; return its id, once it is whole."""
         asked = self._take_order()
-        return self._write(asked, step, version) if asked or self.need_save(step) else ""
+        return self._write(asked, step, version) if asked or self.need_save(step) else None
 
     def need_save(self, step: int) -> bool:
         """Whether a checkpoint is due: the last one before its batch is acknowledged, too."""
@@ -70,20 +70,24 @@ class Saves:
         if self.last is None:
             self._asked = asked
         elif asked:
-            self._client.settle(replace(self.last, checkpoint_id=self._write(asked, step, version)))
+            self._client.settle(self.last, checkpoint=self._write(asked, step, version))
 
     def _take_order(self) -> str:
         """Return what was asked for and is not written; an order may come again."""
         asked, self._asked = self._client.take_save_order() or self._asked, ""
         return "" if asked in self._written else asked
 
-    def _write(self, asked: str, step: int, version: int | None) -> str:
+    def _write(self, asked: str, step: int, version: int | None) -> Future[str]:
         # It names a version that the run knows.
         self._client.flush()
-        written = self._checkpoints.save(step=step, version=version, checkpoint_id=asked)
-        self._written.add(written)
+        written = self._checkpoints.begin(
+            step=step, version=version, checkpoint_id=asked, then=self._thin_out
+        )
+        self._written.add(asked)
+        self._saved = perf_counter()
+        return written
+
+    def _thin_out(self) -> None:
         keep = self._settings.save.keep
         if keep is not None or self._settings.checkpoint_every is None:
             self._checkpoints.thin_out(keep)
-        self._saved = perf_counter()
-        return written

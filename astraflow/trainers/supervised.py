@@ -54,15 +54,15 @@ def make_model(settings: WarmUp, tutor: Tutor, *, seed: int, target: Path) -> No
 
 def new_model(config: dict[str, Any], *, seed: int) -> nn.Module:
     """Return a model with random weights in f32, the same for the same seed."""
-    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - slow to import
+    from transformers import AutoConfig  # noqa: PLC0415 - slow to import
+
+    from astraflow.engines.making import make_causal_model  # noqa: PLC0415 - slow to import
 
     hide_progress_bars()
     fields = {name: value for name, value in config.items() if name != "model_type"}
     seed_everything(seed)
     made = cast("Any", AutoConfig).for_model(config["model_type"], **fields)
-    return cast(
-        "nn.Module", cast("Any", AutoModelForCausalLM).from_config(made, dtype=torch.float32)
-    )
+    return make_causal_model(made, dtype=torch.float32)
 
 
 def batches_of(

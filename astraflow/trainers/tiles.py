@@ -1,6 +1,5 @@
 """Tiles: the logits of some tokens at some of the vocabulary, made in room that is used again."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,19 +7,21 @@ from torch import Tensor
 
 # The logit of a word that is never drawn: finite, so that 0 times it is 0.
 BANNED = -1e30
+# Of a strip: 2 MiB in f32.
+_STRIP_ELEMENTS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """How large a tile is: 2 MiB in f32. There are two at a time.
+    """How large a tile is: 8 MiB in f32. There is one at a time.
 
     Attributes:
-        token_count: Tokens in it.
+        token_count: Tokens in it, but for those whose logits are kept: all these are one tile.
         word_count: Of the vocabulary.
     """
 
-    token_count: int = 1024
-    word_count: int = 512
+    token_count: int = 2048
+    word_count: int = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,6 +61,7 @@ class Kept:
 
     Attributes:
         room: f[V, H].
+        token_count: How many tokens that is.
     """
 
     def __init__(self, head: Head) -> None:
@@ -69,20 +71,14 @@ class Kept:
             head: Whose logits.
         """
         self.room = torch.empty_like(head.weight)
-        self._count = min(len(head.targets), head.weight.shape[1])
-        self._taken: Tensor | None = None
+        self.token_count = min(len(head.targets), head.weight.shape[1])
 
-    def take(self, words: slice) -> Tensor:
-        """Return the logits at some words, f[count, v]: a copy, valid until the next call."""
-        waiting = self.at(words)
-        if self._taken is None:
-            self._taken = waiting.new_empty(waiting.numel())
-        return self._taken[: waiting.numel()].view(waiting.shape).copy_(waiting)
-
-    def at(self, words: slice) -> Tensor:
-        """Return where the logits at some words wait: f[count, v]."""
-        width = words.stop - words.start
-        return self.room[words].view(-1)[: self._count * width].view(-1, width)
+    def at(self, tokens: slice, words: slice) -> Tensor | None:
+        """Return where the logits of a tile wait, f[t, v], if they do."""
+        if tokens.stop > self.token_count:
+            return None
+        shape = (self.token_count, words.stop - words.start)
+        return self.room[words].view(-1)[: shape[0] * shape[1]].view(shape)
 
 
 class Tiles:
@@ -92,34 +88,43 @@ class Tiles:
         hidden: f[k, H], what the output layer reads.
         head: The output layer.
         dtype: Of logits, and of all that is summed up: f32 where the rest is bf16.
+        tokens: How they are cut up.
+        words: How the vocabulary is cut up.
     """
 
-    def __init__(self, hidden: Tensor, head: Head) -> None:
-        """Make room for two tiles.
+    def __init__(self, hidden: Tensor, head: Head, *, first_count: int = 0) -> None:
+        """Make room for a tile and a strip of one.
 
         Args:
             hidden: f[k, H], what the output layer reads.
             head: The output layer.
+            first_count: Tokens that are the first tile; 0: no more than are in others.
         """
         self.hidden = hidden
         self.head = head
-        rows = min(head.tiling.token_count, len(hidden))
-        columns = min(head.tiling.word_count, len(head.weight))
         self.dtype = torch.promote_types(hidden.dtype, torch.float32)
-        self._rooms = tuple(hidden.new_empty(rows * columns, dtype=self.dtype) for _ in range(2))
+        size = head.tiling.token_count
+        first = first_count or min(size, len(hidden))
+        self.tokens = (slice(0, first), *cuts(len(hidden), size, start=first))
+        self.words = cuts(len(head.weight), head.tiling.word_count)
+        columns = _size(self.words[0])
+        rows = max(map(_size, self.tokens))
+        self._tile = hidden.new_empty(rows * columns, dtype=self.dtype)
+        self._strip_rows = max(1, _STRIP_ELEMENTS // columns)
+        self._strip = hidden.new_empty(self._strip_rows * columns, dtype=self.dtype)
 
-    def words(self) -> Iterator[slice]:
-        """Cut the vocabulary up."""
-        return _cuts(len(self.head.weight), self.head.tiling.word_count)
+    def room(self, tokens: slice, words: slice) -> Tensor:
+        """Return the room of a tile, f[t, v]."""
+        rows, columns = _size(tokens), _size(words)
+        return self._tile[: rows * columns].view(rows, columns)
 
-    def tokens(self) -> Iterator[slice]:
-        """Cut the tokens up."""
-        return _cuts(len(self.hidden), self.head.tiling.token_count)
+    def strips(self, tokens: slice) -> tuple[slice, ...]:
+        """Cut the rows of a tile up, so that a strip stays near a core while it is worked on."""
+        return cuts(_size(tokens), self._strip_rows)
 
-    def room(self, index: int, tokens: slice, words: slice) -> Tensor:
-        """Return the first or second room, as a tile: f[t, v]."""
-        rows, columns = tokens.stop - tokens.start, words.stop - words.start
-        return self._rooms[index][: rows * columns].view(rows, columns)
+    def strip_room(self, strip: Tensor) -> Tensor:
+        """Return room for as much as a strip."""
+        return self._strip[: strip.numel()].view(strip.shape)
 
     def make(self, tokens: slice, words: slice, into: Tensor) -> Tensor:
         """Make logits, f[t, v]."""
@@ -142,5 +147,10 @@ class Tiles:
         return at, some[at] - words.start
 
 
-def _cuts(count: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+def cuts(count: int, size: int, *, start: int = 0) -> tuple[slice, ...]:
+    """Cut a range into slices of a size; the last may be smaller."""
+    return tuple(slice(at, min(at + size, count)) for at in range(start, count, size))
+
+
+def _size(cut: slice) -> int:
+    return cut.stop - cut.start

@@ -12,7 +12,7 @@ from astraflow.config.recipe import Lora, Trainer
 from astraflow.core.dtype import Dtype
 from astraflow.trainers.adapter_files import adapt
 from astraflow.trainers.causal_model import CausalModel, load_causal_model, prepare_torch
-from astraflow.trainers.critic import Critic, load_critic
+from astraflow.trainers.critic import Critic, valued
 from astraflow.trainers.exhaustion import naming_exhaustion
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.lora import trained_parameters
@@ -20,6 +20,7 @@ from astraflow.trainers.losses import divisor_of
 from astraflow.trainers.mismatch import MismatchProbe
 from astraflow.trainers.model_files import write_model
 from astraflow.trainers.peers import ALONE, Peers, agreeing
+from astraflow.trainers.replaying import replay_metrics, replayed
 from astraflow.trainers.resume import OPTIMIZER_FILE
 from astraflow.trainers.rows import TrainRows
 
@@ -64,6 +65,11 @@ class TorchEngine:
         """Optimizer steps behind the present weights."""
         return self._learner.step_count
 
+    @property
+    def replays_experts(self) -> bool:
+        """Whether tokens take the sampler's experts."""
+        return self._model.has_routers and self._settings.router_replay != "never"
+
     def prepare(self) -> None:
         """Load the first weights, and the reference and the critic of the recipe.
 
@@ -83,6 +89,7 @@ class TorchEngine:
     def likelihoods(self, batch: TrainerBatch) -> np.ndarray:
         """Return f32[K], log-probabilities of the loss tokens of a batch under its weights."""
         rows = TrainRows.from_parts(batch.parts)
+        rows = replayed(rows, self._model, self._settings.router_replay)
         return self._learner.likelihoods(rows, np.ones(rows.row_count, np.bool_)).logprobs
 
     def at_version(self, version: int) -> None:
@@ -119,7 +126,8 @@ class TorchEngine:
     def _step(self, batch: TrainerBatch) -> Mapping[str, float]:
         with agreeing(self._peers):
             rows = TrainRows.from_parts(batch.parts)
-        seen = self._probe.look(rows)
+            rows = replayed(rows, self._model, self._settings.router_replay)
+        seen = {**self._probe.look(rows), **replay_metrics(rows, self._model, self._peers)}
         divisor = divisor_of(batch.header, self._settings.loss)
         return {**self._learner.step(rows, divisor=divisor), **seen}
 
@@ -146,29 +154,33 @@ class TorchEngine:
     def _trainee(self, directory: Path, *, is_resumed: bool) -> CausalModel:
         """Load a checkpoint or the first weights: of the whole model, or of its adapters."""
         if self._lora is None:
-            return self._open(directory)
-        model = self._open(self._model_dir)
+            return self._shared_out(self._read(directory))
+        model = self._read(self._model_dir)
         adapt(model.module, self._lora, adapters=directory if is_resumed else None)
-        return model
+        return self._shared_out(model)
 
-    def _open(self, directory: Path) -> CausalModel:
-        """Load a model as it is trained."""
+    def _read(self, directory: Path) -> CausalModel:
+        """Load all of a model."""
         return load_causal_model(directory, device=self._settings.device)
+
+    def _shared_out(self, model: CausalModel) -> CausalModel:
+        """Keep what this rank has of a model: alone, all of it."""
+        return model
 
     def _load_reference(self) -> CausalModel | None:
         """Load what a KL term compares with; the first weights also after a resume."""
         kl = self._settings.loss.kl
         if kl is None:
             return None
-        model = self._open(kl.reference or self._model_dir)
+        model = self._shared_out(self._read(kl.reference or self._model_dir))
         model.module.requires_grad_(False)
         return model
 
     def _load_critic(self) -> Critic | None:
         """Make what estimates advantages; its weights are resumed with the optimizer's state."""
-        settings, tokens = self._settings, self._settings.max_tokens_per_pass
+        settings = self._settings
         if settings.critic is None:
             return None
-        return load_critic(
-            self._model_dir, settings.critic, device=settings.device, max_tokens=tokens
-        )
+        model = self._shared_out(valued(self._read(self._model_dir).module))
+        tokens = settings.max_tokens_per_pass
+        return Critic(model, settings.critic, max_tokens=tokens, peers=self._peers)

@@ -1,6 +1,9 @@
 """Checkpoints are Hugging Face directories."""
 
 import json
+import subprocess
+import sys
+from threading import Event
 
 import pytest
 import torch
@@ -131,3 +134,70 @@ def test_what_the_run_named_is_kept_whole_and_found_under_both_names(tmp_path, e
         "",
     ]
     assert not (run_dir.checkpoint("solver", 2) / OPTIMIZER_FILE).exists()
+
+
+class Slow:
+    """Leaves the end of every checkpoint until it is let go."""
+
+    def __init__(self):
+        self.is_free = Event()
+
+    def save(self, directory):
+        (directory / "weights").write_bytes(b"whole")
+
+    def wait_for_save(self):
+        assert self.is_free.wait(30)
+
+
+def test_a_checkpoint_is_there_once_it_is_whole(tmp_path):
+    engine, run_dir, told = Slow(), RunDir(tmp_path), Event()
+    checkpoints = Checkpoints(engine, run_dir=run_dir, policy_id="solver")
+    written = checkpoints.begin(step=1, version=1, then=told.set)
+    assert not written.done()
+    assert start_points(run_dir, "solver")[0].step == 0
+    engine.is_free.set()
+    assert written.result() == "step_000001"
+    assert told.is_set()
+    assert start_points(run_dir, "solver")[0].step == 1
+    assert checkpoints.begin(step=1, version=1, checkpoint_id="mine").result() == "mine"
+    assert start_points(run_dir, "solver")[0].checkpoint_id == "mine"
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from threading import Event
+
+from astraflow.config.run_dir import RunDir
+from astraflow.trainers.checkpoints import Checkpoints
+
+
+class Engine:
+    count = 0
+
+    def save(self, directory):
+        self.count += 1
+        (directory / "weights").write_bytes(b"half")
+
+    def wait_for_save(self):
+        if self.count == 2:
+            print("half", flush=True)
+            Event().wait()
+
+
+checkpoints = Checkpoints(Engine(), run_dir=RunDir(Path(sys.argv[1])), policy_id="solver")
+checkpoints.save(step=1, version=1)
+checkpoints.begin(step=2, version=2).result()
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_leaves_the_checkpoint_before(tmp_path):
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout.readline() == "half\n"
+        writer.kill()
+    run_dir = RunDir(tmp_path)
+    assert [point.step for point in start_points(run_dir, "solver")] == [1, 0]
+    Checkpoints(Slow(), run_dir=run_dir, policy_id="solver")
+    assert [path.name for path in run_dir.checkpoints("solver").iterdir()] == ["step_000001"]

@@ -6,7 +6,8 @@ import torch
 
 from astraflow.config.recipe import Critic as CriticSettings
 from astraflow.config.recipe import Kl, Loss, Optimizer, Trainer
-from astraflow.trainers.critic import Critic, load_critic, valued
+from astraflow.trainers.causal_model import load_causal_model
+from astraflow.trainers.critic import Critic, valued
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.rows import TrainRows
 
@@ -33,6 +34,7 @@ def test_a_new_critic_knows_nothing(make_critic, rows):
     assert found.advantages == pytest.approx(rows.rewards[rows.loss.rows])
 
 
+@pytest.mark.slow
 def test_it_learns_what_states_are_worth(make_critic, rows):
     critic = make_critic()
     for step in range(1, 41):
@@ -56,7 +58,8 @@ def test_the_policy_learns_from_its_advantages_and_both_resume(
     make_model, model_dir, rows, tmp_path
 ):
     def trained(steps, state=None):
-        critic = load_critic(model_dir, SETTINGS, device="cpu", max_tokens=64)
+        model = valued(load_causal_model(model_dir, device="cpu").module)
+        critic = Critic(model, SETTINGS, max_tokens=64)
         settings = Trainer(critic=SETTINGS, optimizer=Optimizer(learning_rate=1e-3))
         learner = PolicyLearner(make_model(), settings, critic=critic)
         if state is not None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from astraflow.trainers.fused_head import fused_logprobs
 from astraflow.trainers.tiles import Head, Tiling
@@ -58,6 +59,7 @@ def test_values_and_gradients_are_those_of_the_logits(dtype, tolerance, options,
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * 10)
 
 
+@pytest.mark.slow
 def test_gradient_passes_the_numerical_check():
     sizes = {"tokens": 4, "words": 40}
     hidden, head = made(torch.float64, bias=True, temperatures=True, banned=True, **sizes)
@@ -70,6 +72,16 @@ def test_gradient_passes_the_numerical_check():
 
 def wanted_gradients(hidden, head):
     return torch.autograd.grad(plain(hidden, head)[0].sum(), [hidden, head.weight])
+
+
+def test_logits_of_as_many_tokens_as_a_hidden_state_has_numbers_are_made_once():
+    sizes = {"tokens": 64, "words": 96, "tiling": Tiling(token_count=32, word_count=40)}
+    hidden, head = made(torch.float32, bias=False, temperatures=False, banned=False, **sizes)
+    with FlopCounterMode(display=False) as counter:
+        fused_logprobs(hidden, head)[0].sum().backward()
+    all_logits = 2 * 64 * 16 * 96
+    flop_count = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
+    assert flop_count == (2 - 16 / 64) * all_logits
 
 
 def test_gradients_of_several_passes_add_up_in_place():

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from astraflow.config.recipe import Engine as EngineSettings
-from astraflow.config.recipe import Optimizer, Trainer
+from astraflow.config.recipe import Kl, Loss, Optimizer, Trainer
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import Column, ColumnAxis
 from astraflow.core.routes import ROUTED_EXPERTS, UNROUTED
@@ -18,35 +17,16 @@ from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.model_files import save_model
+from astraflow.trainers.peers import ALONE
+from astraflow.trainers.replaying import replay_metrics, replayed
 from astraflow.trainers.rows import TrainRows
 
 SETTINGS = Trainer(optimizer=Optimizer(learning_rate=1e-2))
 
 
 @pytest.fixture
-def experts():
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=14,
-        hidden_size=32,
-        intermediate_size=48,
-        moe_intermediate_size=24,
-        num_experts=16,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=16,
-        initializer_range=0.3,
-        pad_token_id=0,
-        eos_token_id=2,
-    )
-    module = Qwen3MoeForCausalLM(config)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(parameter.bfloat16().float())
-    return CausalModel(module, never_sampled=(0,))
+def experts(make_mixture):
+    return CausalModel(make_mixture(num_experts=16), never_sampled=(0,))
 
 
 def with_routes(part, routes):
@@ -121,3 +101,33 @@ def test_a_dense_model_cannot_replay(make_model, make_rows, to_part):
     with pytest.raises(AstraflowError, match="no routers") as caught:
         PolicyLearner(make_model(), SETTINGS).step(rows, divisor=1)
     assert caught.value.reason is Reason.INVALID_FIELD
+
+
+def test_a_dense_reference_compares_with_a_mixture(experts, make_model, make_rows, to_part):
+    part = to_part(make_rows(3))
+    routes = np.zeros((int(part.row_offsets[-1]), 2, 2), np.uint16)
+    rows = TrainRows.from_parts([with_routes(part, routes)])
+    settings = SETTINGS.model_copy(update={"loss": Loss(kl=Kl(coefficient=0.1))})
+    learner = PolicyLearner(experts, settings, reference=make_model())
+    assert np.isfinite(learner.step(rows, divisor=len(rows.loss))["train/loss"])
+
+
+def test_the_recipe_says_whether_routes_are_followed(experts, make_rows, to_part):
+    first, second = to_part(make_rows(2)), to_part(make_rows(3, seed=1), index=1)
+    routes = np.zeros((int(first.row_offsets[-1]), 2, 2), np.uint16)
+    rows = TrainRows.from_parts([with_routes(first, routes), second])
+    told = replayed(rows, experts, "told")
+    share = replay_metrics(told, experts, ALONE)["mismatch/replayed_frac"]
+    assert share == pytest.approx((rows.loss.rows < 2).mean())
+    assert replayed(rows, experts, "never").routed_experts is None
+    with pytest.raises(AstraflowError, match="do not say which experts") as caught:
+        replayed(rows, experts, "required")
+    assert caught.value.reason is Reason.INVALID_FIELD
+    whole = TrainRows.from_parts([with_routes(first, routes)])
+    assert replayed(whole, experts, "required") is whole
+
+
+def test_a_dense_model_says_nothing_of_replay(make_model, make_rows, to_part):
+    rows = TrainRows.from_parts([to_part(make_rows(2))])
+    assert replayed(rows, make_model(), "told") is rows
+    assert replay_metrics(rows, make_model(), ALONE) == {}

@@ -1,6 +1,7 @@
 """What the run asks for is saved once, after a step or while a trainer waits."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -22,8 +23,8 @@ class Client:
     def take_save_order(self):
         return self.orders.pop(0) if self.orders else ""
 
-    def settle(self, ack):
-        self.acks.append(ack)
+    def settle(self, ack, *, checkpoint):
+        self.acks.append(replace(ack, checkpoint_id=checkpoint.result()))
 
     def flush(self):
         pass
@@ -52,13 +53,13 @@ def acked(step):
 
 def test_an_order_that_comes_again_is_carried_out_once(saves, client):
     client.orders = ["mine", "mine"]
-    assert saves.after_step(1, 1) == "mine"
-    assert saves.after_step(3, 3) == ""
-    assert saves.after_step(4, 4) == "step_000004"
+    assert saves.after_step(1, 1).result() == "mine"
+    assert saves.after_step(3, 3) is None
+    assert saves.after_step(4, 4).result() == "step_000004"
 
 
 def test_a_trainer_that_waits_names_what_it_has_already(saves, client, tmp_path):
-    assert saves.after_step(2, 2) == "step_000002"
+    assert saves.after_step(2, 2).result() == "step_000002"
     saves.last = acked(2)
     client.orders = ["mine"]
     saves.when_asked(2, 2)
@@ -73,13 +74,13 @@ def test_an_order_before_the_first_batch_waits_for_it(saves, client):
     client.orders = ["mine"]
     saves.when_asked(0, 0)
     assert client.acks == []
-    assert saves.after_step(1, 1) == "mine"
+    assert saves.after_step(1, 1).result() == "mine"
 
 
 def test_what_the_recipe_keeps_stays(client, checkpoints, tmp_path):
     keep = {"last": 2, "every": 4}
     saves = Saves(client, checkpoints, Trainer(checkpoint_every=1, save={"keep": keep}))
-    for step in range(8):
-        saves.after_step(step, step)
+    written = [saves.after_step(step, step) for step in range(8)]
+    assert written[-1].result() == "step_000007"
     left = sorted(path.name for path in RunDir(tmp_path).checkpoints("solver").iterdir())
     assert left == [f"step_{step:06d}" for step in (0, 4, 6, 7)]

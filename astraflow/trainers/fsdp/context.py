@@ -11,7 +11,9 @@ def check_context_parallel(settings: Fsdp, device: torch.device) -> None:
 
     torch.distributed.tensor.experimental.context_parallel passes keys and values around a ring of
     ranks, in the flash, efficient and cuDNN kernels of scaled_dot_product_attention alone: all
-    three need CUDA. It also cuts positions, which here lie in rows of different lengths.
+    three need CUDA. On a CPU torch 2.13 stops at the kernel that it takes there,
+    `aten._scaled_dot_product_flash_attention_for_cpu`, for which it has no sharding strategy. It
+    also cuts positions, which here lie in rows of different lengths.
 
     Raises:
         AstraflowError: CAPABILITY_MISSING.

@@ -1,5 +1,6 @@
 """Every rank but the first: does what rank 0 orders, on its own rows."""
 
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import cast
 
@@ -12,6 +13,8 @@ from astraflow.core.batches import StreamBatches
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import BatchId, PolicyId
+from astraflow.core.versions import VersionInfo
+from astraflow.trainers.followers import store_url
 from astraflow.trainers.fsdp.apart import together
 from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.orders import (
@@ -25,14 +28,15 @@ from astraflow.trainers.fsdp.orders import (
     Save,
     Serve,
     TrainStep,
-    WaitForSave,
 )
 from astraflow.trainers.fsdp.ranks import Ranks
 from astraflow.trainers.fsdp.secrets import Secrets, SecretsReader
 from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
 from astraflow.trainers.joining import TrainerPlace, served_lanes
+from astraflow.trainers.origin import Followers
 from astraflow.trainers.peers import agreeing
 from astraflow.trainers.published_layout import published_layout
+from astraflow.weights.object_writer import ObjectWriter
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.scrub import Scrub
 from astraflow.weights.server import WeightServer
@@ -70,9 +74,13 @@ class Follower:
         self._place = place
         self._loop = loop
         self._parts = ExitStack()
+        self._publishers = ranks.beside()
+        self._encoder = ThreadPoolExecutor(1, "publish")
+        self._made: Future[VersionInfo] | None = None
+        engine.before_change(self._hold)
         self._publisher: WeightPublisher | None = None
         self._server: WeightServer | None = None
-        self._scrub: Scrub | None = None
+        self._followers: list[Followers] = []
         self._batches: RankClient | None = None
 
     def run(self) -> None:
@@ -82,9 +90,10 @@ class Follower:
             AstraflowError: MEMBER_LOST when a rank is gone.
             RanksApartError: What happened to one rank alone, in a step.
         """
-        with self._parts:
+        with self._parts, self._encoder:
             while not isinstance(order := cast("RankOrder", self._ranks.tell()), Leave):
                 self._obey(order)
+            self._engine.wait_for_save()
         log.info("the rank leaves", rank=self._ranks.rank, step=self._engine.step_count)
 
     def _obey(self, order: RankOrder) -> None:
@@ -103,8 +112,6 @@ class Follower:
                 self._publish(order)
             case Save():
                 self._engine.save(order.directory)
-            case WaitForSave():
-                self._engine.wait_for_save()
             case Restore():
                 self._engine.restore(order.directory)
             case Leave():
@@ -128,11 +135,17 @@ class Follower:
             )
         )
         # What it finds is told when the next version is published.
-        self._scrub = self._parts.enter_context(Scrub(self._publisher, damaged=lambda: None))
+        scrub = self._parts.enter_context(Scrub(self._publisher, damaged=lambda: None))
+        self._followers = [scrub]
         self._ranks.told((self._ranks.publishes, self._ranks.shard_rank, self._server.endpoint))
 
     def _join(self, order: Join) -> None:
-        """Read this rank's share of the batches."""
+        """Read this rank's share of the batches; its versions may go to an object store, too."""
+        url = store_url(self._settings, order.run_id)
+        if url is not None and self._publisher is not None and self._ranks.publishes:
+            # Rank 0 tells the run of what all have written.
+            writer = self._parts.enter_context(ObjectWriter(self._publisher, url, None))
+            self._followers.append(writer)
         reader = SecretsReader(order.host, order.port, changed=self._entrust)
         self._parts.enter_context(reader)
 
@@ -173,7 +186,23 @@ class Follower:
         batches.settle(batch_id)
 
     def _publish(self, order: PublishVersion) -> None:
-        publisher = cast("WeightPublisher", self._publisher)
-        publish_shard(publisher, dict(self._engine.named_parameters()), order, self._ranks)
-        if self._scrub is not None:
-            self._scrub.wake()
+        """Encode this rank's rows beside the steps that follow, which wait to change them."""
+        self._hold()
+        tensors = dict(self._engine.named_parameters())
+        self._made = self._encoder.submit(
+            publish_shard,
+            cast("WeightPublisher", self._publisher),
+            tensors,
+            order,
+            self._publishers,
+        )
+        self._made.add_done_callback(lambda _: self._look_after())
+
+    def _hold(self) -> None:
+        """Wait until the rows of the last version were read; of what failed rank 0 hears, too."""
+        if self._made is not None:
+            wait([self._made])
+
+    def _look_after(self) -> None:
+        for each in self._followers:
+            each.wake()

@@ -1,6 +1,6 @@
 """Rank 0 of a trainer: what it does, all other ranks do with it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from astraflow.trainers.fsdp.orders import (
     Save,
     Serve,
     TrainStep,
-    WaitForSave,
 )
 from astraflow.trainers.fsdp.ranks import Ranks
 from astraflow.trainers.fsdp.secrets import SecretsBoard
@@ -42,11 +41,17 @@ class LeadEngine:
         """
         self._engine = engine
         self._ranks = ranks
+        self._publishers = ranks.beside()
 
     @property
     def step_count(self) -> int:
         """Optimizer steps behind the present weights."""
         return self._engine.step_count
+
+    @property
+    def replays_experts(self) -> bool:
+        """Whether tokens take the sampler's experts."""
+        return self._engine.replays_experts
 
     def prepare(self) -> None:
         """Load the first weights."""
@@ -70,6 +75,10 @@ class LeadEngine:
         self._ranks.tell(AtVersion(version))
         self._engine.at_version(version)
 
+    def before_change(self, call: Callable[[], None]) -> None:
+        """Call back in every step just before the weights of this rank change."""
+        self._engine.before_change(call)
+
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the master weights, f32 DTensors."""
         return self._engine.named_parameters()
@@ -80,8 +89,7 @@ class LeadEngine:
         self._engine.save(directory)
 
     def wait_for_save(self) -> None:
-        """Wait until all ranks have written theirs."""
-        self._ranks.tell(WaitForSave())
+        """Wait until all ranks have written theirs, which they do without an order."""
         self._engine.wait_for_save()
 
     def restore(self, directory: Path) -> None:
@@ -91,7 +99,8 @@ class LeadEngine:
 
     def publishing(self, policy_id: PolicyId, layout: Layout) -> "LeadPublishing":
         """Return what publishes and serves the rows of all ranks."""
-        return LeadPublishing(shard_publisher(policy_id, layout, self._ranks), self._ranks)
+        own = shard_publisher(policy_id, layout, self._ranks)
+        return LeadPublishing(own, self._ranks, publishers=self._publishers)
 
     def leave(self) -> None:
         """Let all ranks end."""
@@ -105,9 +114,17 @@ class LeadPublishing:
         own: Publisher of rank 0's rows.
     """
 
-    def __init__(self, own: WeightPublisher, ranks: Ranks) -> None:
+    def __init__(self, own: WeightPublisher, ranks: Ranks, *, publishers: Ranks) -> None:
+        """Prepare.
+
+        Args:
+            own: Publisher of rank 0's rows.
+            ranks: That are told on the thread that trains.
+            publishers: The same, on the threads that encode.
+        """
         self.own = own
         self._ranks = ranks
+        self._publishers = publishers
         self._board = SecretsBoard()
 
     @property
@@ -120,6 +137,10 @@ class LeadPublishing:
         """Whether rank 0's copy is not what it should be; all others come whole with it."""
         return self.own.is_damaged
 
+    def order(self, version: int, step: int, restored_from: int | None) -> None:
+        """Have the other ranks encode their rows, beside their steps as here."""
+        self._ranks.tell(PublishVersion(version, step, restored_from))
+
     def publish(
         self,
         version: int,
@@ -128,10 +149,9 @@ class LeadPublishing:
         step: int,
         restored_from: int | None = None,
     ) -> VersionInfo:
-        """Make a version ready to be pulled from all ranks."""
+        """Make a version that was ordered ready to be pulled from all ranks."""
         order = PublishVersion(version, step, restored_from)
-        self._ranks.tell(order)
-        return publish_shard(self.own, tensors, order, self._ranks)
+        return publish_shard(self.own, tensors, order, self._publishers)
 
     def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:
         """Return where all ranks serve their rows.
@@ -151,4 +171,5 @@ class LeadPublishing:
         """Let all ranks in with the session of rank 0, now and whenever it is another one."""
         client.on_session(lambda session: self._board.tell_session(session.token))
         client.on_transfer_token(self._board.tell_transfer)
-        self._ranks.tell(Join(self._board.host, self._board.port))
+        run_id = client.registration.run_id
+        self._ranks.tell(Join(self._board.host, self._board.port, run_id))

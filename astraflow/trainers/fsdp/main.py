@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from astraflow.client.loop_thread import LoopThread
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import Policy
 from astraflow.core.ids import PolicyId
 from astraflow.rpc.address import split_address
 from astraflow.trainers.engine_run import train
@@ -26,7 +26,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 def train_rank(
     policy_id: PolicyId,
-    settings: Trainer,
+    policy: Policy,
     place: TrainerPlace,
     *,
     model_dir: Path,
@@ -36,7 +36,7 @@ def train_rank(
 
     Args:
         policy_id: Which policy.
-        settings: Of its trainer.
+        policy: Its settings.
         place: Where the trainer stands.
         model_dir: The first weights, architecture and tokenizer.
         loop: Running; for all that is not training.
@@ -44,9 +44,11 @@ def train_rank(
     Raises:
         AstraflowError: What joining and training raise; MEMBER_LOST when another rank is gone.
     """
+    settings = policy.trainer
     with joined_ranks(device=settings.device, replicas=settings.fsdp.replicas) as ranks:
         log.info("the ranks have met", rank=ranks.rank, count=ranks.count)
-        engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks)
+        lora = policy.model.lora
+        engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks, lora=lora)
         here = _place_here(place)
         with _ending_together():
             if ranks.rank == 0:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -10,10 +10,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from astraflow.config.lora import TENSOR_FILE
 from astraflow.trainers.fsdp.ranks import Ranks
+from astraflow.trainers.lora import adapter_settings, trained_parameters
 from astraflow.trainers.tensors import local
 
-_FILE: Final = "model.safetensors"
+_MODEL_FILE: Final = "model.safetensors"
 _NAMES: Final = {
     torch.float32: "F32",
     torch.float64: "F64",
@@ -41,21 +43,29 @@ class _Place:
     row_nbytes: int
 
 
-def write_sharded_weights(module: nn.Module, directory: Path, ranks: Ranks) -> None:
-    """Write `model.safetensors`; all ranks call it, and see the same directory.
+def write_sharded_weights(
+    module: nn.Module, directory: Path, ranks: Ranks
+) -> Callable[[], OSError | None]:
+    """Write the file of a model or of its adapters; all ranks call it, and see one directory.
 
     Args:
         module: A Hugging Face model.
         directory: Is there.
         ranks: All of them.
 
+    Returns:
+        What brings this rank's rows to the disk, and returns what went wrong; on any thread.
+
     Raises:
         AstraflowError: What went wrong on one of them.
     """
-    header, places, nbytes = _laid_out(_tensors(module))
-    path = directory / _FILE
+    is_adapted = adapter_settings(module) is not None
+    tensors = trained_parameters(module) if is_adapted else _tensors(module)
+    header, places, nbytes = _laid_out(tensors)
+    path = directory / (TENSOR_FILE if is_adapted else _MODEL_FILE)
     ranks.agree(_tried(lambda: _begin(path, header, nbytes)) if ranks.rank == 0 else None)
     ranks.agree(_tried(lambda: _write_rows(path, places, ranks)))
+    return lambda: _tried(lambda: _sync(path))
 
 
 def _tensors(module: nn.Module) -> Mapping[str, Tensor]:
@@ -111,9 +121,13 @@ def _write_rows(path: Path, places: list[_Place], ranks: Ranks) -> None:
     try:
         for part, offset in _parts(places, ranks):
             _write(descriptor, part, offset)
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _parts(places: list[_Place], ranks: Ranks) -> Iterator[tuple[memoryview, int]]:

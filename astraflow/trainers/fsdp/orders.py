@@ -18,10 +18,11 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Read this rank's share of the batches, with the secrets that are at a port of rank 0."""
+    """Read this rank's share of a run's batches, with the secrets at a port of rank 0."""
 
     host: str
     port: int
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,6 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitForSave:
-    """Wait until all of it is written."""
-
-
-@dataclass(frozen=True, slots=True)
 class Restore:
     """Go on from a checkpoint."""
 
@@ -71,15 +67,4 @@ class Leave:
     """There is nothing more to do."""
 
 
-RankOrder = (
-    Prepare
-    | Serve
-    | Join
-    | AtVersion
-    | TrainStep
-    | PublishVersion
-    | Save
-    | WaitForSave
-    | Restore
-    | Leave
-)
+RankOrder = Prepare | Serve | Join | AtVersion | TrainStep | PublishVersion | Save | Restore | Leave

@@ -3,9 +3,10 @@
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from datetime import timedelta
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -74,7 +75,18 @@ class Ranks:
             mesh_dim_names=(_REPLICATE, _SHARD),
         )
         # What is told beside the weights stays on the host, and may be waited for for long.
-        self._host = host_group()
+        self._host = _host_group()
+
+    def beside(self) -> Self:
+        """Return the same ranks for another thread of each, which speak among themselves."""
+        others = copy(self)
+        others._host = _host_group()  # noqa: SLF001 - of this class
+        return others
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Over which they tell each other."""
+        return self._host
 
     @property
     def shard_mesh(self) -> DeviceMesh:
@@ -146,7 +158,7 @@ class Ranks:
         return _merged(self.told((dict(metrics), weight)))
 
 
-def host_group() -> dist.ProcessGroup:
+def _host_group() -> dist.ProcessGroup:
     """Return a group of all ranks that speak over the host, for whatever waits for long."""
     return cast("Any", dist).new_group(backend="gloo", timeout=_WAIT)
 

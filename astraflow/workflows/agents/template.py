@@ -27,7 +27,7 @@ class ChatTemplate:
             source: As in `chat_template` of a Hugging Face model.
             variables: Such as bos_token, and options of the template's own.
         """
-        self._source = source
+        self.source = source
         self._variables = dict(variables or {})
         self.has_start = source != PLAIN
         """Whether the text has the model's start token where it wants one."""
@@ -68,7 +68,7 @@ class ChatTemplate:
         from jinja2 import TemplateError  # noqa: PLC0415 - an extra
 
         try:
-            return _compiled(self._source).render(
+            return _compiled(self.source).render(
                 **self._variables,
                 messages=messages,
                 tools=list(tools) or None,

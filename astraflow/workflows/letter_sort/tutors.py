@@ -12,7 +12,7 @@ from astraflow.workflows.letter_sort.task import (
     draw_training_letters,
     sort_letters,
 )
-from astraflow.workflows.tiny_llama import tiny_llama_config
+from astraflow.workflows.tiny_models import tiny_llama_config, tiny_moe_config
 from astraflow.workflows.tutors import Pair
 
 AGAIN = "!"
@@ -25,6 +25,8 @@ _MAX_EARLIER_TRIES = 2
 class SloppyOptions(Strict):
     """Of the tutors that answer."""
 
+    experts: int = Field(0, ge=0)
+    """Experts of every layer of the model, of which a token takes two; 0: it is dense."""
     accuracy: float = Field(0.3, ge=0, le=1)
     """Share of answers that are meant to be right."""
 
@@ -36,7 +38,7 @@ class SortTutor:
     alphabet = LETTERS + ASK
 
     def __init__(self, options: SloppyOptions) -> None:
-        self._accuracy = options.accuracy
+        self._accuracy, self._experts = options.accuracy, options.experts
 
     def pair(self, rng: np.random.Generator) -> Pair:
         """Return a prompt and an answer that is often wrong."""
@@ -45,7 +47,7 @@ class SortTutor:
 
     def model_config(self) -> dict[str, Any]:
         """Return the model's `config.json`."""
-        return tiny_llama_config(self.alphabet)
+        return tiny_config(self.alphabet, experts=self._experts)
 
 
 class RetryTutor:
@@ -55,7 +57,7 @@ class RetryTutor:
     alphabet = LETTERS + ASK + AGAIN
 
     def __init__(self, options: SloppyOptions) -> None:
-        self._accuracy = options.accuracy
+        self._accuracy, self._experts = options.accuracy, options.experts
 
     def pair(self, rng: np.random.Generator) -> Pair:
         """Return a prompt with up to two wrong tries in it, and another answer."""
@@ -67,7 +69,7 @@ class RetryTutor:
 
     def model_config(self) -> dict[str, Any]:
         """Return the model's `config.json`."""
-        return tiny_llama_config(self.alphabet)
+        return tiny_config(self.alphabet, experts=self._experts)
 
 
 class VerifierTutor:
@@ -112,6 +114,7 @@ class PairTutor:
 
     def __init__(self, options: Options) -> None:
         self._tutors = SortTutor(options), VerifierTutor(options)
+        self._experts = options.experts
 
     def pair(self, rng: np.random.Generator) -> Pair:
         """Return what one of the two writes."""
@@ -119,7 +122,12 @@ class PairTutor:
 
     def model_config(self) -> dict[str, Any]:
         """Return the model's `config.json`."""
-        return tiny_llama_config(self.alphabet)
+        return tiny_config(self.alphabet, experts=self._experts)
+
+
+def tiny_config(alphabet: str, *, experts: int) -> dict[str, Any]:
+    """Return the config of a dense model, or of one with so many experts."""
+    return tiny_moe_config(alphabet, experts) if experts else tiny_llama_config(alphabet)
 
 
 def sloppy_answer(letters: str, accuracy: float, rng: np.random.Generator) -> str:

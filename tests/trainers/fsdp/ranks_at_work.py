@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class Work:
         self.ranks = ranks
         given = pickle.loads((folder / "given.pickle").read_bytes())
         self.settings: dict[str, Trainer] = given["settings"]
+        self.lora = given["lora"]
+        self.counts = given["counts"]
         self.batches = given["batches"][ranks.rank]
         self.found: dict[str, object] = {}
 
@@ -40,59 +43,65 @@ class Work:
         settings, ranks = self.settings[name], self.ranks
         if settings.fsdp.replicas > 1:
             ranks = Ranks(device=ranks.device, replicas=settings.fsdp.replicas)
-        engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks)
+        lora = self.lora.get(name)
+        engine = ShardedEngine(settings, model_dir=model_dir, ranks=ranks, lora=lora)
         engine.prepare()
         return engine
 
-    def steps(self, engine: ShardedEngine, start: int = 0) -> list[dict[str, float]]:
-        return [dict(engine.train_step(batch)) for batch in self.batches[start:]]
+    def steps(self, engine: ShardedEngine, some: slice) -> list[dict[str, float]]:
+        return [dict(engine.train_step(batch)) for batch in self.batches[some]]
 
     def save(self, engine: ShardedEngine, name: str) -> None:
         (self.folder / name).mkdir(exist_ok=True)
         self.ranks.wait()
         engine.save(self.folder / name)
-        engine.wait_for_save()
 
-    def train_and_save(self) -> None:
-        """Save in the middle; go on from there with what is in memory, then with what is saved."""
-        engine, half = self.engine("plain"), len(self.batches) // 2
-        metrics = [dict(engine.train_step(batch)) for batch in self.batches[:half]]
-        self.save(engine, "by_ranks")
+    def train_and_save(self, name: str) -> None:
+        """Save in the middle, beside steps; go on from there with what was saved."""
+        engine, count = self.engine(name), self.counts[name]
+        half, few = count // 2, slice(count // 2, count // 2 + LAST)
+        metrics = self.steps(engine, slice(half))
         masters = engine.named_parameters()
-        self.found["saved"] = {name: whole(each.detach()).numpy() for name, each in masters}
-        rest = self.steps(engine, half)
-        few = slice(half, half + LAST)
-        self.found["plain"] = [*metrics, *rest]
-        engine.restore(self.folder / "by_ranks")
+        self.found[f"{name} saved"] = {
+            key: whole(each.detach()).numpy().copy() for key, each in masters
+        }
+        self.save(engine, f"{name} by ranks")
+        rest = self.steps(engine, slice(half, count))
+        engine.wait_for_save()
+        self.found[name] = [*metrics, *rest]
+        engine.restore(self.folder / f"{name} by ranks")
         assert engine.step_count == half
-        assert [dict(engine.train_step(batch)) for batch in self.batches[few]] == rest[:LAST]
-        engine.restore(self.folder / "by_one")
-        self.found["resumed"] = [dict(engine.train_step(batch)) for batch in self.batches[few]]
+        assert self.steps(engine, few) == rest[:LAST]
+        engine.restore(self.folder / f"{name} by one")
+        self.found[f"{name} resumed"] = self.steps(engine, few)
 
-    def publish(self) -> None:
-        """Publish versions from shards, and compare every bit with gathered weights."""
-        engine = self.engine("plain")
+    def publish(self, name: str) -> None:
+        """Publish shards beside the steps that follow; note every bit of the gathered weights."""
+        engine, found = self.engine(name), dict[str, object]()
+        self.found[f"{name} published"] = found
         layout = published_layout(engine.named_parameters(), Dtype.BF16)
         publisher = shard_publisher(PolicyId("solver"), layout, self.ranks)
-        infos = []
-        for version, batch in enumerate(self.batches[:3]):
-            tensors = dict(engine.named_parameters())
-            info = publish_shard(
-                publisher, tensors, PublishVersion(version, version, None), self.ranks
-            )
-            infos.append(info)
-            self.found[f"version {version}"] = gathered(engine)
-            bits = export_bits(engine._model.module, Dtype.BF16)
-            self.found[f"shard {version}"] = {name: bits[name].copy() for name in bits}
-            engine.train_step(batch)
-        self.found["infos"] = infos
-        if self.ranks.rank == 0:
-            for _, parameter in engine.named_parameters():
-                local(parameter.detach()).normal_(std=1e3)
-        tensors = dict(engine.named_parameters())
-        self.found["noise"] = publish_shard(
-            publisher, tensors, PublishVersion(3, 3, None), self.ranks
-        )
+        beside, made = self.ranks.beside(), list[Future]()
+        engine.before_change(lambda: wait(made))
+        with ThreadPoolExecutor(1) as encoder:
+
+            def begin(version: int) -> None:
+                tensors = dict(engine.named_parameters())
+                order = PublishVersion(version, version, None)
+                made.append(encoder.submit(publish_shard, publisher, tensors, order, beside))
+
+            for version, batch in enumerate(self.batches[:3]):
+                found[f"version {version}"] = gathered(engine)
+                bits = export_bits(engine._model.module, Dtype.BF16)
+                found[f"shard {version}"] = {key: bits[key].copy() for key in bits}
+                begin(version)
+                engine.train_step(batch)
+            found["infos"] = [each.result() for each in made]
+            if self.ranks.rank == 0:
+                for _, parameter in engine.named_parameters():
+                    local(parameter.detach()).normal_(std=1e3)
+            begin(3)
+        found["noise"] = made[-1].result()
 
     def refuse(self) -> None:
         """Get a batch of which one rank's rows are no numbers; then one that is sound."""
@@ -113,8 +122,8 @@ class Work:
     def variants(self) -> None:
         """Train with every other way to compute the same."""
         for name in self.settings:
-            if name != "plain":
-                self.found[name] = self.steps(self.engine(name), -LAST)
+            if name not in self.counts:
+                self.found[name] = self.steps(self.engine(name), slice(-LAST, None))
 
 
 def gathered(engine: ShardedEngine) -> dict[str, np.ndarray]:
@@ -128,8 +137,10 @@ def main() -> None:
     folder = Path(sys.argv[1])
     with joined_ranks(device="cpu", replicas=1) as ranks:
         work = Work(folder, ranks)
-        work.train_and_save()
-        work.publish()
+        for name in work.counts:
+            work.train_and_save(name)
+        work.publish("plain")
+        work.publish("lora")
         work.refuse()
         work.variants()
         (folder / f"found-{ranks.rank}.pickle").write_bytes(pickle.dumps(work.found))

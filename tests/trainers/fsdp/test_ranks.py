@@ -4,19 +4,24 @@ import pickle
 import signal
 import sys
 from contextlib import contextmanager
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from astraflow.client.trainer import TrainerBatch
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import Lora, Trainer
 from astraflow.core.batches import BatchHeader
 from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.packing import share_out
+from astraflow.trainers.adapter_files import read_lora
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.torch_engine import TorchEngine
 from astraflow.weights.publisher import WeightPublisher
@@ -33,6 +38,7 @@ PLAIN = {
     "ranks": RANKS,
 }
 LAST = 3
+CRITIC = {"critic": {"optimizer": {"learning_rate": 3e-3}}}
 VARIANTS = {
     "m2po": {"loss": {"m2_threshold": 0.04}, "fsdp": {"checkpointing": True}},
     "whitened": {
@@ -43,8 +49,11 @@ VARIANTS = {
 }
 SETTINGS = {
     name: Trainer.model_validate({**PLAIN, **fields})
-    for name, fields in {"plain": {}, **VARIANTS}.items()
+    for name, fields in {"plain": {}, "lora": {}, "critic": CRITIC, **VARIANTS}.items()
 }
+LORA = {"lora": Lora(rank=3, alpha=6)}
+# Steps of those that are saved in the middle and resumed.
+COUNTS = {"plain": STEPS, "lora": 10, "critic": 10}
 
 
 class Ran:
@@ -57,11 +66,17 @@ class Ran:
         ]
         self.found = self.ranks[0]
         self.batches = batches
+        self.alone = cache(self._alone)
 
-    def alone(self, name: str = "plain", start: int = 0) -> list:
-        engine = TorchEngine(SETTINGS[name], model_dir=self.folder / "model")
-        engine.prepare()
-        return [dict(engine.train_step(batch)) for batch in self.batches[start:]]
+    def _alone(self, name: str, start: int = 0) -> list:
+        engine, end = alone_engine(self.folder, name), COUNTS.get(name, STEPS)
+        return [dict(engine.train_step(batch)) for batch in self.batches[start:end]]
+
+
+def alone_engine(folder, name):
+    engine = TorchEngine(SETTINGS[name], model_dir=folder / "model", lora=LORA.get(name))
+    engine.prepare()
+    return engine
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +87,17 @@ def ran(tmp_path_factory, make_model, make_rows, to_part) -> Ran:
     rows = [make_rows(12 + step % 3, seed=step) for step in range(STEPS)]
     rows[3] = [{**row, "advantages": row["advantages"] * 0} for row in rows[3]]
     rows[4] = rows[4][:1]
+    for row in chain.from_iterable(rows):
+        row["reward"] = float(row["tokens"][0] % 2)
     batches = [
         [batch(step, to_part, rows[step], rank, RANKS) for step in range(STEPS)]
         for rank in range(RANKS)
     ]
     whole = [batch(step, to_part, rows[step], 0, 1) for step in range(STEPS)]
-    (folder / "given.pickle").write_bytes(pickle.dumps({"settings": SETTINGS, "batches": batches}))
-    write_by_one(folder, whole)
+    given = {"settings": SETTINGS, "lora": LORA, "counts": COUNTS, "batches": batches}
+    (folder / "given.pickle").write_bytes(pickle.dumps(given))
+    for name in COUNTS:
+        write_by_one(folder, name, whole)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -107,14 +126,13 @@ def handlers_kept():
             signal.signal(number, handler)
 
 
-def write_by_one(folder, batches):
+def write_by_one(folder, name, batches):
     """Write the checkpoint of one process, from which ranks go on."""
-    engine = TorchEngine(SETTINGS["plain"], model_dir=folder / "model")
-    engine.prepare()
-    for each in batches[: STEPS // 2]:
+    engine = alone_engine(folder, name)
+    for each in batches[: COUNTS[name] // 2]:
         engine.train_step(each)
-    (folder / "by_one").mkdir()
-    engine.save(folder / "by_one")
+    (folder / f"{name} by one").mkdir()
+    engine.save(folder / f"{name} by one")
 
 
 def batch(step, to_part, rows, rank, count) -> TrainerBatch:
@@ -134,18 +152,33 @@ def batch(step, to_part, rows, rank, count) -> TrainerBatch:
     return TrainerBatch(header=header, parts=(to_part(mine),) if mine else (), wait_s=0.0)
 
 
+def after_half(name) -> slice:
+    half = COUNTS[name] // 2
+    return slice(half, half + LAST)
+
+
 def furthest(one, other, name="train/loss"):
     return max(abs(a[name] - b[name]) for a, b in zip(one, other, strict=True))
 
 
-def test_two_ranks_have_the_loss_curve_of_one(ran):
-    alone = ran.alone()
-    for name in ("train/loss", "train/entropy", "train/clip_frac", "mismatch/kl"):
-        assert furthest(ran.found["plain"], alone, name) < 1e-4, name
+@pytest.mark.parametrize("name", COUNTS)
+def test_two_ranks_have_the_loss_curve_of_one(ran, name):
+    alone, found = ran.alone(name), ran.found[name]
+    for each in ("train/loss", "train/entropy", "train/clip_frac", "mismatch/kl"):
+        assert furthest(found, alone, each) < 1e-4, each
     largest = max(step["train/grad_norm"] for step in alone)
-    assert furthest(ran.found["plain"], alone, "train/grad_norm") < 1e-3 * largest
-    assert len(alone) == STEPS
-    assert ran.found["plain"] == ran.ranks[1]["plain"]
+    assert furthest(found, alone, "train/grad_norm") < 1e-3 * largest
+    assert len(alone) == COUNTS[name]
+    assert found == ran.ranks[1][name]
+    moved = [step["train/loss"] for step in alone]
+    assert len(set(moved)) >= COUNTS[name] - 2
+
+
+def test_ranks_have_the_critic_of_one(ran):
+    alone, found = ran.alone("critic"), ran.found["critic"]
+    for each in ("critic/loss", "critic/value_mean", "critic/explained_variance"):
+        assert furthest(found, alone, each) < 1e-4, each
+    assert alone[-1]["critic/value_mean"] != 0
 
 
 @pytest.mark.parametrize("name", ["m2po", "whitened"])
@@ -168,58 +201,75 @@ def test_a_batch_that_is_no_numbers_on_one_rank_is_refused_by_all(ran):
         assert "not finite" in found["refused"]
 
 
-def test_what_shards_publish_is_what_gathered_weights_would_be(ran):
-    layout = Layout.of(
-        (name, Dtype.BF16, bits.shape) for name, bits in ran.found["version 0"].items()
-    )
+@pytest.mark.parametrize("name", ["plain", "lora"])
+def test_what_shards_publish_is_what_gathered_weights_would_be(ran, name):
+    ranks = [rank[f"{name} published"] for rank in ran.ranks]
+    found = ranks[0]
+    layout = Layout.of((key, Dtype.BF16, bits.shape) for key, bits in found["version 0"].items())
     whole = WeightPublisher(PolicyId("solver"), layout)
-    for version, info in enumerate(ran.found["infos"]):
-        tensors = ran.found[f"version {version}"]
-        for name, bits in tensors.items():
-            rows = [rank[f"shard {version}"][name] for rank in ran.ranks]
+    for version, info in enumerate(found["infos"]):
+        tensors = found[f"version {version}"]
+        for key, bits in tensors.items():
+            rows = [rank[f"shard {version}"][key] for rank in ranks]
             assert np.array_equal(np.concatenate(rows), bits)
         expected = whole.publish(version, tensors, step=version)
         assert info.content_digest == expected.content_digest
         assert {patch.shard_rank for patch in info.patches} == {*range(RANKS)}
-    assert not np.array_equal(
-        *(ran.found[f"version {v}"]["model.embed_tokens.weight"] for v in (0, 2))
-    )
+    last = [*tensors][-1]
+    assert not np.array_equal(*(found[f"version {v}"][last] for v in (0, 2)))
+    assert all(key.startswith("base_model.") for key in tensors) == (name == "lora")
 
 
 def test_a_version_of_which_one_rank_has_no_patch_can_be_had_whole_from_all(ran):
     """Noise is no smaller as a patch; the other rank's rows have not even changed."""
-    ways = {(patch.base_version, patch.shard_rank) for patch in ran.found["noise"].patches}
+    ways = {
+        (patch.base_version, patch.shard_rank)
+        for patch in ran.found["plain published"]["noise"].patches
+    }
     assert {rank for base, rank in ways if base is None} == {*range(RANKS)}
 
 
-def test_a_checkpoint_of_two_ranks_is_a_model_that_one_process_goes_on_from(ran):
-    directory = ran.folder / "by_ranks"
-    assert sorted(path.name for path in directory.iterdir()) == [
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
+@pytest.mark.parametrize("name", COUNTS)
+def test_one_process_goes_on_from_the_checkpoint_of_two_ranks(ran, name):
+    directory = ran.folder / f"{name} by ranks"
+    own = ["adapter_config.json", "adapter_model.safetensors"]
+    model = ["config.json", "generation_config.json", "model.safetensors"]
+    assert {path.name for path in directory.iterdir()} == {
+        *(own if name == "lora" else model),
         "optimizer",
         "tokenizer.json",
         "tokenizer_config.json",
-    ]
-    engine = TorchEngine(SETTINGS["plain"], model_dir=ran.folder / "model")
-    engine.prepare()
+    }
+    engine = alone_engine(ran.folder, name)
     engine.restore(directory)
-    assert engine.step_count == STEPS // 2
-    then = slice(STEPS // 2, STEPS // 2 + LAST)
+    then = after_half(name)
+    assert engine.step_count == then.start
+    for key, parameter in engine.named_parameters():
+        assert np.array_equal(parameter.detach().numpy(), ran.found[f"{name} saved"][key])
     rest = [dict(engine.train_step(each)) for each in ran.batches[then]]
-    assert furthest(rest, ran.found["plain"][then]) < 1e-4
+    assert furthest(rest, ran.found[name][then]) < 1e-4
 
 
-def test_two_ranks_go_on_from_the_checkpoint_of_one_process(ran):
-    then = slice(STEPS // 2, STEPS // 2 + LAST)
-    assert furthest(ran.found["resumed"], ran.found["plain"][then]) < 1e-4
-    assert furthest(ran.found["resumed"], ran.alone()[then]) < 1e-4
+@pytest.mark.parametrize("name", COUNTS)
+def test_two_ranks_go_on_from_the_checkpoint_of_one_process(ran, name):
+    then = after_half(name)
+    resumed = ran.found[f"{name} resumed"]
+    assert furthest(resumed, ran.found[name][then]) < 1e-4
+    assert furthest(resumed, ran.alone(name)[then]) < 1e-4
 
 
-def test_a_checkpoint_has_the_weights_of_the_step_before_it(ran):
-    """To the bit: what one process reads is what ranks had."""
-    engine = TorchEngine(SETTINGS["plain"], model_dir=ran.folder / "by_ranks")
-    engine.prepare()
-    for name, parameter in engine.named_parameters():
-        assert np.array_equal(parameter.detach().numpy(), ran.found["saved"][name])
+def test_peft_reads_the_adapters_of_two_ranks(ran):
+    directory = ran.folder / "lora by ranks"
+    lora = read_lora(directory)
+    assert (lora.rank, lora.alpha) == (3, 6)
+    tensors = load_file(directory / "adapter_model.safetensors")
+    assert {key: value.shape for key, value in tensors.items()} == {
+        key: value.shape for key, value in ran.found["lora saved"].items()
+    }
+
+
+def test_a_critic_that_a_checkpoint_does_not_have_is_missed(ran):
+    engine = alone_engine(ran.folder, "critic")
+    for writer in ("ranks", "one"):
+        with pytest.raises(AstraflowError, match="has no critic; leave out"):
+            engine.restore(ran.folder / f"plain by {writer}")

@@ -1,8 +1,10 @@
-"""The model of the demos: a Llama of 0.24 million parameters over single characters."""
+"""The models of the demos: a Llama of 0.24 million parameters, and the same with experts."""
 
 from typing import Any
 
 from astraflow.workflows.tokenizer_files import BOS_ID, EOS_ID, PAD_ID, vocabulary
+
+_EXPERTS_PER_TOKEN = 2
 
 
 def tiny_llama_config(alphabet: str, *, max_position_embeddings: int = 64) -> dict[str, Any]:
@@ -26,4 +28,21 @@ def tiny_llama_config(alphabet: str, *, max_position_embeddings: int = 64) -> di
         "pad_token_id": PAD_ID,
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,
+    }
+
+
+def tiny_moe_config(alphabet: str, expert_count: int) -> dict[str, Any]:
+    """Return the config of the same model with experts in place of its wide layers.
+
+    A token goes through two experts, which together are as wide as the dense model.
+    """
+    dense = tiny_llama_config(alphabet)
+    return {
+        **dense,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": expert_count,
+        "num_experts_per_tok": _EXPERTS_PER_TOKEN,
+        "moe_intermediate_size": dense["intermediate_size"] // _EXPERTS_PER_TOKEN,
+        "norm_topk_prob": True,
     }
