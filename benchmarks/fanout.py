@@ -26,7 +26,7 @@ from astraflow.core.members import Resources, Role, ServedPolicy
 from astraflow.core.sessions import Sessions
 from astraflow.core.sources import version_with_sources
 from astraflow.core.versions import VersionInfo, WeightEndpoint
-from astraflow.wire.weights import decode_version_info, encode_version_info
+from astraflow.wire.versions import decode_version_info, encode_version_info
 from astraflow_proto.weights.v1 import version_pb2
 from fanout_ends.origin import POLICY
 from link import PROFILES, End, Link

@@ -8,6 +8,10 @@ vocabulary of V, forward and backward, in f32. Plain is `F.cross_entropy(F.linea
 memory is the most that was resident, less what stands: what was resident before, with the hidden
 states and the weight, and their gradients. `--passes 2` adds a second pass to the gradients of the
 first, as micro-batches do. At the default size plain takes 15 GB.
+
+Time is told twice, of the processor and by the clock. Threads that wait for one another spin, which
+counts as processor time: much where other programs keep the cores busy. `OMP_WAIT_POLICY=passive`
+leaves it out for both.
 """
 
 import argparse
@@ -17,7 +21,9 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
@@ -123,12 +129,18 @@ def spawn(kind: str, shape: Shape, given: argparse.Namespace, threads: int) -> A
     return json.loads(done.stdout)
 
 
+def ratio(runs: Mapping[str, Sequence[Any]], time_of: str) -> float:
+    """Return the least time of ours over that of plain."""
+    fused, plain = (min(run[time_of] for run in runs[kind]) for kind in ("fused", "plain"))
+    return fused / plain
+
+
 def compare(shape: Shape, threads: int, given: argparse.Namespace) -> dict[str, Any]:
     """Let both take turns; return what they took and the ratios of the best."""
-    runs = {
-        kind: [spawn(kind, shape, given, threads) for _ in range(given.rounds)] for kind in KINDS
-    }
-    best = {kind: min(each["cpu_s"] for each in runs[kind]) for kind in KINDS}
+    runs: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    for _, kind in product(range(given.rounds), KINDS):
+        runs[kind].append(spawn(kind, shape, given, threads))
+    ratios = {time_of: ratio(runs, time_of) for time_of in ("cpu_s", "wall_s")}
     hidden_nbytes = shape.tokens * shape.width * 4
     extra = max(each["extra_nbytes"] for each in runs["fused"])
     return {
@@ -136,9 +148,10 @@ def compare(shape: Shape, threads: int, given: argparse.Namespace) -> dict[str, 
         "threads": threads,
         "passes": given.passes,
         "runs": runs,
-        "time_ratio": round(best["fused"] / best["plain"], 3),
+        "cpu_ratio": round(ratios["cpu_s"], 3),
+        "wall_ratio": round(ratios["wall_s"], 3),
         "extra_of_hidden": round(extra / hidden_nbytes, 3),
-        "holds": best["fused"] <= MOST_TIME * best["plain"] and extra <= MOST_EXTRA * hidden_nbytes,
+        "holds": max(ratios.values()) <= MOST_TIME and extra <= MOST_EXTRA * hidden_nbytes,
         "load": os.getloadavg()[0],
     }
 
@@ -149,7 +162,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[2])
     parser.add_argument("--passes", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--tile", default="1024x512", help="tokens x words")
+    parser.add_argument("--tile", default="2048x1024", help="tokens x words")
     parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--one", choices=KINDS, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -42,8 +42,7 @@ from astraflow.gateway.listening import serve_app
 from astraflow.gateway.sender_routes import sender_app
 from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.rpc.channel import dial
-from astraflow.wire import dataflow as wire
-from astraflow.wire import weights
+from astraflow.wire import raas, versions
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
 from hub_ends.handover import _send_all_but_one, measure_handover
@@ -68,7 +67,7 @@ class HttpMembers(Members):
             codes=(RegisteredCode(name="single_turn"),),
         )
         answer = await RaasServiceStub(self.channel).JoinPool(
-            wire.encode_join_pool(join), metadata=bearer(TOKEN)
+            raas.encode_join_pool(join), metadata=bearer(TOKEN)
         )
         self.raas = session_metadata(answer.session.token)
 
@@ -77,7 +76,7 @@ class HttpMembers(Members):
         self.version = version
         report = VersionReport(policy_id=PolicyId(POLICY), version=version, state=VersionState.LIVE)
         await VersionServiceStub(self.channel).ReportVersion(
-            weights.encode_version_report(report), metadata=self.raas
+            versions.encode_version_report(report), metadata=self.raas
         )
 
 

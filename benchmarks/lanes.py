@@ -34,14 +34,8 @@ from astraflow.rpc.server import Servicer, start_server
 from astraflow.transport.hosts import LaneHosts
 from astraflow.transport.lanes import Lanes
 from astraflow.transport.traffic import RECEIVED_NBYTES
-from astraflow.wire.patches import (
-    PatchIndex,
-    SentChunk,
-    TransferPlan,
-    TransferSpec,
-    encode_sent_chunk,
-    encode_transfer_plan,
-)
+from astraflow.wire.patches import PatchIndex, SentChunk, encode_sent_chunk
+from astraflow.wire.transfers import TransferPlan, TransferSpec, encode_transfer_plan
 from astraflow.wire.weights import LANES
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (

@@ -1,18 +1,18 @@
 """How far a trainer is from the sampler: a dense model, one with experts, and that with replay.
 
 The embedded engine samples in bf16, and a trainer in f32 looks at the same weights. Each model is
-warmed up on sorting letters first, so that its probabilities mean something.
+warmed up on sorting letters first, so that its probabilities mean something. Both have the same
+depth and width; a token takes two experts, together as wide as the dense layers.
 """
 
 import argparse
 import asyncio
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,18 +33,11 @@ from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.supervised import batches_of, new_model, train_on_pairs
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.letter_sort.task import prompt_rows
-from astraflow.workflows.tiny_llama import tiny_llama_config
 from astraflow.workflows.tokenizer_files import write_tokenizer
 from astraflow.workflows.tutors import Tutor
 
-_EXPERTS = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "num_experts": 16,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 48,
-    "norm_topk_prob": True,
-}
+Found = dict[str, dict[str, float]]
+"""Numbers of each way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +48,12 @@ class Row:
     generation: Generation
 
 
-def make(folder: Path, config: Mapping[str, Any], tutor: Tutor, steps: int) -> Path:
+def make(folder: Path, tutor: Tutor, *, steps: int, seed: int) -> Path:
     """Write a warmed-up model whose weights are what bf16 can say."""
     write_tokenizer(folder / "tokenizer", tutor.alphabet)
     settings = WarmUp(tutor="letter_sort", step_count=steps, batch_size=64, learning_rate=2e-3)
-    module = new_model(dict(config), seed=0)
-    pairs = batches_of(settings, tutor, tokenizer_dir=folder / "tokenizer", seed=0)
+    module = new_model(tutor.model_config(), seed=seed)
+    pairs = batches_of(settings, tutor, tokenizer_dir=folder / "tokenizer", seed=seed)
     train_on_pairs(module, pairs, settings)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -131,16 +124,14 @@ def mismatch(model: CausalModel, rows: TrainRows) -> dict[str, float]:
     }
 
 
-def measure(prompt_count: int, steps: int) -> dict[str, dict[str, float]]:
-    """Return the mismatch of each way."""
-    tutor = build_tutor("letter_sort", {})
-    dense = tiny_llama_config(tutor.alphabet)
-    kinds = {"dense": dense, "experts": {**dense, **_EXPERTS}}
-    texts = [str(row["prompt"]) for row in prompt_rows(prompt_count, held_out=False, seed=1)]
-    results: dict[str, dict[str, float]] = {}
-    for name, config in kinds.items():
+def measure(prompt_count: int, *, steps: int, seed: int, experts: int) -> Found:
+    """Return the mismatch of each way, of models of one seed."""
+    texts = [str(row["prompt"]) for row in prompt_rows(prompt_count, held_out=False, seed=seed)]
+    results: Found = {}
+    for name, options in (("dense", {}), ("experts", {"experts": experts})):
         with tempfile.TemporaryDirectory() as folder:
-            directory = make(Path(folder), config, tutor, steps)
+            tutor = build_tutor("letter_sort", options)
+            directory = make(Path(folder), tutor, steps=steps, seed=seed)
             tokenizer = load_tokenizer(directory)
             prompts = [list(tokenizer.encode(text, add_special_tokens=True)) for text in texts]
             sampled = asyncio.run(sample(directory, prompts))
@@ -151,20 +142,39 @@ def measure(prompt_count: int, steps: int) -> dict[str, dict[str, float]]:
     return results
 
 
+def summed_up(seeds: Sequence[Found]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return mean and standard error over seeds, by way and number."""
+    return {
+        way: {key: _spread([found[way][key] for found in seeds]) for key in numbers}
+        for way, numbers in seeds[0].items()
+    }
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float]:
+    deviation = np.std(values, ddof=1) if len(values) > 1 else np.nan
+    return float(np.mean(values)), float(deviation / np.sqrt(len(values)))
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=512)
     parser.add_argument("--steps", type=int, default=150, help="Of the warm-up.")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--experts", type=int, default=16)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     prepare_torch(thread_count=1)
-    results = measure(options.prompts, options.steps)
-    for name, found in results.items():
-        print(f"{name:8}", "  ".join(f"{key} {value:.5f}" for key, value in found.items()))
-    print(f"CPU {process_time():.1f} s")
+    seeds = [
+        measure(options.prompts, steps=options.steps, seed=seed, experts=options.experts)
+        for seed in range(options.seeds)
+    ]
+    for way, numbers in summed_up(seeds).items():
+        said = (f"{key} {mean:.5f} ± {error:.5f}" for key, (mean, error) in numbers.items())
+        print(f"{way:8}", "  ".join(said))
+    print(f"{options.seeds} seeds, ± standard error; CPU {process_time():.1f} s")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=2))
+        options.json.write_text(json.dumps(seeds, indent=2))
 
 
 if __name__ == "__main__":

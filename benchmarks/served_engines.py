@@ -6,8 +6,10 @@ One server of a model with random weights. In turns within one run:
 - dense: all elements come and are written in place, in the same pause by the same calls;
 - loader: the server's own loader reads all of them from safetensors (vLLM alone).
 
-A pause is the time from the call that stops decoding to the answer of the one that goes on. All
-are read back before the server goes on. Beside it stands what the server itself spent on writing.
+A pause is the time from the call that stops decoding to the answer of the one that goes on, while
+nothing else is asked of the server. All are read back before the server goes on. Beside it stands
+what the server itself spent on writing. In every second round one completion is streamed all the
+while, and the longest time between two of its tokens is the gap, which holds a decode step too.
 
     ASTRAFLOW_VLLM_PYTHON=... python benchmarks/served_engines.py --kind vllm --json out.json
 """
@@ -19,6 +21,7 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,8 @@ disable_progress_bar()
 
 POLICY = PolicyId("policy")
 BAR = 0.15
+# Of a completion, before an update comes.
+STEPS = 12
 SIZES: dict[str, dict[str, Any]] = {
     "138m": {
         "vocab_size": 32_000,
@@ -119,14 +124,8 @@ async def measure(kind: str, folder: Path, rounds: int, dtype: str) -> list[dict
         for number in range(rounds):
             for way, share in (("sparse", 0.001), ("sparse", 0.01), ("dense", 1.0)):
                 update = state.dense() if way == "dense" else state.sparse(share)
-                running = asyncio.ensure_future(_generate(engine)) if number % 2 else None
-                started = time.perf_counter()
-                report = await engine.swap(update)
-                row = {"way": way, "share": share, "pause_ms": 1e3 * report.pause_s}
-                row["total_ms"] = 1e3 * (time.perf_counter() - started)
-                rows.append(row | await _said(engine) | {"inflight": report.inflight_count})
-                if running is not None:
-                    await running
+                measured = await (_busy if number % 2 else _idle)(engine, update)
+                rows.append({"way": way, "share": share} | measured | await _said(engine))
             if kind == "vllm":
                 rows.append(await _own_loader(engine, folder))
         await _assert_true(engine, state)
@@ -135,10 +134,40 @@ async def measure(kind: str, folder: Path, rounds: int, dtype: str) -> list[dict
     return rows
 
 
-async def _generate(engine: Any) -> None:
-    sampling = SamplingParams(max_new_tokens=16, ignore_eos=True, seed=0)
-    generation = await engine.generate([1, 2, 3], sampling)
-    assert len(generation.tokens) == 16
+async def _idle(engine: Any, update: WeightUpdate) -> dict[str, Any]:
+    """Make a version live while nothing else is asked."""
+    started = time.perf_counter()
+    report = await engine.swap(update)
+    total_s = time.perf_counter() - started
+    return {"pause_ms": 1e3 * report.pause_s, "total_ms": 1e3 * total_s, "inflight": 0}
+
+
+async def _busy(engine: Any, update: WeightUpdate) -> dict[str, Any]:
+    """Make a version live while one completion is streamed, and see how long it stands still."""
+    at: list[float] = []
+    sampling = SamplingParams(max_new_tokens=500, ignore_eos=True, seed=0)
+    task = asyncio.ensure_future(
+        engine.generate([1, 2, 3], sampling, watch=lambda _: at.append(time.perf_counter()))
+    )
+    await _until(lambda: len(at) >= STEPS)
+    steps = np.diff(at)
+    before = len(at) - 1
+    report = await engine.swap(update)
+    seen = len(at)
+    await _until(lambda: len(at) >= seen + 2)
+    task.cancel()
+    await asyncio.wait([task])
+    return {
+        "pause_ms": 1e3 * report.pause_s,
+        "inflight": report.inflight_count,
+        "gap_ms": 1e3 * float(np.diff(at[before:]).max()),
+        "step_ms": 1e3 * float(np.median(steps)),
+    }
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  what is watched has no event
+        await asyncio.sleep(0.001)
 
 
 async def _said(engine: Any) -> dict[str, Any]:
@@ -175,14 +204,20 @@ async def _assert_true(engine: Any, state: State) -> None:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the least pause of each way while nothing ran, and the bar.
+    """Return the least pause of each way while nothing ran, the least gap while something did.
 
     Noise of the machine, and the step that a pause waits for, only add.
     """
 
+    def asked(way: str, share: float) -> list[dict[str, Any]]:
+        return [r for r in rows if (r["way"], r["share"]) == (way, share)]
+
     def least(way: str, share: float) -> float:
-        asked = [r for r in rows if (r["way"], r["share"]) == (way, share)]
-        return min((r["pause_ms"] for r in asked if not r.get("inflight")), default=float("nan"))
+        idle = [r["pause_ms"] for r in asked(way, share) if not r.get("inflight")]
+        return min(idle, default=float("nan"))
+
+    def gap(way: str, share: float) -> float:
+        return min((r["gap_ms"] for r in asked(way, share) if "gap_ms" in r), default=float("nan"))
 
     sparse, dense = least("sparse", 0.01), least("dense", 1.0)
     return {
@@ -191,6 +226,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "1 %": sparse,
             "dense": dense,
             "loader": least("loader", 1.0),
+        },
+        "gap_ms": {
+            "0.1 %": gap("sparse", 0.001),
+            "1 %": gap("sparse", 0.01),
+            "dense": gap("dense", 1.0),
         },
         "ratio": sparse / dense,
         "bar": BAR,

@@ -189,13 +189,14 @@ def plot(cells: Mapping[str, Any], path: Path) -> None:
 
     figure, panels = pyplot.subplots(1, len(LAGS), figsize=(12, 5), sharey=True)
     for panel, lag in zip(panels, LAGS, strict=True):
-        for correction in CORRECTIONS:
+        for index, correction in enumerate(CORRECTIONS):
             start = f"{correction}/{lag}/"
             curves = [cell["curve"] for name, cell in cells.items() if name.startswith(start)]
             if curves:
-                panel.plot(_smooth(np.mean(curves, axis=0)), label=correction)
+                style = {"color": f"C{index // 2}", "linestyle": ("-", "--")[index % 2]}
+                panel.plot(_smooth(np.mean(curves, axis=0)), label=correction, **style)
         panel.set(title=f"lag {lag}", xlabel="step", ylabel="reward of the newest weights")
-    panels[-1].legend(fontsize="small")
+    panels[-1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 

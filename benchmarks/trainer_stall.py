@@ -43,7 +43,7 @@ from astraflow.trainers.published_layout import published_layout
 from astraflow.trainers.torch_engine import TorchEngine
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.server import WeightServer
-from astraflow.wire.weights import encode_version_info
+from astraflow.wire.versions import encode_version_info
 from fanout_ends.origin import POLICY, TOKEN
 
 HERE: Final = Path(__file__).parent
@@ -166,13 +166,22 @@ class Step:
 
 def made_engine(folder: Path, shape: dict[str, Any], threads: int) -> TorchEngine:
     """Return the built-in engine with random weights."""
+    write_weights(folder, shape)
+    engine = TorchEngine(settings_of(threads), model_dir=folder)
+    engine.prepare()
+    return engine
+
+
+def write_weights(folder: Path, shape: dict[str, Any]) -> None:
+    """Write a model with random weights."""
     torch.manual_seed(0)
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     LlamaForCausalLM(LlamaConfig(**shape, **ids)).save_pretrained(folder)
-    settings = Trainer(optimizer=Optimizer(learning_rate=1e-5), thread_count=threads, device="cpu")
-    engine = TorchEngine(settings, model_dir=folder)
-    engine.prepare()
-    return engine
+
+
+def settings_of(threads: int) -> Trainer:
+    """Return those of a trainer on the CPU."""
+    return Trainer(optimizer=Optimizer(learning_rate=1e-5), thread_count=threads, device="cpu")
 
 
 def timed(engine: TorchEngine, origin: WeightOrigin, batch: TrainerBatch, publishes: bool) -> Step:

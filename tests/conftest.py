@@ -19,20 +19,22 @@ from astraflow.rpc.auth import SESSION_KEY, bearer_of, secret_of
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.wire.batches import encode_batch_header, encode_batch_part, encode_end_of_data
 from astraflow.wire.common import decode_raas_load, decode_trainer_load, encode_directive
-from astraflow.wire.dataflow import (
-    decode_ack_batch,
+from astraflow.wire.raas import (
     decode_join_pool,
-    decode_register_trainer,
-    decode_stream_batches,
     decode_task_credit,
     encode_item_ack,
     encode_pool_membership,
     encode_task_cancellation,
-    encode_trainer_registration,
 )
 from astraflow.wire.rollout import decode_rollout, decode_task_result
 from astraflow.wire.tasks import encode_rollout_task
-from astraflow.wire.weights import decode_version_info, decode_version_report, encode_version_info
+from astraflow.wire.trainer import (
+    decode_ack_batch,
+    decode_register_trainer,
+    decode_stream_batches,
+    encode_trainer_registration,
+)
+from astraflow.wire.versions import decode_version_info, decode_version_report, encode_version_info
 from astraflow_proto.dataflow.v1 import raas_service_pb2, session_service_pb2, trainer_service_pb2
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import add_RaasServiceServicer_to_server
 from astraflow_proto.dataflow.v1.session_service_pb2_grpc import (
@@ -42,9 +44,7 @@ from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import (
     add_TrainerServiceServicer_to_server,
 )
 from astraflow_proto.weights.v1 import version_service_pb2
-from astraflow_proto.weights.v1.version_service_pb2_grpc import (
-    add_VersionServiceServicer_to_server,
-)
+from astraflow_proto.weights.v1.version_service_pb2_grpc import add_VersionServiceServicer_to_server
 
 JOIN_TOKEN = "join-secret"
 CUT = object()
@@ -397,3 +397,37 @@ def _own_logging():
     root.setLevel(level)
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
+
+
+@pytest.fixture(scope="session")
+def make_mixture():
+    """Makes a tiny mixture of experts that bf16 can hold; fields of its config may differ."""
+    import torch  # noqa: PLC0415 - most tests need none of it
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM  # noqa: PLC0415
+
+    def make(*, seed=0, **fields):
+        usual = {
+            "vocab_size": 14,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "moe_intermediate_size": 24,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 512,
+            "initializer_range": 0.3,
+            "pad_token_id": 0,
+            "eos_token_id": 2,
+        }
+        torch.manual_seed(seed)
+        module = Qwen3MoeForCausalLM(Qwen3MoeConfig(**usual | fields))
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(parameter.bfloat16().float())
+        return module.eval()
+
+    return make

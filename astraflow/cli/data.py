@@ -11,7 +11,10 @@ app = typer.Typer(no_args_is_help=True, help="Write data sets that a recipe can 
 
 @app.command("verifiers")
 def verifiers(
-    environment: Annotated[str, typer.Argument(help="As load_environment of verifiers takes it.")],
+    environment: Annotated[
+        str,
+        typer.Argument(metavar="ENVIRONMENT", help="As load_environment of verifiers takes it."),
+    ],
     *,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Lines of JSON.")],
     arguments: Annotated[

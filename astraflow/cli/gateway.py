@@ -53,7 +53,7 @@ def serve(
 
     http://HOST:PORT/docs explains every endpoint. The gateway ends with the run, or at SIGTERM.
     """
-    from astraflow.cli.roles import Tls, serve_gateway  # noqa: PLC0415
+    from astraflow.cli.roles import serve_gateway, tls_of  # noqa: PLC0415
 
     raise typer.Exit(
         serve_gateway(
@@ -62,8 +62,8 @@ def serve(
             hub=hub,
             token=token,
             operator_token=operator_token,
-            models=opt.pairs(model or [], "--model"),
-            tls=Tls(certificate=tls_certificate, key=tls_key, ca=tls_ca),
+            models=opt.directories(model),
+            tls=tls_of(tls_certificate, tls_key, tls_ca),
             as_json=as_json,
         )
     )
@@ -99,7 +99,7 @@ def raas(
     Nodes join with `astraflow raas join RECIPE --hub` and the address of --listen. There is no run
     of ours: prompts, versions and evaluations are the Dataflow's.
     """
-    from astraflow.cli.roles import Tls, serve_raas  # noqa: PLC0415
+    from astraflow.cli.roles import serve_raas, tls_of  # noqa: PLC0415
 
     raise typer.Exit(
         serve_raas(
@@ -109,8 +109,8 @@ def raas(
             dataflow=dataflow,
             listen=listen,
             uid=uid,
-            models=opt.pairs(model or [], "--model"),
-            tls=Tls(certificate=tls_certificate, key=tls_key, ca=tls_ca),
+            models=opt.directories(model),
+            tls=tls_of(tls_certificate, tls_key, tls_ca),
             as_json=as_json,
         )
     )

@@ -1,6 +1,7 @@
 """The command line: what each command is called, and what an error looks like."""
 
 import sys
+from inspect import cleandoc
 
 import typer
 
@@ -66,6 +67,19 @@ def _root(
     if version:
         typer.echo(__version__)
         raise typer.Exit
+
+
+def _unwrap_help(group: typer.Typer) -> None:
+    """Let help wrap where the terminal ends, not where a line of the source does."""
+    for command in group.registered_commands:
+        paragraphs = cleandoc((command.callback and command.callback.__doc__) or "").split("\n\n")
+        command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+    for part in group.registered_groups:
+        if part.typer_instance is not None:
+            _unwrap_help(part.typer_instance)
+
+
+_unwrap_help(app)
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ import typer
 from astraflow.core.errors import AstraflowError, Reason
 
 RecipePath = Annotated[
-    Path, typer.Argument(help="Recipe, such as recipes/sort.yaml.", show_default=False)
+    Path,
+    typer.Argument(metavar="RECIPE", help="Recipe, such as recipes/sort.yaml.", show_default=False),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -20,7 +21,8 @@ Overrides = Annotated[
     ),
 ]
 RunPath = Annotated[
-    Path, typer.Argument(help="Folder of the run, such as runs/sort.", show_default=False)
+    Path,
+    typer.Argument(metavar="RUN", help="Folder of the run, such as runs/sort.", show_default=False),
 ]
 HubAddress = Annotated[
     str, typer.Option("--hub", help="host:port of the hub.", envvar="ASTRAFLOW_HUB")
@@ -47,6 +49,15 @@ CertificateFile = Annotated[
     Path | None, typer.Option("--tls-certificate", help="PEM file of this process's certificate.")
 ]
 KeyFile = Annotated[Path | None, typer.Option("--tls-key", help="PEM file of its private key.")]
+
+
+def directories(values: list[str] | None, option: str = "--model") -> dict[str, Path]:
+    """Split POLICY=DIR arguments.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for one without an equals sign.
+    """
+    return {policy: Path(path) for policy, path in pairs(values or [], option).items()}
 
 
 def pairs(values: list[str], option: str) -> dict[str, str]:

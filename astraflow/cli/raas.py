@@ -13,7 +13,7 @@ from astraflow.cli.options import (
     Overrides,
     RecipePath,
     RunPath,
-    pairs,
+    directories,
 )
 
 app = typer.Typer(no_args_is_help=True, help="Rollout as a service: nodes that run workflows.")
@@ -52,7 +52,7 @@ def join(
     It pulls the newest weights, takes tasks, returns rollouts, and leaves when the run is over.
     SIGTERM lets it finish what it holds and leave; nothing is lost when it is killed.
     """
-    from astraflow.cli.roles import Tls, join_pool  # noqa: PLC0415
+    from astraflow.cli.roles import join_pool, tls_of  # noqa: PLC0415
 
     raise typer.Exit(
         join_pool(
@@ -62,8 +62,8 @@ def join(
             token=token,
             name=name,
             region=region,
-            models=pairs(model or [], "--model"),
-            tls=Tls(certificate=tls_certificate, key=tls_key, ca=tls_ca),
+            models=directories(model),
+            tls=tls_of(tls_certificate, tls_key, tls_ca),
         )
     )
 
@@ -71,7 +71,9 @@ def join(
 @app.command()
 def drain(
     run: RunPath,
-    name: Annotated[str, typer.Argument(help="Name or id of a member.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name or id of a member.", show_default=False)
+    ],
     *,
     grace_s: Annotated[
         float | None, typer.Option(min=0, help="Seconds to leave; unset: no limit.")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from astraflow.config.loader import load_recipe
-from astraflow.config.recipe import Tracing
+from astraflow.config.recipe import Recipe, Tracing
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.launch.models import cache_dir
@@ -17,6 +17,17 @@ from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.otel import configure_tracing
 from astraflow.telemetry.traces import use_recorder
+from astraflow.workflows.model_identity import read_identity
+
+
+def tls_of(certificate: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
+    """Return what the options say; None: plain text.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a certificate without its key.
+    """
+    tls = Tls(certificate=certificate, key=key, ca=ca)
+    return None if tls.is_plain else tls
 
 
 def serve_hub(recipe: Path, *, overrides: Sequence[str], run_dir: Path | None) -> int:
@@ -41,8 +52,8 @@ def join_pool(
     token: str,
     name: str | None,
     region: str,
-    models: Mapping[str, str],
-    tls: Tls,
+    models: Mapping[str, Path],
+    tls: Tls | None,
 ) -> int:
     """Run a rollout node; return its exit code."""
     hold_lifeline()
@@ -57,8 +68,8 @@ def join_pool(
             token=token,
             name=name,
             region=region,
-            models={policy: Path(path) for policy, path in models.items()},
-            tls=None if tls.is_plain else tls,
+            models=models,
+            tls=tls,
         )
 
 
@@ -69,8 +80,8 @@ def serve_gateway(
     hub: str,
     token: str,
     operator_token: str | None,
-    models: Mapping[str, str],
-    tls: Tls,
+    models: Mapping[str, Path],
+    tls: Tls | None,
     as_json: bool,
 ) -> int:
     """Serve the HTTP gateway; return its exit code.
@@ -87,8 +98,8 @@ def serve_gateway(
         hub=hub,
         token=token,
         operator_token=operator_token,
-        models={policy: Path(path) for policy, path in models.items()},
-        tls=None if tls.is_plain else tls,
+        models=models,
+        tls=tls,
         as_json=as_json,
     )
 
@@ -101,8 +112,8 @@ def serve_raas(
     dataflow: str | None,
     listen: str,
     uid: str | None,
-    models: Mapping[str, str],
-    tls: Tls,
+    models: Mapping[str, Path],
+    tls: Tls | None,
     as_json: bool,
 ) -> int:
     """Serve our nodes to an existing Dataflow; return the exit code.
@@ -120,9 +131,9 @@ def serve_raas(
         recipe=settings,
         token=token,
         listen=listen,
-        models={policy: Path(path) for policy, path in models.items()},
+        models=models,
         rules=rules_of(settings.http),
-        tls=None if tls.is_plain else tls,
+        tls=tls,
         **({} if uid is None else {"uid": uid}),
     )
     return main_pool(pool, dataflow=dataflow, as_json=as_json)
@@ -147,20 +158,18 @@ def train(
     policy: str,
     hub: str,
     token: str,
+    engine: str | None = None,
     model: Path | None,
     run_dir: Path | None,
     listen: str,
     advertise: str | None,
-    tls: Tls,
+    tls: Tls | None,
     resume: bool = False,
     checkpoint_id: str = "",
 ) -> int:
     """Run a trainer; return its exit code."""
     hold_lifeline()
-    settings = load_recipe(recipe, overrides)
-    if policy not in settings.policies:
-        known = ", ".join(settings.policies)
-        raise AstraflowError(Reason.POLICY_UNKNOWN, f"--policy {policy}: the recipe has {known}")
+    settings = _trainer_recipe(recipe, overrides, policy=policy, engine=engine)
     _use_threads(settings.policies[policy].trainer.thread_count)
     from astraflow.trainers.joining import TrainerPlace  # noqa: PLC0415
     from astraflow.trainers.main import is_rank, main_run, rank_mark  # noqa: PLC0415
@@ -178,16 +187,28 @@ def train(
             hub=hub,
             token=token,
             run_dir=RunDir(folder),
-            model_name=model_dir.name,
+            identity=read_identity(model_dir),
             is_resuming=resume,
             checkpoint_id=checkpoint_id,
             listen=listen,
             advertise=advertise,
-            tls=None if tls.is_plain else tls,
+            tls=tls,
             metrics=settings.metrics.listen,
             patience_s=settings.hub.patience_s,
         )
         return main_run(settings, policy_id=policy, model_dir=model_dir, place=place)
+
+
+def _trainer_recipe(
+    recipe: Path, overrides: Sequence[str], *, policy: str, engine: str | None
+) -> Recipe:
+    settings = load_recipe(recipe, overrides)
+    if policy not in settings.policies:
+        known = ", ".join(settings.policies)
+        raise AstraflowError(Reason.POLICY_UNKNOWN, f"--policy {policy}: the recipe has {known}")
+    if engine is None:
+        return settings
+    return load_recipe(recipe, [*overrides, f"policies.{policy}.trainer.engine={engine}"])
 
 
 def make_warm_up(recipe: Path, *, overrides: Sequence[str], policy: str) -> Path:

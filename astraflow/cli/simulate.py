@@ -21,7 +21,11 @@ ScenarioOverrides = Annotated[
 def simulate(
     scenario: Annotated[
         Path | None,
-        typer.Argument(help="YAML file; unset: eight equal nodes for an hour.", show_default=False),
+        typer.Argument(
+            metavar="SCENARIO",
+            help="YAML file; unset: eight equal nodes for an hour.",
+            show_default=False,
+        ),
     ] = None,
     *,
     overrides: ScenarioOverrides = None,

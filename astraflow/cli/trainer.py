@@ -44,6 +44,15 @@ Checkpoint = Annotated[
         "--checkpoint", metavar="NAME", help="With --resume: go on from this one, and no other."
     ),
 ]
+OwnEngine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="MODULE:FACTORY",
+        help="Returns what steps the model, in place of the recipe's engine; looked for here and "
+        "on PYTHONPATH.",
+    ),
+]
 
 
 @app.callback()
@@ -58,6 +67,7 @@ def run_trainer(
     token: JoinToken,
     *,
     overrides: Overrides = None,
+    engine: OwnEngine = None,
     model: ModelFolder = None,
     run_dir: RunFolder = None,
     listen: WeightAddress = "127.0.0.1:0",
@@ -69,7 +79,7 @@ def run_trainer(
     tls_ca: CaFile = None,
 ) -> None:
     """Train one policy: takes batches, publishes every version, writes checkpoints."""
-    from astraflow.cli.roles import Tls, train  # noqa: PLC0415
+    from astraflow.cli.roles import tls_of, train  # noqa: PLC0415
 
     raise typer.Exit(
         train(
@@ -78,13 +88,14 @@ def run_trainer(
             policy=policy,
             hub=hub,
             token=token,
+            engine=engine,
             model=model,
             run_dir=run_dir,
             listen=listen,
             advertise=advertise,
             resume=resume,
             checkpoint_id=checkpoint,
-            tls=Tls(certificate=tls_certificate, key=tls_key, ca=tls_ca),
+            tls=tls_of(tls_certificate, tls_key, tls_ca),
         )
     )
 
@@ -112,7 +123,7 @@ def warm_up(
 
 @app.command("merge")
 def merge(
-    adapters: Annotated[Path, typer.Argument(help="A checkpoint of adapters.")],
+    adapters: Annotated[Path, typer.Argument(metavar="ADAPTERS", help="A checkpoint of adapters.")],
     target: Annotated[Path, typer.Option("--out", help="Directory to write.")],
     base: Annotated[
         Path | None,

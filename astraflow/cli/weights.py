@@ -67,7 +67,9 @@ def pull(
 
 @app.command("verify")
 def verify(
-    path: Annotated[Path, typer.Argument(help="A safetensors file, or a folder of them.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A safetensors file, or a folder of them.")
+    ],
     *,
     run: Annotated[Path | None, typer.Option("--run", help="Folder of the run.")] = None,
     policy: PolicyName = None,

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from astraflow.client.control import ControlClient
 from astraflow.client.duplex import beside
+from astraflow.client.hooks import Held
 from astraflow.client.raas import RaasHooks, dial_pool
-from astraflow.client.session import Held
 from astraflow.codec.state_digest import StateDigest
 from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
@@ -24,8 +24,8 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, JoinPool, RaasLoad, ServedPolicy
 from astraflow.core.versions import VersionInfo
 from astraflow.launch.pull_bar import PullBar
+from astraflow.storage.weight_files import compare, flatten, read_weights, write_weights
 from astraflow.weights.puller import WeightPuller
-from astraflow.weights.weight_files import compare, flatten, read_weights, write_weights
 from astraflow.wire.weights import layout_digest
 from astraflow.workflows.building import workflow_specs
 

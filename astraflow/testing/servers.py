@@ -10,19 +10,22 @@ import httpx
 
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.engines.building import dialect_of
-from astraflow.engines.served.dialect import Dialect, ServerPlace
+from astraflow.engines.served.dialect import AdapterRoom, Dialect, ServerPlace
 from astraflow.engines.served.exchange import ExchangeFolder
 from astraflow.engines.served.model import Model
 from astraflow.engines.served.server import environment, free_port, kept
 
 
 @contextmanager
-def running_server(settings: EngineSettings, model_dir: Path) -> Generator[str]:
+def running_server(
+    settings: EngineSettings, model_dir: Path, *, adapters: AdapterRoom | None = None
+) -> Generator[str]:
     """Start a server that `raas.engine.url` can name; it ends with the body.
 
     Args:
         settings: With a kind of server.
         model_dir: Hugging Face.
+        adapters: Its room for them; None: it serves the model alone.
 
     Yields:
         Its address, once it has generated a token; its log is `server.log` beside the model.
@@ -42,11 +45,18 @@ def running_server(settings: EngineSettings, model_dir: Path) -> Generator[str]:
         folder=folder.path,
         settings=settings,
         max_context=model.max_context,
+        adapters=adapters,
     )
     launch = dialect.launch(place)
     with (model_dir.parent / "server.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603  the recipe's command
-            kept(launch), stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment(launch)
+            kept(launch),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environment(launch),
+            # What ends a run of tests by its group does not end the keeper before its server.
+            start_new_session=True,
         )
     try:
         asyncio.run(_until_alive(dialect, f"http://127.0.0.1:{port}", process))

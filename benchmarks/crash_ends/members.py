@@ -11,9 +11,10 @@ from pathlib import Path
 from time import sleep
 
 from astraflow.client.duplex import beside
+from astraflow.client.hooks import Held
 from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
 from astraflow.client.rollout_stream import RolloutStream
-from astraflow.client.session import Held, SessionKeeper
+from astraflow.client.session import SessionKeeper
 from astraflow.client.task_stream import TaskSink
 from astraflow.client.trainer import TrainerBatch, TrainerClient
 from astraflow.core.batches import BatchOutcome
@@ -28,19 +29,9 @@ from astraflow.core.members import (
     RegisterTrainer,
     ServedPolicy,
 )
-from astraflow.core.rollouts import (
-    ItemAck,
-    Outcome,
-    Rollout,
-    TaskResult,
-    VersionSpan,
-)
+from astraflow.core.rollouts import ItemAck, Outcome, Rollout, TaskResult, VersionSpan
 from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCredit
-from astraflow.core.versions import (
-    VersionReport,
-    VersionState,
-    WeightEndpoint,
-)
+from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.simulate.made_up import made_up_trajectory, made_up_version
 from crash_ends.scene import CHECKPOINT_EVERY, JOIN, POLICY, Scene, note, replace_with
 

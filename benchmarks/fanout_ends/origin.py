@@ -19,7 +19,7 @@ from astraflow.core.layout import Layout
 from astraflow.telemetry.logging import configure_logging
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.weights.server import WeightServer
-from astraflow.wire.weights import encode_version_info
+from astraflow.wire.versions import encode_version_info
 
 POLICY: Final = PolicyId("fanout")
 TOKEN: Final = b"fanout"

@@ -17,7 +17,7 @@ from astraflow.core.versions import VersionInfo
 from astraflow.telemetry.logging import configure_logging
 from astraflow.weights.puller import WeightPuller
 from astraflow.weights.relay_server import RelayServer
-from astraflow.wire.weights import decode_version_info
+from astraflow.wire.versions import decode_version_info
 from astraflow_proto.weights.v1 import version_pb2
 from fanout_ends.origin import POLICY, TOKEN
 

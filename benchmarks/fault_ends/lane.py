@@ -11,12 +11,11 @@ from google.protobuf.message import DecodeError
 from astraflow.core.errors import AstraflowError
 from astraflow.core.layout import Layout
 from astraflow.transport import grpc_lane
-from astraflow.wire.patches import (
-    SentChunk,
+from astraflow.wire.patches import SentChunk, encode_sent_chunk
+from astraflow.wire.transfers import (
     TransferPlan,
     TransferSpec,
     decode_transfer_spec,
-    encode_sent_chunk,
     encode_transfer_plan,
     encode_transfer_spec,
 )

@@ -13,6 +13,9 @@ from fault_ends.world import World, sources
 
 LIARS: Final = tuple(f"liar:{number}" for number in range(6))
 
+# Of versions; most bring several injections each.
+_MOST_BARREN: Final = 200
+
 # How receivers pull: from one source after the other, from several at once, as a relay.
 _STYLES: Final[tuple[dict[str, bool], ...]] = (
     {},
@@ -53,15 +56,35 @@ class MessageFaults:
         self._receivers = [self._receiver(number) for number in range(len(_STYLES))]
 
     async def run(self) -> dict[str, Counts]:
-        """Inject, and return the counts."""
-        while any(each.injected < self._quota for each in self.counts.values()):
-            info = self._world.publish()
-            self._stranger.publish()
-            for number in range(len(self._receivers)):
-                # Some lag, and go on by a chain of patches.
-                if self._receivers[number].puller.version is None or self._rng.random() > 0.15:
-                    await self._trial(number, info)
+        """Inject, and return the counts.
+
+        Raises:
+            RuntimeError: What is injected does not reach the pullers any more.
+        """
+        barren_count = 0
+        while left := self._left():
+            if barren_count == _MOST_BARREN:
+                raise RuntimeError(f"{barren_count} versions in a row met none of {left}")
+            before = self._injected_count(left)
+            await self._publish()
+            barren_count = 0 if self._injected_count(left) > before else barren_count + 1
         return self.counts
+
+    def _left(self) -> list[str]:
+        """Return the classes that have not their quota yet."""
+        return [name for name, each in self.counts.items() if each.injected < self._quota]
+
+    def _injected_count(self, names: Sequence[str]) -> int:
+        return sum(self.counts[name].injected for name in names)
+
+    async def _publish(self) -> None:
+        """Let all receivers pull one more version, but for those that lag."""
+        info = self._world.publish()
+        self._stranger.publish()
+        for number in range(len(self._receivers)):
+            # Some lag, and go on by a chain of patches.
+            if self._receivers[number].puller.version is None or self._rng.random() > 0.15:
+                await self._trial(number, info)
 
     async def _trial(self, number: int, info: VersionInfo) -> None:
         """Let up to six liars and an honest source serve one version."""
@@ -88,7 +111,7 @@ class MessageFaults:
 
     def _kinds(self) -> dict[str, tuple[str, Damage]]:
         """Return what liars do: class and damage by endpoint."""
-        left = [name for name, each in self.counts.items() if each.injected < self._quota]
+        left = self._left()
         liars = LIARS[: self._rng.randrange(1, len(LIARS) + 1)]
         names = [self._rng.choice(left or list(self.counts)) for _ in liars]
         return {

@@ -13,7 +13,7 @@ from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.transport.hosts import LaneHosts
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.servicer import TransferServicer
-from astraflow.wire.patches import LaneEndpoint
+from astraflow.wire.transfers import LaneEndpoint
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,
 )

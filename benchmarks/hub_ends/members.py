@@ -8,15 +8,10 @@ from grpc import aio
 
 from astraflow.core.members import Contract, JoinPool, RegisterTrainer, ServedPolicy
 from astraflow.core.tasks import RegisteredCode
-from astraflow.core.versions import (
-    VersionReport,
-    VersionState,
-    WeightEndpoint,
-)
+from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.simulate.made_up import made_up_version
-from astraflow.wire import dataflow as wire
-from astraflow.wire import weights
+from astraflow.wire import raas, trainer, versions
 from astraflow.wire.fields import encode_tensor
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as raas_pb
 from astraflow_proto.dataflow.v1 import session_service_pb2, trainer_service_pb2
@@ -56,7 +51,7 @@ class Members:
             weight_endpoints=(WeightEndpoint(rank=0, endpoint="127.0.0.1:1"),),
         )
         answer = await TrainerServiceStub(self.channel).RegisterTrainer(
-            wire.encode_register_trainer(request), metadata=bearer(TOKEN)
+            trainer.encode_register_trainer(request), metadata=bearer(TOKEN)
         )
         self.trainer = session_metadata(answer.session.token)
         join = JoinPool(
@@ -67,7 +62,7 @@ class Members:
             codes=(RegisteredCode(name="single_turn"),),
         )
         answer = await RaasServiceStub(self.channel).JoinPool(
-            wire.encode_join_pool(join), metadata=bearer(TOKEN)
+            raas.encode_join_pool(join), metadata=bearer(TOKEN)
         )
         self.raas = session_metadata(answer.session.token)
         await self.publish()
@@ -77,12 +72,12 @@ class Members:
         self.version += 1
         info = made_up_version(POLICY, self.version, step=self.step)
         request = trainer_service_pb2.PublishVersionRequest(
-            version=weights.encode_version_info(info)
+            version=versions.encode_version_info(info)
         )
         await TrainerServiceStub(self.channel).PublishVersion(request, metadata=self.trainer)
         report = VersionReport(policy_id=POLICY, version=self.version, state=VersionState.LIVE)
         await VersionServiceStub(self.channel).ReportVersion(
-            weights.encode_version_report(report), metadata=self.raas
+            versions.encode_version_report(report), metadata=self.raas
         )
 
     async def settle(self, batch_id: str) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from astraflow.client.duplex import beside
+from astraflow.client.hooks import Held
 from astraflow.client.raas import RaasHooks, dial_pool
-from astraflow.client.session import Held
 from astraflow.client.versions import VersionClient
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.ids import PolicyId

@@ -17,7 +17,8 @@ from astraflow.core.versions import Lane
 from astraflow.telemetry.logging import configure_logging
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.lanes import Lanes
-from astraflow.wire.patches import SentChunk, TransferSpec
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import TransferSpec
 from wan_ends.baselines import PlainGrpc, PublishedStreams, WarmStream
 from wan_ends.source import POLICY, TOKEN
 

@@ -66,6 +66,11 @@ def token_for(name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_help_wraps_where_the_terminal_ends(name):
+    assert all("\n" not in paragraph for paragraph in COMMANDS[name].help.split("\n\n"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_names_what_the_page_names(sections, name):
     shown = CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0

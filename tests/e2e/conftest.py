@@ -16,9 +16,11 @@ import pytest
 from astraflow.config.run_dir import RunDir, read_json_lines
 
 ROOT = Path(__file__).parents[2]
+# One warm-up of sort.yaml for all tests: it takes longer to start one than to make a longer one.
+WARM_UP = "policies.solver.model.warm_up.step_count=40"
 SMALL = (
     "policies.solver.trainer.step_count=8",
-    "policies.solver.model.warm_up.step_count=40",
+    WARM_UP,
     "data.held_out.limit=64",
 )
 

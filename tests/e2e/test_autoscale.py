@@ -8,12 +8,12 @@ import pytest
 from astraflow.launch.processes import RoleCommand
 
 from .by_hand import by_hand
-from .conftest import astraflow
+from .conftest import WARM_UP, astraflow
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
 
 SMALL = (
-    "policies.solver.model.warm_up.step_count=20",
+    WARM_UP,
     "policies.solver.trainer.step_count=4000",
     "policies.solver.trainer.groups_per_batch=8",
     "evals={}",

@@ -5,6 +5,7 @@ import pytest
 from astraflow.config.run_dir import read_json_lines
 
 from .by_hand import by_hand
+from .conftest import WARM_UP
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -12,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
 def test_nodes_take_versions_by_broadcast_and_pull_when_one_is_killed(tmp_path, cache, free_port):
     with by_hand(
         "sort.yaml",
-        "policies.solver.model.warm_up.step_count=20",
+        WARM_UP,
         "policies.solver.trainer.groups_per_batch=4",
         "policies.solver.trainer.step_count=4000",
         f"policies.solver.trainer.broadcast={{node_count: 2, port: {free_port}, deadline_s: 5}}",

@@ -1,4 +1,4 @@
-"""A trainer of two ranks, one of which is killed: the others leave, and all go on."""
+"""A trainer of two ranks that write shards to a store; one is killed: all go on."""
 
 import signal
 
@@ -19,14 +19,19 @@ def kill_rank(run, rank):
 
 
 def test_a_trainer_goes_on_from_its_last_checkpoint_when_a_rank_is_killed(tmp_path, cache):
+    store = tmp_path / "bucket"
+    pytest.importorskip("fsspec")
     with started(
         "sort.yaml",
         "policies.solver.trainer.ranks=2",
         "policies.solver.trainer.step_count=8",
         "policies.solver.trainer.checkpoint_every=2",
+        f"policies.solver.trainer.store=file://{store}",
+        "raas.sources=store",
+        "raas.relay.mode=off",
         "hub.session_ttl_s=1",
         "evals={}",
-        runs=tmp_path,
+        runs=tmp_path / "runs",
         cache=cache,
     ) as run:
         run.wait_for_steps(3)
@@ -39,5 +44,8 @@ def test_a_trainer_goes_on_from_its_last_checkpoint_when_a_rank_is_killed(tmp_pa
     assert "goes on from a checkpoint" in log
     steps = [row["step"] for row in read_json_lines(run.run_dir.metrics)]
     assert max(steps) == 8
+    last = max(store.glob("*/solver/*[0-9]"), key=lambda folder: int(folder.name))
+    manifests = {path.name for path in last.glob("manifest*")}
+    assert manifests == {"manifest-0-of-2", "manifest-1-of-2"}
     (books,) = run.books
     assert books["balanced"]

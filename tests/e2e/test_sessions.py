@@ -10,11 +10,12 @@ import pytest
 from astraflow.launch.drain import drain_member
 
 from .by_hand import by_hand
+from .conftest import WARM_UP
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
 
 SMALL = (
-    "policies.solver.model.warm_up.step_count=20",
+    WARM_UP,
     "policies.solver.trainer.step_count=400",
     "policies.solver.trainer.groups_per_batch=8",
     "evals={}",

@@ -16,8 +16,8 @@ from astraflow.launch.weights import (
     show_versions,
     verify_weights,
 )
+from astraflow.storage.weight_files import read_weights
 from astraflow.testing import small_recipe, start_run
-from astraflow.weights.weight_files import read_weights
 
 
 @pytest.fixture

@@ -191,6 +191,7 @@ async def test_a_recipe_that_cannot_be_served_is_an_error_at_once(tmp_path, reci
     assert raised.group_contains(AstraflowError)
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_transformers_is_loaded():
     code = "import sys, astraflow.testing; print(*{'torch', 'transformers'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

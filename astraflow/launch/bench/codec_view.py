@@ -15,7 +15,7 @@ from astraflow.core.layout import Layout
 from astraflow.launch.bench.codec import CodecRate, TwoVersions, codings, measure
 from astraflow.launch.bench.synthetic import make_corpus
 from astraflow.launch.weights import print_json
-from astraflow.weights.weight_files import flatten, read_weights
+from astraflow.storage.weight_files import flatten, read_weights
 
 
 def made_up(count: int, share: float) -> TwoVersions:

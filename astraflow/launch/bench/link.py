@@ -12,7 +12,8 @@ from astraflow.core.versions import Lane
 from astraflow.launch.bench.link_source import POLICY, VERSION, LinkSource
 from astraflow.transport.lanes import Lanes
 from astraflow.transport.traffic import RECEIVED_NBYTES
-from astraflow.wire.patches import SentChunk, TransferPlan, TransferSpec, digest_of
+from astraflow.wire.patches import SentChunk, digest_of
+from astraflow.wire.transfers import TransferPlan, TransferSpec
 
 _SPEC = TransferSpec(policy_id=POLICY, version=VERSION)
 _GB = 1e9

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import structlog
@@ -104,17 +104,15 @@ def followed(run_dir: RunDir, names: Sequence[str]) -> Generator[None]:
 
 def _follow(run_dir: RunDir, name: str, over: threading.Event) -> None:
     """Follow until it is over; a tracker's failure ends its own thread alone."""
-    follower = Follower(run_dir, name)
     try:
-        while not over.wait(_LOOK_S):
+        with closing(Follower(run_dir, name)) as follower:
+            while not over.wait(_LOOK_S):
+                follower.follow()
             follower.follow()
-        follower.follow()
     except AstraflowError as error:
         log.warning("a tracker is left out", tracker=name, why=error.message)
-    except Exception:
+    except Exception:  # whatever a tracker raises, the run goes on
         log.exception("a tracker failed and is left out", tracker=name)
-    with suppress(Exception):
-        follower.close()
 
 
 def track_run(run_dir: RunDir, names: Sequence[str], *, is_live: bool) -> Iterator[tuple[str, int]]:

@@ -70,4 +70,12 @@ def make_tracker(name: str, tracked: Tracked) -> Tracker:
         raise AstraflowError(
             Reason.INVALID_FIELD, f"{name} is no tracker: take {names}, or give module:Class"
         )
-    return load(_TRACKERS.get(name, name), what=f"the tracker {name}")(tracked)
+    make = load(_TRACKERS.get(name, name), what=f"the tracker {name}")
+    try:
+        return make(tracked)
+    except ModuleNotFoundError as error:
+        raise AstraflowError(
+            Reason.CODE_UNKNOWN,
+            f"the tracker {name} needs the package {error.name}, which is not installed here"
+            + ("" if ":" in name else ": pip install 'astraflow[track]'"),
+        ) from error

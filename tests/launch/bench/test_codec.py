@@ -11,7 +11,7 @@ from astraflow.core.layout import TensorSpec
 from astraflow.core.updates import TensorUpdate
 from astraflow.launch.bench.codec import codings, measure
 from astraflow.launch.bench.codec_view import from_files, made_up, show_codec
-from astraflow.weights.weight_files import write_weights
+from astraflow.storage.weight_files import write_weights
 
 COUNT = 1 << 20
 
