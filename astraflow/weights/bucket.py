@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -139,7 +140,8 @@ def _opened(url: str) -> tuple[Any, str]:
 
 
 def _write_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    part = path.with_name(path.name + _PART)
+    # A name of its own: ranks write the same layout at once.
+    part = path.with_name(f"{path.name}.{uuid4().hex}{_PART}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with part.open("wb") as file:

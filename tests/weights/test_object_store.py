@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -377,3 +378,13 @@ async def test_who_lacks_a_shard_refuses_the_version(ranks, puller, tmp_path):
     with pytest.raises(PullFailed) as caught:
         await ranks.pull(puller)
     assert caught.value.reason is Reason.VERSION_EVICTED
+
+
+def test_ranks_write_one_object_at_once(tmp_path):
+    bucket = Bucket(f"file://{tmp_path}")
+    content = bytes(1 << 20)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: bucket.write("folder/layout", content), range(40)))
+
+    assert bucket.read("folder/layout") == content
+    assert bucket.names("folder") == ["layout"]
