@@ -3,11 +3,17 @@
     python benchmarks/trainer_stall.py --json trainer_stall.json
     python benchmarks/trainer_stall.py --models 256m --tokens 1024 --blocks 2
 
-Steps are those of the built-in engine on made-up rows. Blocks of steps that publish take turns with
-blocks that do not; a puller in a process of its own takes every version. Blocked is what the
-training thread waits for a version: in `publish`, and before weights change. Slowed compares the
-medians of both kinds of steps, publishing included; by the wall clock, and by the CPU time of the
-training thread, which is what a busy machine leaves comparable.
+Steps are those of the built-in engine on made-up rows. Short blocks of steps that publish take
+turns with blocks that do not; a puller in a process of its own takes every version. Blocked is what
+the training thread waits for a version: in `publish`, and before weights change. Slowed compares
+the median steps of two blocks of one round, publishing included, and is the median over all rounds:
+a machine whose speed drifts leaves neighbours comparable. It is there by the wall clock, and by the
+CPU time of the training thread.
+
+The puller runs on the trainer's machine here. What that costs where cores share a processor with
+others is told by blocks of a third kind, `beside`: nothing is published, and a process that has
+nothing to do with the trainer takes as much CPU time after each step as versions take in the second
+kind, those of the encoder and of the puller.
 """
 
 import argparse
@@ -22,6 +28,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +45,7 @@ from astraflow.core.ids import BatchId, RolloutId, TrajectoryId
 from astraflow.core.rollouts import Column, ColumnAxis
 from astraflow.core.versions import Source, SourceKind, SourceState, VersionInfo
 from astraflow.telemetry.logging import configure_logging
+from astraflow.trainers.interpreter import shared_interpreter
 from astraflow.trainers.origin import WeightOrigin
 from astraflow.trainers.published_layout import published_layout
 from astraflow.trainers.torch_engine import TorchEngine
@@ -48,8 +56,8 @@ from fanout_ends.origin import POLICY, TOKEN
 
 HERE: Final = Path(__file__).parent
 MOST_BLOCKED, MOST_SLOWED = 0.02, 0.05
-# Model, tokens of a step, steps of a block.
-MODELS: Final[dict[str, tuple[dict[str, Any], int, int]]] = {
+# Model, tokens of a step, steps of a block, blocks of each kind.
+MODELS: Final[dict[str, tuple[dict[str, Any], int, int, int]]] = {
     "demo": (
         {
             "vocab_size": 14,
@@ -60,7 +68,8 @@ MODELS: Final[dict[str, tuple[dict[str, Any], int, int]]] = {
             "tie_word_embeddings": True,
         },
         1600,
-        10,
+        5,
+        40,
     ),
     "256m": (
         {
@@ -73,12 +82,45 @@ MODELS: Final[dict[str, tuple[dict[str, Any], int, int]]] = {
         },
         1024,
         1,
+        6,
     ),
 }
 
 
+# Takes as many seconds of CPU time as each line says.
+BURDEN: Final = """
+import sys, time
+for line in sys.stdin:
+    end = time.thread_time() + float(line)
+    while time.thread_time() < end:
+        sum(range(1000))
+"""
+
+
+class Burden:
+    """A process that takes CPU time when it is told to."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", BURDEN]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+
+    def take(self, cpu_s: float) -> None:
+        """Take so many seconds, beside the caller."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{cpu_s}\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
 class Puller:
-    """A process that pulls every version; it is told of each once it is made."""
+    """A process that pulls every version; it is told of each once it is made.
+
+    Attributes:
+        cpu_s: What the pulls took, in all.
+    """
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -87,7 +129,8 @@ class Puller:
             command, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._read()
-        self._told = 0
+        self._told = self._pulled = 0
+        self.cpu_s = 0.0
 
     def announce(self, info: Future[VersionInfo], *, then: Callable[[], None]) -> None:
         """Tell it of a version."""
@@ -96,9 +139,10 @@ class Puller:
 
     def wait(self) -> int:
         """Wait until all were pulled; return how many."""
-        for _ in range(self._told):
-            self._read()
-        return self._told
+        while self._pulled < self._told:
+            self.cpu_s += self._read()["cpu_s"]
+            self._pulled += 1
+        return self._pulled
 
     def close(self) -> None:
         """End the process."""
@@ -112,9 +156,9 @@ class Puller:
         self._process.stdin.flush()
         self._told += 1
 
-    def _read(self) -> None:
+    def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        self._process.stdout.readline()
+        return json.loads(self._process.stdout.readline())
 
 
 def served(info: VersionInfo, endpoint: str) -> VersionInfo:
@@ -164,6 +208,18 @@ class Step:
     held_s: float
 
 
+class Kind(StrEnum):
+    """What goes on beside the steps of a block."""
+
+    ALONE = "alone"
+    PUBLISHING = "publishing"
+    BESIDE = "beside"
+
+
+Round = dict[Kind, list[Step]]
+"""A block of each kind, one after the other."""
+
+
 def made_engine(folder: Path, shape: dict[str, Any], threads: int) -> TorchEngine:
     """Return the built-in engine with random weights."""
     write_weights(folder, shape)
@@ -184,12 +240,37 @@ def settings_of(threads: int) -> Trainer:
     return Trainer(optimizer=Optimizer(learning_rate=1e-5), thread_count=threads, device="cpu")
 
 
-def timed(engine: TorchEngine, origin: WeightOrigin, batch: TrainerBatch, publishes: bool) -> Step:
+class Encoder:
+    """A publisher whose thread's CPU time is told.
+
+    Attributes:
+        cpu_s: What versions took, in all.
+        count: How many there were.
+    """
+
+    def __init__(self, publisher: WeightPublisher) -> None:
+        self._publisher = publisher
+        self.cpu_s, self.count = 0.0, 0
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether what it holds is not what it should be."""
+        return self._publisher.is_damaged
+
+    def publish(self, *args: Any, **kwargs: Any) -> VersionInfo:
+        """Make a version."""
+        began = time.thread_time()
+        info = self._publisher.publish(*args, **kwargs)
+        self.cpu_s, self.count = self.cpu_s + time.thread_time() - began, self.count + 1
+        return info
+
+
+def timed(engine: TorchEngine, origin: WeightOrigin, batch: TrainerBatch, kind: Kind) -> Step:
     """Make a step, and its version; return what they took."""
     held_s, wall, cpu = origin.held_s, time.perf_counter(), time.thread_time()
     engine.train_step(batch)
     began = time.perf_counter()
-    if publishes:
+    if kind is Kind.PUBLISHING:
         origin.publish(step=engine.step_count)
     ended = time.perf_counter()
     return Step(
@@ -201,7 +282,7 @@ def timed(engine: TorchEngine, origin: WeightOrigin, batch: TrainerBatch, publis
 
 def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """Return what versions cost the steps of one model."""
-    shape, token_count, step_count = MODELS[name]
+    shape, token_count, step_count, block_count = MODELS[name]
     token_count, step_count = given.tokens or token_count, given.steps or step_count
     with tempfile.TemporaryDirectory() as folder:
         engine = made_engine(Path(folder), shape, given.threads)
@@ -210,46 +291,66 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
         with WeightServer(publisher) as server:
             server.set_transfer_token(TOKEN)
             puller = Puller(server.endpoint)
+            encoder = Encoder(publisher)
             origin = WeightOrigin(
-                engine, layout=layout, publisher=publisher, herald=puller, first_version=0
+                engine, layout=layout, publisher=encoder, herald=puller, first_version=0
             )
             origin.publish(step=0)
             batch = made_rows(shape["vocab_size"], token_count, seed=0)
             engine.train_step(batch)
-            kinds: dict[bool, list[Step]] = {True: [], False: []}
-            for _ in range(given.blocks):
-                for publishes in (False, True):
-                    steps = [timed(engine, origin, batch, publishes) for _ in range(step_count)]
+            burden, rounds = Burden(), list[Round]()
+            for number in range(given.blocks or block_count):
+                kinds = [*Kind] if number % 2 else [*reversed(Kind)]
+                rounds.append({})
+                for kind in kinds:
+                    block = rounds[-1][kind] = list[Step]()
+                    for _ in range(step_count):
+                        block.append(timed(engine, origin, batch, kind))
+                        if kind is Kind.BESIDE:
+                            burden.take((encoder.cpu_s + puller.cpu_s) / encoder.count)
                     origin.hold()
-                    kinds[publishes] += steps
+                    puller.wait()
             version_count = puller.wait()
             puller.close()
-    return summary(kinds[False], kinds[True]) | {
+            burden.close()
+    return summary(rounds) | {
         "parameters": sum(spec.element_count for spec in layout.tensors),
         "tokens": token_count,
         "versions_pulled": version_count,
     }
 
 
-def summary(alone: list[Step], publishing: list[Step]) -> dict[str, Any]:
-    """Return medians of both kinds of steps, and what one costs the other."""
-    wall, cpu = (
-        [statistics.median(getattr(step, name) for step in steps) for steps in (alone, publishing)]
-        for name in ("wall_s", "cpu_s")
+def summary(rounds: list[Round]) -> dict[str, Any]:
+    """Return medians of the kinds of steps, and what versions cost the others."""
+    step_s, publishing_s = (
+        typical([step for each in rounds for step in each[kind]], "wall_s")
+        for kind in (Kind.ALONE, Kind.PUBLISHING)
     )
-    held_s = statistics.median(step.held_s for step in publishing)
-    slowed = wall[1] / wall[0] - 1
+    held_s = typical([step for each in rounds for step in each[Kind.PUBLISHING]], "held_s")
+    slowed = median_slowed(rounds, Kind.PUBLISHING, "wall_s")
     return {
-        "step_s": wall[0],
-        "publishing_step_s": wall[1],
+        "step_s": step_s,
+        "publishing_step_s": publishing_s,
         "held_s": held_s,
-        "blocked": round(held_s / wall[1], 4),
-        "slowed": round(slowed, 4),
-        "slowed_cpu": round(cpu[1] / cpu[0] - 1, 4),
-        "steps": len(alone),
-        "holds": held_s <= MOST_BLOCKED * wall[1] and slowed <= MOST_SLOWED,
+        "blocked": round(held_s / publishing_s, 4),
+        "slowed": slowed,
+        "slowed_cpu": median_slowed(rounds, Kind.PUBLISHING, "cpu_s"),
+        "slowed_beside": median_slowed(rounds, Kind.BESIDE, "wall_s"),
+        "steps": sum(len(each[Kind.ALONE]) for each in rounds),
+        "holds": held_s <= MOST_BLOCKED * publishing_s and slowed <= MOST_SLOWED,
         "load": os.getloadavg()[0],
     }
+
+
+def median_slowed(rounds: list[Round], kind: Kind, name: str) -> float:
+    """Return by what share one of the numbers is higher than alone, in the middle of all rounds."""
+    ratios = [typical(each[kind], name) / typical(each[Kind.ALONE], name) for each in rounds]
+    return round(statistics.median(ratios) - 1, 4)
+
+
+def typical(steps: list[Step], name: str) -> float:
+    """Return the median of one of their numbers."""
+    return statistics.median(getattr(step, name) for step in steps)
 
 
 def main() -> None:
@@ -257,12 +358,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=[*MODELS], choices=MODELS)
     parser.add_argument("--tokens", type=int, help="of a step; unset: as the model has them")
     parser.add_argument("--steps", type=int, help="of a block; unset: as the model has them")
-    parser.add_argument("--blocks", type=int, default=6, help="of each kind")
+    parser.add_argument("--blocks", type=int, help="of each kind; unset: as the model has them")
     parser.add_argument("--threads", type=int, default=1, help="of the trainer")
     parser.add_argument("--json", type=Path, help="where to write the result")
     given = parser.parse_args()
     configure_logging("trainer", level="warning")
-    result = {name: measure(name, given) for name in given.models}
+    with shared_interpreter():
+        result = {name: measure(name, given) for name in given.models}
     print(json.dumps(result, indent=2))
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -2,7 +2,7 @@
  *
  * Every function takes the level of the processor as its first argument (0 portable, 1 AVX2,
  * 2 AVX-512), so that tests can run each level that the machine has. All levels give the same
- * bytes as the numpy code. The interpreter's lock is released while a loop runs. */
+ * bytes as the numpy code. The interpreter's lock is released while a loop runs that is not brief. */
 
 #define Py_LIMITED_API 0x030b0000
 #define PY_SSIZE_T_CLEAN
@@ -205,6 +205,25 @@ static PyObject *scatter(PyObject *self, PyObject *args) {
         if (!ok) PyErr_SetString(PyExc_IndexError, "a change lies beyond the state");
     }
     PyBuffer_Release(&bits), PyBuffer_Release(&indices), PyBuffer_Release(&values);
+    if (!ok) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *round_bf16(PyObject *self, PyObject *args) {
+    (void)self;
+    int level;
+    Py_buffer values, bits;
+    if (!PyArg_ParseTuple(args, "iy*w*", &level, &values, &bits)) return NULL;
+    size_t n = (size_t)values.len / 4;
+    int ok = fits(&bits, n, 2, "bits");
+    if (ok && n < BRIEF)
+        AT(level, round_bf16)(values.buf, bits.buf, n);
+    else if (ok) {
+        Py_BEGIN_ALLOW_THREADS
+        AT(level, round_bf16)(values.buf, bits.buf, n);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&values), PyBuffer_Release(&bits);
     if (!ok) return NULL;
     Py_RETURN_NONE;
 }
@@ -463,6 +482,7 @@ static PyMethodDef methods[] = {
     {"digest_array", digest_array, METH_VARARGS, NULL},
     {"digest_changes", digest_changes, METH_VARARGS, NULL},
     {"scatter", scatter, METH_VARARGS, NULL},
+    {"round_bf16", round_bf16, METH_VARARGS, NULL},
     {"exponents", exponents, METH_VARARGS, NULL},
     {"scan_classes", scan_classes, METH_VARARGS, NULL},
     {"decode_compact", decode_compact, METH_VARARGS, NULL},

@@ -167,6 +167,14 @@ static ALWAYS_INLINE void FN(finish)(part_t *part, size_t count, int size, size_
     for (size_t j = 0; j < count; j++) store(out->values, at + j, part->values[j], size);
 }
 
+/* f32 to bf16, to nearest, ties to even; not-a-number stays one. */
+static void FN(round_bf16)(const uint8_t *restrict values, uint8_t *restrict bits, size_t n) {
+    for (size_t j = 0; j < n; j++) {
+        uint32_t x = (uint32_t)load(values, j, 4), rounded = (x + 0x7fff + (x >> 16 & 1)) >> 16;
+        store(bits, j, (x & 0x7fffffff) > 0x7f800000 ? x >> 16 | 0x40 : rounded, 2);
+    }
+}
+
 #include "_kernels_fast.h"
 #include "_kernels_classes.h"
 #include "_kernels_ranks.h"

@@ -31,6 +31,7 @@ static ALWAYS_INLINE unsigned last_bit(uint64_t mask) { return 63u - (unsigned)_
 #define GAPS 256 /* bytes of gaps that become places together */
 #define FAR_AHEAD 128 /* changes whose elements are fetched before they are read or written */
 #define FETCH_AHEAD 2048 /* bytes */
+#define BRIEF 32768 /* elements that are rounded in less time than another thread takes to wake up */
 #define CLASSES 16
 #define MAX_LANES 256
 #define NONE UINT32_MAX /* a rank that no element has */

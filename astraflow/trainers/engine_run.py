@@ -22,6 +22,7 @@ from astraflow.trainers.departure import Departure
 from astraflow.trainers.engine import ReplaysExperts, TrainEngine
 from astraflow.trainers.failures import FailedSteps
 from astraflow.trainers.followers import followed
+from astraflow.trainers.interpreter import shared_interpreter
 from astraflow.trainers.joining import TrainerPlace, joined
 from astraflow.trainers.loop import TrainingLoop
 from astraflow.trainers.origin import Followers, WeightOrigin
@@ -143,6 +144,7 @@ def _train_from(
     publishing = publishing_of(engine, policy_id, layout)
     departure, tallies = Departure(), TrainerTallies(policy_id)
     with (
+        shared_interpreter(),
         departure.listening(),
         MetricsServer(place.metrics, tallies.families) as metrics,
         joined(

@@ -102,7 +102,7 @@ class TorchEngine:
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the master weights, f32, or those of the adapters; a tied tensor comes once."""
-        yield from trained_parameters(self._model.module).items()
+        yield from self._published.items()
 
     def save(self, directory: Path) -> None:
         """Write a directory of Hugging Face or peft, and the optimizer beside it."""
@@ -146,6 +146,7 @@ class TorchEngine:
         if is_resumed:
             learner.resume(directory)
         self._model, self._learner = model, learner
+        self._published = trained_parameters(model.module)
         dtype = Dtype(settings.export_dtype)
         self._probe = MismatchProbe(
             model, learner, dtype=dtype, peers=self._peers, before_change=self._about_to_change

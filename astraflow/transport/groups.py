@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from contextlib import aclosing
+from itertools import chain
 from typing import Final, Protocol
 
 from astraflow.core.errors import AstraflowError
@@ -32,6 +33,8 @@ from astraflow.wire.transfers import SentItem, TransferPlan, Waiting
 _NEAR_SEGMENT_NBYTES: Final = 1 << 20
 _FAR_SEGMENT_NBYTES: Final = 64 << 10
 _QUEUE_LENGTH: Final = 64
+# So little goes with what is behind it in one call, and wakes the puller up once.
+_BRIEF_NBYTES: Final = 16 << 10
 # Up to here one connection that knows the whole way beats many that each know a share of it.
 _SMALL_NBYTES: Final = 8 << 20
 # A puller that is alive takes something within this time.
@@ -217,9 +220,16 @@ class Group:
     async def _send(self, connection: socket.socket, parts: "asyncio.Queue[Part]") -> None:
         try:
             while True:
-                part = await parts.get()
+                batch = [await parts.get()]
+                while not parts.empty() and _nbytes(batch) < _BRIEF_NBYTES:
+                    batch.append(parts.get_nowait())
                 async with asyncio.timeout(_SEND_TIMEOUT_S):
-                    await send_all(connection, part)
-                parts.task_done()
+                    await send_all(connection, [*chain.from_iterable(batch)])
+                for _ in batch:
+                    parts.task_done()
         except (OSError, TimeoutError):
             end(connection)
+
+
+def _nbytes(parts: Sequence[Part]) -> int:
+    return sum(len(buffer) for part in parts for buffer in part)

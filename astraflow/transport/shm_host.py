@@ -25,7 +25,7 @@ from astraflow.wire.transfers import TransferPlan
 _PREFIX: Final = "astraflow-lane-"
 _ARENA_TIMEOUT_S: Final = 10.0
 # Copying less than that takes less time than handing it to a thread.
-_INLINE_NBYTES: Final = 64 << 10
+_INLINE_NBYTES: Final = 256 << 10
 
 
 class ShmHost(StreamHost):
@@ -91,8 +91,11 @@ class ArenaCarrier:
         """
         data = b""
         while len(data) < HEADER_NBYTES:
-            await readable(connection)
-            got, descriptors, _, _ = socket.recv_fds(connection, HEADER_NBYTES - len(data), 1)
+            try:
+                got, descriptors, _, _ = socket.recv_fds(connection, HEADER_NBYTES - len(data), 1)
+            except BlockingIOError:
+                await readable(connection)
+                continue
             if not got:
                 raise EOFError
             data += got

@@ -119,21 +119,24 @@ async def readable(sock: socket.socket) -> None:
     """Return when something can be received, if only the end."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(sock, _wake, ready)
+    # The number, not the socket: a loop that does not know it yet would describe it in an error.
+    descriptor = sock.fileno()
+    loop.add_reader(descriptor, _wake, ready)
     try:
         await ready
     finally:
-        loop.remove_reader(sock)
+        loop.remove_reader(descriptor)
 
 
 async def _writable(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(sock, _wake, ready)
+    descriptor = sock.fileno()
+    loop.add_writer(descriptor, _wake, ready)
     try:
         await ready
     finally:
-        loop.remove_writer(sock)
+        loop.remove_writer(descriptor)
 
 
 def _wake(ready: "asyncio.Future[None]") -> None:

@@ -1,10 +1,12 @@
 """Arrays of any kind, read as bits: numpy, torch, DTensor, and what gives itself as either."""
 
 import sys
+from functools import cache
 from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
+from astraflow.codec.rounding import round_bf16
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import TensorSpec
@@ -44,7 +46,7 @@ _ROUNDED: Final = {Dtype.BF16, Dtype.F16, Dtype.F32}
 
 def dtype_of(array: Any) -> Dtype | None:
     """Return the type of what `reader_of` takes; None: it cannot be published."""
-    return _NAMES.get(str(array.dtype).removeprefix("torch."))
+    return _NAMES.get(_name(array.dtype))
 
 
 def can_round(array: Any, dtype: Dtype) -> bool:
@@ -70,13 +72,12 @@ def reader_of(array: Any, spec: TensorSpec, shard: Shard) -> ReadBits:
     """
     local = _local(array, spec)
     shape = tuple(local.shape) if hasattr(local, "shape") else ()
-    if shape not in (spec.shape, shard.shape(spec)):
+    if shape != spec.shape and shape != shard.shape(spec):
         raise _mismatch(spec, f"has the shape {list(shape)}", f"{list(shard.shape(spec))}")
-    first = 0
-    if shape == spec.shape and spec.shape:
-        rows = shard.rows(spec)
-        first = rows.start * (spec.element_count // max(spec.shape[0], 1))
     read = _torch_reader(local, spec) if _is_torch(local) else _numpy_reader(local, spec)
+    if shape != spec.shape or not shape or shard.count == 1:
+        return read
+    first = shard.rows(spec).start * (spec.element_count // max(spec.shape[0], 1))
     return lambda start, stop, into=None: read(first + start, first + stop, into)
 
 
@@ -87,13 +88,15 @@ def _is_torch(array: Any) -> bool:
 
 def _local(array: Any, spec: TensorSpec) -> Any:
     """Return what of a DTensor lies here; anything else but torch tensors as a numpy array."""
+    if isinstance(array, np.ndarray) or _is_plain(array):
+        return cast("Any", array)
     if hasattr(array, "to_local"):
         for place in array.placements:
             if not (place.is_shard(0) or place.is_replicate()):
                 raise _mismatch(spec, f"is placed as {place}", "shards of rows; redistribute it")
         return array.to_local()
-    if isinstance(array, np.ndarray) or _is_torch(array):
-        return cast("Any", array)
+    if _is_torch(array):
+        return array
     if hasattr(array, "__array__"):
         return np.asarray(array)
     try:
@@ -114,13 +117,21 @@ def _numpy_reader(array: np.ndarray, spec: TensorSpec) -> ReadBits:
 
 
 def _torch_reader(tensor: Any, spec: TensorSpec) -> ReadBits:
-    torch = sys.modules["torch"]
-    wanted = getattr(torch, _TORCH_NAMES[spec.dtype])
-    known = _NAMES.get(str(tensor.dtype).removeprefix("torch."))
-    is_rounded = known is not spec.dtype and spec.dtype in _ROUNDED and tensor.is_floating_point()
-    is_bits = str(tensor.dtype).removeprefix("torch.") == spec.dtype.bits.name
+    known = dtype_of(tensor)
+    is_rounded = (
+        known is not spec.dtype and spec.dtype in _ROUNDED and tensor.dtype.is_floating_point
+    )
+    is_bits = _name(tensor.dtype) == _name(spec.dtype.bits)
     if known is not spec.dtype and not is_rounded and not is_bits:
         raise _mismatch(spec, f"is {tensor.dtype}", f"{spec.dtype}")
+    if _is_plain(tensor):
+        if not is_rounded:
+            bits = np.asarray(_Memory(tensor, spec.dtype.bits))
+            return lambda start, stop, _=None: bits[start:stop]
+        if (known, spec.dtype) == (Dtype.F32, Dtype.BF16):
+            return _rounding_reader(np.asarray(_Memory(tensor, Dtype.F32.numpy)))
+    torch = sys.modules["torch"]
+    wanted = getattr(torch, _TORCH_NAMES[spec.dtype])
     flat = tensor.detach().reshape(-1)
 
     def read(start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
@@ -132,6 +143,46 @@ def _torch_reader(tensor: Any, spec: TensorSpec) -> ReadBits:
         return part.contiguous().view(torch.uint8).numpy().view(spec.dtype.bits)
 
     return read
+
+
+def _rounding_reader(values: np.ndarray) -> ReadBits:
+    def read(start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
+        bits = np.empty(stop - start, np.uint16) if into is None else into
+        round_bf16(values[start:stop], bits)
+        return bits
+
+    return read
+
+
+class _Memory:
+    """What numpy asks for the memory of a tensor.
+
+    Every call to torch lets another thread have the interpreter, which takes longer than the
+    reading of a small tensor.
+    """
+
+    def __init__(self, tensor: Any, dtype: np.dtype[Any]) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (tensor.numel(),),
+            "typestr": dtype.str,
+            "data": (tensor.data_ptr(), True),
+        }
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether it is a tensor of torch with elements in this machine's memory, in their order."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(array) not in (torch.nn.Parameter, torch.Tensor):
+        return False
+    return array.is_cpu and array.is_contiguous() and array.numel() > 0
+
+
+@cache
+def _name(dtype: Any) -> str:
+    """Return what a type of numpy or torch is called in both."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _mismatch(spec: TensorSpec, found: str, wanted: str) -> AstraflowError:

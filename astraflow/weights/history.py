@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
+from typing import Final
 
 import numpy as np
 import zstandard
@@ -20,6 +21,9 @@ from astraflow.codec.runs import ChunkRange
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.parts import Part
+
+# The bits of so small a part are kept from when they were compared until they are entered.
+_STAGED_NBYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,7 @@ class History:
         self._steps: dict[int, list[_Step]] = {where.offset: [] for where in part.ranges()}
         # Entered and not yet written into the flat bits, by offset.
         self._late: dict[int, Chunk] = {}
+        self._staged: dict[int, np.ndarray] = {}
         self._sizes: Counter[int] = Counter()
         self._readers: Counter[int] = Counter()
         self._lock = Lock()
@@ -91,7 +96,7 @@ class History:
     def advance(self, version: int, chunks: Sequence[Chunk]) -> None:
         """Enter the next version: the chunks that lead to it from the newest, made here.
 
-        What is sparse is written when its range is read, or by `settle`.
+        What is sparse is written when its range is read, or by `settle`, unless it was staged.
         """
         self.settle()
         for chunk in chunks:
@@ -100,6 +105,22 @@ class History:
             elif chunk.header.encoding is not Encoding.UNCHANGED:
                 self._replace(version, chunk)
         self.newest = version
+        self._staged.clear()
+
+    def staged(self, target: RangeBits) -> RangeBits:
+        """Return what reads the next version; of a small part it keeps what it reads.
+
+        Then no chunk has to be decoded for it to be entered.
+        """
+        if self.part.nbytes > _STAGED_NBYTES:
+            return target
+
+        def read(where: ChunkRange) -> np.ndarray:
+            bits = target(where)
+            self._staged[where.offset] = bits.copy()
+            return bits
+
+        return read
 
     def settle(self) -> None:
         """Write what was entered: the work that nobody who waits for a version waits for."""
@@ -174,8 +195,12 @@ class History:
 
     def _enter(self, version: int, chunk: Chunk) -> None:
         step = _Step(version=version, undo=chunk)
+        staged = self._staged.get(chunk.header.offset)
         with self._lock:
-            self._late[chunk.header.offset] = chunk
+            if staged is None:
+                self._late[chunk.header.offset] = chunk
+            else:
+                self._view(_range_of(chunk))[:] = staged
             self._steps[chunk.header.offset].append(step)
         self._sizes[version] += step.nbytes
 

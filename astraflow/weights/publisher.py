@@ -198,7 +198,7 @@ class WeightPublisher:
         part, base = self.history.part, self.history.newest
         encoded = encode_patch(
             part,
-            exported.bits,
+            self.history.staged(exported.bits),
             self.history.newest_bits,
             self._digest,
             thread_count=self._thread_count,

@@ -182,6 +182,11 @@ class Relay:
             return replace(chunk, payload=bytes(chunk.payload))
         return chunk
 
+    def is_at_hand(self, info: PatchInfo) -> bool:
+        """Return True: what is here is never encoded again."""
+        del info
+        return True
+
     @contextmanager
     def reading(self, infos: Sequence[PatchInfo]) -> Generator[None]:
         """Keep patches while they are read."""

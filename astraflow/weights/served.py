@@ -77,6 +77,10 @@ class WeightSource(Protocol):
         """Return one chunk."""
         ...
 
+    def is_at_hand(self, info: PatchInfo) -> bool:
+        """Whether no chunk of a patch has to be encoded again."""
+        ...
+
     def reading(self, infos: Sequence[PatchInfo]) -> AbstractContextManager[None]:
         """Keep what is read a little longer."""
         ...
@@ -118,15 +122,18 @@ class ServedTransfer:
         Raises:
             AstraflowError: VERSION_EVICTED when a patch went meanwhile.
         """
-        for at in range(0, len(self._places), _BATCH_COUNT):
-            batch = self._places[at : at + _BATCH_COUNT]
-            if isinstance(self._store, Arriving):
-                for each in batch:
-                    await self._store.ready(self._infos[each[0]], each[1])
-                    yield self._take(each)
-                continue
-            for sent in await asyncio.to_thread(self._take_all, batch):
-                yield sent
+        if isinstance(self._store, Arriving):
+            for each in self._places:
+                await self._store.ready(self._infos[each[0]], each[1])
+                yield self._take(each)
+        elif all(map(self._store.is_at_hand, self._infos)):
+            for each in self._places:
+                yield self._take(each)
+        else:
+            for at in range(0, len(self._places), _BATCH_COUNT):
+                batch = self._places[at : at + _BATCH_COUNT]
+                for sent in await asyncio.to_thread(self._take_all, batch):
+                    yield sent
 
     def close(self) -> None:
         """Let go of what was kept; idempotent."""

@@ -64,6 +64,7 @@ class TransferServicer:
         """
         self._policy_id = policy_id
         self._store = store
+        self._arriving_store = store if isinstance(store, Arriving) else None
         self._transfer_tokens = transfer_tokens
         self._clock = clock
         self._lanes = lanes or LaneHosts(clock=clock)
@@ -73,7 +74,7 @@ class TransferServicer:
         """Send the plan, then its chunks."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         async with aclosing(self._responses(decode_transfer_spec(request.spec))) as responses:
-            if not isinstance(self._store, Arriving):
+            if self._arriving_store is None:
                 async for response in responses:
                     yield response
                 return
@@ -149,9 +150,9 @@ class TransferServicer:
         )
 
     def _arriving(self, spec: TransferSpec) -> ArrivingTransfer | None:
-        if not isinstance(self._store, Arriving):
+        if self._arriving_store is None:
             return None
-        return ArrivingTransfer(self._store, spec, self.open_transfer)
+        return ArrivingTransfer(self._arriving_store, spec, self.open_transfer)
 
     async def _responses(self, spec: TransferSpec) -> AsyncGenerator[pb.PullResponse]:
         transfer = await self._expect(spec)
@@ -163,8 +164,8 @@ class TransferServicer:
 
     async def _expect(self, spec: TransferSpec) -> ServedTransfer:
         """Open a transfer, once it is known whether there can be one."""
-        if isinstance(self._store, Arriving):
-            await self._store.expect(spec)
+        if self._arriving_store is not None:
+            await self._arriving_store.expect(spec)
         return self.open_transfer(spec)
 
     def _plan(self, spec: TransferSpec) -> tuple[TransferPlan, list[ChunkPlace]]:

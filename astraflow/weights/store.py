@@ -184,6 +184,14 @@ class PatchStore:
         patch = self.find(PatchName.of(info))
         return self._made_again(patch, index) if patch.chunks is None else patch.chunks[index]
 
+    def is_at_hand(self, info: PatchInfo) -> bool:
+        """Whether no chunk of a patch has to be encoded again.
+
+        Raises:
+            AstraflowError: VERSION_EVICTED when the patch went meanwhile.
+        """
+        return self.find(PatchName.of(info)).chunks is not None
+
     @contextmanager
     def reading(self, infos: Sequence[PatchInfo]) -> Generator[None]:
         """Keep versions while patches between them are read: a lease, which the caller ends.
