@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,22 @@ from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.orders import PublishVersion
 from astraflow.trainers.fsdp.ranks import Ranks, joined_ranks
 from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
+from astraflow.trainers.interpreter import shared_interpreter
 from astraflow.trainers.origin import WeightOrigin
 from astraflow.trainers.published_layout import published_layout
 from fanout_ends.origin import POLICY
-from trainer_stall import MODELS, Step, made_rows, settings_of, summary, timed, write_weights
+from trainer_stall import (
+    MODELS,
+    Kind,
+    Model,
+    asked,
+    made_rows,
+    measured,
+    settings_of,
+    summary,
+    timed,
+    write_weights,
+)
 
 
 class ShardPublishing:
@@ -60,14 +73,12 @@ class Silent:
         info.add_done_callback(lambda _: then())
 
 
-def measure(name: str, given: argparse.Namespace, ranks: Ranks, folder: Path) -> dict[str, Any]:
+def measure(model: Model, threads: int, ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Return what versions cost the steps of one model on this rank."""
-    shape, token_count, step_count = MODELS[name]
-    step_count = given.steps or step_count
     if ranks.rank == 0:
-        write_weights(folder, shape)
+        write_weights(folder, model.shape)
     ranks.wait()
-    engine = ShardedEngine(settings_of(given.threads), model_dir=folder, ranks=ranks)
+    engine = ShardedEngine(settings_of(threads), model_dir=folder, ranks=ranks)
     engine.prepare()
     publishing = ShardPublishing(ranks, engine)
     origin = WeightOrigin(
@@ -77,31 +88,37 @@ def measure(name: str, given: argparse.Namespace, ranks: Ranks, folder: Path) ->
         herald=Silent(),
         first_version=0,
     )
+    share = model.token_count // ranks.count
+    batch = made_rows(model.shape["vocab_size"], share, seed=ranks.rank)
+
+    def settle() -> None:
+        origin.hold()
+        ranks.wait()
+
     origin.publish(step=0)
-    batch = made_rows(shape["vocab_size"], token_count // ranks.count, seed=ranks.rank)
     engine.train_step(batch)
-    kinds: dict[bool, list[Step]] = {True: [], False: []}
-    for _ in range(given.blocks):
-        for publishes in (False, True):
-            ranks.wait()
-            kinds[publishes] += [timed(engine, origin, batch, publishes) for _ in range(step_count)]
-            origin.hold()
-    return summary(kinds[False], kinds[True]) | {"ranks": ranks.count, "tokens": token_count}
+    kinds = (Kind.ALONE, Kind.PUBLISHING)
+    rounds = measured(partial(timed, engine, origin, batch), kinds, model, settle=settle)
+    return summary(rounds) | {"ranks": ranks.count, "tokens": model.token_count}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["demo"], choices=MODELS)
     parser.add_argument("--steps", type=int, help="of a block; unset: as the model has them")
-    parser.add_argument("--blocks", type=int, default=6, help="of each kind")
+    parser.add_argument("--blocks", type=int, help="of each kind; unset: as the model has them")
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--json", type=Path, help="where rank 0 writes the result")
     given = parser.parse_args()
     configure_logging("trainer", level="warning")
     began = time.monotonic()
     with joined_ranks(device="cpu", replicas=1) as ranks, tempfile.TemporaryDirectory() as own:
-        folders = {name: Path(ranks.tell(own)) / name for name in given.models}
-        result = {name: measure(name, given, ranks, path) for name, path in folders.items()}
+        folder = Path(ranks.tell(own))
+        with shared_interpreter():
+            result = {
+                name: measure(asked(MODELS[name], given), given.threads, ranks, folder / name)
+                for name in given.models
+            }
         ranks.wait()
         if ranks.rank == 0:
             text = json.dumps(result, indent=2)

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -56,10 +56,36 @@ from fanout_ends.origin import POLICY, TOKEN
 
 HERE: Final = Path(__file__).parent
 MOST_BLOCKED, MOST_SLOWED = 0.02, 0.05
-# Model, tokens of a step, steps of a block, blocks of each kind.
-MODELS: Final[dict[str, tuple[dict[str, Any], int, int, int]]] = {
-    "demo": (
-        {
+
+
+class Kind(StrEnum):
+    """What goes on beside the steps of a block."""
+
+    ALONE = "alone"
+    PUBLISHING = "publishing"
+    BESIDE = "beside"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model, and how its steps are measured.
+
+    Attributes:
+        shape: Of a Llama.
+        token_count: Of a step.
+        step_count: Steps of a block.
+        round_count: Blocks of each kind.
+    """
+
+    shape: dict[str, Any]
+    token_count: int
+    step_count: int
+    round_count: int
+
+
+MODELS: Final = {
+    "demo": Model(
+        shape={
             "vocab_size": 14,
             "hidden_size": 96,
             "intermediate_size": 256,
@@ -67,12 +93,12 @@ MODELS: Final[dict[str, tuple[dict[str, Any], int, int, int]]] = {
             "num_attention_heads": 4,
             "tie_word_embeddings": True,
         },
-        1600,
-        5,
-        40,
+        token_count=1600,
+        step_count=5,
+        round_count=40,
     ),
-    "256m": (
-        {
+    "256m": Model(
+        shape={
             "vocab_size": 32_768,
             "hidden_size": 1024,
             "intermediate_size": 3456,
@@ -80,13 +106,11 @@ MODELS: Final[dict[str, tuple[dict[str, Any], int, int, int]]] = {
             "num_attention_heads": 16,
             "tie_word_embeddings": True,
         },
-        1024,
-        1,
-        6,
+        token_count=1024,
+        step_count=1,
+        round_count=6,
     ),
 }
-
-
 # Takes as many seconds of CPU time as each line says.
 BURDEN: Final = """
 import sys, time
@@ -208,14 +232,6 @@ class Step:
     held_s: float
 
 
-class Kind(StrEnum):
-    """What goes on beside the steps of a block."""
-
-    ALONE = "alone"
-    PUBLISHING = "publishing"
-    BESIDE = "beside"
-
-
 Round = dict[Kind, list[Step]]
 """A block of each kind, one after the other."""
 
@@ -244,23 +260,24 @@ class Encoder:
     """A publisher whose thread's CPU time is told.
 
     Attributes:
+        publisher: Which.
         cpu_s: What versions took, in all.
         count: How many there were.
     """
 
     def __init__(self, publisher: WeightPublisher) -> None:
-        self._publisher = publisher
+        self.publisher = publisher
         self.cpu_s, self.count = 0.0, 0
 
     @property
     def is_damaged(self) -> bool:
         """Whether what it holds is not what it should be."""
-        return self._publisher.is_damaged
+        return self.publisher.is_damaged
 
     def publish(self, *args: Any, **kwargs: Any) -> VersionInfo:
         """Make a version."""
         began = time.thread_time()
-        info = self._publisher.publish(*args, **kwargs)
+        info = self.publisher.publish(*args, **kwargs)
         self.cpu_s, self.count = self.cpu_s + time.thread_time() - began, self.count + 1
         return info
 
@@ -280,42 +297,59 @@ def timed(engine: TorchEngine, origin: WeightOrigin, batch: TrainerBatch, kind: 
     )
 
 
-def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
+def measured(
+    step: Callable[[Kind], Step], kinds: Sequence[Kind], model: Model, *, settle: Callable[[], None]
+) -> list[Round]:
+    """Make blocks of steps, of all kinds in turns.
+
+    Args:
+        step: Makes one.
+        kinds: Of blocks.
+        model: Says how many of each.
+        settle: Called between two blocks: waits for what the last one left to be done.
+    """
+    rounds: list[Round] = []
+    for number in range(model.round_count):
+        rounds.append({})
+        for kind in kinds if number % 2 else reversed(kinds):
+            settle()
+            rounds[-1][kind] = [step(kind) for _ in range(model.step_count)]
+    settle()
+    return rounds
+
+
+def measure(model: Model, folder: Path, threads: int) -> dict[str, Any]:
     """Return what versions cost the steps of one model."""
-    shape, token_count, step_count, block_count = MODELS[name]
-    token_count, step_count = given.tokens or token_count, given.steps or step_count
-    with tempfile.TemporaryDirectory() as folder:
-        engine = made_engine(Path(folder), shape, given.threads)
-        layout = published_layout(engine.named_parameters(), Dtype.BF16)
-        publisher = WeightPublisher(POLICY, layout)
-        with WeightServer(publisher) as server:
-            server.set_transfer_token(TOKEN)
-            puller = Puller(server.endpoint)
-            encoder = Encoder(publisher)
-            origin = WeightOrigin(
-                engine, layout=layout, publisher=encoder, herald=puller, first_version=0
-            )
-            origin.publish(step=0)
-            batch = made_rows(shape["vocab_size"], token_count, seed=0)
-            engine.train_step(batch)
-            burden, rounds = Burden(), list[Round]()
-            for number in range(given.blocks or block_count):
-                kinds = [*Kind] if number % 2 else [*reversed(Kind)]
-                rounds.append({})
-                for kind in kinds:
-                    block = rounds[-1][kind] = list[Step]()
-                    for _ in range(step_count):
-                        block.append(timed(engine, origin, batch, kind))
-                        if kind is Kind.BESIDE:
-                            burden.take((encoder.cpu_s + puller.cpu_s) / encoder.count)
-                    origin.hold()
-                    puller.wait()
-            version_count = puller.wait()
-            puller.close()
-            burden.close()
+    engine = made_engine(folder, model.shape, threads)
+    batch = made_rows(model.shape["vocab_size"], model.token_count, seed=0)
+    layout = published_layout(engine.named_parameters(), Dtype.BF16)
+    encoder, burden = Encoder(WeightPublisher(POLICY, layout)), Burden()
+    with WeightServer(encoder.publisher) as server:
+        server.set_transfer_token(TOKEN)
+        puller = Puller(server.endpoint)
+        origin = WeightOrigin(
+            engine, layout=layout, publisher=encoder, herald=puller, first_version=0
+        )
+
+        def settle() -> None:
+            origin.hold()
+            puller.wait()
+
+        def step(kind: Kind) -> Step:
+            made = timed(engine, origin, batch, kind)
+            if kind is Kind.BESIDE:
+                burden.take((encoder.cpu_s + puller.cpu_s) / encoder.count)
+            return made
+
+        origin.publish(step=0)
+        engine.train_step(batch)
+        rounds = measured(step, [*Kind], model, settle=settle)
+        version_count = puller.wait()
+        puller.close()
+        burden.close()
     return summary(rounds) | {
         "parameters": sum(spec.element_count for spec in layout.tensors),
-        "tokens": token_count,
+        "tokens": model.token_count,
         "versions_pulled": version_count,
     }
 
@@ -328,18 +362,20 @@ def summary(rounds: list[Round]) -> dict[str, Any]:
     )
     held_s = typical([step for each in rounds for step in each[Kind.PUBLISHING]], "held_s")
     slowed = median_slowed(rounds, Kind.PUBLISHING, "wall_s")
-    return {
+    costs: dict[str, Any] = {
         "step_s": step_s,
         "publishing_step_s": publishing_s,
         "held_s": held_s,
         "blocked": round(held_s / publishing_s, 4),
         "slowed": slowed,
         "slowed_cpu": median_slowed(rounds, Kind.PUBLISHING, "cpu_s"),
-        "slowed_beside": median_slowed(rounds, Kind.BESIDE, "wall_s"),
         "steps": sum(len(each[Kind.ALONE]) for each in rounds),
         "holds": held_s <= MOST_BLOCKED * publishing_s and slowed <= MOST_SLOWED,
         "load": os.getloadavg()[0],
     }
+    if Kind.BESIDE in rounds[0]:
+        costs["slowed_beside"] = median_slowed(rounds, Kind.BESIDE, "wall_s")
+    return costs
 
 
 def median_slowed(rounds: list[Round], kind: Kind, name: str) -> float:
@@ -353,6 +389,16 @@ def typical(steps: list[Step], name: str) -> float:
     return statistics.median(getattr(step, name) for step in steps)
 
 
+def asked(model: Model, given: argparse.Namespace) -> Model:
+    """Return a model measured as the command line says."""
+    return replace(
+        model,
+        token_count=getattr(given, "tokens", None) or model.token_count,
+        step_count=given.steps or model.step_count,
+        round_count=given.blocks or model.round_count,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=[*MODELS], choices=MODELS)
@@ -363,8 +409,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the result")
     given = parser.parse_args()
     configure_logging("trainer", level="warning")
-    with shared_interpreter():
-        result = {name: measure(name, given) for name in given.models}
+    with shared_interpreter(), tempfile.TemporaryDirectory() as folder:
+        result = {
+            name: measure(asked(MODELS[name], given), Path(folder) / name, given.threads)
+            for name in given.models
+        }
     print(json.dumps(result, indent=2))
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -19,6 +19,7 @@ from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.follow import Follower
 from astraflow.trainers.fsdp.lead import LeadEngine
 from astraflow.trainers.fsdp.ranks import joined_ranks, naming_lost_ranks
+from astraflow.trainers.interpreter import shared_interpreter
 from astraflow.trainers.joining import TrainerPlace
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -57,7 +58,8 @@ def train_rank(
                 lead.leave()
                 return
             _leave_signals_to_rank_0()
-            Follower(engine, ranks, policy_id, settings=settings, place=here, loop=loop).run()
+            with shared_interpreter():
+                Follower(engine, ranks, policy_id, settings=settings, place=here, loop=loop).run()
 
 
 @contextmanager
