@@ -59,6 +59,7 @@ class History:
         self._steps: dict[int, list[_Step]] = {where.offset: [] for where in part.ranges()}
         # Entered and not yet written into the flat bits, by offset.
         self._late: dict[int, Chunk] = {}
+        # Of a small part: the next version as it was read, by offset.
         self._staged: dict[int, np.ndarray] = {}
         self._sizes: Counter[int] = Counter()
         self._readers: Counter[int] = Counter()
