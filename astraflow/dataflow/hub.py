@@ -8,7 +8,6 @@ to be read from a disk is read by one worker and comes back as an event of its o
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -62,6 +61,10 @@ log = structlog.get_logger(__name__)
 Told = TypeVar("Told")
 # How often a run that is being saved is looked at.
 _LOOK_S = 0.25
+# A deadline that is noticed so late says that the process or its machine stood still; whoever was
+# not heard meanwhile says something within the other time.
+_LATE_S = 0.2
+_HEARD_WITHIN_S = 5.0
 
 
 class Hub:
@@ -210,9 +213,7 @@ class Hub:
         while True:
             self._is_sooner.clear()
             self._due = self.run.next_deadline
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._wait_s()):
-                    await self._is_sooner.wait()
+            await self._hear(await self._overslept())
             due = self.run.next_deadline
             if due is not None and due <= self._clock.now():
                 self.apply(Ticked())
@@ -306,6 +307,22 @@ class Hub:
 
     def _resumed(self, resume: SessionResume | None) -> MemberId | None:
         return None if resume is None else self.memory.sessions.owner_of(resume.resume_token)
+
+    async def _overslept(self) -> float:
+        """Wait until the next deadline; return by how many seconds it was missed, 0: not at all."""
+        wait_s, started = self._wait_s(), time.monotonic()
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._is_sooner.wait()
+        except TimeoutError:
+            return time.monotonic() - started - (wait_s or 0.0)
+        return 0.0
+
+    async def _hear(self, overslept_s: float) -> None:
+        """Take what was said to a hub that did not run for some time, before silence counts."""
+        if overslept_s > _LATE_S:
+            log.warning("the hub stood still", seconds=round(overslept_s, 3))
+            await asyncio.sleep(min(overslept_s, _HEARD_WITHIN_S))
 
     def _wait_s(self) -> float | None:
         """Return the seconds until the next deadline; None: there is none."""

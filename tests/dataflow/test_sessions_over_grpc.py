@@ -1,13 +1,16 @@
 """Members come, go, vanish and come back."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import grpc
 import pytest
 from grpc import aio
 
+from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.events import Ticked
 from astraflow.core.members import DirectiveKind, SessionResume
 from astraflow.core.rollouts import Disposition, SampleFailure, TaskResult
 from astraflow.core.status import RunState
@@ -52,16 +55,20 @@ async def end_of(stream):
 
 
 async def test_what_a_silent_raas_held_is_issued_again(start_hub, recipe_of):
-    async with start_hub(recipe_of(hub__session_ttl_s=0.5)) as scene:
+    clock = ManualClock()
+    async with start_hub(recipe_of(hub__session_ttl_s=9), clock=clock) as scene:
         lost, other = scene.raas("lost"), scene.raas("other")
         trainer = await ready(scene, lost)
         tasks = await lost.open_tasks()
         held = [await next_task(tasks) for _ in range(2)]
+        await other.join()
+        for _ in range(2):
+            clock.advance(5)
+            await trainer.keep_alive()
+            await other.keep_alive()
+        scene.hub.apply(Ticked())
+        assert await end_of(tasks) is grpc.StatusCode.UNAUTHENTICATED
         async with asyncio.TaskGroup() as group:
-            group.create_task(keep(trainer))
-            await other.join()
-            group.create_task(keep(other))
-            assert await end_of(tasks) is grpc.StatusCode.UNAUTHENTICATED
             group.create_task(other.work())
             trainer.next_version = 0
             group.create_task(trainer.work())
@@ -69,6 +76,17 @@ async def test_what_a_silent_raas_held_is_issued_again(start_hub, recipe_of):
     assert status.state is RunState.DONE
     attempts = {task.group_id: task.attempt for task in other.tasks_seen}
     assert [attempts[task.group_id] for task in held] == [1, 1]
+
+
+async def test_a_hub_that_stood_still_hears_its_members_first(start_hub, recipe_of):
+    async with start_hub(recipe_of(hub__session_ttl_s=2)) as scene:
+        raas = scene.raas()
+        await raas.join()
+        keeping = asyncio.create_task(keep(raas))
+        time.sleep(2.5)  # noqa: ASYNC251 - it is the loop of the hub that stands still
+        await asyncio.sleep(0.1)
+        await raas.keep_alive()
+        keeping.cancel()
 
 
 async def test_an_ended_session_says_so(start_hub, recipe_of, reason_of):
