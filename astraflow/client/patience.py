@@ -75,11 +75,13 @@ class Patience:
         self._pulse = pulse or Pulse()
         self._failed_since: float | None = None
         self._attempts = 0
+        self._deaf_s = 0.0
 
     def renew(self) -> None:
         """Note a success."""
         self._failed_since = None
         self._attempts = 0
+        self._deaf_s = 0.0
         self._pulse.note(self._clock.monotonic())
 
     async def pause(self, error: AstraflowError, *, is_away: bool = False) -> None:
@@ -97,10 +99,13 @@ class Patience:
         if self._failed_since is None:
             self._failed_since = now
         self._attempts += 1
-        left_s = self._end_s(self._failed_since, is_away=is_away) - now
+        left_s = self._end_s(self._failed_since, is_away=is_away) + self._deaf_s - now
         if left_s <= 0:
             raise error
-        await asyncio.sleep(min(left_s, self._backoff.pause_s(self._attempts)))
+        pause_s = min(left_s, self._backoff.pause_s(self._attempts))
+        await asyncio.sleep(pause_s)
+        # A process that stood still meanwhile could not hear anybody.
+        self._deaf_s += max(0.0, self._clock.monotonic() - now - pause_s)
 
     def _end_s(self, since_s: float, *, is_away: bool) -> float:
         """Return when it is enough."""

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from astraflow.client.patience import Backoff, Patience, Pulse
@@ -31,6 +33,14 @@ async def test_a_success_restores_patience():
         await patience.pause(ERROR)
         clock.advance(9.0)
         patience.renew()
+
+
+async def test_what_a_caller_slept_through_does_not_count():
+    clock = ManualClock()
+    patience = Patience(10.0, backoff=QUICK, clock=clock)
+    for _ in range(5):
+        asyncio.get_running_loop().call_soon(clock.advance, 9.0)
+        await patience.pause(ERROR)
 
 
 async def test_a_peer_that_others_hear_from_is_borne_ten_times_as_long():

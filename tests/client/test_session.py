@@ -209,7 +209,7 @@ async def test_a_hub_that_comes_and_goes_is_borne_while_anybody_hears_from_it(fa
     # The pauses between so many attempts are longer than patience lasts.
     fake_hub.fail("WatchVersions", StatusCode.UNAVAILABLE, times=5)
     fake_hub.publish(version(0))
-    async with pool(patience_s=0.5) as client, asyncio.TaskGroup() as group:
+    async with pool(patience_s=0.75) as client, asyncio.TaskGroup() as group:
         await client.join()
         keeping = group.create_task(client.keeper.run())
         assert (await anext(client.versions.watch("solver"))).version == 0
