@@ -95,7 +95,7 @@ MODELS: Final = {
         },
         token_count=1600,
         step_count=5,
-        round_count=40,
+        round_count=120,
     ),
     "256m": Model(
         shape={

@@ -84,6 +84,8 @@ class Publication:
 
     def hold(self) -> float:
         """Wait until it is encoded, or could not be; return for how many seconds."""
+        if self.made.done():
+            return 0.0
         started = monotonic()
         wait([self.made])
         waited_s = monotonic() - started

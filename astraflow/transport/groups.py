@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import chain
 from typing import Final, Protocol
 
@@ -23,6 +23,7 @@ from astraflow.transport.sockets import (
     receive,
     round_trip_s,
     send_all,
+    send_some,
     tune_for_long_way,
 )
 from astraflow.transport.tasks import Tasks
@@ -45,7 +46,13 @@ Part = list[bytes | memoryview]
 
 
 class Carrier(Protocol):
-    """Brings chunks into the form in which one lane sends them."""
+    """Brings chunks into the form in which one lane sends them.
+
+    Attributes:
+        is_prompt: Whether the puller answers what comes first: it is not kept back for more.
+    """
+
+    is_prompt: bool
 
     def adopt(self, connection: socket.socket) -> None:
         """Take a connection of the group into account."""
@@ -78,6 +85,8 @@ class Carrier(Protocol):
 
 class InlineCarrier:
     """Payloads follow their headers; long ones are cut, the finer the longer the way."""
+
+    is_prompt = False
 
     def __init__(self) -> None:
         self._segment_nbytes = _NEAR_SEGMENT_NBYTES
@@ -127,6 +136,8 @@ class Group:
         self._parts: asyncio.Queue[Part] = asyncio.Queue(_QUEUE_LENGTH)
         # Short: what waits here when the others join goes over a connection that is new.
         self._first_parts: asyncio.Queue[Part] = asyncio.Queue(2)
+        self._first: socket.socket | None = None
+        self._first_unsent_count = 0
         self._tasks = Tasks()
         self._feeding: asyncio.Task[None] | None = None
         self._closing = asyncio.Lock()
@@ -134,26 +145,24 @@ class Group:
     def join(self, connection: socket.socket) -> None:
         """Let a connection take part."""
         parts = self._parts if self._connections else self._first_parts
+        self._first = self._first or connection
         self._connections.add(connection)
         self.carrier.adopt(connection)
         self._tasks.start(self._send(connection, parts))
 
-    def begin(self, transfer: Transfer | Standing, *, with_plan: bool) -> None:
-        """Send a transfer, after the one before; what stands ready comes with its plan."""
-        if isinstance(transfer, Standing):
-            self.stand_ready(transfer)
-            return
+    def begin(self, transfer: Transfer, *, with_plan: bool) -> None:
+        """Send a transfer, after the one before."""
         before = self._feeding
         self._feeding = self._tasks.start(self._feed(transfer, before, with_plan=with_plan))
 
     def stand_ready(self, standing: Standing) -> None:
-        """Send a transfer as it is made, after the one before."""
+        """Send a transfer as it is made, after the one before; its plan comes with it."""
         before = self._feeding
         self._feeding = self._tasks.start(self._feed_as_made(standing, before))
 
     def refuse(self, error: AstraflowError) -> None:
         """Answer a request with an error."""
-        self._feeding = self._tasks.start(self._first_parts.put([failure_frame(error)]))
+        self._feeding = self._tasks.start(self._put_first([failure_frame(error)]))
 
     async def close(self) -> None:
         """End what is under way; who reads from a connection finds it ended. Idempotent."""
@@ -177,7 +186,7 @@ class Group:
             await self._parts.join()
             await self._first_parts.join()
         except AstraflowError as error:
-            await self._first_parts.put([failure_frame(error)])
+            await self._put_first([failure_frame(error)])
         finally:
             transfer.close()
 
@@ -197,13 +206,13 @@ class Group:
                 async for item in items:
                     await self._put_item(standing.likely_nbytes, item)
         except AstraflowError as error:
-            await self._first_parts.put([failure_frame(error)])
+            await self._put_first([failure_frame(error)])
         finally:
             standing.close()
 
     async def _put_item(self, nbytes: int, item: SentItem) -> None:
         if isinstance(item, Waiting):
-            await self._first_parts.put([waiting_frame()])
+            await self._put_first([waiting_frame()])
             return
         if isinstance(item, SentChunk):
             for part in await self.carrier.parts(item):
@@ -215,7 +224,20 @@ class Group:
     async def _put(self, nbytes: int, part: Part) -> None:
         is_small = nbytes <= _SMALL_NBYTES
         is_alone = len(self._connections) == 1
-        await (self._first_parts if is_small or is_alone else self._parts).put(part)
+        if is_small or is_alone:
+            await self._put_first(part)
+        else:
+            await self._parts.put(part)
+
+    async def _put_first(self, part: Part) -> None:
+        if self.carrier.is_prompt and self._first is not None and not self._first_unsent_count:
+            # Whoever sends what is left meets the error as well.
+            with suppress(OSError):
+                part = send_some(self._first, part)
+            if not part:
+                return
+        self._first_unsent_count += 1
+        await self._first_parts.put(part)
 
     async def _send(self, connection: socket.socket, parts: "asyncio.Queue[Part]") -> None:
         try:
@@ -227,6 +249,8 @@ class Group:
                     await send_all(connection, [*chain.from_iterable(batch)])
                 for _ in batch:
                     parts.task_done()
+                if parts is self._first_parts:
+                    self._first_unsent_count -= len(batch)
         except (OSError, TimeoutError):
             end(connection)
 

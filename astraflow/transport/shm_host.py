@@ -72,6 +72,8 @@ class ShmHost(StreamHost):
 class ArenaCarrier:
     """Writes payloads into the arena, and sends headers that say where."""
 
+    is_prompt = True
+
     def __init__(self) -> None:
         self._arena: int | None = None
         # A thread may write while the group is closed: its descriptor must not be another's.

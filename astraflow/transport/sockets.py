@@ -7,7 +7,7 @@ own tuning of both windows.
 import asyncio
 import socket
 import struct
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
@@ -79,23 +79,35 @@ def end(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-async def send_all(sock: socket.socket, buffers: list[bytes | memoryview]) -> None:
+async def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
     """Send buffers one behind the other, without joining them.
 
     Raises:
         OSError: The peer is gone.
     """
+    left = send_some(sock, buffers)
+    while left:
+        await _writable(sock)
+        left = send_some(sock, left)
+
+
+def send_some(
+    sock: socket.socket, buffers: Sequence[bytes | memoryview]
+) -> list[bytes | memoryview]:
+    """Send what a connection has room for; return what is left of the buffers.
+
+    Raises:
+        OSError: The peer is gone.
+    """
     views = [memoryview(each) for each in buffers if len(each)]
-    while views:
-        try:
+    with suppress(BlockingIOError):
+        while views:
             sent = sock.sendmsg(views)
-        except BlockingIOError:
-            await _writable(sock)
-            continue
-        while views and sent >= len(views[0]):
-            sent -= len(views.pop(0))
-        if sent:
-            views[0] = views[0][sent:]
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if sent:
+                views[0] = views[0][sent:]
+    return [*views]
 
 
 async def receive(sock: socket.socket, nbytes: int) -> bytes:

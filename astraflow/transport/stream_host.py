@@ -20,7 +20,14 @@ from astraflow.transport.groups import Carrier, Group
 from astraflow.transport.proofs import is_proven
 from astraflow.transport.sockets import readable, receive, send_all, tune
 from astraflow.transport.tasks import Tasks
-from astraflow.transport.transfers import Awaited, OpenStanding, OpenTransfer, Secrets, Transfer
+from astraflow.transport.transfers import (
+    Awaited,
+    OpenStanding,
+    OpenTransfer,
+    Secrets,
+    Standing,
+    Transfer,
+)
 
 _HELLO_TIMEOUT_S: Final = 10.0
 _MAX_CONNECTIONS: Final = 4096
@@ -137,7 +144,9 @@ class StreamHost:
         """Begin a group with the first connection that has its token."""
         transfer = None if is_proven(token, b"", self._secrets()) else self._claim(token)
         group = self._groups[token] = Group(self._carrier())
-        if transfer is not None:
+        if isinstance(transfer, Standing):
+            group.stand_ready(transfer)
+        elif transfer is not None:
             group.begin(transfer, with_plan=False)
         return group
 
@@ -150,7 +159,10 @@ class StreamHost:
         try:
             spec = read_request(body, self._secrets())
             standing = None if self._stand_ready is None else self._stand_ready(spec)
-            group.begin(standing or self._open_transfer(spec), with_plan=True)
+            if standing is None:
+                group.begin(self._open_transfer(spec), with_plan=True)
+            else:
+                group.stand_ready(standing)
         except AstraflowError as error:
             group.refuse(error)
 

@@ -137,7 +137,7 @@ class AheadTransfer:
             return self._open_published(replace(self._spec, is_ahead=False))
         patch = self._store.find(self._name)
         plan = self._plan or self._planned(patch)
-        return ServedTransfer(self._store, plan, _places(patch)[self._sent_count :])
+        return ServedTransfer(self._store, plan, _places(patch)[self._sent_count :], arriving=None)
 
     def _planned(self, patch: StoredPatch) -> TransferPlan:
         self._store.note(self._spec.version, self._spec.base_version, self._link)

@@ -2,7 +2,7 @@
 
 import sys
 from functools import cache
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -26,6 +26,9 @@ class ReadBits(Protocol):
         """
         ...
 
+
+Place: TypeAlias = tuple[int, Any, tuple[int, ...], tuple[int, ...]]
+"""Where the memory of a tensor begins, and its type, shape and strides in torch."""
 
 # Names of types in torch and ml_dtypes, where they are not numpy's.
 _NAMES: Final = {
@@ -53,6 +56,17 @@ def can_round(array: Any, dtype: Dtype) -> bool:
     """Whether a torch tensor is rounded to a type on the way, or has it."""
     is_float = _is_torch(array) and array.is_floating_point()
     return is_float and (dtype in _ROUNDED or dtype_of(array) is dtype)
+
+
+def place_of(array: Any) -> Place | None:
+    """Return where a parameter of torch lies in this machine's memory; None: it is none, or not.
+
+    Unlike other tensors it is there for many versions.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or type(array) is not torch.nn.Parameter or not array.is_cpu:
+        return None
+    return array.data_ptr(), array.dtype, array.shape, array.stride()
 
 
 def reader_of(array: Any, spec: TensorSpec, shard: Shard) -> ReadBits:

@@ -4,14 +4,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from threading import local
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from astraflow.codec.chunks import CHUNK_NBYTES
 from astraflow.codec.runs import ChunkRange
-from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights.arrays import ReadBits, reader_of
+from astraflow.weights.arrays import ReadBits
 from astraflow.weights.parts import Part, Piece
 
 
@@ -22,27 +20,16 @@ class Exported:
         gather_s: Seconds that reading took so far, of all threads together.
     """
 
-    def __init__(self, part: Part, tensors: Mapping[str, Any]) -> None:
-        """Check names, shapes and types; nothing is read yet.
+    def __init__(self, part: Part, reads: Mapping[str, ReadBits]) -> None:
+        """Prepare; nothing is read yet.
 
         Args:
             part: What of the layout is published.
-            tensors: Every tensor of the layout, by name; see `reader_of`.
-
-        Raises:
-            AstraflowError: LAYOUT_MISMATCH naming the tensor.
+            reads: Of every tensor of the layout, by name.
         """
-        by_name = part.layout.by_name
-        if tensors.keys() != by_name.keys():
-            names = sorted(tensors.keys() ^ by_name.keys())
-            raise AstraflowError(
-                Reason.LAYOUT_MISMATCH, f"tensors and layout differ in {', '.join(names[:5])}"
-            )
         self.gather_s = 0.0
         self._scratch = _Scratch()
-        self._reads = {
-            name: reader_of(tensors[name], by_name[name], part.shard) for name in by_name
-        }
+        self._reads = reads
         self._pieces = part.pieces
         self._starts = [piece.offset for piece in part.pieces]
 
@@ -84,7 +71,7 @@ class Exported:
             at += 1
 
     def _read(self, piece: Piece, start: int, end: int, into: np.ndarray) -> np.ndarray:
-        read: ReadBits = self._reads[piece.spec.name]
+        read = self._reads[piece.spec.name]
         size = piece.dtype.itemsize
         return read((start - piece.offset) // size, (end - piece.offset) // size, into)
 

@@ -18,6 +18,7 @@ from astraflow.weights.history import History
 from astraflow.weights.links import Compact
 from astraflow.weights.maker import make_patch, make_whole
 from astraflow.weights.parts import WHOLE, Part, Shard
+from astraflow.weights.reads import Reads
 from astraflow.weights.stages import Stages
 from astraflow.weights.store import SPARE_NBYTES, PatchStore
 from astraflow.weights.stored import PatchName, StoredPatch
@@ -34,6 +35,7 @@ class WeightPublisher:
 
     In memory are this copy, the forward patches of the last versions, and nothing else that
     grows with the model: arrays are read range by range. Readers never hold up a publication.
+    Parameters of torch are held on to until others come in their place.
 
     Attributes:
         policy_id: Whose weights.
@@ -77,6 +79,7 @@ class WeightPublisher:
             Frame(layout), self.history, keep=keep_patches, spare_nbytes=spare_nbytes
         )
         self._thread_count = thread_count or thread_count_for(self.history.part.nbytes)
+        self._reads = Reads(self.history.part)
         self._digest = StateDigest()
         self.is_damaged = False
         self._damage_count = 0
@@ -170,7 +173,7 @@ class WeightPublisher:
     def _publish(
         self, version: int, tensors: Mapping[str, Any], step: int, restored_from: int | None
     ) -> VersionInfo:
-        exported, stages = Exported(self.history.part, tensors), Stages()
+        exported, stages = Exported(self.history.part, self._reads.of(tensors)), Stages()
         if self.history.newest is None or self.is_damaged:
             self.is_damaged = False
             self._digest = self.history.start(version, exported.bits)

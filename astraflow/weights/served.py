@@ -107,10 +107,24 @@ class ServedTransfer:
     """
 
     def __init__(
-        self, store: WeightSource, plan: TransferPlan, places: Sequence[ChunkPlace]
+        self,
+        store: WeightSource,
+        plan: TransferPlan,
+        places: Sequence[ChunkPlace],
+        *,
+        arriving: Arriving | None,
     ) -> None:
+        """Begin to keep what is needed.
+
+        Args:
+            store: Of the chunks.
+            plan: What will be sent.
+            places: Of the chunks, in order.
+            arriving: The store, if chunks may still be coming in.
+        """
         self.plan = plan
         self._store = store
+        self._arriving = arriving
         self._places = places
         self._infos = [index.patch for index in plan.patches]
         self._held = ExitStack()
@@ -122,9 +136,9 @@ class ServedTransfer:
         Raises:
             AstraflowError: VERSION_EVICTED when a patch went meanwhile.
         """
-        if isinstance(self._store, Arriving):
+        if self._arriving is not None:
             for each in self._places:
-                await self._store.ready(self._infos[each[0]], each[1])
+                await self._arriving.ready(self._infos[each[0]], each[1])
                 yield self._take(each)
         elif all(map(self._store.is_at_hand, self._infos)):
             for each in self._places:

@@ -129,7 +129,7 @@ class TransferServicer:
         Raises:
             AstraflowError: What `Pull` answers.
         """
-        return ServedTransfer(self._store, *self._plan(spec))
+        return ServedTransfer(self._store, *self._plan(spec), arriving=self._arriving_store)
 
     def stand_ready(self, spec: TransferSpec) -> AheadTransfer | ArrivingTransfer | None:
         """Open a transfer of what is still to come for who has proven that he knows the secret.

@@ -100,11 +100,9 @@ class PatchStore:
         self.history.forget(keep=self.keep, room_nbytes=self._room_nbytes)
         oldest = self.history.oldest or 0
         with self._lock:
-            self._patches = {
-                name: patch
-                for name, patch in self._patches.items()
-                if patch.oldest_version >= oldest
-            }
+            old = [n for n, each in self._patches.items() if each.oldest_version < oldest]
+            for name in old:
+                del self._patches[name]
 
     def is_reachable(self, version: int) -> bool:
         """Whether a way to a version from nothing costs at most two whole versions."""

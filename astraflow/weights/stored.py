@@ -139,13 +139,14 @@ def cheapest_way(
     ways: dict[int | None, tuple[float, Way]] = {base: (0.0, ())}
     # Patches lead to later versions only, so what leads to a base is known before it is used.
     for patch in sorted(patches, key=lambda each: each.info.version):
-        start = ways.get(patch.info.base_version)
-        if start is None or patch.info.version == base:
+        info = patch.info
+        start = ways.get(info.base_version)
+        if start is None or info.version == base:
             continue
         total = start[0] + cost(patch)
-        known = ways.get(patch.info.version)
+        known = ways.get(info.version)
         if known is None or total < known[0]:
-            ways[patch.info.version] = (total, (*start[1], patch))
+            ways[info.version] = (total, (*start[1], patch))
     return ways.get(version)
 
 

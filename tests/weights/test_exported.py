@@ -15,6 +15,7 @@ from astraflow.weights.arrays import reader_of
 from astraflow.weights.exported import Exported
 from astraflow.weights.parts import WHOLE, Part, Shard
 from astraflow.weights.publisher import WeightPublisher, combined
+from astraflow.weights.reads import Reads
 
 LAYOUT = Layout.of(
     [
@@ -220,7 +221,7 @@ def test_ranges_over_several_tensors_are_put_together():
     rng = np.random.default_rng(1)
     tensors = random_tensors(rng)
     part = Part(LAYOUT)
-    exported = Exported(part, tensors)
+    exported = Exported(part, Reads(part).of(tensors))
     flat = np.zeros(LAYOUT.nbytes, np.uint8)
     for where in part.ranges():
         flat[where.bytes].view(where.dtype.bits)[:] = exported.bits(where)
@@ -229,5 +230,5 @@ def test_ranges_over_several_tensors_are_put_together():
         assert (LAYOUT.view(flat, name) == array).all()
     assert exported.gather_s > 0
     assert StateDigest.of(LAYOUT, flat) == WeightPublisher("p", LAYOUT).history.start(
-        0, Exported(part, tensors).bits
+        0, exported.bits
     )

@@ -14,6 +14,7 @@ from astraflow.weights.gains import Gains
 from astraflow.weights.history import History
 from astraflow.weights.parts import Part
 from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.reads import Reads
 from astraflow.weights.threads import thread_count_for
 
 # Ranges of one tensor, of several, and of some that torch rounds.
@@ -38,14 +39,20 @@ def moved(given: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
 def test_bytes_do_not_depend_on_threads(thread_count):
     part, old = Part(LAYOUT), tensors(0)
     history = History(part)
-    digest = history.start(0, Exported(part, old).bits)
+    digest = history.start(0, Exported(part, Reads(part).of(old)).bits)
     new = moved(old, 1)
 
     found = encode_patch(
-        part, Exported(part, new).bits, history.newest_bits, digest, thread_count=thread_count
+        part,
+        Exported(part, Reads(part).of(new)).bits,
+        history.newest_bits,
+        digest,
+        thread_count=thread_count,
     )
 
-    wanted = encode_patch(part, Exported(part, new).bits, history.newest_bits, digest)
+    wanted = encode_patch(
+        part, Exported(part, Reads(part).of(new)).bits, history.newest_bits, digest
+    )
     assert [each.header for each in found.chunks] == [each.header for each in wanted.chunks]
     assert [bytes(a.payload) for a in found.chunks] == [bytes(b.payload) for b in wanted.chunks]
     assert found.digest == wanted.digest != StateDigest()
@@ -64,7 +71,10 @@ def test_every_version_reads_as_it_was_published(is_settled):
 
     part = Part(LAYOUT)
     for version in (3, 0, 2, 1):
-        wanted, found = Exported(part, given[version]).bits, publisher.history.bits_of(version)
+        wanted, found = (
+            Exported(part, Reads(part).of(given[version])).bits,
+            publisher.history.bits_of(version),
+        )
         assert all(np.array_equal(found(each), wanted(each)) for each in part.ranges())
 
 
