@@ -228,5 +228,5 @@ def test_a_loop_that_ends_wakes_who_waits_for_a_batch(hub):
             waiting = pool.submit(next, client.batches())
             own.close()
             with pytest.raises(AstraflowError) as caught:
-                waiting.result(timeout=30)
+                waiting.result(timeout=100)
     assert caught.value.reason is Reason.SESSION_ENDED

@@ -11,7 +11,7 @@ from astraflow.storage.fault_points import FaultPoint
 from crash_ends.kills import Kill, Victim, draw_kills, kills_of_hubs
 from crash_ends.run import crash_run, full_disk_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 
 def test_a_run_outlives_kills_at_named_places_and_at_any_time(tmp_path):

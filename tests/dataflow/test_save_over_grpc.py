@@ -9,7 +9,7 @@ from astraflow.wire.control import decode_saved_run
 from astraflow_proto.control.v1 import control_service_pb2 as pb
 
 
-def save(scene, name="mine", timeout=10):
+def save(scene, name="mine", timeout=100):
     request = pb.SaveRunRequest(checkpoint_id=name)
     return scene.control.SaveRun(request, metadata=scene.operator, timeout=timeout)
 

@@ -58,7 +58,7 @@ async def ask_once(channel, method, metadata):
     )
     given = iter([request]) if method.client_streaming else request
     try:
-        answer = call(given, metadata=metadata, timeout=10)
+        answer = call(given, metadata=metadata, timeout=100)
         if method.server_streaming:
             await answer.read()
             answer.cancel()

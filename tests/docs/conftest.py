@@ -36,7 +36,7 @@ def run_example(blocks, tmp_path):
             if title:
                 (tmp_path / title).write_text(code, encoding="utf-8")
         (tmp_path / "pytest.ini").write_text(INI)
-        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=60"]
+        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=300"]
         environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
             [sys.executable, *command, str(tmp_path)],

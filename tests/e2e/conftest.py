@@ -37,7 +37,7 @@ class Run:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
-    def wait(self, timeout: float = 110) -> int:
+    def wait(self, timeout: float = 280) -> int:
         self.output, _ = self.process.communicate(timeout=timeout)
         return self.process.returncode
 
@@ -72,7 +72,7 @@ def environment(cache: Path) -> dict[str, str]:
 
 
 def astraflow(
-    *arguments: str, cache: Path, timeout: float = 60
+    *arguments: str, cache: Path, timeout: float = 200
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments),
@@ -129,5 +129,5 @@ def running(*arguments: str, run_dir: RunDir, cache: Path) -> Iterator[Run]:
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-    _, alive = psutil.wait_procs(family, timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=100)
     assert not alive, f"left running: {alive}"

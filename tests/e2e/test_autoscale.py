@@ -10,7 +10,7 @@ from astraflow.launch.processes import RoleCommand
 from .by_hand import by_hand
 from .conftest import WARM_UP, astraflow
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SMALL = (
     WARM_UP,

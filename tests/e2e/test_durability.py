@@ -13,14 +13,14 @@ from astraflow.config.run_dir import read_json_lines
 
 from .conftest import astraflow, running, started
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 
 def kill_hub(run):
     """Kill the hub with SIGKILL and wait for the next one."""
     (hub,) = [p for p in run.children("serve") if "dataflow" in p.cmdline()]
     hub.send_signal(signal.SIGKILL)
-    psutil.wait_procs([hub], timeout=10)
+    psutil.wait_procs([hub], timeout=100)
     return hub.pid
 
 
@@ -91,7 +91,7 @@ def test_a_run_whose_hub_and_launcher_are_killed_loses_nothing(tmp_path, cache):
     ]
     made = {row["step"] for row in read_json_lines(run.run_dir.metrics)}
     assert made == set(range(1, step_count + 1))
-    _, alive = psutil.wait_procs(family, timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=100)
     assert not alive
     again = astraflow("run", "--resume", str(run.run_dir.root), cache=cache)
     assert again.returncode != 0

@@ -4,7 +4,7 @@ import pytest
 
 from .by_hand import by_hand
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LOCKSTEP = (
     "policies.solver.model.warm_up.step_count=20",

@@ -9,13 +9,13 @@ from astraflow.config.run_dir import read_json_lines
 
 from .conftest import started
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def kill_rank(run, rank):
     ranks = [p for p in run.children("trainer") if p.environ().get("RANK") == str(rank)]
     ranks[0].send_signal(signal.SIGKILL)
-    psutil.wait_procs(ranks, timeout=10)
+    psutil.wait_procs(ranks, timeout=100)
 
 
 def test_a_trainer_goes_on_from_its_last_checkpoint_when_a_rank_is_killed(tmp_path, cache):
@@ -36,7 +36,7 @@ def test_a_trainer_goes_on_from_its_last_checkpoint_when_a_rank_is_killed(tmp_pa
     ) as run:
         run.wait_for_steps(3)
         kill_rank(run, 1)
-        code = run.wait(timeout=200)
+        code = run.wait(timeout=280)
     assert code == 0, run.output
     assert run.output.count("it goes on from its last") == 1
     log = run.run_dir.log("trainer-solver").read_text()

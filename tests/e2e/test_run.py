@@ -8,7 +8,7 @@ import pytest
 
 from .conftest import started
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 
 def test_a_run_trains_and_leaves_everything_it_promises(tmp_path, cache):
@@ -73,5 +73,5 @@ def test_a_killed_launcher_leaves_no_orphan(tmp_path, cache):
         family = psutil.Process(run.process.pid).children(recursive=True)
         run.process.kill()
         run.process.wait()
-    _, alive = psutil.wait_procs(family, timeout=40)
+    _, alive = psutil.wait_procs(family, timeout=100)
     assert not alive

@@ -12,7 +12,7 @@ from astraflow.launch.drain import drain_member
 from .by_hand import by_hand
 from .conftest import WARM_UP
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SMALL = (
     WARM_UP,

@@ -19,7 +19,7 @@ def raas():
 
 
 async def register(gateway, raas, uid="old"):
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=100) as client:
         fields = {"uid": uid, "raas_url": raas.url, "gpu_count": 2}
         answer = await client.post(f"http://{gateway.address}/register_raas", json=fields)
         assert answer.json()["ok"], answer.json()
@@ -61,7 +61,7 @@ async def start(gateway, raas, sender):
 
 
 async def until_loaded(raas, version):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while raas.version < version:  # noqa: ASYNC110 - it lives in other threads
             await asyncio.sleep(0.01)
 
@@ -85,7 +85,7 @@ async def test_what_a_raas_held_that_died_is_issued_again(serving, raas, sender)
     async with serving(step_count=2, node=False, patience_s=0.5) as (run, gateway):
         raas.keeps = True
         await start(gateway, raas, sender)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while not raas.submitted:  # noqa: ASYNC110 - it lives in other threads
                 await asyncio.sleep(0.01)
         raas.close()
@@ -108,7 +108,7 @@ async def test_what_a_raas_held_that_died_is_issued_again(serving, raas, sender)
 
 async def test_a_raas_that_is_not_there_does_not_join(serving, raas):
     raas.close()
-    async with serving(node=False) as (_, gateway), httpx.AsyncClient(timeout=30) as client:
+    async with serving(node=False) as (_, gateway), httpx.AsyncClient(timeout=100) as client:
         fields = {"uid": "old", "raas_url": raas.url}
         answer = await client.post(f"http://{gateway.address}/register_raas", json=fields)
         assert answer.status_code == 503
@@ -117,7 +117,7 @@ async def test_a_raas_that_is_not_there_does_not_join(serving, raas):
 
 @pytest.mark.slow
 async def test_a_raas_leaves_and_is_asked_to_end(serving, raas, sender):
-    async with serving(node=False) as (_, gateway), httpx.AsyncClient(timeout=30) as client:
+    async with serving(node=False) as (_, gateway), httpx.AsyncClient(timeout=100) as client:
         await start(gateway, raas, sender)
         url = f"http://{gateway.address}"
         [instance] = (await client.get(f"{url}/raas_pool")).json()["instances"]

@@ -89,7 +89,7 @@ async def test_a_batch_whose_reader_vanished_comes_again(serving, sender):
 
 
 async def test_a_label_that_is_not_the_version_of_the_bytes_is_refused(serving, sender):
-    async with serving() as (run, gateway), httpx.AsyncClient(timeout=20) as client:
+    async with serving() as (run, gateway), httpx.AsyncClient(timeout=100) as client:
         trainer = PeerTrainer(gateway.address, sender)
         await asyncio.to_thread(trainer.ready, 4)
         url = f"http://{gateway.address}/notify_version"
@@ -114,7 +114,7 @@ async def test_a_label_that_is_not_the_version_of_the_bytes_is_refused(serving, 
 async def test_a_batch_that_does_not_come_is_an_error(serving, sender):
     async with (
         serving(node=False, batch_timeout_s=0.2) as (_, gateway),
-        httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=20) as client,
+        httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=100) as client,
     ):
         await asyncio.to_thread(PeerTrainer(gateway.address, sender).ready, 4)
         answer = await client.get("/batch?version=0")
@@ -131,7 +131,7 @@ async def test_what_a_silent_trainer_held_returns(serving, sender):
         trainer = PeerTrainer(gateway.address, sender)
         await asyncio.to_thread(trainer.ready, 4)
         await asyncio.to_thread(trainer.batch, 0)
-        await asyncio.wait(gateway.gateway._lives.values(), timeout=20)
+        await asyncio.wait(gateway.gateway._lives.values(), timeout=100)
         assert [account.leased_count for account in run.accounts()] == [0]
 
 
@@ -154,7 +154,7 @@ async def test_a_trainer_comes_back_with_older_weights(serving, sender):
 async def test_a_batch_in_json_has_the_same_columns(serving, sender):
     async with (
         serving() as (_, gateway),
-        httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=20) as client,
+        httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=100) as client,
     ):
         trainer = PeerTrainer(gateway.address, sender)
         await asyncio.to_thread(trainer.ready, 4)

@@ -32,7 +32,7 @@ async def test_a_run_measures_itself_while_it_trains(tmp_path):
     seen = []
     async with start_run(recipe, run_dir=tmp_path / "run") as run:
         await live_run(run)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             done = await evaluate_live(
                 run.run_dir, "held_out", versions={}, pool_share=0.25, note=seen.append
             )

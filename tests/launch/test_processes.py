@@ -67,7 +67,7 @@ def test_a_child_ends_when_its_launcher_is_killed(number):
     assert launcher.stdout.readline() == "holding\n"
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    gone, alive = psutil.wait_procs([child], timeout=10)
+    gone, alive = psutil.wait_procs([child], timeout=100)
     launcher.stdout.close()
     assert (gone, alive) == ([child], [])
 

@@ -30,7 +30,7 @@ async def test_a_trainer_and_a_raas_in_typescript_make_a_run(typescript, tmp_pat
         raas = await join(run, typescript / "raas.js")
         trainer = await join(run, typescript / "trainer.js")
         trained, sampled = await asyncio.gather(said(trainer), said(raas))
-        await run.finish(timeout_s=30)
+        await run.finish(timeout_s=200)
 
     assert trained == {"step": 3, "version": 3}
     (account,) = run.accounts()

@@ -16,5 +16,5 @@ async def test_evaluations_take_their_own_places_first_and_training_keeps_its_ow
 async def test_without_any_extra_all_take_their_turns():
     places = Places(capacity=1)
     assert places.of(TaskPurpose.EVAL) is places.of(TaskPurpose.TRAIN)
-    async with asyncio.timeout(5), places.of(TaskPurpose.EVAL):
+    async with asyncio.timeout(60), places.of(TaskPurpose.EVAL):
         assert places.of(TaskPurpose.TRAIN).locked()

@@ -42,7 +42,7 @@ def pem(tmp_path_factory):
 
 async def paused(address, tls):
     async with dial(address, tls=tls) as channel:
-        return await ControlServiceStub(channel).PauseRun(pb.PauseRunRequest(), timeout=10)
+        return await ControlServiceStub(channel).PauseRun(pb.PauseRunRequest(), timeout=100)
 
 
 async def test_both_sides_know_each_other(pem):

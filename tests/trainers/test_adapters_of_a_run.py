@@ -93,7 +93,7 @@ async def test_two_adapters_learn_from_batches_of_their_own(tmp_path, base, reci
             run.add_thread(
                 partial(train, policy=policy, settings=settings, run_dir=tmp_path / policy)
             )
-        status = await run.finish(timeout_s=100)
+        status = await run.finish(timeout_s=280)
         await node
     assert [policy.step for policy in status.policies] == [STEPS, STEPS]
     rows = read_json_lines(run.run_dir.metrics)

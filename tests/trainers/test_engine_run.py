@@ -133,7 +133,7 @@ async def test_who_waits_for_data_publishes_and_saves_when_asked(tmp_path):
                 break
         node.engine.open.clear()
         members = run.status().members
-        await control.save_run("mine", timeout_s=20)
+        await control.save_run("mine", timeout_s=200)
         (raas,) = (each for each in members if each.role is Role.RAAS)
         run.hub.apply(PublishRequested(member_id=raas.member_id, policy_id="solver"))
         async for status in control.watch_run(min_interval_s=0.01):

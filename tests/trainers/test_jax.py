@@ -15,7 +15,7 @@ from tests.trainers.conftest import llama_config
 from tests.trainers.engine_runs import example, training, vowel_recipe
 
 pytest.importorskip("jax")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 SETTINGS = Trainer.model_validate({"optimizer": {"learning_rate": 1e-3}})
 

@@ -124,11 +124,11 @@ def run_around(recipe, folder, warm_model):
 
     with LoopThread() as loop:
         serving = loop.spawn(serve())
-        address = ready.result(timeout=20)
+        address = ready.result(timeout=100)
         sampling = loop.spawn(sample(address))
         yield loop, address
-        sampling.result(timeout=60)
-        assert serving.result(timeout=60).state is RunState.DONE
+        sampling.result(timeout=200)
+        assert serving.result(timeout=200).state is RunState.DONE
 
 
 def train(recipe, folder, warm_model):

@@ -17,7 +17,6 @@ from tests.trainers.engine_runs import example, training, vowel_recipe
 pytest.importorskip("trl")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore"),
 ]
 

@@ -214,7 +214,7 @@ def tools():
         @staticmethod
         async def settled(condition):
             """Wait until something that another task does has been done."""
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not condition():  # noqa: ASYNC110 - nothing to wait on
                     await asyncio.sleep(0.005)
 

@@ -80,7 +80,7 @@ async def puller(training):
 
 
 async def until_listeners(count, upcoming):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while upcoming.listener_count != count:  # noqa: ASYNC110 - it tells no one
             await asyncio.sleep(0)
 

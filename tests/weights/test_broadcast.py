@@ -45,7 +45,7 @@ class Members:
 
     def __init__(self, training, *, node_count=2):
         self.training = training
-        self.settings = Broadcast(node_count=node_count, port=free_port(), deadline_s=20)
+        self.settings = Broadcast(node_count=node_count, port=free_port(), deadline_s=60)
         self.pullers = []
 
     @property
@@ -172,7 +172,7 @@ async def test_versions_come_by_broadcast_until_one_leaves_and_again_once_it_is_
 @pytest.mark.slow
 async def test_who_was_busy_takes_several_versions_at_once(training, serve, tools, members):
     await serve()
-    members.settings = Broadcast(node_count=1, port=members.settings.port, deadline_s=20)
+    members.settings = Broadcast(node_count=1, port=members.settings.port, deadline_s=60)
     puller = members.add_puller()
     training.publish()
     with Broadcaster(training.publisher, members.where) as broadcaster:

@@ -73,7 +73,7 @@ async def test_the_next_file_is_staged_at_the_door_and_applied_later(tmp_path: P
     model = Padded()
     load(model, [(str(written(tmp_path / "1.update", [0], [1.0])), None)])
     path = written(tmp_path / "2.update", [7], [5.0])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         answer = await called(tmp_path / f"{os.getpid()}.door", str(path))
     assert answer == {"error": "", "is_quick": False}
     assert model.rows[1, 3] == 0

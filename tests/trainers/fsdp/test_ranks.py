@@ -27,7 +27,7 @@ from astraflow.trainers.torch_engine import TorchEngine
 from astraflow.weights.publisher import WeightPublisher
 from astraflow.workflows.tokenizer_files import write_tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 RANKS = 2
 STEPS = 20
