@@ -20,7 +20,7 @@ from astraflow.launch.roles import Roles, RunTokens
 
 from .conftest import ROOT, astraflow, command, environment
 
-_PATIENCE_S = 60
+_PATIENCE_S = 250
 _MODELS: dict[str, Path] = {}
 
 

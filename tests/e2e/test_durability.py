@@ -37,7 +37,7 @@ def kill_launcher(run):
     run.process.kill()
     run.process.communicate()
     hub = run.run_dir.read_endpoint().pid
-    _, alive = psutil.wait_procs([process for process in family if process.pid == hub], 30)
+    _, alive = psutil.wait_procs([process for process in family if process.pid == hub], 100)
     assert not alive
     return family
 

@@ -58,7 +58,7 @@ class Trainer:
             client.on_transfer_token(server.set_transfer_token)
             client.on_doubt(scrub.doubt)
             self.publish(client, scrub)
-            assert self.is_served.wait(20)
+            assert self.is_served.wait(200)
             self.damage()
             self.tensors["w"][:, :8] += 1
             self.publish(client, scrub)

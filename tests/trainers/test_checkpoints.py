@@ -146,7 +146,7 @@ class Slow:
         (directory / "weights").write_bytes(b"whole")
 
     def wait_for_save(self):
-        assert self.is_free.wait(30)
+        assert self.is_free.wait(200)
 
 
 def test_a_checkpoint_is_there_once_it_is_whole(tmp_path):

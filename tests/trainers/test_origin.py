@@ -32,7 +32,7 @@ class Slow:
 
     def __array__(self, dtype=None, copy=None):
         self.is_asked.set()
-        assert self.is_free.wait(30)
+        assert self.is_free.wait(200)
         return self.values
 
 
@@ -78,7 +78,7 @@ def test_an_engine_that_warns_computes_while_its_weights_are_read(herald, publis
     engine = WarningEngine(slow)
     origin = origin_of(engine, publisher, herald)
     published = origin.publish(step=1)
-    assert slow.is_asked.wait(30)
+    assert slow.is_asked.wait(200)
     assert (published.version, published.made.done()) == (3, False)
     slow.is_free.set()
     engine.hold()

@@ -143,7 +143,7 @@ class TestThread:
             training.publish()
         with Gains(training.publisher, run.announce, worth_nbytes=0) as gains:
             gains.wake()
-            assert run.heard.wait(30)
+            assert run.heard.wait(200)
 
         assert not run.was_offered_early
         (info, *_) = run.infos
@@ -157,12 +157,12 @@ class TestThread:
             training.publish()
         with Gains(training.publisher, run.announce, worth_nbytes=0) as gains:
             gains.wake()
-            assert run.heard.wait(30)
+            assert run.heard.wait(200)
             run.heard.clear()
             run.is_gone = False
             training.publish()
             gains.wake()
-            assert run.heard.wait(30)
+            assert run.heard.wait(200)
 
         assert route(training.store.plan(2, 0)) == [(0, 1), (1, 2)]
         assert route(training.store.plan(3, 1)) == [(1, 3)]

@@ -66,7 +66,7 @@ def test_damage_is_told_once_there_is_time_to_look(training):
         scrub.wake()
         damage(training)
         scrub.wake()
-        assert told.wait(10)
+        assert told.wait(200)
     assert training.publisher.is_damaged
 
 
@@ -122,5 +122,5 @@ def test_what_waits_for_its_time_ends_with_its_owner(training):
     damage(training)
     with Scrub(training.publisher, damaged=looked.set, time_share=1e-9) as scrub:
         scrub.wake()
-        assert looked.wait(10)
+        assert looked.wait(200)
         scrub.wake()

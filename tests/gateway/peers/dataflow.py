@@ -53,7 +53,7 @@ class PeerDataflow:
 
     def raas(self):
         """Return the RaaS that registered first, and is ready."""
-        assert self.came.wait(30)
+        assert self.came.wait(200)
         client = RaasClient(next(iter(self.pool.values())))
         until(lambda: client.get("/status")["status"] == "ready")
         return client
