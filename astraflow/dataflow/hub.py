@@ -320,9 +320,11 @@ class Hub:
 
     async def _hear(self, overslept_s: float) -> None:
         """Take what was said to a hub that did not run for some time, before silence counts."""
-        if overslept_s > _LATE_S:
-            log.warning("the hub stood still", seconds=round(overslept_s, 3))
-            await asyncio.sleep(min(overslept_s, _HEARD_WITHIN_S))
+        while overslept_s > _LATE_S:
+            log.info("the hub stood still", seconds=round(overslept_s, 3))
+            started, pause_s = time.monotonic(), min(overslept_s, _HEARD_WITHIN_S)
+            await asyncio.sleep(pause_s)
+            overslept_s = time.monotonic() - started - pause_s
 
     def _wait_s(self) -> float | None:
         """Return the seconds until the next deadline; None: there is none."""

@@ -78,12 +78,13 @@ async def test_what_a_silent_raas_held_is_issued_again(start_hub, recipe_of):
     assert [attempts[task.group_id] for task in held] == [1, 1]
 
 
+@pytest.mark.slow
 async def test_a_hub_that_stood_still_hears_its_members_first(start_hub, recipe_of):
-    async with start_hub(recipe_of(hub__session_ttl_s=2)) as scene:
+    async with start_hub(recipe_of(hub__session_ttl_s=1)) as scene:
         raas = scene.raas()
         await raas.join()
         keeping = asyncio.create_task(keep(raas))
-        time.sleep(2.5)  # noqa: ASYNC251 - it is the loop of the hub that stands still
+        time.sleep(1.3)  # noqa: ASYNC251 - it is the loop of the hub that stands still
         await asyncio.sleep(0.1)
         await raas.keep_alive()
         keeping.cancel()
