@@ -61,7 +61,7 @@ class Stage:
         """
         try:
             yield
-            self._keep_laws()
+            self.require_laws()
         except Broken as broken:
             self.checks.failed(name, str(broken))
             raise Settled from broken
@@ -85,7 +85,7 @@ class Stage:
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while (found := condition()) is None:
-                    self._keep_laws()
+                    self.require_laws()
                     await self._next_event()
                 return found
         raise Broken(f"nothing of this came within {patience_s:g} s: {what}")
@@ -126,7 +126,12 @@ class Stage:
             else:
                 self.checks.failed(name, broken)
 
-    def _keep_laws(self) -> None:
+    def require_laws(self) -> None:
+        """Judge what must hold all the time, in the middle of a script.
+
+        Raises:
+            Settled: A law was broken.
+        """
         for name, law in self.laws.items():
             if (broken := law(self.tap)) is not None:
                 self.checks.failed(name, broken)
@@ -141,7 +146,7 @@ class Stage:
                 {changed, ended}, return_when=asyncio.FIRST_COMPLETED, timeout=_LOOK_S
             )
             if ended.done():
-                self._keep_laws()
+                self.require_laws()
                 raise Broken(f"the peer ended, exit code {ended.result()}: {self.said()}")
         finally:
             changed.cancel()

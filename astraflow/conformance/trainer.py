@@ -94,7 +94,8 @@ async def play(stage: Stage) -> None:
         _require_registration(joined)
     with stage.check("versions.first"):
         _require_first(await stage.call("PublishVersion", "a version"))
-    if not await check_source(stage.checks, _source(joined, stage.tap)):
+    source = _source(joined, stage.tap)
+    if not await check_source(stage.checks, source, keep_laws=stage.require_laws):
         raise Settled
     with stage.check("batches.acked"):
         await stage.call("AckBatch", "an AckBatch after the parts of a batch")

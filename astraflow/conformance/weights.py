@@ -105,26 +105,39 @@ class Source:
         )
 
 
-async def check_source(checks: CheckList, source: Source) -> bool:
-    """Judge all checks of a source; return whether it passed them all."""
+async def check_source(
+    checks: CheckList, source: Source, *, keep_laws: Callable[[], None] = lambda: None
+) -> bool:
+    """Judge all checks of a source; return whether it passed them all.
+
+    Args:
+        checks: To be judged.
+        source: Of weights.
+        keep_laws: Raises where the peer has broken a law: what it does after that says nothing.
+    """
     async with _probe(source) as probe:
-        found = [await _judge(checks, name, check) for name, check in probe.scripts()]
+        found = [await _judge(checks, name, check, keep_laws) for name, check in probe.scripts()]
     return all(found)
 
 
 async def _judge(
-    checks: CheckList, name: str, check: Callable[[], Coroutine[Any, Any, None]]
+    checks: CheckList,
+    name: str,
+    check: Callable[[], Coroutine[Any, Any, None]],
+    keep_laws: Callable[[], None],
 ) -> bool:
     try:
         await check()
     except Broken as broken:
-        checks.failed(name, str(broken))
-        return False
+        seen = str(broken)
     except AioRpcError as error:
-        checks.failed(name, f"the call failed: {_told(error)}")
-        return False
-    checks.passed(name)
-    return True
+        seen = f"the call failed: {_told(error)}"
+    else:
+        checks.passed(name)
+        return True
+    keep_laws()
+    checks.failed(name, seen)
+    return False
 
 
 @asynccontextmanager
