@@ -45,7 +45,9 @@ def _take(core: int, burst_s: float, period_s: float) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description="Run a command on a machine that stands still again and again."
+    )
     parser.add_argument("--burst", type=float, default=0.8, metavar="S")
     parser.add_argument("--period", type=float, default=2.5, metavar="S")
     parser.add_argument("--hog", nargs=3, type=float, help=argparse.SUPPRESS)

@@ -20,20 +20,20 @@ from astraflow.core.members import (
 )
 from astraflow.core.membership import Membership
 from astraflow.core.policies import Policy
-from astraflow.core.prompt_queue import PromptQueue
 from astraflow.core.sessions import Departed
 from astraflow.core.sources import version_with_sources
 from astraflow.core.state import State
+from astraflow.core.training import Training
 
 
 class Joining:
     """Opens sessions."""
 
     def __init__(
-        self, state: State, *, prompts: PromptQueue, batching: Batching, membership: Membership
+        self, state: State, *, training: Training, batching: Batching, membership: Membership
     ) -> None:
         self._state = state
-        self._prompts = prompts
+        self._training = training
         self._batching = batching
         self._membership = membership
 
@@ -89,9 +89,11 @@ class Joining:
 
     def _roll_back(self, policy: Policy, count: int, step: int) -> int:
         """Take the books of a policy back; return how many batches count as not trained now."""
+        if count and not policy.settings.max_staleness:
+            self._training.take_back(policy)
         undone = policy.roll_back(count, step)
         self._state.records.undo(policy.policy_id, {batch.batch_id for batch in undone})
-        self._prompts.lose(policy.take_lost())
+        self._training.prompts.lose(policy.take_lost())
         return len(undone)
 
     def _must_be_admissible(self, request: JoinPool, known: MemberId | None) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.groups import TrainGroup
 from astraflow.core.ids import BatchId, PolicyId, PromptId
 from astraflow.core.leases import Lease
 from astraflow.core.samples import FreshGroup
@@ -37,7 +38,7 @@ class IssuedPrompt:
     prompt_id: PromptId
 
     @classmethod
-    def of(cls, group: FreshGroup) -> Self:
+    def of(cls, group: FreshGroup | TrainGroup) -> Self:
         """Return that of a group."""
         head = group.head
         return cls(

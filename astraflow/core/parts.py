@@ -77,7 +77,7 @@ def assemble(settings: RunSettings, *, start_time: datetime) -> Parts:
         balance=Balance(state, training),
         intake=intake,
         membership=membership,
-        joining=Joining(state, prompts=training.prompts, batching=batching, membership=membership),
+        joining=Joining(state, training=training, batching=batching, membership=membership),
         ending=Ending(
             state, training=training, batching=batching, evaluation=evaluation, schedule=schedule
         ),

@@ -156,6 +156,11 @@ class Policy:
             self.books.drop(RolloutPlace.IN_FLIGHT, reason, group.open_count)
         self.open.count -= 1
 
+    def lose(self, group: TrainGroup) -> None:
+        """Drop an open group that is not whole; its prompt is drawn again."""
+        self.withdraw(group, Reason.STALE)
+        self._lost.append(IssuedPrompt.of(group))
+
     def prune(self) -> None:
         """Drop what is too old for the next batch."""
         stale, gone = self._buffer.prune(self.progress.train_version)

@@ -122,6 +122,19 @@ class Training:
                 self._outbound.withdraw_group(group, CancelReason.STOP)
         self._again = [group for group in self._again if group.policies]
 
+    def take_back(self, policy: Policy) -> None:
+        """Count what is out for a policy alone as lost: batches before it are to be made again.
+
+        Where no sample may be older than the weights, prompts so keep the order in which they are
+        trained on. A node that waited for a version which nobody has any more would else begin
+        with the last ones once there is another.
+        """
+        for group in list(self._state.groups.values()):
+            if isinstance(group, TrainGroup) and group.policies == [policy.policy_id]:
+                policy.lose(group)
+                self._outbound.withdraw_group(group, CancelReason.STALE)
+        self._again = [each for each in self._again if each.group_id in self._state.groups]
+
     def _issue_new(self, now: datetime) -> bool:
         size = self._state.settings.rollouts.group_size
         # A prompt is chosen when there is room for it, by all that is known then.
