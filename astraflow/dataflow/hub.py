@@ -41,6 +41,7 @@ from astraflow.core.run import Run
 from astraflow.core.saves import SavedRun
 from astraflow.core.status import RunStatus, WaitReason
 from astraflow.core.versions import VersionInfo
+from astraflow.dataflow.alarm import Alarm
 from astraflow.dataflow.commits import Commits, Decided
 from astraflow.dataflow.draws import read_draw
 from astraflow.dataflow.hands import Hands
@@ -61,10 +62,6 @@ log = structlog.get_logger(__name__)
 Told = TypeVar("Told")
 # How often a run that is being saved is looked at.
 _LOOK_S = 0.25
-# A deadline that is noticed so late says that the process or its machine stood still; whoever was
-# not heard meanwhile says something within the other time.
-_LATE_S = 0.2
-_HEARD_WITHIN_S = 5.0
 
 
 class Hub:
@@ -114,8 +111,7 @@ class Hub:
         self._clock = clock
         self._keeps_records = journal is not None
         self._transfer_token = transfer_token or SessionTokens.mint()
-        self._due: datetime | None = None
-        self._is_sooner = asyncio.Event()
+        self._alarm = Alarm(lambda: run.next_deadline, clock)
 
     def now(self) -> datetime:
         """Return the run's time."""
@@ -182,13 +178,8 @@ class Hub:
         )
         self.max_apply_s = max(self.max_apply_s, time.thread_time() - started)
         if not goes_on:
-            self._note_deadline()
+            self._alarm.note()
         return outcome.answer
-
-    def _note_deadline(self) -> None:
-        due = self.run.next_deadline
-        if due is not None and (self._due is None or due < self._due):
-            self._is_sooner.set()
 
     def _carry_out(self, decided: Decided) -> None:
         event = decided.event
@@ -211,11 +202,7 @@ class Hub:
     async def tick(self) -> None:
         """Tell the run when a deadline of it has passed, for ever."""
         while True:
-            self._is_sooner.clear()
-            self._due = self.run.next_deadline
-            await self._hear(await self._overslept())
-            due = self.run.next_deadline
-            if due is not None and due <= self._clock.now():
+            if await self._alarm.rung():
                 self.apply(Ticked())
 
     async def wait_over(self) -> None:
@@ -307,28 +294,3 @@ class Hub:
 
     def _resumed(self, resume: SessionResume | None) -> MemberId | None:
         return None if resume is None else self.memory.sessions.owner_of(resume.resume_token)
-
-    async def _overslept(self) -> float:
-        """Wait until the next deadline; return by how many seconds it was missed, 0: not at all."""
-        wait_s, started = self._wait_s(), time.monotonic()
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._is_sooner.wait()
-        except TimeoutError:
-            return time.monotonic() - started - (wait_s or 0.0)
-        return 0.0
-
-    async def _hear(self, overslept_s: float) -> None:
-        """Take what was said to a hub that did not run for some time, before silence counts."""
-        while overslept_s > _LATE_S:
-            log.info("the hub stood still", seconds=round(overslept_s, 3))
-            started, pause_s = time.monotonic(), min(overslept_s, _HEARD_WITHIN_S)
-            await asyncio.sleep(pause_s)
-            overslept_s = time.monotonic() - started - pause_s
-
-    def _wait_s(self) -> float | None:
-        """Return the seconds until the next deadline; None: there is none."""
-        if self._due is None:
-            return None
-        # Never 0: a deadline that a tick does not move must not keep the loop.
-        return max(0.001, (self._due - self._clock.now()).total_seconds())
