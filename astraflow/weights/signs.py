@@ -27,8 +27,9 @@ _GOODPUT_BYTES_PER_S: Final = 2e6
 # Chunks differ in size; and of two one may be waited for by the other.
 _CHUNKS: Final = 2
 
-# Who notices so late that time is over was stopped himself, and what came meanwhile is unread.
-_LATE_S: Final = 0.25
+# Silence is waited for in so many looks: one that takes longer than it should stood still itself,
+# and what came meanwhile is unread.
+_LOOKS: Final = 8
 
 Item = TypeVar("Item")
 
@@ -85,18 +86,18 @@ async def watched(
     """
     async with aclosing(_Arrivals(items)) as arrivals:
         while True:
-            limit_s = watch.left_s
-            due = watch.clock.monotonic() + limit_s
+            look_s, started_s = watch.look_s, watch.clock.monotonic()
             try:
-                item = await arrivals.next(limit_s)
+                item = await arrivals.next(look_s)
             except StopAsyncIteration:
                 return
+            watch.waited(min(look_s, watch.clock.monotonic() - started_s))
             if item is not None:
                 watch.note(item)
                 if not isinstance(item, Waiting):
                     yield item
-            elif watch.clock.monotonic() - due > _LATE_S:
-                watch.forgive()
+            elif watch.left_s > 0:
+                continue
             elif watch.is_only:
                 log.warning(
                     "a source is waited for, as there is no other", why=str(watch.stalled())
@@ -123,6 +124,9 @@ class Patience:
 
 class StallWatch:
     """Notes what one source sends in one transfer, and says when it has stalled.
+
+    Only time that was waited for it counts: not what its watcher does with a chunk, and not what
+    he sleeps through.
 
     Attributes:
         answer_s: From a request to its first sign; 0: unknown.
@@ -159,29 +163,40 @@ class StallWatch:
         self._patience = patience
         self._goodput = goodput_bytes_per_s or _GOODPUT_BYTES_PER_S
         self._chunk_nbytes = 0.0
-        self._asked = self._sign = self._chunk = self.clock.monotonic()
+        self._asked_s = self.clock.monotonic()
+        self._signless_s = self._chunkless_s = 0.0
         self._is_answered = False
 
     @property
     def left_s(self) -> float:
-        """Seconds until it has stalled if nothing comes."""
-        silent = self._sign + self._silent_s(self._patience)
-        return max(0.0, min(silent, self._chunk + self._patience.idle_s) - self.clock.monotonic())
+        """Seconds to be waited until it has stalled if nothing comes."""
+        signless = self._silent_s - self._signless_s
+        return max(0.0, min(signless, self._patience.idle_s - self._chunkless_s))
+
+    @property
+    def look_s(self) -> float:
+        """Seconds to wait at once."""
+        return min(self.left_s, min(self._silent_s, self._patience.idle_s) / _LOOKS)
+
+    def waited(self, seconds: float) -> None:
+        """Take note of time in which nothing came."""
+        self._signless_s += seconds
+        self._chunkless_s += seconds
 
     def forgive(self) -> None:
         """Begin to wait anew."""
-        self._sign = self._chunk = self.clock.monotonic()
+        self._signless_s = self._chunkless_s = 0.0
 
     def note(self, item: SentItem) -> None:
         """Take note of what came."""
-        self._sign = self.clock.monotonic()
+        self._signless_s = 0.0
         if isinstance(item, Waiting) and item.since_s is not None:
             self.since_s, self._is_answered = item.since_s, True
         if not self._is_answered:
-            self._is_answered, self.answer_s = True, self._sign - self._asked
+            self._is_answered, self.answer_s = True, self.clock.monotonic() - self._asked_s
         if isinstance(item, Waiting):
             return
-        self._chunk = self._sign
+        self._chunkless_s = 0.0
         if isinstance(item, TransferPlan):
             infos = [index.patch for index in item.patches]
             count = sum(info.chunk_count for info in infos)
@@ -189,19 +204,20 @@ class StallWatch:
 
     def stalled(self) -> AstraflowError:
         """Return what is to be said of it."""
-        now = self.clock.monotonic()
         return AstraflowError(
             Reason.SOURCE_TIMEOUT,
-            f"{self._address} has stalled: no sign for {now - self._sign:.2f} s, no chunk for"
-            f" {now - self._chunk:.2f} s",
+            f"{self._address} has stalled: no sign for {self._signless_s:.2f} s, no chunk for"
+            f" {self._chunkless_s:.2f} s",
             retryable=True,
         )
 
-    def _silent_s(self, patience: Patience) -> float:
+    @property
+    def _silent_s(self) -> float:
+        """How long it may be silent."""
         if not self.answer_s:
-            return patience.first_s
+            return self._patience.first_s
         chunk_s = _CHUNKS * self._chunk_nbytes / self._goodput
-        return max(patience.silent_s, _ANSWERS * self.answer_s + chunk_s)
+        return max(self._patience.silent_s, _ANSWERS * self.answer_s + chunk_s)
 
 
 async def _next(items: AsyncGenerator[Any]) -> Any:

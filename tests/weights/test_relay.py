@@ -170,7 +170,7 @@ async def test_a_relay_that_is_stopped_is_left_reported_and_asked_last(
 
 
 async def test_a_relay_that_waits_itself_is_not_left(training, relayed, make_puller, tools):
-    hasty = make_puller(patience=Patience(silent_s=0.6, first_s=0.6, idle_s=60.0))
+    hasty = make_puller(patience=Patience(silent_s=0.6, first_s=10.0, idle_s=60.0))
     info = training.publish()
     relayed.origin.stalls = True
     async with asyncio.TaskGroup() as group:

@@ -1,6 +1,7 @@
 """A source that waits says so; one that has stopped is told from it."""
 
 import asyncio
+import time
 from contextlib import aclosing
 
 import pytest
@@ -93,6 +94,32 @@ async def test_nobody_is_blamed_for_what_the_watcher_slept_through():
     clock.advance(60.0)  # a machine that was suspended
     event.set()
     await rest
+
+
+async def test_a_short_standstill_of_the_watcher_is_not_silence_of_the_source():
+    """What came while he stood still may need some turns of his event loop to be read."""
+    event = asyncio.Event()
+    items = watched(after(event, PLAN), watch(silent_s=0.4, first_s=0.4))
+    assert await anext(items) == PLAN
+    rest = asyncio.create_task(_end(items))
+    await asyncio.sleep(0.01)
+    time.sleep(0.5)  # noqa: ASYNC251 - the loop stands still
+    for _ in range(5):
+        await asyncio.sleep(0)
+    event.set()
+    await rest
+
+
+async def test_what_is_done_with_a_chunk_is_not_silence_of_the_source():
+    async def two():
+        yield PLAN
+        await asyncio.sleep(0.02)
+        yield PLAN
+
+    items = watched(two(), watch(silent_s=0.4, first_s=5.0))
+    assert await anext(items) == PLAN
+    await asyncio.sleep(0.5)
+    assert await anext(items) == PLAN
 
 
 async def _end(items):
