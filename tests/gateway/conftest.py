@@ -45,7 +45,7 @@ def settings_of(run, **changes):
         "policies": policies_of(run.recipe),
         "group_size": run.recipe.rollouts.group_size,
         "codes": codes_of(run.recipe),
-        "rules": BodyRules(reads_pickles=True, max_nbytes=1 << 20, timeout_s=0.5),
+        "rules": BodyRules(reads_pickles=True, max_nbytes=1 << 20, timeout_s=2.0),
         "batch_timeout_s": 20.0,
         "patience_s": 5.0,
     }
@@ -104,7 +104,7 @@ def pooling(tmp_path):
             recipe=recipe,
             token="join",
             uid="ours",
-            rules=BodyRules(reads_pickles=True, max_nbytes=1 << 20, timeout_s=0.5),
+            rules=BodyRules(reads_pickles=True, max_nbytes=1 << 20, timeout_s=2.0),
         )
         async with (
             AsyncExitStack() as lines,

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def client(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pool")
     save_file({"w": torch.from_numpy(weights_of(0)).view(torch.bfloat16)}, folder / "m.safetensors")
-    rules = BodyRules(reads_pickles=True, max_nbytes=4096, timeout_s=0.3, head_timeout_s=0.3)
+    rules = BodyRules(reads_pickles=True, max_nbytes=4096, timeout_s=1.0, head_timeout_s=1.0)
     recipe = small_recipe(folder, workflow="gateway_digits")
     settings = PoolSettings(recipe=recipe, token="join", rules=rules)
     async with (

@@ -127,7 +127,7 @@ async def test_a_batch_that_does_not_come_is_an_error(serving, sender):
 
 @pytest.mark.slow
 async def test_what_a_silent_trainer_held_returns(serving, sender):
-    async with serving(silence_s=0.3) as (run, gateway):
+    async with serving(silence_s=2.0) as (run, gateway):
         trainer = PeerTrainer(gateway.address, sender)
         await asyncio.to_thread(trainer.ready, 4)
         await asyncio.to_thread(trainer.batch, 0)

@@ -125,7 +125,7 @@ async def test_a_source_that_falls_silent_is_left_for_grpc(tools, source, open_l
             await asyncio.Event().wait()
 
     source.before = stall
-    lanes = open_lanes(lane, stall_timeout_s=0.8)
+    lanes = open_lanes(lane, stall_timeout_s=1.5)
 
     assert same(await tools.pulled(lanes, source), source.chunks)
     assert source.calls == ["plan", "pull"]

@@ -200,7 +200,7 @@ class TestFaults:
     async def test_the_only_source_is_waited_for_and_that_is_said(self, training, serve, capsys):
         (await serve()).stalls = True
         settings = FetchSettings(origin_patience=Patience(silent_s=0.1, first_s=0.1))
-        puller = WeightPuller(training.policy_id, stall_timeout_s=0.4, settings=settings)
+        puller = WeightPuller(training.policy_id, stall_timeout_s=2.0, settings=settings)
 
         with pytest.raises(PullFailed) as caught:
             await puller.pull(training.publish(), training.infos, training.token)
@@ -212,7 +212,7 @@ class TestFaults:
     async def test_a_source_that_stalls_is_given_up(self, training, serve, tools):
         silent, lively = await serve(), await serve()
         silent.stalls = True
-        puller = WeightPuller(training.policy_id, stall_timeout_s=1.0)
+        puller = WeightPuller(training.policy_id, stall_timeout_s=2.0)
         pulled = await pull(puller, training, training.publish())
         assert [each.failure and each.failure.reason for each in pulled.reports] == [
             Reason.SOURCE_TIMEOUT,

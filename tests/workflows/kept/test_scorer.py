@@ -29,7 +29,7 @@ async def make(monkeypatch):
 
 @pytest.mark.slow
 async def test_a_scorer_that_means_harm_costs_one_answer(make):
-    scorer = make("process", scorer="scorers:hostile", time_s=0.5)
+    scorer = make("process", scorer="scorers:hostile", time_s=3.0)
     expected = {
         "raise": (Reason.SCORER_FAILED, "ValueError: no such unit"),
         "exit": (Reason.SCORER_FAILED, "died"),
