@@ -14,6 +14,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 _REGISTER_S: Final = 150.0
 _ASK_S: Final = 10.0
 _LOOK_S: Final = 15.0
+# A Dataflow that is not told of a pool's end goes on to send it prompts.
+_CONNECT_RETRIES: Final = 3
 
 
 class Announcer:
@@ -33,7 +35,10 @@ class Announcer:
 
     async def run(self) -> None:
         """Register, look, register again, until cancelled; then deregister."""
-        async with httpx.AsyncClient(base_url=self._dataflow, timeout=_ASK_S) as http:
+        again = httpx.AsyncHTTPTransport(retries=_CONNECT_RETRIES)
+        async with httpx.AsyncClient(
+            base_url=self._dataflow, timeout=_ASK_S, transport=again
+        ) as http:
             try:
                 while True:
                     await self._pool.desk.until(lambda: self._pool.is_ready, _LOOK_S)
