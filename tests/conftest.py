@@ -17,6 +17,7 @@ from astraflow.core.members import PoolMembership, Session, TrainerRegistration
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.rpc.auth import SESSION_KEY, bearer_of, secret_of
 from astraflow.rpc.server import Servicer, start_server
+from astraflow.telemetry.garbage import keep_for_good
 from astraflow.wire.batches import encode_batch_header, encode_batch_part, encode_end_of_data
 from astraflow.wire.common import decode_raas_load, decode_trainer_load, encode_directive
 from astraflow.wire.raas import (
@@ -52,6 +53,11 @@ CUT = object()
 # No test asserts a time: an example may take long where the machine is busy.
 settings.register_profile("astraflow", deadline=None)
 settings.load_profile("astraflow")
+
+
+def pytest_collection_finish():
+    """Spare hubs and nodes in this process the collector's walks over all that was imported."""
+    keep_for_good()
 
 
 class FakeHub:
