@@ -52,6 +52,19 @@ async def test_a_dataflow_trains_and_measures_on_our_nodes(pooling, dataflow, se
     assert [len(items) for items in (before, after, measured)] == [15, 15, 4]
 
 
+async def test_a_dataflow_that_is_away_for_a_moment_hears_that_a_pool_leaves(pooling, dataflow):
+    async def come_back(port):
+        await asyncio.sleep(0.2)
+        dataflow.open(port)
+
+    async with pooling(dataflow=dataflow.url):
+        await asyncio.to_thread(dataflow.raas)
+        dataflow.close()
+        returning = asyncio.create_task(come_back(int(dataflow.url.rpartition(":")[2])))
+    await returning
+    assert dataflow.pool == {}
+
+
 def check(item, row, *, count, version):
     """What a Dataflow reads of a result."""
     assert item["ok"], item

@@ -42,9 +42,12 @@ class PeerDataflow:
     def __init__(self):
         self.pool = {}
         self.came = Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self.open(port=0)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def open(self, port):
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
+        self._server.daemon_threads = True
         Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self):
