@@ -20,7 +20,7 @@ class Errand:
                 is waited for, and no more work is begun.
         """
         self._last_s = last_s
-        self._is_over = False
+        self._is_over = self._has_failed = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -29,8 +29,9 @@ class Errand:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         """End the thread, after what it is at; one that hangs is left behind after `last_s`."""
+        self._has_failed = failure is not None
         self._is_over = True
         self._wake.set()
         self._thread.join(self._last_s or None)

@@ -140,8 +140,9 @@ class ObjectWriter(Errand):
     def _work(self) -> None:
         self.sync()
         for _ in range(_LOOKS):
-            # Other ranks write as well; a newer version, or the end, comes first.
-            if not self._untold or self._wake.wait(_LOOK_S):
+            # Other ranks write as well, unless one of them is what ends this one; a newer version,
+            # or the end, comes first.
+            if not self._untold or self._has_failed or self._wake.wait(_LOOK_S):
                 return
             self.sync()
 

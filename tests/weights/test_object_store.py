@@ -369,6 +369,19 @@ async def test_a_version_is_told_once_the_last_rank_has_written_it(ranks, puller
     assert ranks.training.is_live(tools.live((await ranks.pull(puller)).update))
 
 
+def test_a_rank_that_fails_writes_its_own_and_waits_for_no_other(ranks, tmp_path):
+    ranks.publish()
+    writer = ranks.writers[0]
+    writer._last_s = 10.0
+    writer.wake()
+    with pytest.raises(ConnectionError), writer:
+        raise ConnectionError
+    assert not writer._thread.is_alive()
+    assert [*tmp_path.glob("bucket/solver/0/manifest-*")] == [
+        tmp_path / "bucket/solver/0/manifest-0-of-3"
+    ]
+
+
 async def test_who_lacks_a_shard_refuses_the_version(ranks, puller, tmp_path):
     ranks.publish()
     for writer in (*ranks.writers[1:], ranks.writers[0]):
