@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from astraflow.config.recipe import Recipe
+from astraflow.core.code import look_in
 from astraflow.core.errors import AstraflowError, Reason
 
 _Place = tuple[int | str, ...]
@@ -20,7 +21,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe.
 
     Relative paths in it, and in overrides, start at the recipe's folder and come out
-    absolute, so that the result means the same when it is saved elsewhere.
+    absolute, so that the result means the same when it is saved elsewhere. From then on code of
+    its folder (key `code`) can be named as `module:Class`.
 
     Args:
         path: A YAML file.
@@ -30,7 +32,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         AstraflowError: INVALID_FIELD; lists every problem with its place.
     """
-    return _with_absolute_paths(load_model(Recipe, path, overrides), Path(path).parent.absolute())
+    folder = Path(path).parent.absolute()
+    recipe = cast("Recipe", _resolved(load_model(Recipe, path, overrides), folder))
+    look_in(recipe.code)
+    return recipe
 
 
 def load_model(
@@ -226,10 +231,6 @@ def _items_of(annotation: Any) -> Any:
     if origin in (tuple, list, Annotated):
         return get_args(annotation)[0]
     return None
-
-
-def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
-    return cast("Recipe", _resolved(recipe, folder))
 
 
 def _resolved(value: Any, folder: Path) -> Any:

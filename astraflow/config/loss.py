@@ -1,11 +1,14 @@
 """The loss of a recipe: which surrogate, against what, corrected how, averaged over what."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from astraflow.config.strict import Strict
+
+Surrogate = Literal["clip", "cispo", "sapo", "reinforce", "sft"]
+OwnCode = Annotated[str, Field(pattern=r"^[^:]+:[^:]+$")]
 
 
 class Correction(Strict):
@@ -66,10 +69,11 @@ class Sapo(Strict):
 class Loss(Strict):
     """What is minimised; the defaults are GRPO with clip-higher and a mean over tokens."""
 
-    surrogate: Literal["clip", "cispo", "sapo", "reinforce", "sft"] = "clip"
+    surrogate: Surrogate | OwnCode = "clip"
     """clip: PPO's, of the ratio between policy and `old`. cispo: clips the weight, and keeps every
     token's gradient. sapo: a soft gate in place of the clip. reinforce: no ratio at all. sft:
-    supervised fine-tuning, every loss token is a target, whatever came of its row."""
+    supervised fine-tuning, every loss token is a target, whatever came of its row. module:function:
+    your own, called with `Terms`, these settings and the `ClipRange`."""
     advantage_scale: float = Field(default=1.0, ge=0)
     """Factor on advantages. 0: what a rollout earned is not looked at, as in pure distillation."""
     ratio: Literal["token", "sequence"] = "token"

@@ -4,6 +4,7 @@ A recipe is read by `astraflow.config.loader`; an unknown key is an error that n
 nearest known one. Its parts are in the modules beside this one, and all imported from here.
 """
 
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -95,6 +96,9 @@ class Recipe(Strict):
 
     name: Name
     seed: int = 0
+    code: Path = Path()
+    """Folder of your own code, named as module:Class, beside the working directory and what is
+    installed; unset: the recipe's own folder."""
     policies: dict[Name, Policy] = Field(min_length=1)
     data: dict[Name, DataSet] = Field(min_length=1)
     workflows: dict[Name, Workflow] = Field(min_length=1)

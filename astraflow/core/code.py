@@ -1,9 +1,17 @@
 """Code that is named `module:attribute`."""
 
 import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 from astraflow.core.errors import AstraflowError, Reason
+
+
+def look_in(folder: Path) -> None:
+    """Let `module:attribute` name a file in a folder, after all that is installed."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def load(target: str, *, what: str) -> Any:

@@ -19,6 +19,7 @@ from astraflow.trainers.losses import (
     loss_metrics,
     policy_loss,
     prepared,
+    surrogate_of,
 )
 from astraflow.trainers.optimizer import AdamW
 from astraflow.trainers.optimizer_files import flat_state, read_state
@@ -80,7 +81,11 @@ class PolicyLearner:
             critic: Makes advantages of rewards; None: they come with the batch.
             before_change: Called just before the weights change.
             peers: The ranks that share every batch; all make the same calls.
+
+        Raises:
+            AstraflowError: CODE_UNKNOWN when the loss names code that is not here.
         """
+        surrogate_of(settings.loss.surrogate)
         self._before_change = before_change
         self._model = model
         self._settings = settings

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from blake3 import blake3
 
-from astraflow.core.code import load
+from astraflow.core.code import load, look_in
 from astraflow.core.errors import AstraflowError, Reason
 
 T = TypeVar("T")
@@ -146,9 +146,8 @@ def _entry_points(kind: Kind) -> Mapping[str, str]:
 @cache
 def see_working_directory() -> None:
     """Let `module:Class` name a file beside the user, as `python -m` does."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
+    if "" not in sys.path:
+        look_in(Path.cwd())
 
 
 @cache

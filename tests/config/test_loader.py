@@ -5,6 +5,7 @@ import yaml
 
 from astraflow.config.loader import dump_recipe, json_schema, load_recipe
 from astraflow.config.recipe import Policy
+from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -133,3 +134,10 @@ def test_ranks_share_adapters_a_critic_and_a_store_but_have_no_broadcast():
     broadcast = {"node_count": 1, "port": 29500}
     with pytest.raises(ValueError, match="has one sender, so it needs ranks: 1"):
         Policy.model_validate(fields | {"trainer": shared | {"broadcast": broadcast}})
+
+
+def test_code_beside_a_recipe_can_be_named(small):
+    small.with_name("beside_the_recipe.py").write_text("def score(prompt, text):\n    return 1.0\n")
+    recipe = load_recipe(small)
+    assert recipe.code == small.parent
+    assert load("beside_the_recipe:score", what="scorer")(None, "") == 1.0

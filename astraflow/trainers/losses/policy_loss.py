@@ -10,7 +10,7 @@ from astraflow.trainers.losses.clip_range import ClipRange
 from astraflow.trainers.losses.corrections import correction_of
 from astraflow.trainers.losses.divergence import divergence
 from astraflow.trainers.losses.inputs import LossInputs, log_ratio
-from astraflow.trainers.losses.surrogates import SURROGATES, Terms
+from astraflow.trainers.losses.surrogates import Terms, surrogate_of
 
 _NO_REFERENCE: Final = "a KL term needs the log-probabilities of its reference"
 
@@ -48,7 +48,7 @@ def _surrogate(inputs: LossInputs, settings: Loss, limits: ClipRange) -> Tensor:
         # GSPO (arXiv 2507.18071).
         ratio, advantages = inputs.row_means(ratio), inputs.row_means(advantages)
     terms = Terms(log_ratio=ratio, logprobs=inputs.logprobs, advantages=advantages)
-    return SURROGATES[settings.surrogate](terms, settings, limits)
+    return surrogate_of(settings.surrogate)(terms, settings, limits)
 
 
 def _advantages(inputs: LossInputs, settings: Loss) -> Tensor:

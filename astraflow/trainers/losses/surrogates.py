@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from astraflow.config.recipe import Loss
+from astraflow.core.code import load
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.losses.clip_range import ClipRange
 
 
@@ -69,10 +72,41 @@ def sft(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
     return -terms.logprobs
 
 
-SURROGATES: Final[Mapping[str, Callable[[Terms, Loss, ClipRange], Tensor]]] = {
+Surrogate = Callable[[Terms, Loss, ClipRange], Tensor]
+
+_BUILT_IN: Final[Mapping[str, Surrogate]] = {
     "clip": clip,
     "cispo": cispo,
     "sapo": sapo,
     "reinforce": reinforce,
     "sft": sft,
 }
+
+
+@cache
+def surrogate_of(name: str) -> Surrogate:
+    """Return a surrogate: f[k], what each token costs, with a gradient through `Terms`.
+
+    Args:
+        name: Built in, or `module:function` of the user's.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN when there is no such function here, INVALID_FIELD, at every
+            call, when it does not return one number per token.
+    """
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    own: Surrogate = load(name, what=f"loss.surrogate {name}")
+
+    def checked(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
+        costs: Any = own(terms, settings, limits)
+        if not isinstance(costs, Tensor) or costs.shape != terms.logprobs.shape:
+            what = tuple(costs.shape) if isinstance(costs, Tensor) else type(costs).__name__
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"loss.surrogate {name} returned {what}, not one cost for each of the "
+                f"{len(terms.logprobs)} tokens",
+            )
+        return costs
+
+    return checked
