@@ -85,12 +85,17 @@ class Failure:
         message: For people; never parsed.
         retryable: Whether another attempt may go well.
         metadata: Ids and limits by name.
+        cause: What equal failures have in common, such as "KeyError at my_workflows.py:22";
+            empty: the reason alone.
+        traceback: Down to the line of the user's code; empty where it was told before.
     """
 
     reason: Reason
     message: str = ""
     retryable: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    cause: str = ""
+    traceback: str = ""
 
 
 class AstraflowError(Exception):
@@ -110,12 +115,16 @@ class AstraflowError(Exception):
         *,
         retryable: bool = False,
         metadata: Mapping[str, str] | None = None,
+        cause: str = "",
+        traceback: str = "",
     ) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.message = message
         self.retryable = retryable
         self.metadata = dict(metadata or {})
+        self.cause = cause
+        self.traceback = traceback
 
     def to_failure(self) -> Failure:
         """Return the same as a record."""
@@ -124,4 +133,6 @@ class AstraflowError(Exception):
             message=self.message,
             retryable=self.retryable,
             metadata=self.metadata,
+            cause=self.cause,
+            traceback=self.traceback,
         )
