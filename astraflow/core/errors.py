@@ -76,6 +76,25 @@ class Reason(StrEnum):
     POLICY_FAULT = "POLICY_FAULT"
 
 
+CONFIGURATION_EXIT = 78
+"""Exit code of a role that cannot work as it is set up (EX_CONFIG of sysexits.h)."""
+BLOCKED_EXIT = 70
+"""Exit code of a node whose event loop code of a user's blocks for good (EX_SOFTWARE)."""
+
+# Starting again would come to the same.
+_OF_CONFIGURATION = frozenset(
+    {
+        Reason.CAPABILITY_MISSING,
+        Reason.CODE_MISMATCH,
+        Reason.CODE_UNKNOWN,
+        Reason.CONTRACT_UNSUPPORTED,
+        Reason.INVALID_FIELD,
+        Reason.MODEL_MISMATCH,
+        Reason.POLICY_UNKNOWN,
+    }
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why one item failed.
@@ -96,6 +115,10 @@ class Failure:
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     cause: str = ""
     traceback: str = ""
+
+    def __str__(self) -> str:
+        """Return it for people, the traceback below."""
+        return f"{self.reason}: {self.message}" + (f"\n{self.traceback}" if self.traceback else "")
 
 
 class AstraflowError(Exception):
@@ -125,6 +148,11 @@ class AstraflowError(Exception):
         self.metadata = dict(metadata or {})
         self.cause = cause
         self.traceback = traceback
+
+    @property
+    def exit_code(self) -> int:
+        """Of the process that it ends: CONFIGURATION_EXIT where another start changes nothing."""
+        return CONFIGURATION_EXIT if self.reason in _OF_CONFIGURATION else 1
 
     def to_failure(self) -> Failure:
         """Return the same as a record."""

@@ -66,8 +66,8 @@ class SessionServiceServicer:
 
     def ReportFailure(self, request, context):
         """ReportFailure tells of what belongs to no rollout, such as code of the user's that
-        blocks the member; operators see it among the run's failures. Said again it changes
-        nothing but a count.
+        blocks the member; operators see it among the run's failures. Said again it
+        changes nothing but a count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,8 +39,8 @@ class SessionServiceStub:
     """
     ReportFailure: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.ReportFailureRequest, _session_service_pb2.ReportFailureResponse]
     """ReportFailure tells of what belongs to no rollout, such as code of the user's that
-    blocks the member; operators see it among the run's failures. Said again it changes
-    nothing but a count.
+    blocks the member; operators see it among the run's failures. Said again it
+    changes nothing but a count.
     """
     EndSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.EndSessionRequest, _session_service_pb2.EndSessionResponse]
     """EndSession returns at once what the caller holds. Idempotent: an ended session
@@ -58,8 +58,8 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """
     ReportFailure: _aio.UnaryUnaryMultiCallable[_session_service_pb2.ReportFailureRequest, _session_service_pb2.ReportFailureResponse]  # type: ignore[assignment]
     """ReportFailure tells of what belongs to no rollout, such as code of the user's that
-    blocks the member; operators see it among the run's failures. Said again it changes
-    nothing but a count.
+    blocks the member; operators see it among the run's failures. Said again it
+    changes nothing but a count.
     """
     EndSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.EndSessionRequest, _session_service_pb2.EndSessionResponse]  # type: ignore[assignment]
     """EndSession returns at once what the caller holds. Idempotent: an ended session
@@ -86,8 +86,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_service_pb2.ReportFailureResponse, _abc.Awaitable[_session_service_pb2.ReportFailureResponse]]:
         """ReportFailure tells of what belongs to no rollout, such as code of the user's that
-        blocks the member; operators see it among the run's failures. Said again it changes
-        nothing but a count.
+        blocks the member; operators see it among the run's failures. Said again it
+        changes nothing but a count.
         """
 
     @_abc_1.abstractmethod
