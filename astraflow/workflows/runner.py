@@ -1,7 +1,6 @@
 """Runs a workflow once and says what came of it: always a rollout, never an exception."""
 
 import asyncio
-import math
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import cast
@@ -10,9 +9,11 @@ from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import WorkflowId
 from astraflow.core.rollouts import Outcome, Rollout, Trajectory
+from astraflow.telemetry.tracebacks import bounded, place_of, place_of_definition
 from astraflow.telemetry.traces import span
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.protocol import Score, Workflow
+from astraflow.workflows.protocol import PolicyFault, Score, Workflow
+from astraflow.workflows.scoring import checked_score
 
 # After these, what was sampled is sound and kept.
 _KEEPS_TOKENS = frozenset({Reason.SCORER_FAILED, Reason.SCORER_TIMEOUT, Reason.CONTEXT_TOO_LONG})
@@ -27,11 +28,13 @@ class LoadedWorkflow:
         workflow_id: Its name in the run.
         workflow: The user's object.
         scorer_digest: BLAKE3 of the scorer's source, or of the workflow's when it scores.
+        policy_fault_reward: Of a PolicyFault that has none of its own.
     """
 
     workflow_id: WorkflowId
     workflow: Workflow
     scorer_digest: bytes = b""
+    policy_fault_reward: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +52,10 @@ async def run_episode(
 ) -> Rollout:
     """Run one episode within the task's timeout.
 
-    The outcome is SCORED, or TRUNCATED when a budget ended it; SCORER_FAILED when there is
-    something to score but the scorer failed; INFRA_ERROR, with the failure, for everything
-    else that was raised. Only a cancellation goes through.
+    The outcome is SCORED, or TRUNCATED when a budget ended it; POLICY_FAULT when what the policy
+    sampled broke it; SCORER_FAILED when there is something to score but the scorer failed;
+    INFRA_ERROR, with the failure, for everything else that was raised, an exit included. Only a
+    cancellation goes through.
     """
     start_time = clock.now()
     task = episode.task
@@ -75,43 +79,84 @@ async def _result(loaded: LoadedWorkflow, episode: Episode) -> _Result:
         async with deadline:
             score = await loaded.workflow.run(episode)
         return _scored(loaded, episode, score)
-    except Exception as raised:  # noqa: BLE001 - a user's code raises anything; it costs one rollout
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - a user's code raises anything; it costs one rollout
         if deadline.expired():
             message = f"workflow {loaded.workflow_id} took longer than {limit_s:g} s (timeout_s)"
-            failure = Failure(reason=Reason.ROLLOUT_TIMEOUT, message=message, retryable=True)
-            return _infra_error(failure)
+            failure = _failure(Reason.ROLLOUT_TIMEOUT, message, raised)
+            return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
         return _failed(loaded, episode, _first(raised))
 
 
 def _scored(loaded: LoadedWorkflow, episode: Episode, score: Score | float) -> _Result:
-    if not isinstance(score, Score):
-        score = Score(reward=float(score))
-    if not math.isfinite(score.reward):
-        raise AstraflowError(
-            Reason.SCORER_FAILED, f"workflow {loaded.workflow_id} gave a reward of {score.reward}"
-        )
+    what = f"workflow {loaded.workflow_id}"
+    score = checked_score(score, what=what, made_by=loaded.workflow.run)
     trajectories = episode.trajectories()
     if not trajectories:
+        message = f"{what} ended without sampling a token"
+        place = place_of_definition(loaded.workflow.run, name="NothingSampled", said=message)
         raise AstraflowError(
-            Reason.ENVIRONMENT_FAILED,
-            f"workflow {loaded.workflow_id} ended without sampling a token",
+            Reason.ENVIRONMENT_FAILED, message, cause=place.cause, traceback=place.traceback
         )
     outcome = Outcome.TRUNCATED if score.truncated else Outcome.SCORED
     return _Result(outcome=outcome, score=score, trajectories=trajectories)
 
 
 def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> _Result:
+    if isinstance(error, PolicyFault):
+        return _policy_fault(loaded, episode, error)
     if not isinstance(error, AstraflowError):
         message = f"workflow {loaded.workflow_id} raised {type(error).__name__}: {error}"
-        failure = Failure(reason=Reason.ENVIRONMENT_FAILED, message=message, retryable=True)
-        return _infra_error(failure)
-    failure = error.to_failure()
+        failure = _failure(Reason.ENVIRONMENT_FAILED, message, error)
+        return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
+    place = place_of(error)
+    failure = replace(
+        error.to_failure(),
+        message=bounded(error.message),
+        cause=place.cause,
+        traceback=place.traceback,
+    )
     if error.reason not in _KEEPS_TOKENS or not episode.has_sampled:
-        return _infra_error(failure)
+        return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
     trajectories = episode.trajectories()
     if error.reason is Reason.CONTEXT_TOO_LONG:
         return _Result(outcome=Outcome.TRUNCATED, trajectories=trajectories)
     return _Result(outcome=Outcome.SCORER_FAILED, failure=failure, trajectories=trajectories)
+
+
+def _policy_fault(loaded: LoadedWorkflow, episode: Episode, fault: PolicyFault) -> _Result:
+    reward = loaded.policy_fault_reward if fault.reward is None else fault.reward
+    if not episode.has_sampled:
+        message = (
+            f"workflow {loaded.workflow_id} raised a PolicyFault before the policy sampled a "
+            f"token: {fault.message}"
+        )
+        failure = _failure(Reason.ENVIRONMENT_FAILED, message, fault)
+        return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
+    try:
+        score = checked_score(
+            Score(reward=reward, parts=fault.parts), what="a PolicyFault", made_by=None
+        )
+    except AstraflowError as error:
+        failure = _failure(Reason.SCORER_FAILED, error.message, fault)
+        trajectories = episode.trajectories()
+        return _Result(outcome=Outcome.SCORER_FAILED, failure=failure, trajectories=trajectories)
+    return _Result(
+        outcome=Outcome.POLICY_FAULT,
+        score=score,
+        failure=_failure(Reason.POLICY_FAULT, fault.message, fault),
+        trajectories=episode.trajectories(),
+    )
+
+
+def _failure(reason: Reason, message: str, error: BaseException) -> Failure:
+    place = place_of(error)
+    return Failure(
+        reason=reason,
+        message=bounded(message),
+        retryable=reason is not Reason.POLICY_FAULT,
+        cause=place.cause,
+        traceback=place.traceback,
+    )
 
 
 def _first(error: BaseException) -> BaseException:
@@ -120,10 +165,6 @@ def _first(error: BaseException) -> BaseException:
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
     return _first(group.exceptions[0])
-
-
-def _infra_error(failure: Failure) -> _Result:
-    return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
 
 
 def _rollout(
