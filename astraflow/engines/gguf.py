@@ -35,11 +35,13 @@ def convert_gguf(source: Path, target: Path, *, report: Callable[[str], None]) -
     Raises:
         AstraflowError: CAPABILITY_MISSING without the packages that it takes, INVALID_FIELD for a
             file that is damaged or of an architecture that transformers cannot read.
+        OSError: The target cannot be written.
     """
     try:
         import accelerate  # noqa: F401, PLC0415 - transformers reads GGUF with both  # pyright: ignore[reportMissingTypeStubs, reportUnusedImport]
         import gguf  # pyright: ignore[reportMissingTypeStubs] # noqa: PLC0415
         import torch  # noqa: PLC0415
+        from safetensors import SafetensorError  # noqa: PLC0415
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
         from transformers.utils import logging  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -57,7 +59,7 @@ def convert_gguf(source: Path, target: Path, *, report: Callable[[str], None]) -
         model = cast("Any", AutoModelForCausalLM).from_pretrained(
             source.parent, dtype=torch.float32, **where
         )
-    except (OSError, ValueError, LookupError, RuntimeError, NotImplementedError) as error:
+    except Exception as error:  # of a damaged file its readers raise anything
         raise AstraflowError(
             Reason.INVALID_FIELD,
             f"{source} cannot be read as a GGUF model: {error}. It may be cut short, or of an "
@@ -69,7 +71,10 @@ def convert_gguf(source: Path, target: Path, *, report: Callable[[str], None]) -
             delattr(owner, name)
     model.config._name_or_path = ""  # noqa: SLF001 - it has no other name; the file has a long one
     report("writing it")
-    model.save_pretrained(target)
+    try:
+        model.save_pretrained(target)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
     tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", None)
     tokenizer.save_pretrained(target)
     _correct_tokenizer(target, _text(fields, "tokenizer.ggml.pre"), report)

