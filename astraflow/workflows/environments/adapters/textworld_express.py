@@ -1,0 +1,64 @@
+"""TextWorldExpress: fast text games, of which some are made for teaching; needs Java."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from astraflow.workflows.environments.protocol import Step
+
+
+class TextWorldExpress:
+    """A game in a Java VM of its own; the score's growth is the reward."""
+
+    def __init__(
+        self,
+        game: str,
+        params: str = "",
+        fold: str = "train",
+        step_limit: int = 50,
+        commands: bool = True,
+    ) -> None:
+        """Start Java.
+
+        Args:
+            game: Such as coin or cookingworld.
+            params: Of the game, as in numLocations=1,includeDoors=0.
+            fold: Whose seeds are played, unless a row has a `fold`: train, dev or test.
+            step_limit: Steps at most.
+            commands: Tell in each observation what can be done.
+        """
+        module: Any = import_module("textworld_express")
+        self._game: Any = module.TextWorldExpressEnv(envStepLimit=step_limit)
+        names = list(self._game.getGameNames())
+        if game not in names:
+            raise ValueError(f"game: '{game}' is none of {', '.join(names)}")
+        self._game.load(gameName=game, gameParams=params)
+        self._settings = {"gameName": game, "gameParams": params}
+        self._fold = fold
+        self._commands = commands
+        self._score = 0.0
+
+    def reset(self, task: Mapping[str, Any], seed: int) -> str:
+        """Begin a game."""
+        said, infos = self._game.reset(
+            seed=seed, gameFold=task.get("fold", self._fold), **self._settings
+        )
+        self._score = float(infos["scores"]["score"] if "scores" in infos else infos["score"])
+        return self._told(infos, f"{infos['taskDescription']}\n\n{said}")
+
+    def step(self, action: str) -> Step:
+        """Type a command."""
+        said, _, is_done, infos = self._game.step(action.strip())
+        score = float(infos["scores"]["score"] if "scores" in infos else infos["score"])
+        gain, self._score = score - self._score, score
+        metrics = {"won": float(bool(infos["tasksuccess"]))}
+        return Step(self._told(infos, said), gain, bool(is_done), metrics)
+
+    def close(self) -> None:
+        """End Java."""
+        getattr(self._game, "close", self._game.shutdown)()
+
+    def _told(self, infos: Mapping[str, Any], text: str) -> str:
+        if not self._commands:
+            return text.strip()
+        return f"{text.strip()}\nYou can: {', '.join(sorted(infos['validActions']))}"
