@@ -12,6 +12,8 @@ from astraflow.core.rollouts import FinishReason, Trajectory, VersionSpan
 from astraflow.core.tasks import Prompt, RolloutTask
 from astraflow.engines.protocol import Generation
 from astraflow.telemetry.traces import span
+from astraflow.workflows.agents.messages import Message, normal_messages
+from astraflow.workflows.agents.prompts import unended
 from astraflow.workflows.experts import expert_columns
 from astraflow.workflows.ports import PolicyPort, Recorded, Reply
 from astraflow.workflows.seeds import trajectory_seed
@@ -142,7 +144,7 @@ class Episode:
 class Recorder:
     """One trajectory in the making: what the policy saw is masked, what it sampled is trained on.
 
-    One call of `sample` at a time.
+    A chat goes on by `chat`, plain text by `observe`. One call of `sample` at a time.
     """
 
     def __init__(
@@ -159,11 +161,22 @@ class Recorder:
         self._sampling = replace(port.sampling, seed=seed)
         self._tokens: list[int] = []
         self._generations: list[tuple[int, Generation]] = []
+        self._messages: list[Message] = []
+        self._tools: tuple[Any, ...] = ()
+        self._said_at: int | None = None
+        """Which of the messages the policy said last."""
+        self._asked: range | None = None
+        """Tokens of the messages that the policy has not answered yet."""
 
     @property
     def policy_id(self) -> PolicyId:
         """Who samples."""
         return self._port.policy_id
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The chat so far, with what the policy said; empty: plain text."""
+        return tuple(self._messages)
 
     @property
     def token_count(self) -> int:
@@ -181,7 +194,9 @@ class Recorder:
         return self._port.tokenizer.decode(self._tokens)
 
     def observe(self, content: str | Sequence[int]) -> None:
-        """Add what the policy is told: a prompt, or what the environment says. Masked.
+        """Add plain text that the policy is told. Masked.
+
+        In a chat it is the beginning, or a part, of the policy's own turn.
 
         Args:
             content: Text, which at the start gets the model's start token where it has
@@ -191,6 +206,33 @@ class Recorder:
             is_start = not self._tokens
             content = self._port.tokenizer.encode(content, add_special_tokens=is_start)
         self._tokens.extend(content)
+
+    def chat(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> None:
+        """Add messages that the policy is told; what it samples next is the assistant's. Masked.
+
+        The model's own template renders them. What was sampled stays as the tokens that it was:
+        after an answer only what stands between it and the next one is rendered and encoded. With
+        a model that has no template the contents follow each other, as with `observe`.
+
+        Args:
+            messages: As in OpenAI's API: role and content; not what the policy said itself. Told
+                twice before an answer, they are rendered as one.
+            tools: That the template shows, as JSON schemas of functions; given once, they stay.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for messages that are none, or that the template does not
+                take, and in a trajectory that began as plain text.
+        """
+        if self._tokens and not self._messages:
+            raise _invalid("the trajectory began as plain text; go on with observe, not with chat")
+        chat = [*self._messages, *normal_messages(messages)]
+        tools = tuple(tools) or self._tools
+        asked = range(len(self._tokens), len(self._tokens)) if self._asked is None else self._asked
+        if asked.stop != len(self._tokens):
+            raise _invalid("text was observed after the messages of a chat; sample before the next")
+        self._tokens[asked.start :] = self._rendered(chat, tools, at=asked.start)
+        self._asked = range(asked.start, len(self._tokens))
+        self._messages, self._tools = chat, tools
 
     async def sample(self, **overrides: Any) -> Reply:
         """Let the policy go on from here.
@@ -212,8 +254,11 @@ class Recorder:
         self._generations.append((start, generation))
         self._sampling = sampling
         self.finish_reason = generation.finish_reason
+        text = port.tokenizer.decode(sampled)
+        if self._messages:
+            self._keep_said(text)
         return Reply(
-            text=port.tokenizer.decode(sampled),
+            text=text,
             tokens=generation.tokens,
             logprobs=generation.logprobs,
             finish_reason=generation.finish_reason,
@@ -245,3 +290,32 @@ class Recorder:
             columns=expert_columns(length, [generation for _, generation in self._generations]),
             engine=self._port.engine.name,
         )
+
+    def _rendered(self, chat: Sequence[Message], tools: Sequence[Any], *, at: int) -> Sequence[int]:
+        """Return the tokens from `at`, where what the policy said ends, to its next words."""
+        template, tokenizer = self._port.template, self._port.tokenizer
+        roles = {message["role"] for message in chat}
+        template.check.require(*roles & {"system", "tool"}, *(["tools"] if tools else []))
+        if self._said_at is None:
+            text = template.render(chat, tools)
+            return tokenizer.encode(text, add_special_tokens=not template.has_start)
+        tail = template.tail(chat, self._said_at, tools)
+        if tail is None:
+            template.check.require("history")
+            raise _invalid(f"the chat template of {self.policy_id} loses what its assistant said")
+        start, last = self._generations[-1]
+        tokens = tokenizer.encode(tail)
+        return unended(last, tokens) if start + len(last.tokens) == at > start else tokens
+
+    def _keep_said(self, text: str) -> None:
+        """Note what the assistant said; a generation right after another goes on with its words."""
+        goes_on = self._asked is None and self._said_at is not None
+        self._asked = None
+        if goes_on:
+            text = str(self._messages.pop()["content"]) + text
+        self._said_at = len(self._messages)
+        self._messages.append({"role": "assistant", "content": text})
+
+
+def _invalid(problem: str) -> AstraflowError:
+    return AstraflowError(Reason.INVALID_FIELD, problem, metadata={"field": "messages"})
