@@ -70,6 +70,9 @@ class Rollouts(Strict):
     keep_together: bool = True
     """One node samples a whole group, so that it reads the prompt once. Off: a group is spread over
     the pool, and is whole sooner when few groups are open."""
+    policy_fault_reward: float = Field(default=0.0, allow_inf_nan=False)
+    """Of a rollout that the policy broke (its program hung, crashed or broke limits), where the
+    fault has no reward of its own. It is trained on like any other."""
     max_failed_groups: int = Field(default=32, ge=1)
     """The run fails after so many groups in a row of which every rollout failed."""
     selectors: tuple[Algorithm, ...] = ()

@@ -73,6 +73,7 @@ class Reason(StrEnum):
     APPLY_FAILED = "APPLY_FAILED"
     EVAL_UNKNOWN = "EVAL_UNKNOWN"
     CAPABILITY_MISSING = "CAPABILITY_MISSING"
+    POLICY_FAULT = "POLICY_FAULT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

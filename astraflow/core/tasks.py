@@ -68,6 +68,8 @@ class WorkflowSpec:
         scorer: None: the workflow scores.
         scorer_options: One JSON object; checked by the scorer.
         policy_ids: Policies that it samples from.
+        policy_fault_reward: Of a rollout that the policy broke, where the fault has none of its
+            own.
     """
 
     workflow_id: WorkflowId
@@ -76,6 +78,7 @@ class WorkflowSpec:
     scorer: RegisteredCode | None = None
     scorer_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     policy_ids: tuple[PolicyId, ...]
+    policy_fault_reward: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

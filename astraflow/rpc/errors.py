@@ -99,6 +99,7 @@ _BY_CODE: Final[Mapping[StatusCode, tuple[Reason, ...]]] = {
         Reason.GROUP_INCOMPLETE,
         Reason.BATCH_DISCARDED,
         Reason.PROMPT_POISONED,
+        Reason.POLICY_FAULT,
     ),
     StatusCode.CANCELLED: (Reason.TASK_CANCELLED,),
     StatusCode.DATA_LOSS: (Reason.DIGEST_MISMATCH,),

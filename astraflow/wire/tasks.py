@@ -116,6 +116,7 @@ def encode_workflow(spec: WorkflowSpec) -> task_pb2.Workflow:
         scorer=None if spec.scorer is None else encode_code(spec.scorer),
         scorer_options_json=encode_json(spec.scorer_options),
         policy_ids=spec.policy_ids,
+        policy_fault_reward=spec.policy_fault_reward,
     )
 
 
@@ -132,6 +133,7 @@ def decode_workflow(message: task_pb2.Workflow) -> WorkflowSpec:
         scorer=decode_code(message.scorer) if message.HasField("scorer") else None,
         scorer_options=decode_json(message.scorer_options_json, "scorer_options_json"),
         policy_ids=tuple(map(PolicyId, message.policy_ids)),
+        policy_fault_reward=message.policy_fault_reward,
     )
 
 

@@ -36,6 +36,7 @@ def workflow_specs(recipe: Recipe) -> tuple[WorkflowSpec, ...]:
             scorer=_registered(Kind.SCORER, settings.scorer) if settings.scorer else None,
             scorer_options=settings.scorer_options,
             policy_ids=tuple(map(PolicyId, recipe.policies_of(name))),
+            policy_fault_reward=recipe.rollouts.policy_fault_reward,
         )
         for name, settings in recipe.workflows.items()
     )
@@ -91,7 +92,12 @@ def _build(spec: WorkflowSpec) -> LoadedWorkflow:
         workflow: Workflow = made(options, scorer)
     except AstraflowError as error:
         raise AstraflowError(error.reason, f"{where}: {error.message}") from error
-    return LoadedWorkflow(workflow_id=spec.workflow_id, workflow=workflow, scorer_digest=digest)
+    return LoadedWorkflow(
+        workflow_id=spec.workflow_id,
+        workflow=workflow,
+        scorer_digest=digest,
+        policy_fault_reward=spec.policy_fault_reward,
+    )
 
 
 def build_scorer(name: str, options: Mapping[str, Any], *, where: str) -> Scorer:

@@ -16,7 +16,8 @@ Example: a whole workflow.
             reply = await talk.sample()
             return await self._scorer.score(episode.prompt, reply.text)
 
-What the policy did badly is a low reward. What an engine or an environment did badly is an
+What the policy did badly is a low reward; where its own output ends the episode, such as a program
+that hangs, it is a `PolicyFault`. What an engine or an environment did badly is an
 `AstraflowError`: the sample is run again or given up, never trained on.
 """
 
@@ -45,11 +46,45 @@ class Score:
     truncated: bool = False
 
 
+class PolicyFault(Exception):  # noqa: N818 - an answer to what the policy did, no error of ours
+    """Ends an episode that the policy's own output broke: it counts, as a bad answer does.
+
+    A program of the policy that hangs, crashes, exits or breaks its limits; a tool call that the
+    recipe does not let pass. Workflows, scorers, sandboxes and environments raise it. What was
+    sampled is kept and trained on with the fault's reward, and never tried again.
+
+    Example:
+        >>> raise PolicyFault("the program took longer than 5 s", parts={"timeout": 1.0})
+        Traceback (most recent call last):
+        ...
+        astraflow.workflows.protocol.PolicyFault: the program took longer than 5 s
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reward: float | None = None,
+        parts: Mapping[str, float] | None = None,
+    ) -> None:
+        """Say what the policy did.
+
+        Args:
+            message: For people: what hung, crashed or broke which limit.
+            reward: None: the recipe's `rollouts.policy_fault_reward`.
+            parts: Of the reward, by name.
+        """
+        super().__init__(message)
+        self.message = message
+        self.reward = reward
+        self.parts = dict(parts or {})
+
+
 class Scorer(Protocol):
     """Says what an answer to a prompt is worth: a function, or an object made from options.
 
     A scorer that takes more than a millisecond is `async` and leaves the event loop free.
-    An exception is a failure of the scorer, never a reward of 0.
+    An exception is a failure of the scorer, never a reward of 0; but for a `PolicyFault`.
     """
 
     def __call__(self, prompt: Prompt, text: str, /) -> "Score | float | Awaitable[Score | float]":
@@ -64,6 +99,7 @@ class Workflow(Protocol):
         """Run one episode; the tokens that its trajectories hold are trained on.
 
         Raises:
+            PolicyFault: What the policy's own output did.
             AstraflowError: What is not the policy's fault, such as ENVIRONMENT_FAILED.
         """
         ...

@@ -12,7 +12,7 @@ from astraflow.core.ids import WorkflowId
 from astraflow.core.rollouts import Outcome, Rollout, Trajectory
 from astraflow.telemetry.traces import span
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.protocol import Score, Workflow
+from astraflow.workflows.protocol import PolicyFault, Score, Workflow
 
 # After these, what was sampled is sound and kept.
 _KEEPS_TOKENS = frozenset({Reason.SCORER_FAILED, Reason.SCORER_TIMEOUT, Reason.CONTEXT_TOO_LONG})
@@ -27,11 +27,13 @@ class LoadedWorkflow:
         workflow_id: Its name in the run.
         workflow: The user's object.
         scorer_digest: BLAKE3 of the scorer's source, or of the workflow's when it scores.
+        policy_fault_reward: Of a PolicyFault that has none of its own.
     """
 
     workflow_id: WorkflowId
     workflow: Workflow
     scorer_digest: bytes = b""
+    policy_fault_reward: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,10 @@ async def run_episode(
 ) -> Rollout:
     """Run one episode within the task's timeout.
 
-    The outcome is SCORED, or TRUNCATED when a budget ended it; SCORER_FAILED when there is
-    something to score but the scorer failed; INFRA_ERROR, with the failure, for everything
-    else that was raised. Only a cancellation goes through.
+    The outcome is SCORED, or TRUNCATED when a budget ended it; POLICY_FAULT when what the policy
+    sampled broke it; SCORER_FAILED when there is something to score but the scorer failed;
+    INFRA_ERROR, with the failure, for everything else that was raised, an exit included. Only a
+    cancellation goes through.
     """
     start_time = clock.now()
     task = episode.task
@@ -75,7 +78,7 @@ async def _result(loaded: LoadedWorkflow, episode: Episode) -> _Result:
         async with deadline:
             score = await loaded.workflow.run(episode)
         return _scored(loaded, episode, score)
-    except Exception as raised:  # noqa: BLE001 - a user's code raises anything; it costs one rollout
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - a user's code raises anything; it costs one rollout
         if deadline.expired():
             message = f"workflow {loaded.workflow_id} took longer than {limit_s:g} s (timeout_s)"
             failure = Failure(reason=Reason.ROLLOUT_TIMEOUT, message=message, retryable=True)
@@ -101,6 +104,8 @@ def _scored(loaded: LoadedWorkflow, episode: Episode, score: Score | float) -> _
 
 
 def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> _Result:
+    if isinstance(error, PolicyFault):
+        return _policy_fault(loaded, episode, error)
     if not isinstance(error, AstraflowError):
         message = f"workflow {loaded.workflow_id} raised {type(error).__name__}: {error}"
         failure = Failure(reason=Reason.ENVIRONMENT_FAILED, message=message, retryable=True)
@@ -112,6 +117,24 @@ def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> _
     if error.reason is Reason.CONTEXT_TOO_LONG:
         return _Result(outcome=Outcome.TRUNCATED, trajectories=trajectories)
     return _Result(outcome=Outcome.SCORER_FAILED, failure=failure, trajectories=trajectories)
+
+
+def _policy_fault(loaded: LoadedWorkflow, episode: Episode, fault: PolicyFault) -> _Result:
+    reward = loaded.policy_fault_reward if fault.reward is None else fault.reward
+    why = ""
+    if not episode.has_sampled:
+        why = "before the policy sampled a token"
+    elif not math.isfinite(reward):
+        why = f"with a reward of {reward}"
+    if why:
+        message = f"workflow {loaded.workflow_id} raised a PolicyFault {why}: {fault.message}"
+        return _infra_error(Failure(reason=Reason.ENVIRONMENT_FAILED, message=message))
+    return _Result(
+        outcome=Outcome.POLICY_FAULT,
+        score=Score(reward=reward, parts=fault.parts),
+        failure=Failure(reason=Reason.POLICY_FAULT, message=fault.message),
+        trajectories=episode.trajectories(),
+    )
 
 
 def _first(error: BaseException) -> BaseException:

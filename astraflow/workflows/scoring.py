@@ -5,11 +5,11 @@ import inspect
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
 from astraflow.telemetry.traces import span
-from astraflow.workflows.protocol import Score, Scorer
+from astraflow.workflows.protocol import PolicyFault, Score, Scorer
 
 
 class GuardedScorer:
-    """Calls a scorer; whatever it raises is SCORER_FAILED."""
+    """Calls a scorer; whatever it raises is SCORER_FAILED, but for a PolicyFault."""
 
     def __init__(self, scorer: Scorer, *, name: str) -> None:
         """Guard a scorer.
@@ -25,6 +25,7 @@ class GuardedScorer:
         """Return what `text` is worth as an answer to `prompt`.
 
         Raises:
+            PolicyFault: When the scorer raised it.
             AstraflowError: SCORER_FAILED, or SCORER_TIMEOUT when the scorer raised that.
         """
         try:
@@ -32,15 +33,17 @@ class GuardedScorer:
                 score = self._scorer(prompt, text)
                 if inspect.isawaitable(score):
                     score = await score
+        except PolicyFault:
+            raise
         except AstraflowError as error:
             if error.reason in (Reason.SCORER_FAILED, Reason.SCORER_TIMEOUT):
                 raise
             raise self._failed(prompt, error) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed(prompt, error) from error
         return score if isinstance(score, Score) else Score(reward=float(score))
 
-    def _failed(self, prompt: Prompt, error: Exception) -> AstraflowError:
+    def _failed(self, prompt: Prompt, error: BaseException) -> AstraflowError:
         return AstraflowError(
             Reason.SCORER_FAILED,
             f"scorer {self._name} raised {type(error).__name__} on prompt {prompt.prompt_id}: "

@@ -1,12 +1,13 @@
 import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 
 from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import Outcome
-from astraflow.workflows.protocol import Score
+from astraflow.workflows.protocol import PolicyFault, Score
 from astraflow.workflows.runner import run_episode
 
 
@@ -118,6 +119,48 @@ async def test_a_context_that_is_full_ends_the_episode(parrot, episode, loaded):
         loaded(run), episode(solver=parrot("abcdef", max_context_token_count=5))
     )
     assert (rollout.outcome, rollout.reward) == (Outcome.TRUNCATED, None)
+
+
+async def faulty(one):
+    await talk_once(one)
+    raise PolicyFault("its program took longer than 5 s", parts={"timeout": 1.0})
+
+
+async def test_what_the_policy_broke_counts(parrot, episode, loaded):
+    of_recipe = replace(loaded(faulty), policy_fault_reward=-0.5)
+    rollout = await run_episode(of_recipe, episode(solver=parrot("a")))
+    assert (rollout.outcome, rollout.reward) == (Outcome.POLICY_FAULT, -0.5)
+    assert rollout.reward_parts == {"timeout": 1.0}
+    assert rollout.failure.reason is Reason.POLICY_FAULT
+    assert rollout.failure.message == "its program took longer than 5 s"
+    assert len(rollout.trajectories) == 1
+
+
+async def test_a_fault_may_have_a_reward_of_its_own(parrot, episode, loaded):
+    async def run(one):
+        await talk_once(one)
+        raise PolicyFault("no such tool", reward=0.25)
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a")))
+    assert (rollout.outcome, rollout.reward) == (Outcome.POLICY_FAULT, 0.25)
+
+
+async def test_a_fault_of_what_was_not_sampled_is_a_failure(parrot, episode, loaded):
+    async def run(one):
+        raise PolicyFault("too early")
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a")))
+    assert (rollout.outcome, rollout.reward) == (Outcome.INFRA_ERROR, None)
+    assert "before the policy sampled" in rollout.failure.message
+
+
+async def test_an_exit_costs_one_rollout(parrot, episode, loaded):
+    async def run(one):
+        raise SystemExit(3)
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a")))
+    assert rollout.outcome is Outcome.INFRA_ERROR
+    assert "SystemExit: 3" in rollout.failure.message
 
 
 async def test_sampling_nothing_is_a_failure(parrot, episode, loaded):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ from astraflow.config.strict import Options, Strict
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
 from astraflow.workflows.kept.program import Limits, Program
-from astraflow.workflows.protocol import Score
+from astraflow.workflows.protocol import PolicyFault, Score
 
 _MAX_LINE_NBYTES = 16 * 2**20
 _STARTING_S = 60.0
@@ -35,6 +35,12 @@ class KeptOptions(Strict):
     """Processes at once."""
     workers: int = Field(default=1, ge=1)
     """Answers that are scored at once, each by a process that stays."""
+    on_timeout: Literal["policy_fault", "failure"] = "policy_fault"
+    """What an answer is that takes longer than time_s. policy_fault: it did that, and is rewarded
+    with rollouts.policy_fault_reward. failure: of the scorer, and nothing is trained on."""
+    on_death: Literal["policy_fault", "failure"] = "policy_fault"
+    """What an answer is at which the process dies: the text that it runs exited, or went beyond
+    memory_mb or processes. What the scorer's own code raises is its failure in any case."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -74,6 +80,7 @@ class KeptScorer:
         """Return what an answer is worth.
 
         Raises:
+            PolicyFault: The answer took too long or ended the process, as the options say.
             AstraflowError: SCORER_TIMEOUT, or SCORER_FAILED with what the scorer raised.
         """
         idle = self._idle()
@@ -81,7 +88,7 @@ class KeptScorer:
         try:
             worker = worker or await self._start()
             async with asyncio.timeout(self._options.time_s):
-                answer = await _asked(worker, prompt, text)
+                answer = await self._asked(worker, prompt, text)
         except BaseException as error:
             if worker is not None:
                 await worker.stop()
@@ -135,11 +142,32 @@ class KeptScorer:
     def _translated(self, error: BaseException) -> BaseException:
         if not isinstance(error, TimeoutError):
             return error
+        message = f"scorer {self._name} took longer than {self._options.time_s:g} s and was killed"
+        if self._options.on_timeout == "policy_fault":
+            return PolicyFault(message, parts={"timeout": 1.0})
         return AstraflowError(
             Reason.SCORER_TIMEOUT,
-            f"scorer {self._name} took longer than {self._options.time_s:g} s and was killed; "
-            "raise scorer_options.time_s or make it faster",
+            f"{message}; raise scorer_options.time_s or make it faster",
         )
+
+    async def _asked(self, worker: _Worker, prompt: Prompt, text: str) -> dict[str, Any]:
+        told = {
+            "prompt_id": prompt.prompt_id,
+            "data_set": prompt.data_set,
+            "fields": dict(prompt.fields),
+            "text": text,
+        }
+        worker.writer.write(json.dumps(told).encode() + b"\n")
+        with suppress(ConnectionError):
+            await worker.writer.drain()
+        line = await worker.reader.readline()
+        if not line:
+            said = _last_words(worker) or "it said nothing"
+            message = f"the process of scorer {self._name} died at an answer: {said}"
+            if self._options.on_death == "policy_fault":
+                raise PolicyFault(message, parts={"died": 1.0})
+            raise AstraflowError(Reason.SCORER_FAILED, message)
+        return _score_or_raise(line, worker)
 
 
 class Kept:
@@ -165,19 +193,6 @@ class Kept:
         await self._scorer.close()
 
 
-async def _asked(worker: _Worker, prompt: Prompt, text: str) -> dict[str, Any]:
-    told = {
-        "prompt_id": prompt.prompt_id,
-        "data_set": prompt.data_set,
-        "fields": dict(prompt.fields),
-        "text": text,
-    }
-    worker.writer.write(json.dumps(told).encode() + b"\n")
-    with suppress(ConnectionError):
-        await worker.writer.drain()
-    return _score_or_raise(await worker.reader.readline(), worker)
-
-
 def _score_or_raise(line: bytes, worker: _Worker) -> dict[str, Any]:
     """Return what a process said.
 
@@ -185,13 +200,18 @@ def _score_or_raise(line: bytes, worker: _Worker) -> dict[str, Any]:
         AstraflowError: SCORER_FAILED when it said why, or died.
     """
     if not line:
-        path = Path(worker.folder.name) / "stderr"
-        said = path.read_text("utf-8", "replace")[-300:] if path.is_file() else ""
-        raise AstraflowError(Reason.SCORER_FAILED, f"the process of the scorer died: {said}")
+        raise AstraflowError(
+            Reason.SCORER_FAILED, f"the process of the scorer died: {_last_words(worker)}"
+        )
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise AstraflowError(Reason.SCORER_FAILED, str(answer["error"]))
     return answer
+
+
+def _last_words(worker: _Worker) -> str:
+    path = Path(worker.folder.name) / "stderr"
+    return path.read_text("utf-8", "replace")[-300:].strip() if path.is_file() else ""
 
 
 def _score(answer: Mapping[str, Any]) -> Score:

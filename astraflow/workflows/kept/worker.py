@@ -8,7 +8,9 @@ import inspect
 import json
 import socket
 import sys
+import traceback
 from io import BufferedRWPair
+from pathlib import Path
 from typing import Any
 
 from astraflow.core.errors import AstraflowError
@@ -37,6 +39,13 @@ async def _answer(scorer: Scorer, asked: dict[str, Any]) -> dict[str, Any]:
         score = scorer(Prompt(**asked), text)
         if inspect.isawaitable(score):
             score = await score
+    except MemoryError:
+        # Of the answer: what it needs is bounded, and the process ends as when it is killed.
+        raise
+    except SystemExit as error:
+        if not _is_of_file(error):
+            raise
+        return {"error": f"{type(error).__name__}: {error}"}
     except Exception as error:  # noqa: BLE001 - a user's code raises anything
         return {"error": f"{type(error).__name__}: {error}"}
     made = score if isinstance(score, Score) else Score(reward=float(score))
@@ -46,6 +55,12 @@ async def _answer(scorer: Scorer, asked: dict[str, Any]) -> dict[str, Any]:
         "metrics": dict(made.metrics),
         "truncated": made.truncated,
     }
+
+
+def _is_of_file(error: BaseException) -> bool:
+    """Whether code in a file raised it, and not a text that it ran."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return Path(last.filename).is_file()
 
 
 def _say(file: BufferedRWPair, what: dict[str, Any]) -> None:

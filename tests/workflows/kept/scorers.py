@@ -1,6 +1,7 @@
 """Scorers that mean harm."""
 
 import os
+import sys
 import time
 
 
@@ -21,4 +22,12 @@ def hostile(prompt, text):
             time.sleep(600)
         case "raise":
             raise ValueError("no such unit")
+        case "sys.exit":
+            sys.exit("done")
+    return 1.0
+
+
+def run(prompt, text):
+    """Run the text, as a scorer of programs does."""
+    exec(text, {})
     return 1.0

@@ -7,6 +7,7 @@ import pytest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
 from astraflow.workflows.building import build_scorer
+from astraflow.workflows.protocol import PolicyFault
 from astraflow.workflows.registry import Kind, find
 
 PROMPT = Prompt(prompt_id="1", data_set="d", fields={"answer": "42"})
@@ -28,19 +29,40 @@ async def make(monkeypatch):
 
 
 @pytest.mark.slow
-async def test_a_scorer_that_means_harm_costs_one_answer(make):
+async def test_an_answer_that_means_harm_is_the_policys_fault(make):
     scorer = make("process", scorer="scorers:hostile", time_s=3.0)
-    expected = {
-        "raise": (Reason.SCORER_FAILED, "ValueError: no such unit"),
-        "exit": (Reason.SCORER_FAILED, "died"),
-        "memory": (Reason.SCORER_FAILED, "MemoryError"),
-        "loop": (Reason.SCORER_TIMEOUT, "longer than"),
-    }
-    for text, (reason, message) in expected.items():
+    expected = {"exit": "died", "memory": "MemoryError", "loop": "longer than 3 s"}
+    for text, message in expected.items():
+        with pytest.raises(PolicyFault, match=message):
+            await scorer(PROMPT, text)
+    assert (await scorer(PROMPT, "fine")).reward == 1.0
+
+
+@pytest.mark.slow
+async def test_what_the_code_of_a_scorer_raises_is_its_own_failure(make):
+    scorer = make("process", scorer="scorers:hostile")
+    for text, message in {"raise": "ValueError: no such unit", "sys.exit": "SystemExit"}.items():
         with pytest.raises(AstraflowError, match=message) as caught:
             await scorer(PROMPT, text)
+        assert caught.value.reason is Reason.SCORER_FAILED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["import os; os._exit(0)", "import sys; sys.exit(0)", "exit()"])
+async def test_a_program_that_exits_is_the_policys_fault(make, text):
+    with pytest.raises(PolicyFault, match="died"):
+        await make("process", scorer="scorers:run")(PROMPT, text)
+
+
+@pytest.mark.slow
+async def test_a_recipe_can_blame_the_scorer(make):
+    options = {"on_timeout": "failure", "on_death": "failure", "time_s": 3.0}
+    scorer = make("process", scorer="scorers:hostile", **options)
+    expected = {"exit": Reason.SCORER_FAILED, "sleep": Reason.SCORER_TIMEOUT}
+    for text, reason in expected.items():
+        with pytest.raises(AstraflowError) as caught:
+            await scorer(PROMPT, text)
         assert caught.value.reason is reason
-    assert (await scorer(PROMPT, "fine")).reward == 1.0
 
 
 @pytest.mark.slow
@@ -57,9 +79,8 @@ async def test_a_pattern_finds_the_answer_and_one_that_never_ends_is_killed(make
     assert (await scorer(PROMPT, "answer: 41")).reward == 0.0
     assert (await scorer(PROMPT, "42")).parts == {"found": 0.0}
     endless = make("regex", pattern=r"(a+)+$", time_s=0.3)
-    with pytest.raises(AstraflowError) as caught:
+    with pytest.raises(PolicyFault, match="longer than"):
         await endless(PROMPT, "a" * 64 + "b")
-    assert caught.value.reason is Reason.SCORER_TIMEOUT
 
 
 @pytest.mark.slow

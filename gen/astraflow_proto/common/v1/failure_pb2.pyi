@@ -71,6 +71,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_APPLY_FAILED: _ClassVar[Reason]
     REASON_EVAL_UNKNOWN: _ClassVar[Reason]
     REASON_CAPABILITY_MISSING: _ClassVar[Reason]
+    REASON_POLICY_FAULT: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_TOKEN_INVALID: Reason
 REASON_SESSION_ENDED: Reason
@@ -133,6 +134,7 @@ REASON_MEMORY_EXCEEDED: Reason
 REASON_APPLY_FAILED: Reason
 REASON_EVAL_UNKNOWN: Reason
 REASON_CAPABILITY_MISSING: Reason
+REASON_POLICY_FAULT: Reason
 
 class Failure(_message.Message):
     __slots__ = ("reason", "message", "retryable", "metadata")

@@ -111,20 +111,22 @@ class Prompt(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., data_set: _Optional[str] = ..., epoch: _Optional[int] = ..., data_json: _Optional[bytes] = ..., blobs: _Optional[_Mapping[str, bytes]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Workflow(_message.Message):
-    __slots__ = ("workflow_id", "code", "options_json", "scorer", "scorer_options_json", "policy_ids")
+    __slots__ = ("workflow_id", "code", "options_json", "scorer", "scorer_options_json", "policy_ids", "policy_fault_reward")
     WORKFLOW_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
     SCORER_FIELD_NUMBER: _ClassVar[int]
     SCORER_OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
     POLICY_IDS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FAULT_REWARD_FIELD_NUMBER: _ClassVar[int]
     workflow_id: str
     code: RegisteredCode
     options_json: bytes
     scorer: RegisteredCode
     scorer_options_json: bytes
     policy_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, workflow_id: _Optional[str] = ..., code: _Optional[_Union[RegisteredCode, _Mapping]] = ..., options_json: _Optional[bytes] = ..., scorer: _Optional[_Union[RegisteredCode, _Mapping]] = ..., scorer_options_json: _Optional[bytes] = ..., policy_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    policy_fault_reward: float
+    def __init__(self, workflow_id: _Optional[str] = ..., code: _Optional[_Union[RegisteredCode, _Mapping]] = ..., options_json: _Optional[bytes] = ..., scorer: _Optional[_Union[RegisteredCode, _Mapping]] = ..., scorer_options_json: _Optional[bytes] = ..., policy_ids: _Optional[_Iterable[str]] = ..., policy_fault_reward: _Optional[float] = ...) -> None: ...
 
 class RegisteredCode(_message.Message):
     __slots__ = ("name", "code_digest")
