@@ -41,7 +41,7 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "agent": "astraflow.workflows.agents.served:Served",
         "verifiers": "astraflow.workflows.agents.verifiers:Verifiers",
         "vote": "astraflow.workflows.vote:Vote",
-        "environment": "astraflow.workflows.environments.workflow:Play",
+        "environment": "astraflow.workflows.environments.workflow:EnvironmentWorkflow",
     },
     Kind.SCORER: {
         "exact": "astraflow.workflows.rewards.exact:Exact",

@@ -58,4 +58,5 @@ def _text(observation: Any, info: Mapping[str, Any]) -> str:
 
 
 def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in info.items() if isinstance(value, bool | int | float)}
+    given = {name: value for name, value in info.items() if isinstance(value, bool | int | float)}
+    return {name: float(value) for name, value in given.items()}

@@ -15,9 +15,7 @@ class TextCraft:
     Goals are sorted by depth and name; a row's `seed` draws one, and the commands around it.
     """
 
-    def __init__(
-        self, min_depth: int = 1, max_depth: int = 4, distractors: int = 10
-    ) -> None:
+    def __init__(self, min_depth: int = 1, max_depth: int = 4, distractors: int = 10) -> None:
         """Read the recipes.
 
         Args:

@@ -33,30 +33,29 @@ class TextWorldExpress:
         if game not in names:
             raise ValueError(f"game: '{game}' is none of {', '.join(names)}")
         self._game.load(gameName=game, gameParams=params)
-        self._settings = {"gameName": game, "gameParams": params}
         self._fold = fold
         self._commands = commands
-        self._score = 0.0
+        self._seeds: dict[str, list[int]] = {}
 
     def reset(self, task: Mapping[str, Any], seed: int) -> str:
-        """Begin a game."""
-        said, infos = self._game.reset(
-            seed=seed, gameFold=task.get("fold", self._fold), **self._settings
-        )
-        self._score = float(infos["scores"]["score"] if "scores" in infos else infos["score"])
+        """Begin the game of the fold's seed number `seed`."""
+        fold = str(task.get("fold", self._fold))
+        seeds = self._seeds.get(fold)
+        if seeds is None:
+            seeds = self._seeds[fold] = getattr(self._game, f"getValidSeeds{fold.title()}")()
+        number = seeds[seed % len(seeds)]
+        said, infos = self._game.reset(seed=number, gameFold=fold)
         return self._told(infos, f"{infos['taskDescription']}\n\n{said}")
 
     def step(self, action: str) -> Step:
         """Type a command."""
-        said, _, is_done, infos = self._game.step(action.strip())
-        score = float(infos["scores"]["score"] if "scores" in infos else infos["score"])
-        gain, self._score = score - self._score, score
-        metrics = {"won": float(bool(infos["tasksuccess"]))}
-        return Step(self._told(infos, said), gain, bool(is_done), metrics)
+        said, reward, is_done, infos = self._game.step(action.strip())
+        metrics = {"won": float(infos["tasksuccess"])}
+        return Step(self._told(infos, said), float(reward), is_done, metrics)
 
     def close(self) -> None:
         """End Java."""
-        getattr(self._game, "close", self._game.shutdown)()
+        self._game.close()
 
     def _told(self, infos: Mapping[str, Any], text: str) -> str:
         if not self._commands:
