@@ -1,7 +1,7 @@
 """Installs packages of environments, each set in a venv of its own, where the tests look for them.
 
-`install_environments.py [NAME...]`: all that build in a minute, or those that are named. Their
-packages pin what they need, and some are under the GPL: a run installs what it uses in the same way,
+`install_environments.py [NAME...]`: all that build in a minute, or those that are named. They pin
+what they need, and some need packages under the GPL: a run installs what it uses in the same way,
 and names the interpreter in its recipe.
 """
 

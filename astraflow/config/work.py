@@ -15,8 +15,8 @@ class DataSet(Strict):
     """JSONL or Parquet file, or a directory written by datasets.save_to_disk. Relative
     paths start at the recipe's folder."""
     seeds: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] | None = None
-    """[first, end): rows {"seed": n} in place of a file, for environments that make their own tasks.
-    Hold other seeds out."""
+    """[first, end]: rows {"seed": n}, end not among them, in place of a file, for environments that
+    make their own tasks. Hold other seeds out."""
     format: Literal["auto", "jsonl", "parquet", "datasets"] = "auto"
     id_field: str | None = None
     """Field with a stable id; unset: a digest of the row."""

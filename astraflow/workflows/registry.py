@@ -69,6 +69,7 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
             "textcraft": "textcraft:TextCraft",
             "textworld": "textworld:TextWorld",
             "textworld_express": "textworld_express:TextWorldExpress",
+            "alfworld": "alfworld:AlfWorld",
         }.items()
     },
 }

@@ -95,10 +95,13 @@ class Slot:
 
 
 def describe(error: BaseException) -> str:
-    """Return what was raised and where, innermost last."""
-    frames = traceback.extract_tb(error.__traceback__)[-_SHOWN_FRAMES:]
-    places = " > ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}: {f.line}" for f in frames)
-    return f"{type(error).__name__}: {error} ({places})"
+    """Return what was raised, and where in the environment, innermost last."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    places = " > ".join(
+        f"{Path(f.filename).name}:{f.lineno} {f.name}: {f.line}" for f in frames[-_SHOWN_FRAMES:]
+    )
+    said = f"{type(error).__name__}: {error}"
+    return f"{said} ({places})" if places else said
 
 
 def find(name: str) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """The games of textarena for one player."""
 
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -25,12 +26,15 @@ class TextArena:
         registry: Any = import_module("textarena.envs.registration").ENV_REGISTRY
         if game not in registry:
             raise ValueError(f"game: '{game}' is none of textarena's {len(registry)} games")
-        self._game = arena.make(game, **settings)
+        self._make = partial(arena.make, game, **settings)
+        self._game = self._make()
         self._seen = ""
 
     def reset(self, task: Mapping[str, Any], seed: int) -> str:
         """Begin a game."""
         del task
+        # Its wrappers remember the game before.
+        self._game = self._make()
         self._game.reset(num_players=1, seed=seed)
         _, self._seen = self._game.get_observation()
         return self._seen.strip()
