@@ -16,6 +16,7 @@ SETS = {
     "gem": ["gem-llm>=0.1.0"],
     "textworld": ["textworld>=1.7"],
     "textworld-express": ["textworld-express>=1.1"],
+    "openenv": ["openenv-core>=0.3"],
 }
 # Compiles a planner, for minutes.
 SLOW = {"alfworld": ["alfworld>=0.4.2"]}

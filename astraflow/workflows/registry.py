@@ -70,6 +70,7 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
             "textworld": "textworld:TextWorld",
             "textworld_express": "textworld_express:TextWorldExpress",
             "alfworld": "alfworld:AlfWorld",
+            "openenv": "openenv:OpenEnv",
         }.items()
     },
 }

@@ -249,14 +249,18 @@ class EnvironmentPool:
             ) from None
         if answer is None:
             raise self._failed(f"its process did not start: {process.last_words}")
-        if "error" in answer:
-            reason = Reason(answer["reason"])
-            cure = ""
-            if reason is Reason.CODE_UNKNOWN:
-                cure = "; install it there, or name an interpreter that has it (options.python)"
-            message = f"environment {options.environment} in {options.python or sys.executable}: "
-            self._refusal = AstraflowError(reason, f"{message}{answer['error']}{cure}")
-            raise self._refusal
+        if "error" not in answer:
+            return
+        reason = Reason(answer["reason"])
+        if reason is Reason.ENVIRONMENT_FAILED:
+            raise self._failed(answer["error"])
+        cure = ""
+        if reason is Reason.CODE_UNKNOWN:
+            cure = "; install it there, or name an interpreter that has it (options.python)"
+        message = f"environment {options.environment} in {options.python or sys.executable}: "
+        # Another process would say the same.
+        self._refusal = AstraflowError(reason, f"{message}{answer['error']}{cure}")
+        raise self._refusal
 
     def _failed(self, why: str) -> AstraflowError:
         return AstraflowError(

@@ -228,3 +228,42 @@ async def test_alfworld_without_games_says_so():
     async with pool_of("alfworld", options, "alfworld") as pool, pool.open() as world:
         with pytest.raises(AstraflowError, match=r"no game.tw-pddl below /nowhere"):
             await world.reset({}, 1)
+
+
+@pytest.fixture
+def openenv_url():
+    """Run a server of OpenEnv, and return where it is."""
+    script = Path(__file__).with_name("openenv_server.py")
+    command = [interpreter("openenv"), script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        yield f"http://127.0.0.1:{server.stdout.readline().strip()}"
+        server.terminate()
+
+
+async def test_openenv_plays_with_a_server(openenv_url):
+    options = {"url": openenv_url, "action": "word", "observation": "text"}
+    soft = {**options, "fields": {"tone": "soft"}}
+    async with (
+        pool_of("openenv", soft, "openenv") as pool,
+        pool.open() as world,
+        pool.open() as neighbour,
+    ):
+        assert await world.reset({}, 2) == "Say drawer backwards."
+        assert await neighbour.reset({"options": {"word": "ten"}}, 2) == "Say ten backwards."
+        step = await world.step("drawer")
+        assert (step.observation, step.reward, step.is_done) == ("No.", 0.0, False)
+        step = await world.step("reward")
+        assert (step.observation, step.reward, step.is_done) == ("Yes.", 1.0, True)
+        assert (await neighbour.step("net")).reward == 1.0
+    wrong = {**options, "observation": "sound"}
+    async with pool_of("openenv", wrong, "openenv") as pool, pool.open() as world:
+        with pytest.raises(AstraflowError, match="no text 'sound'"):
+            await world.reset({}, 2)
+
+
+async def test_openenv_without_a_server_may_be_tried_again():
+    options = {"url": "http://127.0.0.1:9"}
+    async with pool_of("openenv", options, "openenv") as pool, pool.open() as world:
+        with pytest.raises(AstraflowError, match="Failed to connect") as caught:
+            await world.reset({}, 1)
+    assert (caught.value.reason, caught.value.retryable) == (Reason.ENVIRONMENT_FAILED, True)
