@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,7 +126,7 @@ class EnvironmentPool:
         self._asking: set[asyncio.Task[Any]] = set()
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator["PooledEnvironment"]:
+    async def open(self) -> AsyncGenerator["PooledEnvironment"]:
         """Have an environment for one episode; waits for a free one."""
         async with self._places:
             worker = max(self._workers, key=lambda each: len(each.free))
@@ -325,13 +325,15 @@ async def _clear(worker: _Worker) -> None:
         await process.stop()
 
 
+def _is_message(said: Any) -> bool:
+    return isinstance(said, dict) and {"role", "content"} <= cast("dict[str, Any]", said).keys()
+
+
 def _observation(said: Any, call: str) -> Observation:
     if isinstance(said, str):
         return said
-    if isinstance(said, list):
-        messages = cast("list[Any]", said)
-        if all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages):
-            return cast("list[Message]", messages)
+    if isinstance(said, list) and all(map(_is_message, cast("list[Any]", said))):
+        return cast("list[Message]", said)
     raise AstraflowError(
         Reason.ENVIRONMENT_FAILED,
         f"the observation of {call} is neither text nor messages with role and content: "

@@ -36,7 +36,7 @@ class TextWorld:
         known: Any = import_module("textworld.challenges").CHALLENGES
         if challenge and challenge not in known:
             raise ValueError(f"challenge: '{challenge}' is none of {', '.join(sorted(known))}")
-        self._challenge = (challenge, *known[challenge][1:]) if challenge else None
+        self._challenge = challenge
         self._folder = Path(folder).absolute()
         self._settings = dict(settings or {})
         self._commands = commands
@@ -46,7 +46,7 @@ class TextWorld:
 
     def reset(self, task: Mapping[str, Any], seed: int) -> str:
         """Begin a game."""
-        path = str(task["game"]) if self._challenge is None else self._made(seed)
+        path = str(task["game"]) if not self._challenge else self._made(seed)
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no game {path}")
         self.close()
@@ -79,9 +79,10 @@ class TextWorld:
 
     def _made(self, seed: int) -> str:
         """Return the path of the game of a seed; another process may make it at the same time."""
-        name, make, add_arguments = self._challenge or ("", None, None)
+        challenges: Any = import_module("textworld.challenges").CHALLENGES
+        _, make, add_arguments = challenges[self._challenge]
         words = "-".join(f"{key}_{value}" for key, value in sorted(self._settings.items()))
-        path = self._folder / f"{'-'.join(filter(None, (name, words)))}-{seed}.z8"
+        path = self._folder / f"{'-'.join(filter(None, (self._challenge, words)))}-{seed}.z8"
         if path.is_file():
             return str(path)
         self._folder.mkdir(parents=True, exist_ok=True)
