@@ -330,12 +330,12 @@ def _is_message(said: Any) -> bool:
 
 
 def _observation(said: Any, call: str) -> Observation:
+    shown = str(said)[:_SHOWN_CHARS]
     if isinstance(said, str):
         return said
     if isinstance(said, list) and all(map(_is_message, cast("list[Any]", said))):
         return cast("list[Message]", said)
     raise AstraflowError(
         Reason.ENVIRONMENT_FAILED,
-        f"the observation of {call} is neither text nor messages with role and content: "
-        f"{str(said)[:_SHOWN_CHARS]}",
+        f"the observation of {call} is neither text nor messages with role and content: {shown}",
     )

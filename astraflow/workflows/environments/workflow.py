@@ -34,6 +34,8 @@ class EnvironmentOptions(PoolOptions):
     episode ends with the reward so far."""
     unparsable: str = ""
     """What the policy hears then; empty: what an action looks like."""
+    chat: bool = True
+    """Off: plain text, in which the contents of all messages follow each other; for base models."""
     system: str = ""
     """System message of the chat; empty: none."""
     examples: tuple[dict[str, str], ...] = ()
@@ -104,7 +106,7 @@ class EnvironmentWorkflow:
         talk = episode.trajectory()
         async with self._pool.open() as environment:
             first = await environment.reset(episode.prompt.fields, seed_of(episode.prompt))
-            talk.chat([*self._before(), *self._messages(first)])
+            self._tell(talk, [*self._before(), *self._messages(first)])
             played = await self._play(talk, environment)
         if not played.is_done and not played.is_cut:
             talk.finish_reason = FinishReason.TURNS
@@ -133,7 +135,13 @@ class EnvironmentWorkflow:
                 observation = _note(await environment.step(action), played)
             if played.is_done or played.turns == options.max_turns:
                 return played
-            talk.chat(self._messages(observation))
+            self._tell(talk, self._messages(observation))
+
+    def _tell(self, talk: Recorder, messages: Sequence[Message]) -> None:
+        if self._options.chat:
+            talk.chat(messages)
+        else:
+            talk.observe("".join(str(message["content"]) for message in messages))
 
     def _before(self) -> Sequence[Message]:
         system = self._options.system

@@ -1,5 +1,7 @@
 """The workflow `environment`: a policy acts in real environments, in processes of their own."""
 
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
@@ -7,6 +9,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, Outcome
 from astraflow.core.tasks import Prompt
 from astraflow.testing import small_recipe, start_run
+from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.environments.workflow import EnvironmentWorkflow, action_finder, seed_of
 from astraflow.workflows.rewards.exact import Exact
 from astraflow.workflows.runner import run_episode
@@ -90,6 +93,17 @@ async def test_the_chat_begins_as_the_recipe_says(play):
         observation="{observation} {in braces}: ",
     )
     assert texts(rollout)[0] == "[Count.][9][ok]from 3 {in braces}: "
+
+
+async def test_plain_text_needs_no_template(parrot, episode, loaded):
+    options = {"environment": "worlds:Countdown", "workers": 1, "max_turns": 2, "chat": False}
+    workflow = EnvironmentWorkflow(EnvironmentWorkflow.Options(**options, system="[s]"), None)
+    run = episode(fields={}, solver=parrot("3", "2", max_context_token_count=99))
+    (port,) = run._policies.values()
+    run._policies = {port.policy_id: replace(port, template=ChatTemplate("no {{ messages }}"))}
+    rollout = await run_episode(loaded(workflow), run)
+    await workflow.close()
+    assert texts(rollout) == ("[s]from 3go on", "32")
 
 
 async def test_an_environment_may_speak_in_messages(play):
