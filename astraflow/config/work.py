@@ -11,9 +11,12 @@ from astraflow.config.strict import Algorithm, Name, Options, Strict
 class DataSet(Strict):
     """Rows that become prompts."""
 
-    path: Path
+    path: Path | None = None
     """JSONL or Parquet file, or a directory written by datasets.save_to_disk. Relative
     paths start at the recipe's folder."""
+    seeds: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] | None = None
+    """[first, end]: rows {"seed": n}, end not among them, in place of a file, for environments that
+    make their own tasks. Hold other seeds out."""
     format: Literal["auto", "jsonl", "parquet", "datasets"] = "auto"
     id_field: str | None = None
     """Field with a stable id; unset: a digest of the row."""
@@ -25,6 +28,14 @@ class DataSet(Strict):
     """The field whose length counts."""
     limit: int | None = Field(default=None, ge=1)
     """Only the first so many rows."""
+
+    @model_validator(mode="after")
+    def _rows_come_from_somewhere(self) -> Self:
+        if (self.path is None) == (self.seeds is None):
+            raise ValueError("give a path, or seeds: [first, end], one of them")
+        if self.seeds is not None and self.seeds[0] >= self.seeds[1]:
+            raise ValueError("seeds: [first, end] has no seed; end is not one of them")
+        return self
 
 
 class Workflow(Strict):

@@ -16,7 +16,7 @@ from astraflow.core.rollouts import Rollout
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.raas.models import chat_template, turn_end_ids
 from astraflow.raas.policies import ServedModel
-from astraflow.workflows.building import build_workflows, workflow_specs
+from astraflow.workflows.building import build_workflows, close_workflows, workflow_specs
 from astraflow.workflows.data_sets.reader import open_data_set
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.runner import LoadedWorkflow, run_episode
@@ -59,6 +59,7 @@ async def evaluate_suite(
             for part in recipe.evals[suite].data_sets
         ]
     finally:
+        await close_workflows(workflows.values())
         await asyncio.gather(*(model.engine.close() for model in models.values()))
     return SuiteResult(
         suite=suite, checkpoints=checkpoints, results=results, overall=overall(results)

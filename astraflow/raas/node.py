@@ -16,7 +16,7 @@ from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
 from astraflow.client.task_stream import TaskSink, TaskStream
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
-from astraflow.core.ids import PolicyId
+from astraflow.core.ids import PolicyId, WorkflowId
 from astraflow.core.members import Directive, DirectiveKind, RaasLoad, Session
 from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
@@ -32,7 +32,8 @@ from astraflow.raas.settings import NodeSettings
 from astraflow.raas.tallies import NodeTallies, NodeView, count_families
 from astraflow.raas.updater import Puller, WeightUpdater
 from astraflow.weights.relay_server import RelayServer
-from astraflow.workflows.building import build_workflows
+from astraflow.workflows.building import build_workflows, close_workflows
+from astraflow.workflows.runner import LoadedWorkflow
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -91,6 +92,7 @@ class RaasNode:
         self._client: RaasClient | None = None
         self._tasks: TaskStream | None = None
         self._reports = asyncio.Queue[Failure]()
+        self._workflows: Mapping[WorkflowId, LoadedWorkflow] = {}
         self._departing = asyncio.Event()
         self._stopping = asyncio.Event()
 
@@ -151,6 +153,7 @@ class RaasNode:
                 return Departure.STOPPED
             finally:
                 await self._agents.close()
+                await close_workflows(self._workflows.values())
 
     async def _serve(self, client: RaasClient) -> Departure:
         membership = await client.join()
@@ -158,7 +161,7 @@ class RaasNode:
         # On every record from here on; the node's tasks inherit it.
         bind_contextvars(run=membership.run_id, member=membership.session.member_id)
         log.info("joined")
-        loaded = build_workflows(membership.workflows)
+        loaded = self._workflows = build_workflows(membership.workflows)
         workflows = {
             spec.workflow_id: NodeWorkflow(
                 loaded=loaded[spec.workflow_id], policy_ids=spec.policy_ids

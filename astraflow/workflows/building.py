@@ -1,7 +1,7 @@
 """Makes workflows and tutors from what a recipe says of them."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -50,6 +50,14 @@ def build_workflows(specs: Sequence[WorkflowSpec]) -> Mapping[WorkflowId, Loaded
             what the run has, INVALID_FIELD for options that it does not take, or that it raises at.
     """
     return {spec.workflow_id: _build(spec) for spec in specs}
+
+
+async def close_workflows(workflows: Iterable[LoadedWorkflow]) -> None:
+    """Let workflows that hold something, such as processes, let go of it: those with a `close`."""
+    for each in workflows:
+        close = getattr(each.workflow, "close", None)
+        if close is not None:
+            await close()
 
 
 def build_tutor(name: str, options: Mapping[str, Any]) -> Tutor:

@@ -29,6 +29,7 @@ class Kind(StrEnum):
     WORKFLOW = "workflows"
     SCORER = "scorers"
     TUTOR = "tutors"
+    ENVIRONMENT = "environments"
 
 
 _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
@@ -40,6 +41,7 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "agent": "astraflow.workflows.agents.served:Served",
         "verifiers": "astraflow.workflows.agents.verifiers:Verifiers",
         "vote": "astraflow.workflows.vote:Vote",
+        "environment": "astraflow.workflows.environments.workflow:EnvironmentWorkflow",
     },
     Kind.SCORER: {
         "exact": "astraflow.workflows.rewards.exact:Exact",
@@ -55,6 +57,21 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "letter_sort_retry": "astraflow.workflows.letter_sort.tutors:RetryTutor",
         "letter_sort_verifier": "astraflow.workflows.letter_sort.tutors:VerifierTutor",
         "letter_sort_pair": "astraflow.workflows.letter_sort.tutors:PairTutor",
+    },
+    # Found, but made in another process; see `environments`.
+    Kind.ENVIRONMENT: {
+        name: f"astraflow.workflows.environments.adapters.{target}"
+        for name, target in {
+            "reasoning_gym": "reasoning_gym:ReasoningGym",
+            "textarena": "textarena:TextArena",
+            "gymnasium": "gymnasium:Gymnasium",
+            "gem": "gymnasium:Gem",
+            "textcraft": "textcraft:TextCraft",
+            "textworld": "textworld:TextWorld",
+            "textworld_express": "textworld_express:TextWorldExpress",
+            "alfworld": "alfworld:AlfWorld",
+            "openenv": "openenv:OpenEnv",
+        }.items()
     },
 }
 
@@ -102,7 +119,7 @@ def find(kind: Kind, name: str) -> Any:
     registered = _REGISTERED.by_name.get((kind, name))
     if registered is not None:
         return registered
-    return load(_target(kind, name), what=f"{kind}: {name}")
+    return load(target_of(kind, name), what=f"{kind}: {name}")
 
 
 def code_digest(kind: Kind, name: str) -> bytes:
@@ -114,15 +131,26 @@ def code_digest(kind: Kind, name: str) -> bytes:
     registered = _REGISTERED.by_name.get((kind, name))
     if registered is not None:
         return _file_digest(str(registered.__module__))
-    return _file_digest(_target(kind, name).partition(":")[0])
+    return _file_digest(target_of(kind, name).partition(":")[0])
 
 
-def _target(kind: Kind, name: str) -> str:
-    """Return `module:attribute` of a name."""
+def target_of(kind: Kind, name: str, *, or_as_it_is: bool = False) -> str:
+    """Return `module:attribute` of a name.
+
+    Args:
+        kind: What it is of.
+        name: Built in, an entry point, or `module:attribute` itself.
+        or_as_it_is: Return a name that is not known here, for it may be where the code runs.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN when there is nothing of that name here.
+    """
     see_working_directory()
     if ":" in name:
         return name
     target = _BUILT_IN[kind].get(name) or _entry_points(kind).get(name)
+    if target is None and or_as_it_is:
+        return name
     if target is None:
         known = sorted({*_BUILT_IN[kind], *_entry_points(kind), *_registered_names(kind)})
         near = difflib.get_close_matches(name, known, 1)

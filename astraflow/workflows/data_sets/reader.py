@@ -13,7 +13,14 @@ from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PromptId
 from astraflow.core.tasks import Prompt
-from astraflow.workflows.data_sets.rows import HubDataSet, JsonLines, ParquetRows, Row, Rows
+from astraflow.workflows.data_sets.rows import (
+    HubDataSet,
+    JsonLines,
+    ParquetRows,
+    Row,
+    Rows,
+    SeedRows,
+)
 
 _OPENERS: Mapping[str, Callable[[Path], Rows]] = {
     "jsonl": JsonLines,
@@ -36,9 +43,14 @@ def open_data_set(name: str, settings: DataSet, root: Path, *, seed: int = 0) ->
         AstraflowError: INVALID_FIELD when the file cannot be read, a row lacks a field, or
             two rows have one id.
     """
-    path = root / settings.path
-    rows = _OPENERS[_format_of(settings, path)](path)
-    return DataSetReader(name, rows, settings, seed=seed)
+    return DataSetReader(name, _open_rows(settings, root), settings, seed=seed)
+
+
+def _open_rows(settings: DataSet, root: Path) -> Rows:
+    if settings.seeds is not None:
+        return SeedRows(*settings.seeds)
+    path = root / (settings.path or "")
+    return _OPENERS[_format_of(settings, path)](path)
 
 
 class DataSetReader:
@@ -116,7 +128,7 @@ class DataSetReader:
             raise self._fault(
                 f"row {index + 1} has a field that JSON cannot say: {error}"
             ) from error
-        field = self._settings.id_field
+        field = "seed" if self._settings.seeds is not None else self._settings.id_field
         if field is not None:
             return str(self._field(row, field, "id_field", index))
         return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
@@ -137,7 +149,7 @@ class DataSetReader:
     def _fault(self, what: str) -> AstraflowError:
         return AstraflowError(
             Reason.INVALID_FIELD,
-            f"data.{self.name}: {what} in {self._settings.path}",
+            f"data.{self.name}: {what} in {self._settings.path or 'its seeds'}",
             metadata={"field": f"data.{self.name}"},
         )
 

@@ -26,6 +26,25 @@ class Rows(Protocol):
         ...
 
 
+class SeedRows:
+    """Rows `{"seed": n}`, for environments that make a task of a seed."""
+
+    def __init__(self, first: int, end: int) -> None:
+        self._seeds = range(first, end)
+
+    def __len__(self) -> int:
+        """Return how many seeds there are."""
+        return len(self._seeds)
+
+    def __getitem__(self, index: int) -> Row:
+        """Return one row."""
+        return {"seed": self._seeds[index]}
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield every row."""
+        return ({"seed": seed} for seed in self._seeds)
+
+
 class JsonLines:
     """A file with one JSON object a line; empty lines do not count.
 

@@ -1,0 +1,341 @@
+"""Pools: the processes in which environments live, one line of JSON to each at a time."""
+
+import asyncio
+import json
+import math
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import Field
+
+import astraflow
+from astraflow.config.strict import Options, Strict
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.workflows.agents.command import environment as environment_variables
+from astraflow.workflows.environments.protocol import Message, Observation, Step
+from astraflow.workflows.kept.program import Limits, Program
+from astraflow.workflows.registry import Kind, target_of
+
+_WORKER = Path(__file__).with_name("worker.py")
+_PACKAGES = Path(astraflow.__file__).parents[1]
+_MAX_LINE_NBYTES = 16 * 2**20
+_SHOWN_CHARS = 600
+
+
+class PoolOptions(Strict):
+    """Which environment, and the processes in which it lives."""
+
+    environment: str = Field(min_length=1)
+    """Built in, an entry point of the group astraflow.environments, or module:Class."""
+    environment_options: Options = Field(default={})
+    """Keywords that it is made with."""
+    python: str = ""
+    """Interpreter of a venv that has the environment's packages; empty: this one."""
+    env: dict[str, str] = Field(default={})
+    """Variables of the processes beside the node's own; those that begin with ASTRAFLOW_ are not
+    passed on."""
+    workers: int = Field(default=2, ge=1)
+    """Processes, which stay; one is started when an episode needs it."""
+    per_worker: int = Field(default=16, ge=1)
+    """Environments in each, one an episode; they take turns. 1: where one fills a process."""
+    step_time_s: float = Field(default=30.0, gt=0)
+    """Seconds for a step or a reset; a process that takes longer is killed and replaced."""
+    start_time_s: float = Field(default=120.0, gt=0)
+    """Seconds until a process has imported and made its first environment."""
+    memory_mb: int = Field(default=4096, ge=64)
+    """MiB of private memory of a process, its children included."""
+    processes: int = Field(default=64, ge=1)
+    """Processes that one may have below it, itself included."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Process:
+    """A worker that runs, and the line to it."""
+
+    program: Program
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    folder: tempfile.TemporaryDirectory[str]
+
+    async def ask(self, told: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Send a line, unless there is none, and return the answer; None: it died."""
+        if told is not None:
+            self.writer.write(json.dumps(told).encode() + b"\n")
+        with suppress(ConnectionError):
+            await self.writer.drain()
+            answer = await self.reader.readline()
+            if answer.endswith(b"\n"):
+                return json.loads(answer)
+        return None
+
+    @property
+    def last_words(self) -> str:
+        path = Path(self.folder.name) / "stderr"
+        return path.read_text("utf-8", "replace").strip()[-_SHOWN_CHARS:] if path.is_file() else ""
+
+    async def stop(self) -> None:
+        self.writer.close()
+        await self.program.stop()
+        with suppress(OSError):
+            await self.writer.wait_closed()
+        self.folder.cleanup()
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A place for one process.
+
+    Attributes:
+        free: Numbers of environments that no episode has.
+        turn: Held while the process is asked.
+        process: None: it is started when it is asked.
+    """
+
+    free: set[int]
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    process: _Process | None = None
+
+
+class EnvironmentPool:
+    """Environments of one kind, in processes that are started when they are needed.
+
+    A process that dies, or takes too long, fails the episodes that are played in it, and is
+    replaced.
+    """
+
+    def __init__(self, options: PoolOptions) -> None:
+        """Prepare.
+
+        Raises:
+            AstraflowError: CODE_UNKNOWN for a name that is nowhere, as far as can be told before
+                another interpreter is asked.
+        """
+        self._options = options
+        is_elsewhere = bool(options.python)
+        self._target = target_of(Kind.ENVIRONMENT, options.environment, or_as_it_is=is_elsewhere)
+        self._workers = [_Worker(set(range(options.per_worker))) for _ in range(options.workers)]
+        self._places = asyncio.Semaphore(options.workers * options.per_worker)
+        self._refusal: AstraflowError | None = None
+        self._asking: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator["PooledEnvironment"]:
+        """Have an environment for one episode; waits for a free one."""
+        async with self._places:
+            worker = max(self._workers, key=lambda each: len(each.free))
+            # The lowest: as few environments are made as are played at once.
+            number = min(worker.free)
+            worker.free.remove(number)
+            try:
+                yield PooledEnvironment(self, worker, number)
+            finally:
+                worker.free.add(number)
+
+    async def close(self) -> None:
+        """Stop every process; idempotent. Nobody may be in the middle of an episode."""
+        for task in tuple(self._asking):
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+        for worker in self._workers:
+            async with worker.turn:
+                await _clear(worker)
+
+    async def ask(
+        self, worker: _Worker, told: Mapping[str, Any], started: _Process | None
+    ) -> tuple[dict[str, Any], _Process]:
+        """Send a line to a worker, and return the answer and the process that gave it.
+
+        A process that is in the middle of an answer finishes it, though nobody may wait for it.
+
+        Args:
+            worker: Which.
+            told: The line.
+            started: The process that it is for; None: any, and one is started where there is none.
+
+        Raises:
+            AstraflowError: ENVIRONMENT_FAILED; CODE_UNKNOWN or INVALID_FIELD when the environment
+                cannot be made.
+        """
+        task = asyncio.ensure_future(self._asked(worker, told, started))
+        self._asking.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._asking.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def _asked(
+        self, worker: _Worker, told: Mapping[str, Any], started: _Process | None
+    ) -> tuple[dict[str, Any], _Process]:
+        options = self._options
+        async with worker.turn:
+            process = worker.process
+            if process is None or (started is not None and process is not started):
+                if started is not None:
+                    raise self._failed("the process that it was in is gone")
+                process = worker.process = await self._start()
+            try:
+                async with asyncio.timeout(options.step_time_s):
+                    answer = await process.ask(told)
+            except TimeoutError:
+                await _clear(worker)
+                what = "reset" if "task" in told else f"step on {told['action']!r}"
+                raise self._failed(
+                    f"{what[:_SHOWN_CHARS]} took longer than {options.step_time_s:g} s "
+                    "(step_time_s), and its process was killed"
+                ) from None
+            if answer is None:
+                raise await self._died(worker, process)
+        if "error" in answer:
+            raise self._failed(answer["error"])
+        return answer, process
+
+    async def _died(self, worker: _Worker, process: _Process) -> AstraflowError:
+        worker.process = None
+        words = process.last_words
+        await process.stop()
+        return self._failed(
+            f"its process died: {words or 'it said nothing'}; where it needs more than "
+            f"{self._options.memory_mb} MiB, raise memory_mb"
+        )
+
+    async def _start(self) -> _Process:
+        if self._refusal is not None:
+            raise self._refusal
+        options = self._options
+        ours, theirs = socket.socketpair()
+        folder = tempfile.TemporaryDirectory(prefix="astraflow-environment-")
+        own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} if not options.python else {}
+        # The order of sets is in what some environments say.
+        fixed = {"PYTHONHASHSEED": "0", **own, **options.env}
+        command = (options.python or sys.executable, str(_WORKER), str(theirs.fileno()))
+        with theirs:
+            program = await Program.start(
+                (*command, str(_PACKAGES), self._target, json.dumps(options.environment_options)),
+                limits=Limits(
+                    time_s=None, memory_mb=options.memory_mb, processes=options.processes
+                ),
+                folder=Path(folder.name),
+                env=environment_variables(fixed),
+                pass_fds=(theirs.fileno(),),
+            )
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE_NBYTES)
+        process = _Process(program=program, reader=reader, writer=writer, folder=folder)
+        try:
+            await self._started(process)
+        except BaseException:
+            await process.stop()
+            raise
+        return process
+
+    async def _started(self, process: _Process) -> None:
+        """Wait until a process has made its first environment."""
+        options = self._options
+        try:
+            async with asyncio.timeout(options.start_time_s):
+                answer = await process.ask(None)
+        except TimeoutError:
+            raise self._failed(
+                f"it was not made within {options.start_time_s:g} s (start_time_s)"
+            ) from None
+        if answer is None:
+            raise self._failed(f"its process did not start: {process.last_words}")
+        if "error" not in answer:
+            return
+        reason = Reason(answer["reason"])
+        if reason is Reason.ENVIRONMENT_FAILED:
+            raise self._failed(answer["error"])
+        cure = ""
+        if reason is Reason.CODE_UNKNOWN:
+            cure = "; install it there, or name an interpreter that has it (options.python)"
+        message = f"environment {options.environment} in {options.python or sys.executable}: "
+        # Another process would say the same.
+        self._refusal = AstraflowError(reason, f"{message}{answer['error']}{cure}")
+        raise self._refusal
+
+    def _failed(self, why: str) -> AstraflowError:
+        return AstraflowError(
+            Reason.ENVIRONMENT_FAILED,
+            f"environment {self._options.environment}: {why}",
+            retryable=True,
+        )
+
+
+class PooledEnvironment:
+    """An environment in a process of the pool; for one episode."""
+
+    def __init__(self, pool: EnvironmentPool, worker: _Worker, number: int) -> None:
+        """Take over a place; `EnvironmentPool.open` is the way to get one."""
+        self._pool = pool
+        self._worker = worker
+        self._number = number
+        self._process: _Process | None = None
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+        """Begin the episode.
+
+        Raises:
+            AstraflowError: ENVIRONMENT_FAILED with what the environment raised.
+        """
+        told = {"slot": self._number, "task": dict(task), "seed": seed}
+        answer, self._process = await self._pool.ask(self._worker, told, None)
+        return _observation(answer["observation"], "reset")
+
+    async def step(self, action: str) -> Step:
+        """Do what the policy says.
+
+        Raises:
+            AstraflowError: ENVIRONMENT_FAILED with what the environment raised, or when a number
+                that it gave is not finite.
+        """
+        told = {"slot": self._number, "action": action}
+        answer, _ = await self._pool.ask(self._worker, told, self._process)
+        numbers = {"the reward": answer["reward"], **answer["metrics"]}
+        strange = [f"{name} is {value}" for name, value in numbers.items() if not _is_finite(value)]
+        if strange:
+            raise AstraflowError(
+                Reason.ENVIRONMENT_FAILED,
+                f"after {action[:_SHOWN_CHARS]!r} {', '.join(strange)}, which nothing can be "
+                "trained on; the environment has to give finite numbers",
+            )
+        return Step(
+            observation=_observation(answer["observation"], "step"),
+            reward=answer["reward"],
+            is_done=answer["is_done"],
+            metrics=answer["metrics"],
+        )
+
+
+def _is_finite(value: float) -> bool:
+    return math.isfinite(value)
+
+
+async def _clear(worker: _Worker) -> None:
+    process, worker.process = worker.process, None
+    if process is not None:
+        await process.stop()
+
+
+def _is_message(said: Any) -> bool:
+    return isinstance(said, dict) and {"role", "content"} <= cast("dict[str, Any]", said).keys()
+
+
+def _observation(said: Any, call: str) -> Observation:
+    shown = str(said)[:_SHOWN_CHARS]
+    if isinstance(said, str):
+        return said
+    if isinstance(said, list) and all(map(_is_message, cast("list[Any]", said))):
+        return cast("list[Message]", said)
+    raise AstraflowError(
+        Reason.ENVIRONMENT_FAILED,
+        f"the observation of {call} is neither text nor messages with role and content: {shown}",
+    )

@@ -1,0 +1,249 @@
+"""Environment: the policy acts in a text environment, turn by turn."""
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.rollouts import FinishReason
+from astraflow.core.tasks import Prompt
+from astraflow.workflows.environments.pool import EnvironmentPool, PooledEnvironment, PoolOptions
+from astraflow.workflows.environments.protocol import Message, Observation, Step
+from astraflow.workflows.episode import Episode, Recorder
+from astraflow.workflows.ports import Reply
+from astraflow.workflows.protocol import Score
+from astraflow.workflows.scoring import GuardedScorer
+
+FindAction = Callable[[str], str | None]
+
+
+class EnvironmentOptions(PoolOptions):
+    """Which environment, and how the policy plays it."""
+
+    max_turns: int = Field(default=16, ge=1)
+    """Answers of the policy at most."""
+    action: str = "text"
+    """What of an answer is the action: text (all of it), last_line, tag:NAME (what stands in the
+    last <NAME>...</NAME>), or regex:PATTERN (the last match, or its first group)."""
+    on_unparsable: Literal["tell", "end"] = "tell"
+    """An answer without an action. tell: the policy hears of it, and a turn is used up. end: the
+    episode ends with the reward so far."""
+    unparsable: str = ""
+    """What the policy hears then; empty: what an action looks like."""
+    chat: bool = True
+    """Off: plain text, in which the contents of all messages follow each other; for base models."""
+    system: str = ""
+    """System message of the chat; empty: none."""
+    examples: tuple[dict[str, str], ...] = ()
+    """Messages before the first observation: {role, content} each."""
+    observation: str = "{observation}"
+    """The text around each observation, which stands where {observation} does."""
+    reward: Literal["sum", "last"] = "sum"
+    """sum: of all steps. last: of the last step."""
+    solved_reward: float = 1.0
+    """An episode with at least this reward counts as solved, in the metrics."""
+
+    @field_validator("action")
+    @classmethod
+    def _action_is_known(cls, action: str) -> str:
+        action_finder(action)
+        return action
+
+    @field_validator("observation")
+    @classmethod
+    def _observation_is_shown(cls, observation: str) -> str:
+        if "{observation}" not in observation:
+            raise ValueError("the policy sees nothing: put {observation} into it")
+        return observation
+
+
+@dataclass(slots=True)
+class _Played:
+    """What an episode has come to.
+
+    Attributes:
+        rewards: Of the steps.
+        metrics: Of the environment, the latest of each name.
+        turns: Answers of the policy.
+        unparsable: Of these, without an action.
+        is_done: The environment says so.
+        is_cut: The context was full.
+    """
+
+    rewards: list[float] = field(default_factory=list[float])
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    turns: int = 0
+    unparsable: int = 0
+    is_done: bool = False
+    is_cut: bool = False
+
+
+class EnvironmentWorkflow:
+    """A chat in which the environment is the user; its words are masked.
+
+    The reward is the environment's. Metrics: its own, `turns`, `unparsable` and `solved`.
+    """
+
+    Options = EnvironmentOptions
+
+    def __init__(self, options: EnvironmentOptions, scorer: GuardedScorer | None) -> None:
+        if scorer is not None:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                "an environment rewards by itself; leave the scorer out",
+                metadata={"field": "scorer"},
+            )
+        self._options = options
+        self._find_action = action_finder(options.action)
+        self._pool = EnvironmentPool(options)
+
+    async def run(self, episode: Episode) -> Score:
+        """Run one episode."""
+        talk = episode.trajectory()
+        async with self._pool.open() as environment:
+            first = await environment.reset(episode.prompt.fields, seed_of(episode.prompt))
+            self._tell(talk, [*self._before(), *self._messages(first)])
+            played = await self._play(talk, environment)
+        if not played.is_done and not played.is_cut:
+            talk.finish_reason = FinishReason.TURNS
+        return self._score(played)
+
+    async def close(self) -> None:
+        """Stop the processes of the environments."""
+        await self._pool.close()
+
+    async def _play(self, talk: Recorder, environment: PooledEnvironment) -> _Played:
+        options = self._options
+        played = _Played()
+        while True:
+            reply = await _answer(talk, is_first=not played.turns)
+            if reply is None:
+                played.is_cut = True
+                return played
+            played.turns += 1
+            action = self._find_action(reply.text)
+            if action is None:
+                played.unparsable += 1
+                observation: Observation = options.unparsable or _how(options.action)
+                if options.on_unparsable == "end":
+                    return played
+            else:
+                observation = _note(await environment.step(action), played)
+            if played.is_done or played.turns == options.max_turns:
+                return played
+            self._tell(talk, self._messages(observation))
+
+    def _tell(self, talk: Recorder, messages: Sequence[Message]) -> None:
+        if self._options.chat:
+            talk.chat(messages)
+        else:
+            talk.observe("".join(str(message["content"]) for message in messages))
+
+    def _before(self) -> Sequence[Message]:
+        system = self._options.system
+        start = [{"role": "system", "content": system}] if system else []
+        return [*start, *self._options.examples]
+
+    def _messages(self, observation: Observation) -> Sequence[Message]:
+        if not isinstance(observation, str):
+            return observation
+        content = self._options.observation.replace("{observation}", observation)
+        return [{"role": "user", "content": content}]
+
+    def _score(self, played: _Played) -> Score:
+        rewards = played.rewards[-1:] if self._options.reward == "last" else played.rewards
+        reward = sum(rewards)
+        metrics = {
+            "turns": float(played.turns),
+            "unparsable": float(played.unparsable),
+            "solved": float(reward >= self._options.solved_reward),
+        }
+        return Score(reward=reward, metrics={**played.metrics, **metrics}, truncated=played.is_cut)
+
+
+async def _answer(talk: Recorder, *, is_first: bool) -> Reply | None:
+    """Return what the policy says; None: it has filled its context.
+
+    Raises:
+        AstraflowError: CONTEXT_TOO_LONG when the very first observation does.
+    """
+    try:
+        return await talk.sample()
+    except AstraflowError as error:
+        if error.reason is Reason.CONTEXT_TOO_LONG and not is_first:
+            return None
+        raise
+
+
+def _note(step: Step, played: _Played) -> Observation:
+    played.rewards.append(step.reward)
+    played.metrics.update(step.metrics)
+    played.is_done = step.is_done
+    return step.observation
+
+
+def seed_of(prompt: Prompt) -> int:
+    """Return the seed of a row, the same for every rollout of it: its own, or made of its id.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the row's own is no whole number from 0 on.
+    """
+    seed: Any = prompt.fields.get("seed")
+    if seed is None:
+        digest = hashlib.blake2b(prompt.prompt_id.encode(), digest_size=4).digest()
+        return int.from_bytes(digest, "big") >> 1
+    if not isinstance(seed, int | float) or seed < 0 or seed != int(seed):
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"prompt {prompt.prompt_id}: the seed {seed!r} is no whole number from 0 on",
+        )
+    return int(seed)
+
+
+def action_finder(how: str) -> FindAction:
+    """Return what finds the action in an answer, as the option `action` says.
+
+    Raises:
+        ValueError: It says nothing of the kind.
+    """
+    kind, _, detail = how.partition(":")
+    match kind:
+        case "text" if not detail:
+            return lambda text: text.strip() or None
+        case "last_line" if not detail:
+            return lambda text: next(
+                (line.strip() for line in reversed(text.splitlines()) if line.strip()), None
+            )
+        case "tag" if detail:
+            name = re.escape(detail)
+            return _last_match(re.compile(rf"<{name}>\s*(.*?)\s*</{name}>", re.DOTALL))
+        case "regex" if detail:
+            try:
+                return _last_match(re.compile(detail))
+            except re.error as error:
+                raise ValueError(f"no regular expression: {detail}: {error}") from error
+        case _:
+            raise ValueError(f"'{how}' is none of text, last_line, tag:NAME, regex:PATTERN")
+
+
+def _last_match(pattern: re.Pattern[str]) -> FindAction:
+    def find(text: str) -> str | None:
+        found = None
+        for found in pattern.finditer(text):  # noqa: B007 - the last one is wanted
+            pass
+        if found is None:
+            return None
+        return (found.group(1) if pattern.groups else found.group()) or None
+
+    return find
+
+
+def _how(action: str) -> str:
+    kind, _, detail = action.partition(":")
+    if kind == "tag":
+        return f"There was no action. Write it between <{detail}> and </{detail}>."
+    return "There was no action."
