@@ -1,4 +1,5 @@
-"""Writes train.jsonl and held_out.jsonl: sums and differences of reasoning-gym's chain_sum.
+"""Writes train.jsonl and held_out.jsonl: sums and differences of reasoning-gym's chain_sum, a
+quarter of them of one digit, the others of two.
 
     pip install reasoning-gym==0.1.25
     python recipes/math/make_data.py
@@ -25,12 +26,16 @@ def is_held_out(expression: str) -> bool:
 
 
 def main() -> None:
-    source = reasoning_gym.create_dataset(
-        "chain_sum", seed=0, size=8192, min_terms=2, max_terms=2, min_digits=1, max_digits=2
+    one, two = (
+        reasoning_gym.create_dataset(
+            "chain_sum", seed=0, size=4096, min_terms=2, max_terms=2, min_digits=n, max_digits=n
+        )
+        for n in (1, 2)
     )
     files = {False: HERE / "train.jsonl", True: HERE / "held_out.jsonl"}
     rows: dict[bool, list[str]] = {False: [], True: []}
-    for item in source:
+    for index in range(len(one)):
+        item = (one if index % 4 == 0 else two)[index]
         expression = item["metadata"]["expression"]
         row = {"problem": expression, "answer": item["answer"]}
         rows[is_held_out(expression)].append(json.dumps(row))
