@@ -47,13 +47,16 @@ class Place:
 def place_of(error: BaseException) -> Place:
     """Return where an exception was raised.
 
-    An AstraflowError that was made of another exception is told as that one. One of a time-out is
-    told as where it interrupted the code; one that says itself where it belongs, as that.
+    An AstraflowError that was made of another exception is told as that one where it passed through
+    code of the user's own; a time-out as where it interrupted such code; one that says itself where
+    it belongs, as that.
     """
     if isinstance(error, AstraflowError) and error.cause:
         return Place(cause=error.cause, traceback=error.traceback, is_users=True)
-    while isinstance(error, AstraflowError | TimeoutError) and error.__cause__ is not None:
-        error = error.__cause__
+    if isinstance(error, AstraflowError | TimeoutError) and error.__cause__ is not None:
+        inner = place_of(error.__cause__)
+        if inner.is_users:
+            return inner
     frames = traceback.extract_tb(error.__traceback__)
     name = error.reason if isinstance(error, AstraflowError) else type(error).__name__
     said = bounded("".join(traceback.format_exception_only(error)).rstrip(), _MAX_MESSAGE)
