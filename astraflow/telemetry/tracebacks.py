@@ -5,6 +5,7 @@ user like a frame around a picture: what is told begins with the first frame of 
 ends in the last one, with the source of each.
 """
 
+import asyncio
 import functools
 import inspect
 import linecache
@@ -58,6 +59,8 @@ def place_of(error: BaseException) -> Place:
         if inner.is_users:
             return inner
     frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, asyncio.CancelledError):
+        return _place(frames, "Timeout", "it waited here when its time was over")
     name = error.reason if isinstance(error, AstraflowError) else type(error).__name__
     said = bounded("".join(traceback.format_exception_only(error)).rstrip(), _MAX_MESSAGE)
     if error.__cause__ is not None:
@@ -117,9 +120,9 @@ def _place(frames: Sequence[traceback.FrameSummary], name: str, said: str) -> Pl
     shown = frames[max(first, last + 1 - _MAX_FRAMES) : last + 1]
     lines = ["Traceback (most recent call last):", *map(_line, shown)]
     if last + 1 < len(frames):
-        deepest = frames[-1]
+        deepest, count = frames[-1], len(frames) - 1 - last
         lines.append(
-            f"  (raised {len(frames) - 1 - last} calls deeper, in {deepest.name}, "
+            f"  (and {count} call{'s' if count > 1 else ''} deeper, in {deepest.name}, "
             f"{deepest.filename}:{deepest.lineno})"
         )
     line = frames[last]

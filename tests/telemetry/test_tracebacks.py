@@ -78,7 +78,7 @@ async def test_a_time_out_is_told_where_it_interrupted():
     with pytest.raises(TimeoutError) as caught:
         async with asyncio.timeout(0.001):
             await waits()
-    assert place_of(caught.value).cause == f"CancelledError at {FILE}:{line_of('waits')}"
+    assert place_of(caught.value).cause == f"Timeout at {FILE}:{line_of('waits')}"
 
 
 def test_an_error_that_says_its_place_is_believed():
