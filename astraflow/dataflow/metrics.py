@@ -82,6 +82,8 @@ def run_families(status: RunStatus) -> Iterator[Family]:
     states = {(state.value,): float(state is status.state) for state in RunState}
     yield gauge("run_state", "1 for the state that the run is in.", states, "state")
     yield gauge("run_start_time_seconds", "Unix time.", status.start_time.timestamp())
+    share = status.failures.recent_share
+    yield gauge("rollouts_failed_ratio", "Of the last training rollouts.", share)
     yield gauge("dead_letters", "Prompts that are no longer issued.", status.dead_letter_count)
     epochs = {(name,): float(count) for name, count in status.epochs.items()}
     yield gauge("data_set_epochs", "Passes completed.", epochs, "data_set")

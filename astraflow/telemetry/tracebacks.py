@@ -5,6 +5,7 @@ user like a frame around a picture: what is told begins with the first frame of 
 ends in the last one, with the source of each.
 """
 
+import asyncio
 import functools
 import inspect
 import linecache
@@ -47,14 +48,19 @@ class Place:
 def place_of(error: BaseException) -> Place:
     """Return where an exception was raised.
 
-    An AstraflowError that was made of another exception is told as that one. One of a time-out is
-    told as where it interrupted the code; one that says itself where it belongs, as that.
+    An AstraflowError that was made of another exception is told as that one where it passed through
+    code of the user's own; a time-out as where it interrupted such code; one that says itself where
+    it belongs, as that.
     """
     if isinstance(error, AstraflowError) and error.cause:
         return Place(cause=error.cause, traceback=error.traceback, is_users=True)
-    while isinstance(error, AstraflowError | TimeoutError) and error.__cause__ is not None:
-        error = error.__cause__
+    if isinstance(error, AstraflowError | TimeoutError) and error.__cause__ is not None:
+        inner = place_of(error.__cause__)
+        if inner.is_users:
+            return inner
     frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, asyncio.CancelledError):
+        return _place(frames, "Timeout", "it waited here when its time was over")
     name = error.reason if isinstance(error, AstraflowError) else type(error).__name__
     said = bounded("".join(traceback.format_exception_only(error)).rstrip(), _MAX_MESSAGE)
     if error.__cause__ is not None:
@@ -114,9 +120,9 @@ def _place(frames: Sequence[traceback.FrameSummary], name: str, said: str) -> Pl
     shown = frames[max(first, last + 1 - _MAX_FRAMES) : last + 1]
     lines = ["Traceback (most recent call last):", *map(_line, shown)]
     if last + 1 < len(frames):
-        deepest = frames[-1]
+        deepest, count = frames[-1], len(frames) - 1 - last
         lines.append(
-            f"  (raised {len(frames) - 1 - last} calls deeper, in {deepest.name}, "
+            f"  (and {count} call{'s' if count > 1 else ''} deeper, in {deepest.name}, "
             f"{deepest.filename}:{deepest.lineno})"
         )
     line = frames[last]

@@ -1,9 +1,19 @@
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from rich.console import Console
 
+from astraflow.core.errors import Failure, Reason
 from astraflow.core.members import MemberState, MemberStatus, RaasLoad, Role
-from astraflow.core.status import PolicyStatus, RunState, RunStatus, WaitCause, WaitReason
+from astraflow.core.status import (
+    FailureCause,
+    FailureReport,
+    PolicyStatus,
+    RunState,
+    RunStatus,
+    WaitCause,
+    WaitReason,
+)
 from astraflow.launch.status import tables_of
 from astraflow.launch.status_tables import staleness_of
 
@@ -64,6 +74,34 @@ def test_a_table_tells_policies_pool_and_waits():
         "1,000",
         "≤ 3",
         "no credit is left",
+    ):
+        assert words in text
+
+
+def test_what_fails_has_a_table_and_the_traceback_of_the_worst():
+    last = Failure(
+        reason=Reason.SCORER_FAILED, message="it [raised]", cause="c", traceback="in line 7"
+    )
+    cause = FailureCause(
+        cause="KeyError at a.py:7", count=312, last=last, first_time=NOW, last_time=NOW
+    )
+    failures = FailureReport(
+        finished_count=1000,
+        failed_count=300,
+        recent_count=100,
+        recent_failed_count=50,
+        causes=(cause,),
+    )
+    console = Console(width=160, record=True, file=None)
+    with console.capture() as shown:
+        console.print(tables_of(replace(status(), failures=failures), []))
+    text = shown.get()
+    for words in (
+        "300 of 1,000 training rollouts failed (30%), of the last 100 50%",
+        "312 times",
+        "KeyError at a.py:7",
+        "it [raised]",
+        "in line 7",
     ):
         assert words in text
 

@@ -2,8 +2,14 @@
 
 import json
 
+from rich.console import Console
+
 from astraflow.config.run_dir import RunDir
+from astraflow.launch.report import show_summary
 from astraflow.launch.summary import summarise
+
+CAUSE = {"cause": "KeyError at a.py:7", "count": 312, "reason": "SCORER_FAILED", "message": "[odd]"}
+FAILURES = {"finished_count": 1000, "failed_count": 312, "failed_share": 0.312, "causes": [CAUSE]}
 
 
 def _write(path, rows):
@@ -32,17 +38,29 @@ def test_summary_adds_up_what_the_hub_recorded(tmp_path):
     failed = _live(2, 1, 50, state="failed")
     _write(run_dir.versions, [_live(0, None, 1000), _live(1, 0, 100), failed])
     _write(run_dir.evals, [_eval(10, 0.9), _eval(0, 0.3), _eval(5, 0.6, state="failed")])
-    run_dir.status.write_text(json.dumps({"train_s": 20.0}))
+    run_dir.status.write_text(json.dumps({"train_s": 20.0, "failures": FAILURES}))
     summary = summarise(run_dir, name="sort", seed=1, state="done", wall_s=60.0)
     written = json.loads(run_dir.summary.read_text())
     assert written == summary.to_json()
     assert (written["accuracy_before"], written["accuracy_after"]) == (0.3, 0.9)
     assert (written["steps"], written["rollouts"], written["versions"]) == (10, 77, 2)
+    assert written["failures"] == FAILURES
     assert written["weights_nbytes"] == {"solver": 1100}
     assert written["tokens_per_s"] == 20.0
     solver = written["policies"]["solver"]
     assert (solver["reward_first"], solver["reward_last"]) == (0.1, 1.0)
     assert (solver["staleness_max"], solver["patch_share"], solver["pause_ms"]) == (2, 0.5, 2.0)
+
+
+def test_the_table_at_the_end_says_what_failed(tmp_path):
+    run_dir = RunDir(tmp_path)
+    run_dir.status.write_text(json.dumps({"failures": FAILURES}))
+    summary = summarise(run_dir, name="sort", seed=1, state="failed", wall_s=1.0)
+    console = Console(width=160)
+    with console.capture() as shown:
+        show_summary(console, summary, run_dir)
+    for words in ("312 of 1,000 (31.2%)", "312 times", "KeyError at a.py:7", "[odd]"):
+        assert words in shown.get()
 
 
 def test_steps_that_were_lost_with_a_trainer_count_once(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from astraflow.config.loader import load_recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import RegisteredCode
+from astraflow.telemetry.tracebacks import place_of
 from astraflow.workflows.building import build_workflows, workflow_specs
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -54,3 +55,30 @@ def test_bad_options_are_named(spec, changes, said):
         build_workflows([replace(spec, **changes)])
     assert caught.value.reason is Reason.INVALID_FIELD
     assert said in caught.value.message
+
+
+class Broken:
+    """Raises when it is made."""
+
+    def __init__(self, *_):
+        raise KeyError("no such file")
+
+
+def test_code_that_raises_when_it_is_made_is_named(spec):
+    code = RegisteredCode(name=f"{__name__}:Broken")
+    for changes in ({"code": code, "options": {}}, {"scorer": code, "scorer_options": {}}):
+        with pytest.raises(
+            AstraflowError, match="Broken raised KeyError when it was made"
+        ) as error:
+            build_workflows([replace(spec, **changes)])
+        assert error.value.reason is Reason.INVALID_FIELD
+
+
+def test_a_module_that_raises_is_named(spec, tmp_path, monkeypatch):
+    (tmp_path / "broken_module_of_a_user.py").write_text("import os\n1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code = RegisteredCode(name="broken_module_of_a_user:Workflow")
+    with pytest.raises(AstraflowError, match="its module raised ZeroDivisionError") as caught:
+        build_workflows([replace(spec, code=code)])
+    assert caught.value.reason is Reason.CODE_UNKNOWN
+    assert place_of(caught.value).cause == "ZeroDivisionError at broken_module_of_a_user.py:2"

@@ -121,6 +121,47 @@ async def test_a_context_that_is_full_ends_the_episode(parrot, episode, loaded):
     assert (rollout.outcome, rollout.reward) == (Outcome.TRUNCATED, None)
 
 
+async def crashes(one):
+    raise KeyError("question")  # crashes
+
+
+async def waits(one):
+    await asyncio.Event().wait()  # waits
+
+
+async def samples_nothing(one):  # samples nothing
+    return 1.0
+
+
+async def returns_text(one):  # returns text
+    await talk_once(one)
+    return "well done"
+
+
+@pytest.mark.parametrize(
+    ("run", "cause", "line"),
+    [
+        (crashes, "KeyError", "# crashes"),
+        (waits, "Timeout", "# waits"),
+        (samples_nothing, "NothingSampled", "# samples nothing"),
+        (returns_text, "str returned", "# returns text"),
+    ],
+)
+async def test_a_failure_says_the_line_of_the_workflow(parrot, episode, loaded, run, cause, line):
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a"), timeout_s=0.05))
+    assert rollout.failure.cause.startswith(f"{cause} at test_runner.py:")
+    assert line in rollout.failure.traceback
+
+
+async def test_a_message_is_bounded(parrot, episode, loaded):
+    async def run(one):
+        raise ValueError("x" * 10**6)
+
+    rollout = await run_episode(loaded(run), episode(solver=parrot("a")))
+    assert len(rollout.failure.message) < 1000
+    assert len(rollout.failure.traceback) <= 4096
+
+
 async def faulty(one):
     await talk_once(one)
     raise PolicyFault("its program took longer than 5 s", parts={"timeout": 1.0})
