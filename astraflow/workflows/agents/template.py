@@ -150,7 +150,8 @@ class ChatTemplate:
         Args:
             tokenizer: Of the model.
         """
-        tail = self.tail([_USER, _SAID, _USER], 1) if self.has_start else None
+        # No more messages: a vocabulary need not have what they would say.
+        tail = self.tail([_USER, _SAID], 1) if self.has_start else None
         first = list(tokenizer.encode(tail))[:1] if tail else []
         return first[0] if first and not tokenizer.decode(first) else None
 
