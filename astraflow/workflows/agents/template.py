@@ -193,6 +193,8 @@ class ChatTemplate:
                     return
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
+        if not self.has_start:  # the same as PLAIN gives, where Jinja is not installed
+            return "".join(message["content"] for message in messages)
         from jinja2 import TemplateError  # noqa: PLC0415 - an extra
 
         try:

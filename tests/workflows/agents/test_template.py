@@ -77,3 +77,9 @@ def test_roles_that_a_model_without_a_template_loses_are_told_once():
         assert {plain.render(chat), plain.render(chat)} == {"systemuser"}
     assert len(logs) == 1
     assert "no chat template" in logs[0]["event"]
+
+
+def test_without_a_template_of_its_own_a_model_reads_what_the_plain_one_gives():
+    chat = [{"role": "user", "content": "{{ a }}\n"}, {"role": "assistant", "content": "b"}]
+    commented = ChatTemplate(PLAIN + "{# not the plain one #}")
+    assert ChatTemplate().render(chat) == commented.render(chat) == "{{ a }}\nb"
