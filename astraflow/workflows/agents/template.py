@@ -8,11 +8,15 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import structlog
+
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.agents.messages import Message
 
 if TYPE_CHECKING:
     from astraflow.workflows.ports import Tokenizer
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """For models without a template: the contents, one after the other."""
@@ -91,13 +95,23 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         self.has_start = source != PLAIN
         """Whether the text has the model's start token where it wants one."""
+        self._has_warned = False
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
         """Return the text before the assistant's next words.
 
+        Without a template of the model's own, the first chat of several messages is logged: who
+        says what is lost.
+
         Raises:
             AstraflowError: INVALID_FIELD when the template refuses the messages.
         """
+        if not self.has_start and len(messages) > 1 and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the model has no chat template, so messages follow each other without roles; give "
+                f"the prompt as text, or {_OTHER}"
+            )
         return self._rendered(messages, tools)
 
     def tail(
@@ -150,7 +164,8 @@ class ChatTemplate:
         Args:
             tokenizer: Of the model.
         """
-        tail = self.tail([_USER, _SAID, _USER], 1) if self.has_start else None
+        # No more messages: a vocabulary need not have what they would say.
+        tail = self.tail([_USER, _SAID], 1) if self.has_start else None
         first = list(tokenizer.encode(tail))[:1] if tail else []
         return first[0] if first and not tokenizer.decode(first) else None
 
@@ -178,6 +193,8 @@ class ChatTemplate:
                     return
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
+        if not self.has_start:  # the same as PLAIN gives, where Jinja is not installed
+            return "".join(message["content"] for message in messages)
         from jinja2 import TemplateError  # noqa: PLC0415 - an extra
 
         try:
@@ -187,7 +204,7 @@ class ChatTemplate:
                 tools=list(tools) or None,
                 add_generation_prompt=True,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise AstraflowError(
                 Reason.INVALID_FIELD,
                 f"the model's chat template refuses the messages: {error}",
@@ -215,10 +232,21 @@ def _probes() -> Mapping[str, list[Message]]:
 def _compiled(source: str) -> Any:
     """Compile a template, once for all who use it."""
     from jinja2 import TemplateSyntaxError  # noqa: PLC0415 - an extra
+    from jinja2.ext import Extension  # noqa: PLC0415
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 
+    class Generation(Extension):
+        """Keeps what stands between `generation` and `endgeneration`, marks for masks."""
+
+        tags = {"generation"}  # noqa: RUF012 - declared so by Jinja
+
+        def parse(self, parser: Any) -> Any:
+            """Return what stands inside."""
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
     world: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
     )
     world.filters["tojson"] = _to_json
     world.globals["raise_exception"] = _refuse

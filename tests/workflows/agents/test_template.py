@@ -1,4 +1,5 @@
 import pytest
+import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.agents.template import PLAIN, ChatTemplate
@@ -66,3 +67,35 @@ def test_the_token_that_ends_an_answer_is_found(name):
 def test_a_text_that_ends_an_answer_is_no_token():
     plain = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     assert plain.turn_end_id(tokenizer_for("chatml")) is None
+
+
+def test_roles_that_a_model_without_a_template_loses_are_told_once():
+    plain, chat = ChatTemplate(), [{"role": r, "content": r} for r in ("system", "user")]
+    with structlog.testing.capture_logs() as logs:
+        assert plain.render(chat[1:]) == "user"
+        assert logs == []
+        assert {plain.render(chat), plain.render(chat)} == {"systemuser"}
+    assert len(logs) == 1
+    assert "no chat template" in logs[0]["event"]
+
+
+def test_without_a_template_of_its_own_a_model_reads_what_the_plain_one_gives():
+    chat = [{"role": "user", "content": "{{ a }}\n"}, {"role": "assistant", "content": "b"}]
+    commented = ChatTemplate(PLAIN + "{# not the plain one #}")
+    assert ChatTemplate().render(chat) == commented.render(chat) == "{{ a }}\nb"
+
+
+def test_marks_for_the_masks_of_other_libraries_change_nothing():
+    marked = ChatTemplate(
+        "{% for m in messages %}{{ m.role }}:"
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    )
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert marked.render(chat) == "user:a;assistant:b;"
+
+
+def test_a_template_that_stumbles_over_a_message_says_so():
+    stumbling = ChatTemplate("{{ messages[0].content.splitlines()[7] + 1 }}")
+    with pytest.raises(AstraflowError, match="refuses the messages"):
+        stumbling.render([{"role": "user", "content": "a"}])
