@@ -220,6 +220,8 @@ def make_warm_up(recipe: Path, *, overrides: Sequence[str], policy: str) -> Path
     hold_lifeline()
     settings = load_recipe(recipe, overrides)
     _use_threads(settings.policies[policy].trainer.thread_count)
+    # Threads that wait for each other would spin, and take the cores from those they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from astraflow.trainers.warm_up import ensure_model  # noqa: PLC0415
 
     model = settings.policies[policy].model
