@@ -12,9 +12,9 @@ from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe, Tracing
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.models import cache_dir
 from astraflow.launch.processes import hold_lifeline
 from astraflow.rpc.tls import Tls
+from astraflow.storage.cache import cache_dir
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.otel import configure_tracing
 from astraflow.telemetry.traces import use_recorder
