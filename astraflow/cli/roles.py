@@ -5,15 +5,16 @@ import signal
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe, Tracing
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.models import cache_dir
 from astraflow.launch.processes import hold_lifeline
 from astraflow.rpc.tls import Tls
+from astraflow.storage.cache import cache_dir
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.otel import configure_tracing
 from astraflow.telemetry.traces import use_recorder
@@ -212,14 +213,20 @@ def _trainer_recipe(
 
 
 def make_warm_up(recipe: Path, *, overrides: Sequence[str], policy: str) -> Path:
-    """Return the directory of a policy's first weights; make it when it is not there yet."""
+    """Return the directory of a policy's first weights; make it when it is not there yet.
+
+    What is done is printed, one line each.
+    """
     hold_lifeline()
     settings = load_recipe(recipe, overrides)
     _use_threads(settings.policies[policy].trainer.thread_count)
+    # Threads that wait for each other would spin, and take the cores from those they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from astraflow.trainers.warm_up import ensure_model  # noqa: PLC0415
 
     model = settings.policies[policy].model
-    return ensure_model(model, seed=settings.seed, cache_dir=cache_dir())
+    report = partial(print, flush=True)
+    return ensure_model(model, seed=settings.seed, cache_dir=cache_dir(), report=report)
 
 
 @contextmanager

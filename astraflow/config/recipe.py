@@ -26,6 +26,7 @@ from astraflow.config.policies import (
     Sampling,
     Save,
     Sync,
+    Tiny,
     Trainer,
     WarmUp,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "Save",
     "Strict",
     "Sync",
+    "Tiny",
     "Tls",
     "Tracing",
     "Trainer",

@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 
 from astraflow.config.strict import Algorithm, Name, Options, Strict
 
+_OF_HUB = ("split", "config", "revision")
+
 
 class DataSet(Strict):
     """Rows that become prompts."""
@@ -14,6 +16,14 @@ class DataSet(Strict):
     path: Path | None = None
     """JSONL or Parquet file, or a directory written by datasets.save_to_disk. Relative
     paths start at the recipe's folder."""
+    hub: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)?$")
+    """org/name on the Hugging Face hub, in place of a path; needs `astraflow[datasets]`."""
+    split: str = "train"
+    """Of hub."""
+    config: str | None = None
+    """Of hub; unset: its default."""
+    revision: str | None = None
+    """Of hub: branch, tag or commit. A run keeps the commit in its recipe. Unset: main."""
     seeds: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] | None = None
     """[first, end]: rows {"seed": n}, end not among them, in place of a file, for environments that
     make their own tasks. Hold other seeds out."""
@@ -30,11 +40,15 @@ class DataSet(Strict):
     """Only the first so many rows."""
 
     @model_validator(mode="after")
-    def _rows_come_from_somewhere(self) -> Self:
-        if (self.path is None) == (self.seeds is None):
-            raise ValueError("give a path, or seeds: [first, end], one of them")
+    def _rows_come_from_one_place(self) -> Self:
+        if sum(place is not None for place in (self.path, self.hub, self.seeds)) != 1:
+            raise ValueError("give exactly one of 'path', 'hub' and 'seeds'")
         if self.seeds is not None and self.seeds[0] >= self.seeds[1]:
             raise ValueError("seeds: [first, end] has no seed; end is not one of them")
+        fields = type(self).model_fields
+        of_hub = [key for key in _OF_HUB if getattr(self, key) != fields[key].default]
+        if self.hub is None and of_hub:
+            raise ValueError(f"{', '.join(of_hub)}: only data of 'hub' has that")
         return self
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
 from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PromptId
 from astraflow.core.tasks import Prompt
+from astraflow.workflows.data_sets.hub import download_data_set
 from astraflow.workflows.data_sets.rows import (
     HubDataSet,
     JsonLines,
@@ -21,6 +23,8 @@ from astraflow.workflows.data_sets.rows import (
     Rows,
     SeedRows,
 )
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _OPENERS: Mapping[str, Callable[[Path], Rows]] = {
     "jsonl": JsonLines,
@@ -49,7 +53,10 @@ def open_data_set(name: str, settings: DataSet, root: Path, *, seed: int = 0) ->
 def _open_rows(settings: DataSet, root: Path) -> Rows:
     if settings.seeds is not None:
         return SeedRows(*settings.seeds)
-    path = root / (settings.path or "")
+    if settings.hub is not None:
+        path = download_data_set(settings, report=log.info)
+    else:
+        path = root / (settings.path or "")
     return _OPENERS[_format_of(settings, path)](path)
 
 
@@ -149,7 +156,8 @@ class DataSetReader:
     def _fault(self, what: str) -> AstraflowError:
         return AstraflowError(
             Reason.INVALID_FIELD,
-            f"data.{self.name}: {what} in {self._settings.path or 'its seeds'}",
+            f"data.{self.name}: {what} in "
+            f"{self._settings.path or self._settings.hub or 'its seeds'}",
             metadata={"field": f"data.{self.name}"},
         )
 
