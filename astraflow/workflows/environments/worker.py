@@ -173,7 +173,7 @@ def refusal(error: BaseException) -> dict[str, str]:
     match error:
         case ImportError() | AttributeError() | LookupError():
             reason = "CODE_UNKNOWN"
-        case TypeError() | ValueError():
+        case TypeError() | ValueError() | FileNotFoundError():
             reason = "INVALID_FIELD"
         case _:
             reason = "ENVIRONMENT_FAILED"
