@@ -16,7 +16,7 @@ DOCUMENTS = [
     {"url": "wiki/france", "contents": "Paris is the capital of France, by the Seine."},
     {"contents": "Bread is made of flour and water."},
 ]
-FAILED = set()
+failed_calls = set()
 ROW = {"question": "What is the capital of Peru?", "answer": ["Lima", "City of Kings"]}
 
 
@@ -32,8 +32,8 @@ class Retrieval(BaseHTTPRequestHandler):
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path not in FAILED:
-            FAILED.add(self.path)
+        if self.path not in failed_calls:
+            failed_calls.add(self.path)
             self.send_error(503)
             return
         known = {each.get("url"): each for each in DOCUMENTS}
@@ -54,7 +54,7 @@ class Retrieval(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    FAILED.clear()
+    failed_calls.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), Retrieval) as listening:
         thread = threading.Thread(target=listening.serve_forever)
         thread.start()
@@ -110,7 +110,7 @@ def test_a_server_of_the_users_is_asked_until_it_answers(server, monkeypatch):
     assert "1. (wiki/peru) Lima" in world.step("<search>Peru</search>").observation
     assert "Seine" in world.step("<access>wiki/france</access>").observation
     assert "no such document" in world.step("<access>x</access>").observation
-    assert FAILED == {"/retrieve", "/access"}
+    assert failed_calls == {"/retrieve", "/access"}
 
 
 def test_a_server_that_is_dead_is_no_wrong_answer(monkeypatch):
