@@ -39,6 +39,7 @@ class Hub:
 
     Attributes:
         address: host:port.
+        tls: None: plain text.
         patience_s: How long it is tried again while nothing is heard from it.
         pulse: When it was last heard.
         channel: For stubs.
@@ -61,6 +62,7 @@ class Hub:
             pulse: Of the same hub on another channel; None: an own one.
         """
         self.address = address
+        self.tls = tls
         self.patience_s = patience_s
         self.pulse = pulse or Pulse()
         self.channel = dial(address, tls=tls)

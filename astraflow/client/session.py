@@ -12,7 +12,7 @@ from astraflow.client.hub import Hub, is_away, is_cut
 from astraflow.client.patience import Patience
 from astraflow.client.run_clock import RunClock
 from astraflow.core.clock import Clock, SystemClock
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.members import (
     Directive,
     DirectiveKind,
@@ -22,8 +22,14 @@ from astraflow.core.members import (
     TrainerLoad,
 )
 from astraflow.rpc.auth import MetadataPairs, session_metadata
+from astraflow.rpc.channel import dial_from_thread
 from astraflow.rpc.errors import raised_from
-from astraflow.wire.common import decode_directive, encode_raas_load, encode_trainer_load
+from astraflow.wire.common import (
+    decode_directive,
+    encode_failure,
+    encode_raas_load,
+    encode_trainer_load,
+)
 from astraflow_proto.dataflow.v1 import session_service_pb2 as pb
 from astraflow_proto.dataflow.v1.session_service_pb2_grpc import SessionServiceStub
 
@@ -278,6 +284,26 @@ class SessionKeeper:
         if directive != self.directive:
             self.directive = directive
             self._hooks.directed(directive)
+
+    async def report(self, failure: Failure) -> None:
+        """Tell the run of what failed beside any rollout.
+
+        Raises:
+            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
+        """
+        request = pb.ReportFailureRequest(failure=encode_failure(failure))
+        await self.call(self._sessions.ReportFailure, request)
+
+    def report_from_thread(self, failure: Failure, *, timeout_s: float = 5.0) -> None:
+        """Tell the same while the event loop stands still; blocks.
+
+        Raises:
+            grpc.RpcError: It was not heard.
+        """
+        request = pb.ReportFailureRequest(failure=encode_failure(failure))
+        with dial_from_thread(self.hub.address, tls=self.hub.tls) as channel:
+            call = SessionServiceStub(channel).ReportFailure
+            call(request, metadata=self.metadata, timeout=timeout_s)
 
     async def end(self, message: str) -> None:
         """Leave; what is still held returns to the run. Best effort: silence ends it too."""

@@ -85,7 +85,11 @@ class Rollouts(Strict):
     """Of a rollout that the policy broke (its program hung, crashed or broke limits), where the
     fault has no reward of its own. It is trained on like any other."""
     max_failed_groups: int = Field(default=32, ge=1)
-    """The run fails after so many groups in a row of which every rollout failed."""
+    """The run fails after so many groups in a row of which every rollout failed, for whatever
+    reason."""
+    max_failed_share: float = Field(default=0.5, gt=0, le=1)
+    """The run fails when more than this share of the last 128 rollouts (32 at least) failed by a
+    fault of a workflow, scorer or environment; above 0.2 it warns. 1: it goes on whatever fails."""
     selectors: tuple[Algorithm, ...] = ()
     """Decide which prompts are asked for: uniform, filter_solved, curriculum, greso, or your own.
     All of them have to admit a prompt; none: every prompt is asked for."""

@@ -26,4 +26,9 @@ def load(target: str, *, what: str) -> Any:
             Reason.CODE_UNKNOWN,
             f"{what} cannot be loaded: {error}; is it installed, or on PYTHONPATH, here?",
         ) from error
+    except (Exception, SystemExit) as error:
+        raise AstraflowError(
+            Reason.CODE_UNKNOWN,
+            f"{what} cannot be loaded: its module raised {type(error).__name__}: {error}",
+        ) from error
     return thing

@@ -76,6 +76,25 @@ class Reason(StrEnum):
     POLICY_FAULT = "POLICY_FAULT"
 
 
+CONFIGURATION_EXIT = 78
+"""Exit code of a role that cannot work as it is set up (EX_CONFIG of sysexits.h)."""
+BLOCKED_EXIT = 70
+"""Exit code of a node whose event loop code of a user's blocks for good (EX_SOFTWARE)."""
+
+# Starting again would come to the same.
+_OF_CONFIGURATION = frozenset(
+    {
+        Reason.CAPABILITY_MISSING,
+        Reason.CODE_MISMATCH,
+        Reason.CODE_UNKNOWN,
+        Reason.CONTRACT_UNSUPPORTED,
+        Reason.INVALID_FIELD,
+        Reason.MODEL_MISMATCH,
+        Reason.POLICY_UNKNOWN,
+    }
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why one item failed.
@@ -85,12 +104,21 @@ class Failure:
         message: For people; never parsed.
         retryable: Whether another attempt may go well.
         metadata: Ids and limits by name.
+        cause: What equal failures have in common, such as "KeyError at my_workflows.py:22";
+            empty: the reason alone.
+        traceback: Down to the line of the user's code; empty where it was told before.
     """
 
     reason: Reason
     message: str = ""
     retryable: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    cause: str = ""
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        """Return it for people, the traceback below."""
+        return f"{self.reason}: {self.message}" + (f"\n{self.traceback}" if self.traceback else "")
 
 
 class AstraflowError(Exception):
@@ -110,12 +138,21 @@ class AstraflowError(Exception):
         *,
         retryable: bool = False,
         metadata: Mapping[str, str] | None = None,
+        cause: str = "",
+        traceback: str = "",
     ) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.message = message
         self.retryable = retryable
         self.metadata = dict(metadata or {})
+        self.cause = cause
+        self.traceback = traceback
+
+    @property
+    def exit_code(self) -> int:
+        """Of the process that it ends: CONFIGURATION_EXIT where another start changes nothing."""
+        return CONFIGURATION_EXIT if self.reason in _OF_CONFIGURATION else 1
 
     def to_failure(self) -> Failure:
         """Return the same as a record."""
@@ -124,4 +161,6 @@ class AstraflowError(Exception):
             message=self.message,
             retryable=self.retryable,
             metadata=self.metadata,
+            cause=self.cause,
+            traceback=self.traceback,
         )

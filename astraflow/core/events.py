@@ -26,6 +26,7 @@ from astraflow.core.run_events import (
     Ticked,
 )
 from astraflow.core.session_events import (
+    FailureReported,
     MemberDrained,
     MemberKeptAlive,
     RaasJoined,
@@ -58,6 +59,7 @@ __all__ = [
     "EvalCreated",
     "EvalPromptsOffered",
     "Event",
+    "FailureReported",
     "HubRestarted",
     "MemberDrained",
     "MemberKeptAlive",

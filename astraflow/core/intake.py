@@ -58,11 +58,14 @@ class Intake:
         member.answer(assignment, index)
         if group is None or group.slots[index].is_done:
             return self._answer(rollout, settled(rollout, assignment), group)
+        failure = rollout.failure
         if rollout.outcome in UNDONE:
-            failure = rollout.failure or Failure(reason=Reason.INTERNAL)
+            failure = failure or Failure(reason=Reason.INTERNAL)
+            self._note(group, failure, now)
             is_counted = rollout.outcome is not Outcome.RETURNED
             self._fail(group, index, failure, now, is_counted=is_counted, by=assignment.task_id)
             return _accept(rollout.rollout_id)
+        self._note(group, failure, now)
         self._measure(member, assignment, rollout, now)
         self._keep(member, group, rollout, now)
         return _accept(rollout.rollout_id)
@@ -112,6 +115,7 @@ class Intake:
         self._end(member, assignment)
         for index in sorted(assignment.open_indexes):
             failure = failures.get(index, unsent)
+            self._note(assignment.group, failure, now)
             is_counted = failure.reason not in _ORDERLY
             self._fail_if_held(assignment, index, failure, now, is_counted=is_counted)
         return _accept(result.task_id)
@@ -122,6 +126,7 @@ class Intake:
         if assignment is None:
             return
         self._end(member, assignment)
+        self._state.failures.note(failure, now)
         is_counted = failure.reason not in _ORDERLY
         if failure.reason is Reason.VERSION_NOT_SERVED and assignment.is_eval:
             # Not asked again for these versions, so the attempt need not count.
@@ -260,6 +265,16 @@ class Intake:
                 self._evaluation.give_up(group, index)
             else:
                 self._evaluation.queue(group)
+
+    def _note(self, group: Group, failure: Failure | None, now: datetime) -> None:
+        """Count what came to an end; too many failures of training end the run."""
+        failures, flow = self._state.failures, self._state.flow
+        if isinstance(group, TrainGroup):
+            failures.finish(failure, now)
+            if failure is not None and flow.failure is None:
+                flow.fail(failures.unbearable(self._state.settings.rollouts.max_failed_share))
+        elif failure is not None:
+            failures.note(failure, now)
 
     def _end(self, member: RaasMember, assignment: Assignment) -> None:
         member.release(assignment)

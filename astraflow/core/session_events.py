@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from astraflow.core.errors import Failure
 from astraflow.core.ids import MemberId
 from astraflow.core.members import JoinPool, RaasLoad, RegisterTrainer, TrainerLoad
 
@@ -72,6 +73,18 @@ class MemberKeptAlive:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReported:
+    """A member tells of what belongs to no rollout. Answer: None.
+
+    Raises:
+        AstraflowError: SESSION_ENDED.
+    """
+
+    member_id: MemberId
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLeft:
     """A member ends its session. Answer: None; an ended one answers the same."""
 
@@ -95,4 +108,6 @@ class MemberDrained:
     grace: timedelta | None = None
 
 
-SessionEvent = TrainerRegistered | RaasJoined | MemberKeptAlive | SessionLeft | MemberDrained
+SessionEvent = (
+    TrainerRegistered | RaasJoined | MemberKeptAlive | FailureReported | SessionLeft | MemberDrained
+)

@@ -9,6 +9,7 @@ from astraflow.core.barrier import Barrier
 from astraflow.core.dead_letters import DeadLetters
 from astraflow.core.effects import Effect
 from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.failures import FailureLog
 from astraflow.core.groups import Assignment, Group
 from astraflow.core.ids import GroupId, PolicyId, TaskId
 from astraflow.core.mint import Mint
@@ -66,6 +67,7 @@ class State:
         deadlines: Of the tasks, in the order of their issue, which is that of time.
         dead_letters: Prompts given up.
         faults: Of data algorithms.
+        failures: Of rollouts.
     """
 
     def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
@@ -92,6 +94,7 @@ class State:
         self.assignments: dict[TaskId, Assignment] = {}
         self.deadlines = deque[tuple[datetime, TaskId]]()
         self.dead_letters = DeadLetters()
+        self.failures = FailureLog()
         self.effects: list[Effect] = []
 
     @property

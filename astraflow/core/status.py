@@ -46,6 +46,46 @@ class DropCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailureCause:
+    """What equal failures have in common.
+
+    Attributes:
+        cause: Such as "KeyError at my_workflows.py:22".
+        count: How many there were.
+        last: The newest one, with the newest traceback that came.
+        first_time: Of the first.
+        last_time: Of the newest.
+    """
+
+    cause: str
+    count: int
+    last: Failure
+    first_time: datetime
+    last_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReport:
+    """How many rollouts fail, and why; see `control/v1/run.proto`."""
+
+    finished_count: int = 0
+    failed_count: int = 0
+    recent_count: int = 0
+    recent_failed_count: int = 0
+    causes: tuple[FailureCause, ...] = ()
+
+    @property
+    def failed_share(self) -> float:
+        """Of all, 0 to 1."""
+        return self.failed_count / max(1, self.finished_count)
+
+    @property
+    def recent_share(self) -> float:
+        """Of the last ones, 0 to 1."""
+        return self.recent_failed_count / max(1, self.recent_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStatus:
     """One policy's column of the state; see `control/v1/run.proto`."""
 
@@ -82,6 +122,7 @@ class RunStatus:
     dead_letter_count: int = 0
     epochs: Mapping[str, int] = field(default_factory=dict[str, int])
     failure: Failure | None = None
+    failures: FailureReport = field(default_factory=FailureReport)
     start_time: datetime
     server_time: datetime
 

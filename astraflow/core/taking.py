@@ -59,6 +59,9 @@ def _take_session(parts: Parts, event: ev.SessionEvent, now: datetime) -> Any:
     match event:
         case ev.MemberKeptAlive(member_id=member_id, load=load):
             return parts.membership.keep_alive(member_id, load, now)
+        case ev.FailureReported(member_id=member_id, failure=failure):
+            parts.state.sessions.get(member_id)
+            return parts.state.failures.note(failure, now)
         case ev.RaasJoined():
             return parts.joining.join_pool(event, now)
         case ev.TrainerRegistered():

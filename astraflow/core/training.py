@@ -280,6 +280,8 @@ class Training:
                 message=f"all rollouts of {self._failed_in_a_row} groups in a row failed; "
                 f"the last one: {last.message}",
                 metadata=last.metadata,
+                cause=last.cause,
+                traceback=last.traceback or state.failures.traceback_of(last.cause),
             )
 
 

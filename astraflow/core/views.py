@@ -17,6 +17,7 @@ def run_status(state: State, run_state: RunState, now: datetime) -> RunStatus:
         dead_letter_count=state.dead_letters.count,
         epochs=dict(state.flow.epochs),
         failure=state.flow.failure,
+        failures=state.failures.report(),
         start_time=state.start_time,
         server_time=now,
     )

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from astraflow.core.status import FailureReport
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.loop_probe import LoopProbe
 
@@ -28,6 +29,7 @@ class Account:
             "run_id": status.run_id,
             "state": status.state,
             "failure": None if status.failure is None else asdict(status.failure),
+            "failures": _failures_row(status.failures),
             "start_time": status.start_time.isoformat(),
             "end_time": status.server_time.isoformat(),
             "train_s": (last - first).total_seconds() if trained and last and first else 0.0,
@@ -51,6 +53,27 @@ class Account:
             "max_rss_nbytes": _peak_rss_nbytes(),
             "loop": asdict(self._probe.stats),
         }
+
+
+def _failures_row(report: FailureReport) -> dict[str, Any]:
+    causes = [
+        {
+            "cause": each.cause,
+            "count": each.count,
+            "reason": each.last.reason,
+            "message": each.last.message,
+            "traceback": each.last.traceback,
+            "first_time": each.first_time.isoformat(),
+            "last_time": each.last_time.isoformat(),
+        }
+        for each in report.causes
+    ]
+    return {
+        "finished_count": report.finished_count,
+        "failed_count": report.failed_count,
+        "failed_share": round(report.failed_share, 4),
+        "causes": causes,
+    }
 
 
 def _peak_rss_nbytes() -> int:

@@ -128,6 +128,7 @@ def _rollouts(rollouts: config.Rollouts, size_of: Callable[[str], int]) -> Rollo
         timeout=timedelta(seconds=rollouts.timeout_s),
         max_attempts=rollouts.max_attempts,
         max_failed_groups=rollouts.max_failed_groups,
+        max_failed_share=rollouts.max_failed_share,
         keeps_together=rollouts.keep_together,
         mix=tuple(
             MixPhase(weights=phase.weights, from_version=phase.from_version)

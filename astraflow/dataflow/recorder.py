@@ -216,7 +216,8 @@ def _rollout_row(
         "trajectories": [_trajectory_row(trajectory) for trajectory in rollout.trajectories],
     }
     if rollout.failure is not None:
-        row |= {"reason": rollout.failure.reason, "message": rollout.failure.message}
+        failure = rollout.failure
+        row |= {"reason": failure.reason, "message": failure.message, "cause": failure.cause}
     return row
 
 

@@ -65,8 +65,27 @@ class FastTokenizer:
         return self._special_ids
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
-        """Return the ids of a text; True adds what the tokenizer puts at its ends (bos)."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """Return the ids of a text; True adds what the tokenizer puts at its ends (bos).
+
+        Raises:
+            AstraflowError: INVALID_FIELD for characters that it has no token for.
+        """
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # the Rust library raises nothing narrower
+            unknown = [char for char in dict.fromkeys(text) if not self._has_tokens_for(char)]
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"the model's tokenizer has no token for {unknown[:16]} in {text[:80]!r}: "
+                f"write it with what the model knows, or train another model ({error})",
+            ) from error
+
+    def _has_tokens_for(self, text: str) -> bool:
+        try:
+            self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception:  # noqa: BLE001 - see encode
+            return False
+        return True
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ids, without special tokens."""

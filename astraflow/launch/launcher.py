@@ -13,7 +13,8 @@ from rich.console import Console
 from astraflow.client.control import ControlClient
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core import errors
+from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.launch.models import prepare_models
 from astraflow.launch.processes import RoleCommand, RoleProcess
@@ -175,7 +176,8 @@ class Launch:
             self.last = status
             progress.show(status)
         if self.last is not None and self.last.failure is not None:
-            self.failure = f"{self.last.failure.reason}: {self.last.failure.message}"
+            # What a process that could not work said is nearer to the cause than its withdrawal.
+            self.failure = self.failure or str(self.last.failure)
 
     async def _obey_interrupts(self, control: ControlClient, progress: Progress) -> None:
         await self.interrupted.wait()
@@ -202,14 +204,20 @@ class Launch:
             name = process.command.name
             if code == 0 or self._is_ending():
                 return
-            if not is_raas or self.raas_count >= self.recipe.raas.count + _RAAS_RESTARTS:
+            # Started again it would say the same.
+            if code == CONFIGURATION_EXIT or not is_raas:
+                break
+            if self.raas_count >= self.recipe.raas.count + _RAAS_RESTARTS:
                 break
             scene.progress.note(f"[yellow]{name} ended ({code}); what it held is issued again[/]")
             process = await self._start_raas(scene.roles, scene.hub, scene.lifeline)
-        if is_raas and any(_is_raas(other) and other.exit_code is None for other in self.processes):
+        is_spare = is_raas and code != CONFIGURATION_EXIT
+        if is_spare and any(
+            _is_raas(other) and other.exit_code is None for other in self.processes
+        ):
             scene.progress.note(f"[yellow]{name} ended ({code}); the other nodes go on[/]")
             return
-        self.failure = f"{name} ended with exit code {code}:\n{process.last_words()}"
+        self.failure = f"{name} ended with {_named(code)}:\n{process.last_words()}"
         with suppress(AstraflowError):
             await scene.control.stop_run(StopMode.CANCEL)
 
@@ -262,6 +270,17 @@ class _Scene:
     control: ControlClient
     progress: Progress
     lifeline: int
+
+
+def _named(code: int) -> str:
+    """Return an exit code with what it means."""
+    match code:
+        case errors.CONFIGURATION_EXIT:
+            return f"exit code {code}, it cannot work as it is set up"
+        case errors.BLOCKED_EXIT:
+            return f"exit code {code}, code of a workflow or scorer blocked it for good"
+        case _:
+            return f"exit code {code}"
 
 
 def _is_trainer(process: RoleProcess) -> bool:

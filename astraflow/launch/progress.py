@@ -1,5 +1,6 @@
 """Live progress of a run: a table on a terminal, a line now and then in a log."""
 
+from textwrap import indent
 from typing import Self
 
 from rich.console import Console, Group
@@ -9,9 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from astraflow.config.recipe import Recipe
-from astraflow.core.status import PolicyStatus, RunStatus
+from astraflow.core.errors import Reason
+from astraflow.core.failures import LEAST_COUNT
+from astraflow.core.status import FailureCause, FailureReport, PolicyStatus, RunStatus
 
 _LINES = 12
+WARN_SHARE = 0.2
+"""Of the last training rollouts; when more fail the user is warned."""
+_MAX_TOLD = 24
 
 
 class Progress:
@@ -22,6 +28,9 @@ class Progress:
         self._recipe = recipe
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._printed_step = -1
+        # Whether its traceback was printed, by cause.
+        self._told: dict[str, bool] = {}
+        self._is_warned = False
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -37,7 +46,8 @@ class Progress:
         self._console.print(message)
 
     def show(self, status: RunStatus) -> None:
-        """Show the state of the run."""
+        """Show the state of the run; a failure of a kind that is new, with its traceback."""
+        self._tell(status.failures)
         if self._console.is_terminal:
             self._live.update(self._table(status), refresh=True)
             return
@@ -45,7 +55,30 @@ class Progress:
         if step >= self._printed_step + self._stride():
             self._printed_step = step
             for policy in status.policies:
-                self._console.print(line_of(policy), soft_wrap=True)
+                line = line_of(policy, failures=status.failures)
+                self._console.print(line, soft_wrap=True)
+
+    def _tell(self, report: FailureReport) -> None:
+        for cause in report.causes:
+            has_traceback = bool(cause.last.traceback)
+            known = self._told.get(cause.cause)
+            is_news = known is None or (has_traceback and not known)
+            if is_news and len(self._told) < _MAX_TOLD:
+                self._told[cause.cause] = has_traceback
+                self._console.print(text_of(cause), soft_wrap=True)
+        if report.recent_count < LEAST_COUNT:
+            return
+        share = report.recent_share
+        if share > WARN_SHARE and not self._is_warned:
+            self._console.print(self._warning(report), soft_wrap=True)
+        # Shares that waver around the bound are one warning.
+        self._is_warned = share > (WARN_SHARE / 2 if self._is_warned else WARN_SHARE)
+
+    def _warning(self, report: FailureReport) -> Text:
+        most = self._recipe.rollouts.max_failed_share
+        end = f"above {most:.0%} the run ends" if most < 1 else "the recipe lets it go on"
+        count = f"{report.recent_share:.0%} of the last {report.recent_count} training rollouts"
+        return Text(f"warning: {count} failed; {end} (rollouts.max_failed_share)", style="yellow")
 
     def _stride(self) -> int:
         counts = [policy.trainer.step_count or 120 for policy in self._recipe.policies.values()]
@@ -58,13 +91,25 @@ class Progress:
             table.add_row(
                 Text(policy.policy_id, style="bold"),
                 ProgressBar(total=total, completed=policy.step, width=24),
-                line_of(policy),
+                line_of(policy, failures=status.failures),
             )
         return Group(table, Text(nodes_of(status), style="dim"))
 
 
-def line_of(policy: PolicyStatus) -> str:
-    """Return one policy in one line: step, reward, version, staleness, work, waiting."""
+def text_of(cause: FailureCause) -> Text:
+    """Return why rollouts fail: what failed, and the traceback down to the user's line."""
+    last = cause.last
+    if last.reason is Reason.POLICY_FAULT:
+        return Text(f"the policy broke a rollout, which counts: {last.message}", style="dim")
+    text = Text(f"{last.reason}: {last.message}", style="red")
+    if last.traceback:
+        text.append("\n" + indent(last.traceback, "  "), style="default")
+    return text
+
+
+def line_of(policy: PolicyStatus, *, failures: FailureReport) -> str:
+    """Return one policy in one line: step, reward, version, staleness, work, waiting, failures."""
+    failed = f" failed {failures.recent_share:.0%}" if failures.recent_failed_count else ""
     reward = "-" if policy.mean_reward is None else f"{policy.mean_reward:.3f}"
     staleness = max(policy.staleness_counts, default=0)
     version = "-" if policy.version is None else policy.version
@@ -72,7 +117,7 @@ def line_of(policy: PolicyStatus) -> str:
         f"{policy.policy_id}: step {policy.step} reward {reward} version {version} "
         f"staleness ≤{staleness} fresh {policy.fresh_count} "
         f"open {policy.open_group_count}/{policy.max_open_group_count} "
-        f"waits {policy.wait_fraction:.0%} {policy.tokens_per_s:,.0f} tok/s"
+        f"waits {policy.wait_fraction:.0%} {policy.tokens_per_s:,.0f} tok/s{failed}"
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from astraflow.config.run_dir import RunDir
 from astraflow.launch.summary import PolicySummary, RunSummary
@@ -23,6 +24,8 @@ def show_summary(console: Console, summary: RunSummary, run_dir: RunDir) -> None
             f"{summary.tokens_per_s:,.0f} tokens/s"
         )
     console.print(_policies(summary))
+    if summary.failures.get("causes"):
+        console.print(_failures(summary))
     members = _members(summary, run_dir)
     if members.row_count:
         console.print(members)
@@ -52,6 +55,17 @@ _POLICY_ROWS: Mapping[str, Callable[[PolicySummary], str]] = {
     "pause for a swap, median": lambda policy: f"{policy.pause_ms:.1f} ms",
     "trainer waited": lambda policy: f"{policy.wait_fraction:.0%}",
 }
+
+
+def _failures(summary: RunSummary) -> Table:
+    failed, finished = summary.failures["failed_count"], summary.failures["finished_count"]
+    title = f"Failed rollouts: {failed:,} of {finished:,} ({summary.failures['failed_share']:.1%})"
+    table = Table("seen", "reason", "cause", "last message", title=title, title_justify="left")
+    for cause in summary.failures["causes"]:
+        # Texts of others may look like markup.
+        cells = (cause["reason"], cause["cause"], cause["message"])
+        table.add_row(f"{cause['count']:,} times", *map(Text, cells))
+    return table
 
 
 def _members(summary: RunSummary, run_dir: RunDir) -> Table:

@@ -16,7 +16,7 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.members import Role
 from astraflow.core.status import LedgerAccount, RunStatus, WaitReason
 from astraflow.launch.progress import nodes_of
-from astraflow.launch.status_tables import policy_table, pool_table
+from astraflow.launch.status_tables import failures_of, policy_table, pool_table
 
 
 async def show_status(run_dir: RunDir, *, watch: bool, as_json: bool) -> None:
@@ -63,9 +63,10 @@ def tables_of(status: RunStatus, waits: Sequence[WaitReason]) -> Group:
     lines: list[Table | Text] = [Text(nodes_of(status)), policy_table(status)]
     if any(member.role is Role.RAAS for member in status.members):
         lines.append(pool_table(status))
+    lines += failures_of(status.failures)
     lines += [Text(f"{wait.waiter_id} waits: {wait.message}", style="dim") for wait in waits]
     if status.failure is not None:
-        lines.append(Text(f"{status.failure.reason}: {status.failure.message}", style="red"))
+        lines.append(Text(str(status.failure), style="red"))
     return Group(*lines)
 
 

@@ -4,9 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from rich.table import Table
+from rich.text import Text
 
 from astraflow.core.members import MemberStatus, RaasLoad, Role
-from astraflow.core.status import PolicyStatus, RunStatus
+from astraflow.core.status import FailureReport, PolicyStatus, RunStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -70,6 +71,24 @@ def pool_table(status: RunStatus) -> Table:
             region or "-", _states(nodes), f"{out}/{credit}", f"{speed:,.0f}", f"≤ {behind}"
         )
     return table
+
+
+def failures_of(report: FailureReport) -> list[Table | Text]:
+    """Return how many rollouts failed, why, and the traceback of the most frequent cause."""
+    if not report.causes:
+        return []
+    head = (
+        f"{report.failed_count:,} of {report.finished_count:,} training rollouts failed "
+        f"({report.failed_share:.0%}), of the last {report.recent_count} {report.recent_share:.0%}"
+    )
+    table = Table("seen", "reason", "cause", "last message")
+    for cause in report.causes:
+        # Texts of others may look like markup.
+        cells = (str(cause.last.reason), cause.cause, cause.last.message)
+        table.add_row(f"{cause.count:,} times", *map(Text, cells))
+    found: list[Table | Text] = [Text(head, style="yellow"), table]
+    worst = next((each.last.traceback for each in report.causes if each.last.traceback), "")
+    return [*found, Text(worst)] if worst else found
 
 
 def _states(nodes: list[MemberStatus]) -> str:

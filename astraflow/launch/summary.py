@@ -59,6 +59,7 @@ class RunSummary:
         policies: By id.
         evals: Every finished evaluation.
         failure: Why it failed, if it did.
+        failures: Of rollouts: how many, and by which cause; see `status.json`.
     """
 
     name: str
@@ -72,6 +73,7 @@ class RunSummary:
     policies: Mapping[str, PolicySummary]
     evals: Sequence[Row] = field(default_factory=list[Row])
     failure: str | None = None
+    failures: Row = field(default_factory=dict[str, Any])
 
     @property
     def was_stopped(self) -> bool:
@@ -125,6 +127,7 @@ def summarise(
         policies={p: _policy(steps[p], live[p]) for p in sorted(steps.keys() | live.keys())},
         evals=evals,
         failure=failure,
+        failures=status.get("failures", {}),
     )
     run_dir.summary.write_text(json.dumps(summary.to_json(), indent=2) + "\n")
     return summary

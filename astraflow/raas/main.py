@@ -20,6 +20,8 @@ from astraflow.core.members import Resources
 from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import SourceKind
 from astraflow.engines.placing import Machine, placed
+from astraflow.raas.failures import tell_strays
+from astraflow.raas.loop_watch import LoopWatch
 from astraflow.raas.models import load_models, policies_by_engine
 from astraflow.raas.node import Departure, RaasNode
 from astraflow.raas.policies import ServedModel
@@ -31,6 +33,7 @@ from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.prometheus import LoopRead, MetricsServer
+from astraflow.telemetry.tracebacks import place_of
 from astraflow.transport.hosts import chosen_lanes
 from astraflow.weights.any_lane import AnyLane
 from astraflow.weights.disk_copy import DiskCopy
@@ -65,8 +68,8 @@ def main_join(
         tls: None: plain text.
 
     Returns:
-        The exit code: 0 when the run is over or the node was drained, 1 when it failed; the
-        log says why.
+        The exit code: 0 when the run is over or the node was drained, 1 when it failed, 78
+        (CONFIGURATION_EXIT) when it would fail again; the log says why.
     """
     configure_logging("raas")
     settings = NodeSettings(
@@ -88,10 +91,17 @@ def main_join(
     try:
         departure = asyncio.run(_join(recipe, settings, models or {}))
     except AstraflowError as error:
-        log.error("the node failed", reason=error.reason, why=error.message)  # noqa: TRY400
-        return 1
+        _log_failure(error)
+        return error.exit_code
     log.info("the node has left", departure=departure)
     return 0
+
+
+def _log_failure(error: AstraflowError) -> None:
+    """Log why the node failed, with the line of the user's code where there is one."""
+    place = place_of(error)
+    at = {"exception": place.traceback} if place.is_users else {}
+    log.error("the node failed", reason=error.reason, why=error.message, **at)
 
 
 def ask_every(recipe: Recipe) -> dict[PolicyId, int]:
@@ -128,6 +138,10 @@ async def _join(
         engines.push_async_callback(asyncio.to_thread, metrics.close)
         node.metrics_address = metrics.address
         keep_for_good()
+        tell_strays(asyncio.get_running_loop(), node.report)
+        watch = LoopWatch(node.report_from_thread, ends_after_s=recipe.rollouts.timeout_s)
+        engines.callback(watch.close)
+        watch.start()
         with _signals(node):
             return await node.run()
 

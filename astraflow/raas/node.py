@@ -15,12 +15,13 @@ from astraflow.client.hooks import Held
 from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
 from astraflow.client.task_stream import TaskSink, TaskStream
 from astraflow.core.clock import Clock, SystemClock
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, WorkflowId
 from astraflow.core.members import Directive, DirectiveKind, RaasLoad, Session
 from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
 from astraflow.raas.asking import AskingResults
+from astraflow.raas.failures import FailureNotes
 from astraflow.raas.headroom import headroom
 from astraflow.raas.load import LoadMeter, MeteredEngine
 from astraflow.raas.offer import Offer
@@ -86,10 +87,12 @@ class RaasNode:
         self._puller = puller
         self._relays = relays
         self.metrics_address = ""
+        self._notes = FailureNotes()
         self._runner: EpisodeRunner | None = None
         self._client: RaasClient | None = None
         self._tasks: TaskStream | None = None
         self._workflows: Mapping[WorkflowId, LoadedWorkflow] = {}
+        self._reports = asyncio.Queue[Failure]()
         self._departing = asyncio.Event()
         self._stopping = asyncio.Event()
 
@@ -101,6 +104,21 @@ class RaasNode:
         """Leave at once; what is held returns to the run."""
         self._departing.set()
         self._stopping.set()
+
+    def report(self, failure: Failure) -> None:
+        """Log what failed beside any rollout, and tell the run; on the event loop."""
+        self._reports.put_nowait(self._notes.tell(failure))
+
+    def report_from_thread(self, failure: Failure) -> None:
+        """Tell the run of what blocks the event loop; blocks.
+
+        Raises:
+            AstraflowError: NOT_READY before the node has joined.
+            grpc.RpcError: It was not heard.
+        """
+        if self._client is None:
+            raise AstraflowError(Reason.NOT_READY, "the node has not joined yet")
+        self._client.keeper.report_from_thread(failure)
 
     async def run(self) -> Departure:
         """Join, work, leave.
@@ -154,7 +172,8 @@ class RaasNode:
         tasks = client.tasks(credit=self._credit, sink=sink)
         results = AskingResults(client.rollouts, client.versions, every=self._settings.ask_every)
         updates = self._updates(client)
-        streams = (client.keeper.run(), client.rollouts.run(), results.run(), *updates)
+        own = (client.keeper.run(), client.rollouts.run(), results.run())
+        streams = (*own, self._tell_reports(client), *updates)
         async with beside(*streams) as group:
             self._runner = EpisodeRunner(
                 desk=self._desk,
@@ -176,6 +195,17 @@ class RaasNode:
                 departure = await self._finish(self._runner, client)
         await client.keeper.end(f"{self._settings.name} leaves: {departure}")
         return departure
+
+    async def _tell_reports(self, client: RaasClient) -> None:
+        """Tell the run of each report, until cancelled."""
+        while True:
+            failure = await self._reports.get()
+            try:
+                await client.keeper.report(failure)
+            except AstraflowError as error:
+                if error.reason is not Reason.CAPABILITY_MISSING:
+                    raise
+                log.warning("the hub takes no reports", why=error.message)
 
     async def _finish(self, runner: EpisodeRunner, client: RaasClient) -> Departure:
         """Finish what runs, unless it is to stop at once."""

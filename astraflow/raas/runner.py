@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Protocol
@@ -14,11 +14,13 @@ from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import Rollout, TaskResult
 from astraflow.core.tasks import RolloutTask, TaskCancellation
+from astraflow.raas.failures import FailureNotes
 from astraflow.raas.headroom import EpisodeTimes
 from astraflow.raas.held_task import OVERDUE, HeldTask
 from astraflow.raas.places import Places
 from astraflow.raas.policies import PolicyDesk
 from astraflow.raas.tallies import NodeTallies
+from astraflow.telemetry.tracebacks import place_of_definition
 from astraflow.workflows.agents.door import AgentDoor
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.runner import LoadedWorkflow, run_episode
@@ -65,10 +67,6 @@ _DRAINING = Failure(
 _NO_WORKFLOW = Failure(
     reason=Reason.CODE_UNKNOWN, message="the run named no such workflow when the node joined"
 )
-_TOO_LARGE = Failure(
-    reason=Reason.MESSAGE_TOO_LARGE,
-    message="the rollout is larger than the run reads; ask for fewer or shorter turns",
-)
 
 
 class EpisodeRunner:
@@ -114,6 +112,7 @@ class EpisodeRunner:
         self._results = results
         self._give_back = give_back
         self._group = group
+        self._notes = FailureNotes()
         self._held: dict[TaskId, HeldTask] = {}
         self._running_count = 0
         self._is_draining = False
@@ -252,17 +251,37 @@ class EpisodeRunner:
             held.fail(index, held.why)
         elif (error := running.exception()) is not None:
             # The group ends with this error; the sample says so as long as there is a stream.
-            held.fail(index, Failure(reason=Reason.INTERNAL, message=repr(error)))
+            failure = Failure(reason=Reason.INTERNAL, message=repr(error))
+            held.fail(index, self._notes.tell(failure))
         else:
             self._send(held, index, running.result())
         self._close_done(held)
 
     def _send(self, held: HeldTask, index: int, rollout: Rollout) -> None:
+        if rollout.failure is not None:
+            rollout = replace(rollout, failure=self._notes.tell(rollout.failure))
         if self._results.send(rollout):
             held.sent_count += 1
             self._tallies.sent(rollout)
         else:
-            held.fail(index, _TOO_LARGE)
+            held.fail(index, self._notes.tell(self._too_large(held, rollout)))
+
+    def _too_large(self, held: HeldTask, rollout: Rollout) -> Failure:
+        """Say what of a rollout is more than the run reads, and whose code made it."""
+        token_count = sum(len(each.tokens) for each in rollout.trajectories)
+        message = (
+            f"the rollout is larger than the run reads: {len(rollout.trajectories)} trajectories "
+            f"of {token_count:,} tokens, {len(rollout.reward_parts):,} parts of its reward and "
+            f"{len(rollout.metrics):,} metrics; ask for fewer or shorter turns, return less"
+        )
+        run = self._workflows[held.task.workflow_id].loaded.workflow.run
+        place = place_of_definition(run, name="TooLarge", said=message)
+        return Failure(
+            reason=Reason.MESSAGE_TOO_LARGE,
+            message=message,
+            cause=place.cause,
+            traceback=place.traceback,
+        )
 
     def _close_done(self, held: HeldTask) -> None:
         """Send the result of a task once every sample has a rollout or a failure."""

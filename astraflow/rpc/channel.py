@@ -2,6 +2,7 @@
 
 from typing import Final
 
+import grpc
 import grpc.aio
 
 from astraflow.rpc.address import is_loopback, split_address
@@ -20,6 +21,18 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
 )
 
 
+def dial_from_thread(address: str, *, tls: Tls | None = None) -> grpc.Channel:
+    """Return a channel whose calls block: for a thread that no event loop may be needed for.
+
+    Raises:
+        AstraflowError: As `dial`.
+    """
+    options = _options(address)
+    if tls is None or tls.is_plain:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, channel_credentials(tls), options=options)
+
+
 def dial(address: str, *, tls: Tls | None = None) -> grpc.aio.Channel:
     """Return a channel to a peer; the first call connects.
 
@@ -33,9 +46,13 @@ def dial(address: str, *, tls: Tls | None = None) -> grpc.aio.Channel:
     Raises:
         AstraflowError: INVALID_FIELD for an address without a port, or an unreadable PEM file.
     """
-    host, _ = split_address(address)
-    # A proxy of the environment cannot reach this machine's own loopback.
-    options = (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", int(not is_loopback(host))))
+    options = _options(address)
     if tls is None or tls.is_plain:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
+
+
+def _options(address: str) -> tuple[tuple[str, int | str], ...]:
+    host, _ = split_address(address)
+    # A proxy of the environment cannot reach this machine's own loopback.
+    return (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", int(not is_loopback(host))))

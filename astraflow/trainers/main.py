@@ -31,7 +31,7 @@ def main_run(recipe: Recipe, *, policy_id: str, model_dir: Path, place: TrainerP
 
     Returns:
         The exit code: 0 when the run is over or the trainer was asked to leave, 1 when it
-        failed; the log says why.
+        failed, 78 (CONFIGURATION_EXIT) when it would fail again; the log says why.
     """
     configure_logging(f"trainer-{policy_id}{rank_mark()}")
     try:
@@ -41,7 +41,7 @@ def main_run(recipe: Recipe, *, policy_id: str, model_dir: Path, place: TrainerP
             _train(PolicyId(policy_id), policy, place, model_dir=model_dir, loop=loop)
     except AstraflowError as error:
         log.error("the trainer failed", reason=error.reason, why=error.message)  # noqa: TRY400
-        return 1
+        return error.exit_code
     except KeyboardInterrupt:
         log.warning("stopped at once; the batch in hand returns to the run")
         return 1

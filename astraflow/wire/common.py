@@ -45,6 +45,8 @@ def encode_failure(failure: Failure) -> failure_pb2.Failure:
         message=failure.message,
         retryable=failure.retryable,
         metadata=failure.metadata,
+        cause=failure.cause,
+        traceback=failure.traceback,
     )
 
 
@@ -59,6 +61,8 @@ def decode_failure(message: failure_pb2.Failure) -> Failure:
         message=message.message,
         retryable=message.retryable,
         metadata=dict(message.metadata),
+        cause=message.cause,
+        traceback=message.traceback,
     )
 
 

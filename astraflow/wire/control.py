@@ -5,7 +5,15 @@ from datetime import timedelta
 from astraflow.core.ids import MemberId, PolicyId, RunId
 from astraflow.core.members import MemberState, MemberStatus, RaasLoad, TrainerLoad
 from astraflow.core.saves import PolicyCheckpoint, SavedRun
-from astraflow.core.status import DropCount, PolicyStatus, RunState, RunStatus, StopMode
+from astraflow.core.status import (
+    DropCount,
+    FailureCause,
+    FailureReport,
+    PolicyStatus,
+    RunState,
+    RunStatus,
+    StopMode,
+)
 from astraflow.wire.common import (
     REASONS,
     ROLES,
@@ -31,6 +39,7 @@ from astraflow_proto.control.v1 import control_service_pb2, run_pb2
 
 RUN_STATES = EnumTable(RunState, run_pb2.RunState, "RUN_STATE")
 MEMBER_STATES = EnumTable(MemberState, run_pb2.MemberState, "MEMBER_STATE")
+_FAILURE_NUMBERS = ("finished_count", "failed_count", "recent_count", "recent_failed_count")
 STOP_MODES = EnumTable(StopMode, control_service_pb2.StopMode, "STOP_MODE")
 
 
@@ -98,8 +107,46 @@ def encode_run_status(status: RunStatus) -> run_pb2.Run:
         dead_letter_count=status.dead_letter_count,
         epochs=status.epochs,
         failure=None if status.failure is None else encode_failure(status.failure),
+        failures=encode_failures(status.failures),
         start_time=encode_time(status.start_time),
         server_time=encode_time(status.server_time),
+    )
+
+
+def encode_failures(report: FailureReport) -> run_pb2.Failures:
+    """Return a FailureReport for the wire."""
+    causes = (
+        run_pb2.FailureCause(
+            cause=each.cause,
+            count=each.count,
+            last=encode_failure(each.last),
+            first_time=encode_time(each.first_time),
+            last_time=encode_time(each.last_time),
+        )
+        for each in report.causes
+    )
+    numbers = {name: getattr(report, name) for name in _FAILURE_NUMBERS}
+    return run_pb2.Failures(causes=causes, **numbers)
+
+
+def decode_failures(message: run_pb2.Failures) -> FailureReport:
+    """Read a FailureReport.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for an unknown reason.
+    """
+    causes = tuple(
+        FailureCause(
+            cause=each.cause,
+            count=each.count,
+            last=decode_failure(each.last),
+            first_time=decode_time(each.first_time),
+            last_time=decode_time(each.last_time),
+        )
+        for each in message.causes
+    )
+    return FailureReport(
+        causes=causes, **{name: getattr(message, name) for name in _FAILURE_NUMBERS}
     )
 
 
@@ -117,6 +164,7 @@ def decode_run_status(message: run_pb2.Run) -> RunStatus:
         dead_letter_count=message.dead_letter_count,
         epochs=dict(message.epochs),
         failure=decode_failure(message.failure) if message.HasField("failure") else None,
+        failures=decode_failures(message.failures),
         start_time=decode_time(message.start_time),
         server_time=decode_time(message.server_time),
     )

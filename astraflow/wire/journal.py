@@ -131,6 +131,9 @@ _KINDS: dict[type[Any], _Kind] = {
     ev.RaasJoined: _Kind("joined", write_joined, read_joined),
     ev.TrainerRegistered: _Kind("joined", write_joined, read_joined),
     ev.MemberKeptAlive: _Kind("member_kept_alive", write_kept_alive, read_kept_alive),
+    ev.FailureReported: _of_member(
+        "failure_reported", pb.FailureReported, ev.FailureReported, failure=_FAILURE
+    ),
     ev.SessionLeft: _of_member(
         "session_left", pb.SessionLeft, ev.SessionLeft, message=(str, str, "message")
     ),

@@ -47,7 +47,7 @@ def build_workflows(specs: Sequence[WorkflowSpec]) -> Mapping[WorkflowId, Loaded
 
     Raises:
         AstraflowError: CODE_UNKNOWN when code is not here, CODE_MISMATCH when it is not
-            what the run has, INVALID_FIELD for options that it does not take.
+            what the run has, INVALID_FIELD for options that it does not take, or that it raises at.
     """
     return {spec.workflow_id: _build(spec) for spec in specs}
 
@@ -100,6 +100,8 @@ def _build(spec: WorkflowSpec) -> LoadedWorkflow:
         workflow: Workflow = made(options, scorer)
     except AstraflowError as error:
         raise AstraflowError(error.reason, f"{where}: {error.message}") from error
+    except (Exception, SystemExit) as error:
+        raise _not_made(spec.code.name, error, where=where) from error
     return LoadedWorkflow(
         workflow_id=spec.workflow_id,
         workflow=workflow,
@@ -116,7 +118,22 @@ def build_scorer(name: str, options: Mapping[str, Any], *, where: str) -> Scorer
     """
     found = find(Kind.SCORER, name)
     parsed = parse_options(found, options, where=where)
-    return cast("Any", found)(parsed) if inspect.isclass(found) else found
+    if not inspect.isclass(found):
+        return found
+    try:
+        return cast("Any", found)(parsed)
+    except AstraflowError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _not_made(name, error, where=where) from error
+
+
+def _not_made(name: str, error: BaseException, *, where: str) -> AstraflowError:
+    return AstraflowError(
+        Reason.INVALID_FIELD,
+        f"{where}: {name} raised {type(error).__name__} when it was made: {error}",
+        metadata={"field": where},
+    )
 
 
 def _registered(kind: Kind, name: str) -> RegisteredCode:

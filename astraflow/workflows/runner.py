@@ -1,7 +1,6 @@
 """Runs a workflow once and says what came of it: always a rollout, never an exception."""
 
 import asyncio
-import math
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import cast
@@ -10,9 +9,11 @@ from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import WorkflowId
 from astraflow.core.rollouts import Outcome, Rollout, Trajectory
+from astraflow.telemetry.tracebacks import bounded, place_of, place_of_definition
 from astraflow.telemetry.traces import span
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.protocol import PolicyFault, Score, Workflow
+from astraflow.workflows.scoring import checked_score
 
 # After these, what was sampled is sound and kept.
 _KEEPS_TOKENS = frozenset({Reason.SCORER_FAILED, Reason.SCORER_TIMEOUT, Reason.CONTEXT_TOO_LONG})
@@ -81,23 +82,20 @@ async def _result(loaded: LoadedWorkflow, episode: Episode) -> _Result:
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - a user's code raises anything; it costs one rollout
         if deadline.expired():
             message = f"workflow {loaded.workflow_id} took longer than {limit_s:g} s (timeout_s)"
-            failure = Failure(reason=Reason.ROLLOUT_TIMEOUT, message=message, retryable=True)
-            return _infra_error(failure)
+            failure = _failure(Reason.ROLLOUT_TIMEOUT, message, raised)
+            return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
         return _failed(loaded, episode, _first(raised))
 
 
 def _scored(loaded: LoadedWorkflow, episode: Episode, score: Score | float) -> _Result:
-    if not isinstance(score, Score):
-        score = Score(reward=float(score))
-    if not math.isfinite(score.reward):
-        raise AstraflowError(
-            Reason.SCORER_FAILED, f"workflow {loaded.workflow_id} gave a reward of {score.reward}"
-        )
+    what = f"workflow {loaded.workflow_id}"
+    score = checked_score(score, what=what, made_by=loaded.workflow.run)
     trajectories = episode.trajectories()
     if not trajectories:
+        message = f"{what} ended without sampling a token"
+        place = place_of_definition(loaded.workflow.run, name="NothingSampled", said=message)
         raise AstraflowError(
-            Reason.ENVIRONMENT_FAILED,
-            f"workflow {loaded.workflow_id} ended without sampling a token",
+            Reason.ENVIRONMENT_FAILED, message, cause=place.cause, traceback=place.traceback
         )
     outcome = Outcome.TRUNCATED if score.truncated else Outcome.SCORED
     return _Result(outcome=outcome, score=score, trajectories=trajectories)
@@ -108,11 +106,17 @@ def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> _
         return _policy_fault(loaded, episode, error)
     if not isinstance(error, AstraflowError):
         message = f"workflow {loaded.workflow_id} raised {type(error).__name__}: {error}"
-        failure = Failure(reason=Reason.ENVIRONMENT_FAILED, message=message, retryable=True)
-        return _infra_error(failure)
-    failure = error.to_failure()
+        failure = _failure(Reason.ENVIRONMENT_FAILED, message, error)
+        return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
+    place = place_of(error)
+    failure = replace(
+        error.to_failure(),
+        message=bounded(error.message),
+        cause=place.cause,
+        traceback=place.traceback,
+    )
     if error.reason not in _KEEPS_TOKENS or not episode.has_sampled:
-        return _infra_error(failure)
+        return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
     trajectories = episode.trajectories()
     if error.reason is Reason.CONTEXT_TOO_LONG:
         return _Result(outcome=Outcome.TRUNCATED, trajectories=trajectories)
@@ -121,19 +125,37 @@ def _failed(loaded: LoadedWorkflow, episode: Episode, error: BaseException) -> _
 
 def _policy_fault(loaded: LoadedWorkflow, episode: Episode, fault: PolicyFault) -> _Result:
     reward = loaded.policy_fault_reward if fault.reward is None else fault.reward
-    why = ""
     if not episode.has_sampled:
-        why = "before the policy sampled a token"
-    elif not math.isfinite(reward):
-        why = f"with a reward of {reward}"
-    if why:
-        message = f"workflow {loaded.workflow_id} raised a PolicyFault {why}: {fault.message}"
-        return _infra_error(Failure(reason=Reason.ENVIRONMENT_FAILED, message=message))
+        message = (
+            f"workflow {loaded.workflow_id} raised a PolicyFault before the policy sampled a "
+            f"token: {fault.message}"
+        )
+        failure = _failure(Reason.ENVIRONMENT_FAILED, message, fault)
+        return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
+    try:
+        score = checked_score(
+            Score(reward=reward, parts=fault.parts), what="a PolicyFault", made_by=None
+        )
+    except AstraflowError as error:
+        failure = _failure(Reason.SCORER_FAILED, error.message, fault)
+        trajectories = episode.trajectories()
+        return _Result(outcome=Outcome.SCORER_FAILED, failure=failure, trajectories=trajectories)
     return _Result(
         outcome=Outcome.POLICY_FAULT,
-        score=Score(reward=reward, parts=fault.parts),
-        failure=Failure(reason=Reason.POLICY_FAULT, message=fault.message),
+        score=score,
+        failure=_failure(Reason.POLICY_FAULT, fault.message, fault),
         trajectories=episode.trajectories(),
+    )
+
+
+def _failure(reason: Reason, message: str, error: BaseException) -> Failure:
+    place = place_of(error)
+    return Failure(
+        reason=reason,
+        message=bounded(message),
+        retryable=reason is not Reason.POLICY_FAULT,
+        cause=place.cause,
+        traceback=place.traceback,
     )
 
 
@@ -143,10 +165,6 @@ def _first(error: BaseException) -> BaseException:
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
     return _first(group.exceptions[0])
-
-
-def _infra_error(failure: Failure) -> _Result:
-    return _Result(outcome=Outcome.INFRA_ERROR, failure=failure)
 
 
 def _rollout(

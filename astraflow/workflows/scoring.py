@@ -1,9 +1,13 @@
 """Scorers as workflows use them: awaited, always a Score, failures told apart from bad answers."""
 
 import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
+from astraflow.telemetry.tracebacks import bounded, place_of, place_of_definition
 from astraflow.telemetry.traces import span
 from astraflow.workflows.protocol import PolicyFault, Score, Scorer
 
@@ -41,14 +45,74 @@ class GuardedScorer:
             raise self._failed(prompt, error) from error
         except (Exception, SystemExit) as error:
             raise self._failed(prompt, error) from error
-        return score if isinstance(score, Score) else Score(reward=float(score))
+        return checked_score(score, what=f"scorer {self._name}", made_by=self._scorer)
 
     def _failed(self, prompt: Prompt, error: BaseException) -> AstraflowError:
+        place = place_of(error)
         return AstraflowError(
             Reason.SCORER_FAILED,
             f"scorer {self._name} raised {type(error).__name__} on prompt {prompt.prompt_id}: "
-            f"{error}",
+            f"{bounded(str(error))}",
+            cause=place.cause,
+            traceback=place.traceback,
         )
+
+
+def checked_score(score: object, *, what: str, made_by: Callable[..., Any] | None) -> Score:
+    """Return a score whose numbers are floats.
+
+    Args:
+        score: What a user's code returned: a Score, or a number.
+        what: Whose, for the message.
+        made_by: What returned it; None: it is told where it was raised.
+
+    Raises:
+        AstraflowError: SCORER_FAILED; names the value, and where the code is defined.
+    """
+    if not isinstance(score, Score):
+        number = _number(score)
+        if number is None:
+            why = f"returned {_shown(score)}, not a number or a Score"
+            raise _unsound(f"{what} {why}", score, made_by)
+        score = Score(reward=number)
+    reward = _number(score.reward)
+    if reward is None or not math.isfinite(reward):
+        raise _unsound(f"{what} gave a reward of {_shown(score.reward)}", score.reward, made_by)
+    numbers = {"parts": score.parts, "metrics": score.metrics}
+    checked: dict[str, dict[str, float]] = {name: {} for name in numbers}
+    for name, given in numbers.items():
+        if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - it is a user's
+            raise _unsound(f"{what} gave {name} of {_shown(given)}", given, made_by)
+        for key, value in given.items():
+            number = _number(value)
+            if number is None or not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                why = f"{name} with {_shown(key)}: {_shown(value)}, not a name and a number"
+                raise _unsound(f"{what} gave {why}", value, made_by)
+            checked[name][key] = number
+    return Score(reward=reward, truncated=bool(score.truncated), **checked)
+
+
+def _number(value: object) -> float | None:
+    """Return a number as such; text that reads as one is none."""
+    if isinstance(value, str | bytes | bytearray):
+        return None
+    try:
+        return float(cast("Any", value))
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} {bounded(repr(value), 80)}"
+
+
+def _unsound(message: str, value: object, made_by: Callable[..., Any] | None) -> AstraflowError:
+    if made_by is None:
+        return AstraflowError(Reason.SCORER_FAILED, message)
+    place = place_of_definition(made_by, name=f"{type(value).__name__} returned", said=message)
+    return AstraflowError(
+        Reason.SCORER_FAILED, message, cause=place.cause, traceback=place.traceback
+    )
 
 
 def needs_scorer(scorer: GuardedScorer | None) -> GuardedScorer:

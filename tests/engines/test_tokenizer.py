@@ -2,9 +2,10 @@ import json
 from typing import Any
 
 import pytest
+import tokenizers
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.tokenizer import load_tokenizer
+from astraflow.engines.tokenizer import FastTokenizer, SpecialIds, load_tokenizer
 
 
 def test_text_goes_to_ids_and_back_without_special_tokens(model: Any):
@@ -38,3 +39,12 @@ def test_a_file_that_is_no_tokenizer_is_named(model: Any):
     (model.folder / "tokenizer.json").write_text("{}")
     with pytest.raises(AstraflowError, match="is no tokenizer"):
         load_tokenizer(model.folder)
+
+
+def test_a_character_without_a_token_is_named():
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    special = SpecialIds(eos=frozenset(), never_sampled=frozenset())
+    with pytest.raises(AstraflowError, match=r"no token for \['N', 'o'\] in 'Noab'") as caught:
+        FastTokenizer(words, special).encode("Noab")
+    assert caught.value.reason is Reason.INVALID_FIELD

@@ -1,6 +1,7 @@
 import pytest
 
 from astraflow.config.recipe import Recipe
+from astraflow.core.errors import CONFIGURATION_EXIT
 from astraflow.raas.main import main_join
 
 
@@ -26,11 +27,11 @@ def join(capfd):
 
 def test_a_warm_up_model_must_be_given(join):
     code, log = join(model={"warm_up": {"tutor": "letter_sort"}})
-    assert code == 1
+    assert code == CONFIGURATION_EXIT
     assert "--model solver=DIR" in log
 
 
 def test_a_folder_without_a_model_is_named(join, tmp_path):
     code, log = join(model={"path": str(tmp_path / "missing")})
-    assert code == 1
+    assert code == CONFIGURATION_EXIT
     assert "missing has no config.json" in log

@@ -11,7 +11,7 @@ import pytest
 from astraflow.config.loader import dump_recipe
 from astraflow.config.recipe import OwnEngine, Trainer
 from astraflow.config.run_dir import RunDir, read_json_lines
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
 from astraflow.testing import start_run
 from astraflow.trainers.own_engine import make_engine, prepare
 from tests.trainers.engine_runs import EXAMPLES, example, vowel_recipe
@@ -157,5 +157,5 @@ async def test_a_command_that_names_no_engine_says_so(tmp_path):
         stderr=asyncio.subprocess.STDOUT,
     )
     said, _ = await trainer.communicate()
-    assert trainer.returncode == 1
+    assert trainer.returncode == CONFIGURATION_EXIT
     assert b"No module named 'nowhere_at_all'" in said

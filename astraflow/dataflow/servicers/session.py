@@ -3,7 +3,7 @@
 # ruff: noqa: N802 - methods are named by the contract
 
 from astraflow.core.effects import Renewal
-from astraflow.core.events import MemberKeptAlive, SessionLeft
+from astraflow.core.events import FailureReported, MemberKeptAlive, SessionLeft
 from astraflow.core.members import RaasLoad, TrainerLoad
 from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
@@ -33,6 +33,15 @@ class SessionServicer:
             directive=wire.encode_directive(kept.directive),
             server_time=encode_time(kept.server_time),
         )
+
+    async def ReportFailure(
+        self, request: pb.ReportFailureRequest, context: Context
+    ) -> pb.ReportFailureResponse:
+        """Take what failed beside any rollout."""
+        member_id = self._access.member(context)
+        failure = wire.decode_failure(request.failure)
+        await self._hub.take(FailureReported(member_id=member_id, failure=failure))
+        return pb.ReportFailureResponse()
 
     async def EndSession(
         self, request: pb.EndSessionRequest, context: Context

@@ -5,6 +5,8 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+import structlog
+
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId, TaskId
 from astraflow.core.members import Directive, DirectiveKind, Role
@@ -29,6 +31,8 @@ from astraflow_proto.dataflow.v1.session_service_pb2_grpc import (
 )
 from astraflow_proto.weights.v1 import version_service_pb2
 from astraflow_proto.weights.v1.version_service_pb2_grpc import add_VersionServiceServicer_to_server
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 def pool_servicers(
@@ -71,6 +75,15 @@ class PoolSessionService:
             directive=common.encode_directive(Directive(kind=DirectiveKind.CONTINUE)),
             server_time=encode_time(datetime.now(UTC)),
         )
+
+    async def ReportFailure(
+        self, request: session_service_pb2.ReportFailureRequest, context: Context
+    ) -> session_service_pb2.ReportFailureResponse:
+        """Log what failed beside any rollout."""
+        member_id = self._access.member(context, Role.RAAS)
+        failure = common.decode_failure(request.failure)
+        log.warning("a node reports", member=member_id, why=failure.message, at=failure.traceback)
+        return session_service_pb2.ReportFailureResponse()
 
     async def EndSession(
         self, request: session_service_pb2.EndSessionRequest, context: Context

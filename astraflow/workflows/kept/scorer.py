@@ -205,7 +205,12 @@ def _score_or_raise(line: bytes, worker: _Worker) -> dict[str, Any]:
         )
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
-        raise AstraflowError(Reason.SCORER_FAILED, str(answer["error"]))
+        raise AstraflowError(
+            Reason.SCORER_FAILED,
+            str(answer["error"]),
+            cause=str(answer.get("cause", "")),
+            traceback=str(answer.get("traceback", "")),
+        )
     return answer
 
 

@@ -15,8 +15,10 @@ from typing import Any
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import Prompt
+from astraflow.telemetry.tracebacks import bounded, place_of
 from astraflow.workflows.building import build_scorer
-from astraflow.workflows.protocol import Score, Scorer
+from astraflow.workflows.protocol import Scorer
+from astraflow.workflows.scoring import checked_score
 
 
 def main() -> None:
@@ -45,15 +47,28 @@ async def _answer(scorer: Scorer, asked: dict[str, Any]) -> dict[str, Any]:
     except SystemExit as error:
         if not _is_of_file(error):
             raise
-        return {"error": f"{type(error).__name__}: {error}"}
+        return _failed(error)
     except Exception as error:  # noqa: BLE001 - a user's code raises anything
-        return {"error": f"{type(error).__name__}: {error}"}
-    made = score if isinstance(score, Score) else Score(reward=float(score))
+        return _failed(error)
+    try:
+        made = checked_score(score, what="the scorer", made_by=scorer)
+    except AstraflowError as error:
+        return _failed(error)
     return {
         "reward": made.reward,
         "parts": dict(made.parts),
         "metrics": dict(made.metrics),
         "truncated": made.truncated,
+    }
+
+
+def _failed(error: BaseException) -> dict[str, Any]:
+    said = error.message if isinstance(error, AstraflowError) else str(error)
+    place = place_of(error)
+    return {
+        "error": f"{type(error).__name__}: {bounded(said)}",
+        "cause": place.cause,
+        "traceback": place.traceback,
     }
 
 

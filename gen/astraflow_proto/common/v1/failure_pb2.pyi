@@ -137,7 +137,7 @@ REASON_CAPABILITY_MISSING: Reason
 REASON_POLICY_FAULT: Reason
 
 class Failure(_message.Message):
-    __slots__ = ("reason", "message", "retryable", "metadata")
+    __slots__ = ("reason", "message", "retryable", "metadata", "cause", "traceback")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -149,8 +149,12 @@ class Failure(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     reason: Reason
     message: str
     retryable: bool
     metadata: _containers.ScalarMap[str, str]
-    def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    cause: str
+    traceback: str
+    def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., cause: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...

@@ -46,7 +46,7 @@ MEMBER_STATE_DRAINING: MemberState
 MEMBER_STATE_SUSPECT: MemberState
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "state", "policies", "members", "dead_letter_count", "epochs", "failure", "start_time", "server_time")
+    __slots__ = ("run_id", "state", "policies", "members", "dead_letter_count", "epochs", "failure", "start_time", "server_time", "failures")
     class EpochsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class Run(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     START_TIME_FIELD_NUMBER: _ClassVar[int]
     SERVER_TIME_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: RunState
     policies: _containers.RepeatedCompositeFieldContainer[PolicyStatus]
@@ -72,7 +73,36 @@ class Run(_message.Message):
     failure: _failure_pb2.Failure
     start_time: _timestamp_pb2.Timestamp
     server_time: _timestamp_pb2.Timestamp
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., dead_letter_count: _Optional[int] = ..., epochs: _Optional[_Mapping[str, int]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., server_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    failures: Failures
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., dead_letter_count: _Optional[int] = ..., epochs: _Optional[_Mapping[str, int]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., server_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failures: _Optional[_Union[Failures, _Mapping]] = ...) -> None: ...
+
+class Failures(_message.Message):
+    __slots__ = ("finished_count", "failed_count", "recent_count", "recent_failed_count", "causes")
+    FINISHED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RECENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FAILED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
+    finished_count: int
+    failed_count: int
+    recent_count: int
+    recent_failed_count: int
+    causes: _containers.RepeatedCompositeFieldContainer[FailureCause]
+    def __init__(self, finished_count: _Optional[int] = ..., failed_count: _Optional[int] = ..., recent_count: _Optional[int] = ..., recent_failed_count: _Optional[int] = ..., causes: _Optional[_Iterable[_Union[FailureCause, _Mapping]]] = ...) -> None: ...
+
+class FailureCause(_message.Message):
+    __slots__ = ("cause", "count", "last", "first_time", "last_time")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TIME_FIELD_NUMBER: _ClassVar[int]
+    LAST_TIME_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    count: int
+    last: _failure_pb2.Failure
+    first_time: _timestamp_pb2.Timestamp
+    last_time: _timestamp_pb2.Timestamp
+    def __init__(self, cause: _Optional[str] = ..., count: _Optional[int] = ..., last: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., first_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class PolicyStatus(_message.Message):
     __slots__ = ("policy_id", "version", "step", "open_group_count", "max_open_group_count", "fresh_count", "leased_count", "trained_count", "replay_count", "drops", "staleness_counts", "wait_fraction", "mean_reward", "tokens_per_s", "metrics", "window", "buffer_group_count", "buffer_nbytes", "replay_nbytes", "leased_batch_count")

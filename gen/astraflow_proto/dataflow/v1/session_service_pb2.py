@@ -22,27 +22,32 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from astraflow_proto.common.v1 import failure_pb2 as astraflow_dot_common_dot_v1_dot_failure__pb2
 from astraflow_proto.common.v1 import member_pb2 as astraflow_dot_common_dot_v1_dot_member__pb2
 from astraflow_proto.common.v1 import session_pb2 as astraflow_dot_common_dot_v1_dot_session__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+astraflow/dataflow/v1/session_service.proto\x12\x15\x61straflow.dataflow.v1\x1a astraflow/common/v1/member.proto\x1a!astraflow/common/v1/session.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"~\n\x10KeepAliveRequest\x12-\n\x04raas\x18\x01 \x01(\x0b\x32\x1d.astraflow.common.v1.RaasLoadH\x00\x12\x33\n\x07trainer\x18\x02 \x01(\x0b\x32 .astraflow.common.v1.TrainerLoadH\x00\x42\x06\n\x04load\"\xb7\x01\n\x11KeepAliveResponse\x12&\n\x03ttl\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\tdirective\x18\x02 \x01(\x0b\x32\x1e.astraflow.common.v1.Directive\x12/\n\x0bserver_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0etransfer_token\x18\x04 \x01(\x0c\"$\n\x11\x45ndSessionRequest\x12\x0f\n\x07message\x18\x01 \x01(\t\"\x14\n\x12\x45ndSessionResponse2\xd3\x01\n\x0eSessionService\x12^\n\tKeepAlive\x12\'.astraflow.dataflow.v1.KeepAliveRequest\x1a(.astraflow.dataflow.v1.KeepAliveResponse\x12\x61\n\nEndSession\x12(.astraflow.dataflow.v1.EndSessionRequest\x1a).astraflow.dataflow.v1.EndSessionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+astraflow/dataflow/v1/session_service.proto\x12\x15\x61straflow.dataflow.v1\x1a!astraflow/common/v1/failure.proto\x1a astraflow/common/v1/member.proto\x1a!astraflow/common/v1/session.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"~\n\x10KeepAliveRequest\x12-\n\x04raas\x18\x01 \x01(\x0b\x32\x1d.astraflow.common.v1.RaasLoadH\x00\x12\x33\n\x07trainer\x18\x02 \x01(\x0b\x32 .astraflow.common.v1.TrainerLoadH\x00\x42\x06\n\x04load\"\xb7\x01\n\x11KeepAliveResponse\x12&\n\x03ttl\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\tdirective\x18\x02 \x01(\x0b\x32\x1e.astraflow.common.v1.Directive\x12/\n\x0bserver_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0etransfer_token\x18\x04 \x01(\x0c\"E\n\x14ReportFailureRequest\x12-\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x1c.astraflow.common.v1.Failure\"\x17\n\x15ReportFailureResponse\"$\n\x11\x45ndSessionRequest\x12\x0f\n\x07message\x18\x01 \x01(\t\"\x14\n\x12\x45ndSessionResponse2\xbf\x02\n\x0eSessionService\x12^\n\tKeepAlive\x12\'.astraflow.dataflow.v1.KeepAliveRequest\x1a(.astraflow.dataflow.v1.KeepAliveResponse\x12j\n\rReportFailure\x12+.astraflow.dataflow.v1.ReportFailureRequest\x1a,.astraflow.dataflow.v1.ReportFailureResponse\x12\x61\n\nEndSession\x12(.astraflow.dataflow.v1.EndSessionRequest\x1a).astraflow.dataflow.v1.EndSessionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'astraflow_proto.dataflow.v1.session_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KEEPALIVEREQUEST']._serialized_start=204
-  _globals['_KEEPALIVEREQUEST']._serialized_end=330
-  _globals['_KEEPALIVERESPONSE']._serialized_start=333
-  _globals['_KEEPALIVERESPONSE']._serialized_end=516
-  _globals['_ENDSESSIONREQUEST']._serialized_start=518
-  _globals['_ENDSESSIONREQUEST']._serialized_end=554
-  _globals['_ENDSESSIONRESPONSE']._serialized_start=556
-  _globals['_ENDSESSIONRESPONSE']._serialized_end=576
-  _globals['_SESSIONSERVICE']._serialized_start=579
-  _globals['_SESSIONSERVICE']._serialized_end=790
+  _globals['_KEEPALIVEREQUEST']._serialized_start=239
+  _globals['_KEEPALIVEREQUEST']._serialized_end=365
+  _globals['_KEEPALIVERESPONSE']._serialized_start=368
+  _globals['_KEEPALIVERESPONSE']._serialized_end=551
+  _globals['_REPORTFAILUREREQUEST']._serialized_start=553
+  _globals['_REPORTFAILUREREQUEST']._serialized_end=622
+  _globals['_REPORTFAILURERESPONSE']._serialized_start=624
+  _globals['_REPORTFAILURERESPONSE']._serialized_end=647
+  _globals['_ENDSESSIONREQUEST']._serialized_start=649
+  _globals['_ENDSESSIONREQUEST']._serialized_end=685
+  _globals['_ENDSESSIONRESPONSE']._serialized_start=687
+  _globals['_ENDSESSIONRESPONSE']._serialized_end=707
+  _globals['_SESSIONSERVICE']._serialized_start=710
+  _globals['_SESSIONSERVICE']._serialized_end=1029
 # @@protoc_insertion_point(module_scope)

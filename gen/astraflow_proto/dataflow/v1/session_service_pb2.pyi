@@ -1,5 +1,6 @@
 import datetime
 
+from astraflow_proto.common.v1 import failure_pb2 as _failure_pb2
 from astraflow_proto.common.v1 import member_pb2 as _member_pb2
 from astraflow_proto.common.v1 import session_pb2 as _session_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
@@ -30,6 +31,16 @@ class KeepAliveResponse(_message.Message):
     server_time: _timestamp_pb2.Timestamp
     transfer_token: bytes
     def __init__(self, ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., directive: _Optional[_Union[_session_pb2.Directive, _Mapping]] = ..., server_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., transfer_token: _Optional[bytes] = ...) -> None: ...
+
+class ReportFailureRequest(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: _failure_pb2.Failure
+    def __init__(self, failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class ReportFailureResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class EndSessionRequest(_message.Message):
     __slots__ = ("message",)

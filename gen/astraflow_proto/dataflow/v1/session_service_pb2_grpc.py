@@ -40,6 +40,11 @@ class SessionServiceStub:
                 request_serializer=astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.KeepAliveRequest.SerializeToString,
                 response_deserializer=astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.KeepAliveResponse.FromString,
                 _registered_method=True)
+        self.ReportFailure = channel.unary_unary(
+                '/astraflow.dataflow.v1.SessionService/ReportFailure',
+                request_serializer=astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.ReportFailureRequest.SerializeToString,
+                response_deserializer=astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.ReportFailureResponse.FromString,
+                _registered_method=True)
         self.EndSession = channel.unary_unary(
                 '/astraflow.dataflow.v1.SessionService/EndSession',
                 request_serializer=astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.EndSessionRequest.SerializeToString,
@@ -54,6 +59,15 @@ class SessionServiceServicer:
     def KeepAlive(self, request, context):
         """KeepAlive renews the caller's session and reports its load. Send it on its own
         channel, so that bulk traffic does not delay it. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportFailure(self, request, context):
+        """ReportFailure tells of what belongs to no rollout, such as code of the user's that
+        blocks the member; operators see it among the run's failures. Said again it
+        changes nothing but a count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,6 +88,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.KeepAlive,
                     request_deserializer=astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.KeepAliveRequest.FromString,
                     response_serializer=astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.KeepAliveResponse.SerializeToString,
+            ),
+            'ReportFailure': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportFailure,
+                    request_deserializer=astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.ReportFailureRequest.FromString,
+                    response_serializer=astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.ReportFailureResponse.SerializeToString,
             ),
             'EndSession': grpc.unary_unary_rpc_method_handler(
                     servicer.EndSession,
@@ -109,6 +128,33 @@ class SessionService:
             '/astraflow.dataflow.v1.SessionService/KeepAlive',
             astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.KeepAliveRequest.SerializeToString,
             astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.KeepAliveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportFailure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/astraflow.dataflow.v1.SessionService/ReportFailure',
+            astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.ReportFailureRequest.SerializeToString,
+            astraflow_dot_dataflow_dot_v1_dot_session__service__pb2.ReportFailureResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,11 @@ class SessionServiceStub:
     """KeepAlive renews the caller's session and reports its load. Send it on its own
     channel, so that bulk traffic does not delay it. Idempotent.
     """
+    ReportFailure: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.ReportFailureRequest, _session_service_pb2.ReportFailureResponse]
+    """ReportFailure tells of what belongs to no rollout, such as code of the user's that
+    blocks the member; operators see it among the run's failures. Said again it
+    changes nothing but a count.
+    """
     EndSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.EndSessionRequest, _session_service_pb2.EndSessionResponse]
     """EndSession returns at once what the caller holds. Idempotent: an ended session
     answers OK.
@@ -50,6 +55,11 @@ class SessionServiceAsyncStub(SessionServiceStub):
     KeepAlive: _aio.UnaryUnaryMultiCallable[_session_service_pb2.KeepAliveRequest, _session_service_pb2.KeepAliveResponse]  # type: ignore[assignment]
     """KeepAlive renews the caller's session and reports its load. Send it on its own
     channel, so that bulk traffic does not delay it. Idempotent.
+    """
+    ReportFailure: _aio.UnaryUnaryMultiCallable[_session_service_pb2.ReportFailureRequest, _session_service_pb2.ReportFailureResponse]  # type: ignore[assignment]
+    """ReportFailure tells of what belongs to no rollout, such as code of the user's that
+    blocks the member; operators see it among the run's failures. Said again it
+    changes nothing but a count.
     """
     EndSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.EndSessionRequest, _session_service_pb2.EndSessionResponse]  # type: ignore[assignment]
     """EndSession returns at once what the caller holds. Idempotent: an ended session
@@ -67,6 +77,17 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_session_service_pb2.KeepAliveResponse, _abc.Awaitable[_session_service_pb2.KeepAliveResponse]]:
         """KeepAlive renews the caller's session and reports its load. Send it on its own
         channel, so that bulk traffic does not delay it. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def ReportFailure(
+        self,
+        request: _session_service_pb2.ReportFailureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_service_pb2.ReportFailureResponse, _abc.Awaitable[_session_service_pb2.ReportFailureResponse]]:
+        """ReportFailure tells of what belongs to no rollout, such as code of the user's that
+        blocks the member; operators see it among the run's failures. Said again it
+        changes nothing but a count.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,136 @@
+"""Failures: what goes wrong in rollouts, by cause, and how much of it a run bears."""
+
+import re
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime
+
+from astraflow.core.errors import Failure, Reason
+from astraflow.core.status import FailureCause, FailureReport
+
+RECENT_COUNT = 128
+"""Training rollouts that a share is taken of."""
+LEAST_COUNT = 32
+"""Before so many have finished no share is judged."""
+
+# Nobody's code is at fault when members come and go: issued again, and told elsewhere.
+_OF_THE_POOL = frozenset(
+    {
+        Reason.BUFFER_FULL,
+        Reason.CAPACITY_EXCEEDED,
+        Reason.MEMBER_DRAINING,
+        Reason.MEMBER_LOST,
+        Reason.NOT_READY,
+        Reason.RUN_ENDED,
+        Reason.SESSION_ENDED,
+        Reason.SESSION_FENCED,
+        Reason.STALE,
+        Reason.TASK_CANCELLED,
+        Reason.TASK_EXPIRED,
+        Reason.TASK_UNKNOWN,
+        Reason.VERSION_EVICTED,
+        Reason.VERSION_NOT_SERVED,
+    }
+)
+# Told, and no failure of whoever wrote the recipe.
+_NOT_OF_THE_RECIPE = frozenset({Reason.ENGINE_FAILED, Reason.POLICY_FAULT})
+_KEPT_CAUSES = 64
+_SHOWN_CAUSES = 16
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Cause:
+    last: Failure
+    first_time: datetime
+    last_time: datetime
+    count: int = 0
+
+
+class FailureLog:
+    """Counts failures by cause, and the share of training rollouts that fail.
+
+    Example:
+        Of 128 rollouts that finished last 32 failed: the share is 0.25. A node that is killed
+        takes 16 with it: they count nowhere, and nor does a program of the policy that hangs.
+    """
+
+    def __init__(self) -> None:
+        self._causes: dict[str, _Cause] = {}
+        self._recent = deque[bool](maxlen=RECENT_COUNT)
+        self._finished_count = self._failed_count = 0
+
+    def note(self, failure: Failure, now: datetime) -> None:
+        """Count a failure under its cause."""
+        if failure.reason in _OF_THE_POOL:
+            return
+        name = failure.cause or f"{failure.reason}: {_NUMBER.sub('#', failure.message)[:120]}"
+        cause = self._causes.get(name)
+        if cause is None:
+            self._make_room()
+            cause = _Cause(last=failure, first_time=now, last_time=now)
+            self._causes[name] = cause
+        elif failure.traceback or not cause.last.traceback:
+            cause.last = failure
+        cause.count += 1
+        cause.last_time = now
+
+    def finish(self, failure: Failure | None, now: datetime) -> None:
+        """Count a training rollout that came to an end; None: a good one."""
+        if failure is not None:
+            self.note(failure, now)
+            if failure.reason in _OF_THE_POOL or failure.reason is Reason.ENGINE_FAILED:
+                return
+        is_failed = failure is not None and failure.reason not in _NOT_OF_THE_RECIPE
+        self._recent.append(is_failed)
+        self._finished_count += 1
+        self._failed_count += is_failed
+
+    def report(self) -> FailureReport:
+        """Return the counts, and the causes, most frequent first."""
+        found = sorted(self._causes.items(), key=lambda item: -item[1].count)
+        return FailureReport(
+            finished_count=self._finished_count,
+            failed_count=self._failed_count,
+            recent_count=len(self._recent),
+            recent_failed_count=sum(self._recent),
+            causes=tuple(
+                FailureCause(
+                    cause=name,
+                    count=cause.count,
+                    last=cause.last,
+                    first_time=cause.first_time,
+                    last_time=cause.last_time,
+                )
+                for name, cause in found[:_SHOWN_CAUSES]
+            ),
+        )
+
+    def traceback_of(self, cause: str) -> str:
+        """Return the newest traceback of a cause; empty: none came."""
+        known = self._causes.get(cause)
+        return "" if known is None else known.last.traceback
+
+    def unbearable(self, max_share: float) -> Failure | None:
+        """Return why the run cannot go on where more than a share of it fails; None: it can."""
+        count, failed = len(self._recent), sum(self._recent)
+        if count < LEAST_COUNT or failed <= max_share * count:
+            return None
+        of_recipe = {
+            n: c for n, c in self._causes.items() if c.last.reason not in _NOT_OF_THE_RECIPE
+        }
+        name, worst = max(of_recipe.items(), key=lambda item: item[1].count)
+        return Failure(
+            reason=worst.last.reason,
+            message=f"{failed} of the last {count} training rollouts failed, more than "
+            f"rollouts.max_failed_share ({max_share:g}) allows; the most frequent cause, "
+            f"{name}, was seen {worst.count} times: {worst.last.message}",
+            metadata=worst.last.metadata,
+            cause=name,
+            traceback=worst.last.traceback,
+        )
+
+    def _make_room(self) -> None:
+        """Forget the rarest cause where there are too many; the oldest of equal ones."""
+        if len(self._causes) >= _KEPT_CAUSES:
+            del self._causes[min(self._causes, key=lambda name: self._causes[name].count)]
