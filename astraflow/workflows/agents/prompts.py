@@ -9,8 +9,8 @@ from astraflow.core.rollouts import FinishReason
 from astraflow.engines.protocol import Generation
 from astraflow.workflows.agents.messages import Message, conversation_keys
 from astraflow.workflows.agents.template import ChatTemplate
-from astraflow.workflows.agents.turns import Turn
 from astraflow.workflows.ports import Tokenizer
+from astraflow.workflows.turns import Turn
 
 
 class Chats:

@@ -8,11 +8,15 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import structlog
+
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.agents.messages import Message
 
 if TYPE_CHECKING:
     from astraflow.workflows.ports import Tokenizer
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """For models without a template: the contents, one after the other."""
@@ -55,9 +59,9 @@ class TemplateCheck:
     def warnings(self) -> tuple[str, ...]:
         """What to tell who trains on chats of several turns, each with what to do."""
         return tuple(
-            f"the chat template {what}; in training the model sees its earlier answers as it "
-            "sampled them: serve it with a template that leaves them so, train on chats of one "
-            f"answer, or {_OTHER}"
+            f"the chat template {what}; here a chat of several turns has them as they were "
+            "sampled: serve the model with a template that leaves them so, train it on chats of "
+            f"one answer, or {_OTHER}"
             for what in self.rewrites
         )
 
@@ -91,13 +95,23 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         self.has_start = source != PLAIN
         """Whether the text has the model's start token where it wants one."""
+        self._has_warned = False
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
         """Return the text before the assistant's next words.
 
+        Without a template of the model's own, the first chat of several messages is logged: who
+        says what is lost.
+
         Raises:
             AstraflowError: INVALID_FIELD when the template refuses the messages.
         """
+        if not self.has_start and len(messages) > 1 and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the model has no chat template, so messages follow each other without roles; give "
+                f"the prompt as text, or {_OTHER}"
+            )
         return self._rendered(messages, tools)
 
     def tail(
@@ -150,7 +164,8 @@ class ChatTemplate:
         Args:
             tokenizer: Of the model.
         """
-        tail = self.tail([_USER, _SAID, _USER], 1)
+        # No more messages: a vocabulary need not have what they would say.
+        tail = self.tail([_USER, _SAID], 1) if self.has_start else None
         first = list(tokenizer.encode(tail))[:1] if tail else []
         return first[0] if first and not tokenizer.decode(first) else None
 
@@ -231,15 +246,35 @@ def _compiled(source: str) -> Any:
         ) from error
 
 
-def load_template(model_dir: Path) -> ChatTemplate:
-    """Read the chat template of a Hugging Face directory; PLAIN where it has none."""
+def load_template(
+    model_dir: Path,
+    *,
+    chat_template: Path | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> ChatTemplate:
+    """Read the chat template of a Hugging Face directory; PLAIN where it has none.
+
+    Args:
+        model_dir: Has `chat_template.jinja`, or one in `tokenizer_config.json`.
+        chat_template: A Jinja file that stands in for it.
+        variables: Beside the texts of the start and end token.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when `chat_template` is no file.
+    """
     settings = _read_json(model_dir / "tokenizer_config.json")
-    beside = model_dir / "chat_template.jinja"
+    if chat_template is not None and not chat_template.is_file():
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"model.chat_template: {chat_template} is no file; name a Jinja file",
+            metadata={"field": "chat_template"},
+        )
+    beside = chat_template or model_dir / "chat_template.jinja"
     source = beside.read_text(encoding="utf-8") if beside.is_file() else _named(settings)
     tokens = {
         name: _text(settings[name]) for name in ("bos_token", "eos_token") if settings.get(name)
     }
-    return ChatTemplate(source or PLAIN, variables=tokens)
+    return ChatTemplate(source or PLAIN, variables={**tokens, **(variables or {})})
 
 
 def _named(settings: Mapping[str, Any]) -> str | None:
