@@ -5,6 +5,7 @@ import re
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,17 +42,17 @@ class Bm25:
         """
         bm25s: Any = import_module("bm25s")
         with Path(path).open(encoding="utf-8") as file:
-            rows = [json.loads(line) for line in file if not line.isspace()]
+            rows: list[Any] = [json.loads(line) for line in file if not line.isspace()]
         lacking = [number for number, row in enumerate(rows, start=1) if text not in row]
         if lacking or not rows:
             what = f"line {lacking[0]} has no '{text}'" if lacking else "there is no document"
             raise ValueError(f"corpus {path}: {what}")
-        self._documents = [
+        self._documents: list[dict[str, str]] = [
             {"contents": str(row[text]), "url": str(row.get("url", number))}
             for number, row in enumerate(rows, start=1)
         ]
         self._by_url = {each["url"]: each["contents"] for each in self._documents}
-        self._tokens: Any = lambda texts: bm25s.tokenize(texts, show_progress=False)
+        self._tokens: Any = partial(bm25s.tokenize, show_progress=False)
         self._index: Any = bm25s.BM25()
         self._index.index(
             self._tokens([each["contents"] for each in self._documents]), show_progress=False
