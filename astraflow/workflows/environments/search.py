@@ -5,7 +5,7 @@ import re
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,12 +63,18 @@ class Bm25:
         tokens = self._tokens([query])
         most = min(count, len(self._documents))
         numbers, scores = self._index.retrieve(tokens, k=most, show_progress=False)
-        found = zip(numbers[0].tolist(), scores[0].tolist(), strict=True)
+        found: list[tuple[int, float]] = list(zip(numbers[0], scores[0], strict=True))
         return [self._documents[number] for number, score in found if score > 0]
 
     def access(self, url: str) -> str | None:
         """Return a document."""
         return self._by_url.get(url)
+
+
+@cache
+def index(path: str, text: str) -> Bm25:
+    """Return the index of a corpus, one for all environments of a process."""
+    return Bm25(path, text=text)
 
 
 class Server:
@@ -140,7 +146,7 @@ class Search:
             raise ValueError("give a corpus or the url of a server, one of them")
         if reward not in ("f1", "em"):
             raise ValueError(f"reward: '{reward}' is none of f1, em")
-        self._retriever: Retriever = Server(url) if url else Bm25(corpus, text=text)
+        self._retriever: Retriever = Server(url) if url else index(corpus, text)
         self._top_k, self._passage_chars, self._page_chars = top_k, passage_chars, page_chars
         self._reward, self._prompt = reward, prompt
         self._golds: Sequence[str] = ()

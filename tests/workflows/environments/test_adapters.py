@@ -170,6 +170,8 @@ async def test_textcraft_crafts_a_goal(games):
         assert step.observation == "Got 2 bamboo"
         step = await world.step("craft 1 stick using 2 bamboo")
         assert (step.reward, step.is_done) == (1.0, True)
+        with pytest.raises(AstraflowError, match="nothing can be crafted to be 'stick'"):
+            await world.reset({"goal": "stick"}, 1)
 
 
 async def test_textworld_makes_a_game_once_and_plays_it(games):
