@@ -91,8 +91,8 @@ class RaasNode:
         self._runner: EpisodeRunner | None = None
         self._client: RaasClient | None = None
         self._tasks: TaskStream | None = None
-        self._reports = asyncio.Queue[Failure]()
         self._workflows: Mapping[WorkflowId, LoadedWorkflow] = {}
+        self._reports = asyncio.Queue[Failure]()
         self._departing = asyncio.Event()
         self._stopping = asyncio.Event()
 

@@ -46,6 +46,7 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     Kind.SCORER: {
         "exact": "astraflow.workflows.rewards.exact:Exact",
         "numeric": "astraflow.workflows.rewards.numeric:Numeric",
+        "f1": "astraflow.workflows.rewards.f1:F1",
         "regex": "astraflow.workflows.rewards.regex:Regex",
         "math": "astraflow.workflows.rewards.math:Math",
         "judge": "astraflow.workflows.rewards.judge:Judge",
@@ -60,17 +61,18 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     },
     # Found, but made in another process; see `environments`.
     Kind.ENVIRONMENT: {
-        name: f"astraflow.workflows.environments.adapters.{target}"
+        name: f"astraflow.workflows.environments.{target}"
         for name, target in {
-            "reasoning_gym": "reasoning_gym:ReasoningGym",
-            "textarena": "textarena:TextArena",
-            "gymnasium": "gymnasium:Gymnasium",
-            "gem": "gymnasium:Gem",
-            "textcraft": "textcraft:TextCraft",
-            "textworld": "textworld:TextWorld",
-            "textworld_express": "textworld_express:TextWorldExpress",
-            "alfworld": "alfworld:AlfWorld",
-            "openenv": "openenv:OpenEnv",
+            "reasoning_gym": "adapters.reasoning_gym:ReasoningGym",
+            "textarena": "adapters.textarena:TextArena",
+            "gymnasium": "adapters.gymnasium:Gymnasium",
+            "gem": "adapters.gymnasium:Gem",
+            "textcraft": "adapters.textcraft:TextCraft",
+            "textworld": "adapters.textworld:TextWorld",
+            "textworld_express": "adapters.textworld_express:TextWorldExpress",
+            "alfworld": "adapters.alfworld:AlfWorld",
+            "openenv": "adapters.openenv:OpenEnv",
+            "search": "search:Search",
         }.items()
     },
 }

@@ -4,12 +4,14 @@ import asyncio
 import json
 import math
 import os
+import shutil
 import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ from pydantic import Field
 
 import astraflow
 from astraflow.config.strict import Options, Strict
+from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.agents.command import environment as environment_variables
 from astraflow.workflows.environments.protocol import Message, Observation, Step
@@ -114,12 +117,16 @@ class EnvironmentPool:
         """Prepare.
 
         Raises:
-            AstraflowError: CODE_UNKNOWN for a name that is nowhere, as far as can be told before
-                another interpreter is asked.
+            AstraflowError: CODE_UNKNOWN or INVALID_FIELD, as far as can be told before a process
+                is started.
         """
         self._options = options
+        if options.python and shutil.which(options.python) is None:
+            raise _refused("python", f"{options.python} is no program here")
         is_elsewhere = bool(options.python)
         self._target = target_of(Kind.ENVIRONMENT, options.environment, or_as_it_is=is_elsewhere)
+        if self._target.startswith(f"{__package__}."):
+            _check_options(self._target, options)
         self._workers = [_Worker(set(range(options.per_worker))) for _ in range(options.workers)]
         self._places = asyncio.Semaphore(options.workers * options.per_worker)
         self._refusal: AstraflowError | None = None
@@ -196,7 +203,7 @@ class EnvironmentPool:
             if answer is None:
                 raise await self._died(worker, process)
         if "error" in answer:
-            raise self._failed(answer["error"])
+            raise self._failed(answer["error"], answer)
         return answer, process
 
     async def _died(self, worker: _Worker, process: _Process) -> AstraflowError:
@@ -218,7 +225,9 @@ class EnvironmentPool:
         # The order of sets is in what some environments say.
         fixed = {"PYTHONHASHSEED": "0", **own, **options.env}
         command = (options.python or sys.executable, str(_WORKER), str(theirs.fileno()))
-        with theirs:
+        with ExitStack() as undo, theirs:
+            undo.callback(ours.close)
+            undo.callback(folder.cleanup)
             program = await Program.start(
                 (*command, str(_PACKAGES), self._target, json.dumps(options.environment_options)),
                 limits=Limits(
@@ -228,6 +237,7 @@ class EnvironmentPool:
                 env=environment_variables(fixed),
                 pass_fds=(theirs.fileno(),),
             )
+            undo.pop_all()
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE_NBYTES)
         process = _Process(program=program, reader=reader, writer=writer, folder=folder)
         try:
@@ -253,7 +263,7 @@ class EnvironmentPool:
             return
         reason = Reason(answer["reason"])
         if reason is Reason.ENVIRONMENT_FAILED:
-            raise self._failed(answer["error"])
+            raise self._failed(answer["error"], answer)
         cure = ""
         if reason is Reason.CODE_UNKNOWN:
             cure = "; install it there, or name an interpreter that has it (options.python)"
@@ -262,11 +272,15 @@ class EnvironmentPool:
         self._refusal = AstraflowError(reason, f"{message}{answer['error']}{cure}")
         raise self._refusal
 
-    def _failed(self, why: str) -> AstraflowError:
+    def _failed(self, why: str, said: Mapping[str, str] | None = None) -> AstraflowError:
+        """Return a failure; what a process said of it has the line of the environment."""
+        said = said or {}
         return AstraflowError(
             Reason.ENVIRONMENT_FAILED,
             f"environment {self._options.environment}: {why}",
             retryable=True,
+            cause=said.get("cause", ""),
+            traceback=said.get("traceback", ""),
         )
 
 
@@ -313,6 +327,26 @@ class PooledEnvironment:
             is_done=answer["is_done"],
             metrics=answer["metrics"],
         )
+
+
+def _check_options(target: str, options: PoolOptions) -> None:
+    """Look whether an environment of this package takes its options; what it adapts is not needed.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
+    made = load(target, what=f"environment {options.environment}")
+    try:
+        signature(made).bind(**options.environment_options)
+    except TypeError as error:
+        known = ", ".join(signature(made).parameters)
+        raise _refused("environment_options", f"{error}; known are {known}") from error
+
+
+def _refused(field_name: str, why: str) -> AstraflowError:
+    return AstraflowError(
+        Reason.INVALID_FIELD, f"{field_name}: {why}", metadata={"field": field_name}
+    )
 
 
 def _is_finite(value: float) -> bool:

@@ -18,9 +18,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from inspect import signature
 from pathlib import Path
+from sysconfig import get_path
 from typing import Any
 
-_SHOWN_FRAMES = 3
+_SHOWN_FRAMES, _SHOWN_CHARS = 10, 4000
 
 
 class OwnPackage:
@@ -60,7 +61,7 @@ class Slot:
             return self._answer(asked)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - an environment raises anything
             self.drop()
-            return {"error": describe(error)}
+            return describe(error)
         finally:
             self._random = random.getstate()
             numpy = sys.modules.get("numpy")
@@ -94,14 +95,28 @@ class Slot:
             traceback.print_exc()
 
 
-def describe(error: BaseException) -> str:
-    """Return what was raised, and where in the environment, innermost last."""
+def describe(error: BaseException) -> dict[str, str]:
+    """Return what was raised: a line, what equal errors have in common, and the traceback."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    places = " > ".join(
-        f"{Path(f.filename).name}:{f.lineno} {f.name}: {f.line}" for f in frames[-_SHOWN_FRAMES:]
-    )
     said = f"{type(error).__name__}: {error}"
-    return f"{said} ({places})" if places else said
+    if not frames:
+        return {"error": said, "cause": "", "traceback": said}
+    at = next((frame for frame in reversed(frames) if is_users(frame.filename)), frames[-1])
+    place = f"{Path(at.filename).name}:{at.lineno}"
+    last = frames[: frames.index(at) + 1][-_SHOWN_FRAMES:]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(last), said]
+    return {
+        "error": f"{said} ({place}, in {at.name})",
+        "cause": f"{type(error).__name__} at {place}",
+        "traceback": "".join(lines)[-_SHOWN_CHARS:],
+    }
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is neither of Python nor of a package that is installed."""
+    parts = Path(filename).parts
+    own = get_path("stdlib")
+    return not ("site-packages" in parts or filename.startswith((own, "<")))
 
 
 def find(name: str) -> Callable[..., Any]:
@@ -173,11 +188,11 @@ def refusal(error: BaseException) -> dict[str, str]:
     match error:
         case ImportError() | AttributeError() | LookupError():
             reason = "CODE_UNKNOWN"
-        case TypeError() | ValueError():
+        case TypeError() | ValueError() | FileNotFoundError():
             reason = "INVALID_FIELD"
         case _:
             reason = "ENVIRONMENT_FAILED"
-    return {"error": describe(error), "reason": reason}
+    return {**describe(error), "reason": reason}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError, Reason
@@ -43,6 +44,31 @@ def test_rows_become_prompts(opened):
 def test_a_relative_path_starts_at_the_root(jsonl):
     path = jsonl(ROWS)
     assert len(open_data_set("train", DataSet(path=path.name), path.parent)) == 6
+
+
+def test_seeds_are_rows_without_a_file(tmp_path):
+    reader = open_data_set("train", DataSet(seeds=(5, 9), limit=3), tmp_path)
+    assert [prompt.fields for prompt in map(reader.prompt, range(3))] == [
+        {"seed": 5},
+        {"seed": 6},
+        {"seed": 7},
+    ]
+    assert ids(map(reader.prompt, range(3))) == ["train/5", "train/6", "train/7"]
+    assert sorted(ids(reader.epoch(1))) == ids(map(reader.prompt, range(3)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "give a path, or seeds"),
+        ({"path": "x.jsonl", "seeds": (0, 2)}, "one of them"),
+        ({"seeds": (4, 4)}, "has no seed"),
+        ({"seeds": (-1, 4)}, "greater than or equal to 0"),
+    ],
+)
+def test_rows_come_from_a_file_or_from_seeds(settings, said):
+    with pytest.raises(ValidationError, match=said):
+        DataSet(**settings)
 
 
 def test_every_pass_has_every_row_once_in_an_order_of_its_own(opened):

@@ -1,7 +1,11 @@
 """Environments in processes of their own: real ones, which die, hang and say nonsense."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -68,6 +72,11 @@ async def test_what_an_environment_raises_is_its_failure_and_it_is_made_anew():
         assert error.retryable
         for part in ("worlds:Moody", "RuntimeError: the dragon is tired", "worlds.py", "step"):
             assert part in error.message
+        assert error.cause.startswith("RuntimeError at worlds.py:")
+        # Down to the line of whoever wrote it.
+        assert error.traceback.endswith(
+            'raise RuntimeError("the dragon is tired")\nRuntimeError: the dragon is tired'
+        )
         assert "SystemExit" in (await failure(neighbour.step("exit"))).message
         assert await world.reset({}, 2) == "from 3"
 
@@ -113,6 +122,35 @@ async def test_a_process_that_hangs_is_killed_and_nothing_of_it_stays():
         async with pool.open() as world:
             assert await world.reset({}, 1) == "from 31175117"
     assert not processes_with("31175117")
+
+
+_OWNER = """
+import asyncio, sys
+from astraflow.workflows.environments.pool import EnvironmentPool, PoolOptions
+
+async def main():
+    options = {"start": 31_175_118}
+    pool = EnvironmentPool(PoolOptions(environment="worlds:Moody", environment_options=options))
+    async with pool.open() as world:
+        await world.reset({}, 1)
+        print("playing", flush=True)
+        await world.step("hang")
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_stays_of_an_owner_that_is_killed():
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    command = [sys.executable, "-c", _OWNER]
+    env = os.environ | {"PYTHONPATH": path}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as owner:
+        assert owner.stdout.readline() == b"playing\n"
+        left = processes_with("31175118")
+        assert left
+        owner.kill()
+    _, alive = psutil.wait_procs(left, timeout=60)
+    assert not alive
 
 
 async def test_who_is_cancelled_leaves_the_line_in_order():
@@ -169,12 +207,24 @@ async def test_a_package_that_is_missing_is_told_with_the_cure():
     assert "options.python" in error.message
 
 
-async def test_an_interpreter_that_is_not_there_is_told():
-    async with pool_of("Countdown", python="/no/such/python") as pool, pool.open() as world:
-        error = await failure(world.reset({}, 1))
-    assert "/no/such/python" in error.message
-
-
-def test_a_name_that_is_nowhere_is_told_before_a_process_starts():
-    with pytest.raises(AstraflowError, match="did you mean textarena"):
-        EnvironmentPool(PoolOptions(environment="textarina"))
+@pytest.mark.parametrize(
+    ("options", "reason", "said"),
+    [
+        ({"environment": "textarina"}, Reason.CODE_UNKNOWN, "did you mean textarena"),
+        ({"python": "/no/such/python"}, Reason.INVALID_FIELD, "/no/such/python is no program"),
+        (
+            {"environment_options": {"gmae": "x"}},
+            Reason.INVALID_FIELD,
+            "missing a required argument: 'game'; known are game, settings",
+        ),
+        (
+            {"environment": "search", "environment_options": {"corpse": "x"}},
+            Reason.INVALID_FIELD,
+            "unexpected keyword argument 'corpse'; known are corpus, url",
+        ),
+    ],
+)
+def test_what_can_be_told_before_a_process_starts_is_told(options, reason, said):
+    with pytest.raises(AstraflowError, match=said) as caught:
+        EnvironmentPool(PoolOptions(**{"environment": "textarena", **options}))
+    assert caught.value.reason is reason

