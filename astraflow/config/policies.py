@@ -10,6 +10,7 @@ from astraflow.config.loss import Loss
 from astraflow.config.strict import Algorithm, LaneChoice, Options, OwnEngine, Strict
 
 RouterReplay = Literal["told", "required", "never"]
+SharePrefixes = Literal["auto", "always", "never"]
 
 
 class WarmUp(Strict):
@@ -258,6 +259,10 @@ class Trainer(Strict):
     own."""
     max_tokens_per_pass: int = Field(default=16384, ge=1)
     """Tokens of one forward and backward pass; gradients of a batch add up over passes."""
+    share_prefixes: SharePrefixes = "auto"
+    """Compute once what rows of a batch begin with in common, such as the prompt of a group, where
+    the model can and it pays. auto: on the CPU; on a GPU attention under a mask is not bit for bit
+    the same from run to run. always: on a GPU too. never: every row is computed by itself."""
     export_dtype: Literal["bf16", "f32"] = "bf16"
     """What is published. Master weights are always f32."""
     checkpoint_every: int | None = Field(default=None, ge=1)
