@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import ModelIdentity
-from astraflow.core.tasks import RolloutTask, VersionRange
+from astraflow.core.tasks import RolloutTask, TaskPurpose, VersionRange
 from astraflow.engines.protocol import Engine
 from astraflow.raas.gate import VersionGate
 from astraflow.raas.seeds import seeded_sampling
@@ -83,6 +83,7 @@ class PolicyDesk:
                 sampling=seeded_sampling(task, sample_index, policy_id),
                 version=version,
                 template=self.models[policy_id].template,
+                is_trained=task.purpose is TaskPurpose.TRAIN,
             )
             for policy_id, version in pinned.items()
         }

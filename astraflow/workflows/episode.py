@@ -203,7 +203,11 @@ class Recorder:
                 what the engine raises.
         """
         port = self._port
-        sampling = port.fit(replace(self._sampling, **overrides), len(self._tokens))
+        sampling = port.fit(
+            replace(self._sampling, **overrides),
+            len(self._tokens),
+            before=self._sampling if self._generations else None,
+        )
         start = len(self._tokens)
         with span("gen_ai.generate", prompt_token_count=start, policy=self.policy_id):
             generation = await port.engine.generate(self._tokens, sampling, version=port.version)

@@ -42,6 +42,7 @@ class PolicyPort:
         sampling: Defaults; the seed is that of the sample.
         version: Pins every token to it; None: whatever is live.
         template: Of its chats.
+        is_trained: Whether what it samples is for its trainer.
     """
 
     policy_id: PolicyId
@@ -50,13 +51,31 @@ class PolicyPort:
     sampling: SamplingParams
     version: int | None = None
     template: ChatTemplate = field(default_factory=ChatTemplate)
+    is_trained: bool = False
 
-    def fit(self, sampling: SamplingParams, token_count: int) -> SamplingParams:
+    def fit(
+        self, sampling: SamplingParams, token_count: int, *, before: SamplingParams | None = None
+    ) -> SamplingParams:
         """Return the sampling with a budget that the context has room for after so many tokens.
 
+        Args:
+            sampling: That is wished for.
+            token_count: Tokens of the trajectory so far.
+            before: Of what was sampled in the trajectory so far; None: nothing was.
+
         Raises:
-            AstraflowError: CONTEXT_TOO_LONG when there is no room for another token.
+            AstraflowError: CONTEXT_TOO_LONG when there is no room for another token; INVALID_FIELD
+                for a sampling that a trainer cannot score, see `SamplingParams.reshaped_by`.
         """
+        if self.is_trained:
+            sampling.require_trainable()
+            if before is not None and before.temperature != sampling.temperature:
+                raise AstraflowError(
+                    Reason.INVALID_FIELD,
+                    f"temperature = {sampling.temperature} after {before.temperature} in one "
+                    "trajectory, which a trainer scores under one; begin another trajectory",
+                    metadata={"field": "sampling.temperature"},
+                )
         limit = self.engine.max_context_token_count
         room = limit - token_count
         if room < 1:

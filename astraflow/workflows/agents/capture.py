@@ -68,7 +68,11 @@ class Capture:
         port, opening = self.port, self._tree.open(prompt)
         own_seed = trajectory_seed(port.sampling.seed, opening.branch)
         chosen = own_seed if seed is None else mixed_seed(own_seed, seed)
-        sampling = port.fit(replace(port.sampling, **overrides, seed=chosen), len(prompt))
+        sampling = port.fit(
+            replace(port.sampling, **overrides, seed=chosen),
+            len(prompt),
+            before=None if opening.parent is None else opening.parent.sampling,
+        )
         with span("gen_ai.generate", prompt_token_count=len(prompt), policy=port.policy_id):
             generation = await port.engine.generate(
                 prompt, sampling, version=port.version, watch=watch
