@@ -190,7 +190,8 @@ class CausalModel:
             for ends in ([7, 7, 7, 5, 5, 7, 7], [7] * 7)
         )
         wanted = torch.cat(alone)
-        return float((right - wanted).norm()), float((wrong - wanted).norm())
+        rounding, fault = ((each - wanted).square().sum().sqrt() for each in (right, wrong))
+        return float(rounding), float(fault)
 
     def replay(self, experts: np.ndarray | None) -> None:
         """Let the next passes go through these experts, with their gradients; None: their own.
@@ -265,6 +266,7 @@ def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:
             transformers does not know the architecture.
     """
     from astraflow.engines.making import read_causal_model  # noqa: PLC0415 - seconds to import
+    from astraflow.engines.products import use_onednn  # noqa: PLC0415 - beside it
 
     hide_progress_bars()
     try:
@@ -274,7 +276,7 @@ def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:
             Reason.INVALID_FIELD,
             f"{directory} cannot be loaded as a causal language model: {error}",
         ) from error
-    moved = module.to(resolve_device(device))
+    moved = use_onednn(module).to(resolve_device(device))
     return CausalModel(moved, never_sampled=never_sampled(directory))
 
 

@@ -113,7 +113,7 @@ class _Slots:
                 tree += 1
                 slot = tree * one.length
             count = int(rows.offsets[row + 1] - rows.offsets[row]) - shared
-            new = np.arange(slot, slot + count)
+            new: np.ndarray = np.arange(slot, slot + count)
             sources.reshape(-1)[new] = np.arange(count) + rows.offsets[row] + shared
             positions.reshape(-1)[new] = np.arange(count) + shared
             path = np.concatenate([path[:shared], new])

@@ -130,11 +130,7 @@ def passes_of(
         return tuple(Pass.of(indices[one.rows], one.length) for one in plan)
     sizes = np.array([tree.length for tree in trees])
     return tuple(
-        Pass(
-            rows=np.concatenate([trees[each].rows for each in one.rows]),
-            length=one.length,
-            shared_counts=np.concatenate([trees[each].shared_counts for each in one.rows]),
-        )
+        _joined([trees[each] for each in one.rows], one.length)
         for one in plan_passes(sizes, max_tokens=max_tokens)
     )
 
@@ -146,6 +142,12 @@ def evened(plan: Sequence[Pass], count: int) -> tuple[Pass, ...]:
     """
     nothing = Pass.of(np.zeros(0, np.int64), 1)
     return (*[nothing] * (count - len(plan)), *plan)
+
+
+def _joined(trees: Sequence[Pass], length: int) -> Pass:
+    rows = np.concatenate([tree.rows for tree in trees])
+    shared_counts = np.concatenate([tree.shared_counts for tree in trees])
+    return Pass(rows=rows, length=length, shared_counts=shared_counts)
 
 
 def _cheapest_cuts(
