@@ -106,14 +106,14 @@ class _Slots:
         flat_ends = np.arange(1, positions.size + 1)
         paths: list[np.ndarray] = []
         tree, slot = -1, 0
-        path = np.zeros(0, np.int64)
-        for row, shared in zip(one.rows.tolist(), one.shared_counts.tolist(), strict=True):
+        path: np.ndarray = np.zeros(0, np.int64)
+        for row, shared in zip(map(int, one.rows), map(int, one.shared_counts), strict=True):
             flat_ends[path[shared:]] = slot
             if not shared:
                 tree += 1
                 slot = tree * one.length
             count = int(rows.offsets[row + 1] - rows.offsets[row]) - shared
-            new: np.ndarray = np.arange(slot, slot + count)
+            new = slot + np.arange(count)
             sources.reshape(-1)[new] = np.arange(count) + rows.offsets[row] + shared
             positions.reshape(-1)[new] = np.arange(count) + shared
             path = np.concatenate([path[:shared], new])

@@ -130,7 +130,7 @@ def passes_of(
         return tuple(Pass.of(indices[one.rows], one.length) for one in plan)
     sizes = np.array([tree.length for tree in trees])
     return tuple(
-        _joined([trees[each] for each in one.rows], one.length)
+        _joined([trees[int(each)] for each in one.rows], one.length)
         for one in plan_passes(sizes, max_tokens=max_tokens)
     )
 
