@@ -8,8 +8,11 @@ from pydantic import Field, model_validator
 from astraflow.config.lora import Lora
 from astraflow.config.loss import Loss
 from astraflow.config.strict import Algorithm, LaneChoice, Options, OwnEngine, Strict
+from astraflow.core.errors import AstraflowError
+from astraflow.core.tasks import SamplingParams
 
 RouterReplay = Literal["told", "required", "never"]
+SharePrefixes = Literal["auto", "always", "never"]
 
 
 class WarmUp(Strict):
@@ -104,6 +107,8 @@ class Sampling(Strict):
     """Defaults of every generation of a policy; see `rollout/v1/sampling.proto`."""
 
     temperature: float = Field(default=1.0, ge=0)
+    """0, greedy, is for evaluations alone, as are top_p, top_k, min_p and min_new_tokens: the
+    trainer scores tokens under the softmax over the whole vocabulary (docs/losses.md)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=1)
     min_p: float = Field(default=0.0, ge=0, lt=1)
@@ -314,6 +319,10 @@ class Trainer(Strict):
     own."""
     max_tokens_per_pass: int = Field(default=16384, ge=1)
     """Tokens of one forward and backward pass; gradients of a batch add up over passes."""
+    share_prefixes: SharePrefixes = "auto"
+    """Compute once what rows of a batch begin with in common, such as the prompt of a group, where
+    the model can and it pays. auto: on the CPU; on a GPU attention under a mask is not bit for bit
+    the same from run to run. always: on a GPU too. never: every row is computed by itself."""
     export_dtype: Literal["bf16", "f32"] = "bf16"
     """What is published. Master weights are always f32."""
     checkpoint_every: int | None = Field(default=None, ge=1)
@@ -372,3 +381,11 @@ class Policy(Strict):
     model: Model
     sampling: Sampling = Sampling()
     trainer: Trainer = Trainer()
+
+    @model_validator(mode="after")
+    def _what_is_sampled_can_be_scored(self) -> Self:
+        try:
+            SamplingParams(**self.sampling.model_dump()).require_trainable()
+        except AstraflowError as error:
+            raise ValueError(f"sampling: {error.message}") from error
+        return self

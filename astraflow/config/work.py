@@ -1,7 +1,7 @@
 """The work of a recipe: data, workflows, rollouts and evaluations."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -174,6 +174,23 @@ class EvalSet(Strict):
     """A rollout is correct when its reward is at least this."""
 
 
+class EvalSampling(Strict):
+    """What an evaluation samples with in place of `policies.*.sampling`; unset: the same."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=1)
+    min_p: float | None = Field(default=None, ge=0, lt=1)
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    min_new_tokens: int | None = Field(default=None, ge=0)
+    stop_strings: tuple[str, ...] | None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Fields of SamplingParams that differ."""
+        return self.model_dump(exclude_none=True)
+
+
 class EvalSuite(Strict):
     """An evaluation, run beside training on pinned versions."""
 
@@ -184,3 +201,5 @@ class EvalSuite(Strict):
     """Versions of the first policy between evaluations."""
     pool_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the pool's capacity that it may take while training goes on."""
+    sampling: EvalSampling = EvalSampling()
+    """What is given here takes the place of the policies' own, such as temperature: 0."""

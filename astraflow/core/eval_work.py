@@ -124,6 +124,7 @@ class EvalWork:
             slots=[Slot() for _ in range(settings.repeats)],
             eval_run_id=self.eval_run_id,
             data_set_index=index,
+            sampling=self.suite.sampling,
         )
         self._open[group.group_id] = group
         if self._state is EvalState.PENDING:

@@ -1,8 +1,10 @@
 """Groups: the samples of one prompt, each asked for until it is answered or given up."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from astraflow.core.batches import BatchGroup
 from astraflow.core.errors import Failure, Reason
@@ -139,11 +141,13 @@ class EvalGroup(Group):
     Attributes:
         eval_run_id: Which.
         data_set_index: Position in the suite.
+        sampling: Fields of SamplingParams that differ from the policies'.
         rewards: Of the scored rollouts.
     """
 
     eval_run_id: EvalRunId
     data_set_index: int
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     rewards: list[float] = field(default_factory=list[float])
 
 

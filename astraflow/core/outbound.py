@@ -48,6 +48,9 @@ class Outbound:
         attempt = group.attempt
         task_id = TaskId(self._state.mint.next("task"))
         repeats = group.hand_out(indexes, task_id)
+        sampling = self._sampling[group.workflow_id]
+        if isinstance(group, EvalGroup) and group.sampling:
+            sampling = {p: replace(knobs, **group.sampling) for p, knobs in sampling.items()}
         self._issue(
             RolloutTask(
                 task_id=task_id,
@@ -58,7 +61,7 @@ class Outbound:
                 prompt=group.prompt,
                 sample_indexes=indexes,
                 versions=versions,
-                sampling=self._sampling[group.workflow_id],
+                sampling=sampling,
                 deadline=now + self._state.task_ttl,
                 timeout=self._state.settings.rollouts.timeout,
                 priority=_PRIORITIES[group.purpose],

@@ -9,6 +9,7 @@ from astraflow.core.groups import Assignment, EvalGroup, Group, TrainGroup
 from astraflow.core.ids import MemberId, PolicyId, RolloutId
 from astraflow.core.rollouts import Disposition, ItemAck, Outcome, Rollout
 from astraflow.core.state import State
+from astraflow.core.tasks import TaskPurpose
 
 # No rollout of these is kept: another attempt is made.
 UNDONE = frozenset({Outcome.INFRA_ERROR, Outcome.CANCELLED, Outcome.RETURNED})
@@ -60,6 +61,10 @@ def fault_of(state: State, rollout: Rollout, assignment: Assignment) -> ItemAck 
         why = f"task {task.task_id} did not ask for this sample"
         return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
     for trajectory in rollout.trajectories:
+        knobs = trajectory.sampling.reshaped_by if task.purpose is TaskPurpose.TRAIN else ()
+        if knobs:
+            why = f"{', '.join(knobs)} reshaped what was sampled, which trainers cannot score"
+            return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
         for span in trajectory.version_spans:
             policy_id = span.policy_id or trajectory.policy_id
             bounds = task.versions.get(policy_id)

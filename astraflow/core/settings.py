@@ -1,7 +1,9 @@
 """Settings of a run: the recipe without its files and processes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from astraflow.core.advantages import AdvantageSettings
 from astraflow.core.algorithms.plug_in import PlugInSpec
@@ -99,6 +101,7 @@ class SuiteSettings:
         at_end: Measure the last version.
         every: Versions of the suite's first policy between evaluations.
         pool_share: Of the pool's credit, while training goes on.
+        sampling: Fields of SamplingParams that differ from the policies'.
     """
 
     suite: EvalSuite
@@ -106,6 +109,7 @@ class SuiteSettings:
     at_end: bool = True
     every: int | None = None
     pool_share: float = 0.5
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

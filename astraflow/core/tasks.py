@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import EvalRunId, GroupId, PolicyId, PromptId, TaskId, WorkflowId
 
 
@@ -42,6 +43,42 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int | None = None
     ignore_eos: bool = False
+
+    @property
+    def reshaped_by(self) -> tuple[str, ...]:
+        """Knobs that are set and draw tokens from another distribution than softmax(logits / T).
+
+        A trainer scores tokens under that one, over the whole vocabulary: of tokens drawn otherwise
+        its ratio is not 1 at equal weights, so they are not trained on (ADR 12).
+        """
+        is_set = {
+            "temperature": self.temperature == 0,
+            "top_p": self.top_p < 1,
+            "top_k": self.top_k is not None,
+            "min_p": self.min_p > 0,
+            "min_new_tokens": self.min_new_tokens > 0,
+            "frequency_penalty": self.frequency_penalty != 0,
+            "presence_penalty": self.presence_penalty != 0,
+            "repetition_penalty": self.repetition_penalty != 1,
+        }
+        return tuple(name for name, value in is_set.items() if value)
+
+    def require_trainable(self) -> None:
+        """Refuse knobs under which what is sampled cannot be trained on.
+
+        Raises:
+            AstraflowError: INVALID_FIELD naming them.
+        """
+        names = self.reshaped_by
+        if names:
+            shown = ", ".join(f"{name} = {getattr(self, name)!r}" for name in names)
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"{shown} in training: a trainer scores tokens under softmax(logits / temperature) "
+                "of the whole vocabulary, so the ratio of tokens drawn otherwise is wrong from the "
+                "start; leave it out here, or set it for an evaluation (evals.*.sampling)",
+                metadata={"field": f"sampling.{names[0]}"},
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,4 +165,5 @@ def _suite(recipe: config.Recipe, name: str, size_of: Callable[[str], int]) -> S
         at_end=settings.at_end,
         every=settings.every,
         pool_share=settings.pool_share,
+        sampling=settings.sampling.changes,
     )

@@ -7,11 +7,12 @@ from torch import nn
 
 from astraflow.config.lora import Lora
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.products import OnednnLinear
 
 LayerT = TypeVar("LayerT", bound=nn.Module)
 
 
-class AdaptedLayer(nn.Linear):
+class AdaptedLayer(OnednnLinear):
     """A linear layer that takes the place of another, with its parameters under their names."""
 
     def __init__(self, base: nn.Linear) -> None:

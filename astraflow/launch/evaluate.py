@@ -53,9 +53,15 @@ async def evaluate_suite(
     """
     models = {PolicyId(name): await _load(recipe, name, path) for name, path in checkpoints.items()}
     workflows = build_workflows(workflow_specs(recipe))
+    sampling = {
+        PolicyId(name): SamplingParams(
+            **policy.sampling.model_dump() | recipe.evals[suite].sampling.changes, seed=recipe.seed
+        )
+        for name, policy in recipe.policies.items()
+    }
     try:
         results = [
-            await _evaluate_set(recipe, part, models, workflows)
+            await _evaluate_set(recipe, part, models, workflows, sampling=sampling)
             for part in recipe.evals[suite].data_sets
         ]
     finally:
@@ -88,6 +94,8 @@ async def _evaluate_set(
     part: EvalSet,
     models: Mapping[PolicyId, ServedModel],
     workflows: Mapping[WorkflowId, LoadedWorkflow],
+    *,
+    sampling: Mapping[PolicyId, SamplingParams],
 ) -> EvalResult:
     reader = open_data_set(part.data_set, recipe.data[part.data_set], Path(), seed=recipe.seed)
     prompts = list(reader.epoch(0))
@@ -118,11 +126,13 @@ async def _evaluate_set(
 
     async with asyncio.TaskGroup() as group:
         for prompt in prompts:
-            group.create_task(answer(_task(recipe, part, prompt)))
+            group.create_task(answer(_task(recipe, part, prompt, sampling)))
     return tally.result()
 
 
-def _task(recipe: Recipe, part: EvalSet, prompt: Prompt) -> RolloutTask:
+def _task(
+    recipe: Recipe, part: EvalSet, prompt: Prompt, sampling: Mapping[PolicyId, SamplingParams]
+) -> RolloutTask:
     return RolloutTask(
         task_id=TaskId(f"eval-{prompt.prompt_id}"),
         group_id=GroupId(f"eval-{prompt.prompt_id}"),
@@ -131,10 +141,7 @@ def _task(recipe: Recipe, part: EvalSet, prompt: Prompt) -> RolloutTask:
         prompt=prompt,
         sample_indexes=tuple(range(part.repeats)),
         versions={},
-        sampling={
-            PolicyId(name): SamplingParams(**policy.sampling.model_dump(), seed=recipe.seed)
-            for name, policy in recipe.policies.items()
-        },
+        sampling=sampling,
         timeout=timedelta(seconds=recipe.rollouts.timeout_s),
         eval_run_id=EvalRunId("offline"),
     )

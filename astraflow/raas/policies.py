@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import ModelIdentity
-from astraflow.core.tasks import RolloutTask, VersionRange
+from astraflow.core.tasks import RolloutTask, TaskPurpose, VersionRange
 from astraflow.engines.protocol import Engine
 from astraflow.raas.gate import VersionGate
 from astraflow.raas.seeds import seeded_sampling
@@ -54,6 +54,7 @@ class ServedModel:
             sampling=replace(sampling, stop_token_ids=ends),
             version=version,
             template=self.template,
+            is_trained=task.purpose is TaskPurpose.TRAIN,
         )
 
 

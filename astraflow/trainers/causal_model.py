@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,34 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.routers import RouteReplay, routers_of
 
 Made = TypeVar("Made")
+
+# Rows that begin alike differ by this share, at most, of what a wrong mask would change: far above
+# rounding, also in bf16, and far below what a model that ignores its mask shows.
+_ROUNDING = 0.1
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Branches:
+    """Where the tokens of a pass stand whose rows branch off one another.
+
+    Tokens come in the order of a walk through their tree, parents first: what token i sees are
+    the tokens j <= i whose branch, `[j, ends[j])`, it lies in.
+
+    Attributes:
+        positions: i64[n, L], of each token in its row.
+        ends: i64[n, L], one past the last token that continues it; of padding the token itself.
+    """
+
+    positions: Tensor
+    ends: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """bool[n, 1, L, L], which token (row) sees which (column)."""
+        index = torch.arange(self.ends.shape[1], device=self.ends.device)
+        return ((index[:, None] >= index) & (index[:, None] < self.ends[:, None, :]))[:, None]
 
 
 class CausalModel:
@@ -65,17 +95,18 @@ class CausalModel:
         """Token ids that it knows."""
         return int(cast("Any", self.module).get_input_embeddings().num_embeddings)
 
-    def logits(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+    def logits(self, tokens: Tensor, chosen: Tensor, *, branches: Branches | None = None) -> Tensor:
         """Return logits after chosen positions.
 
         Args:
             tokens: i64[n, L], padded on the right with any token.
             chosen: i64[k], flat indices into `tokens`.
+            branches: None: each row is one sequence. Else see `takes_branches`.
 
         Returns:
             [k, vocabulary] in the model's dtype.
         """
-        logits = self._run(tokens, chosen)
+        logits = self._run(tokens, chosen, branches)
         if self._hidden is None:
             return logits.flatten(0, 1).index_select(0, chosen)
         self._hidden = None
@@ -94,6 +125,74 @@ class CausalModel:
             found = self.at_head(tokens, chosen, self._head.forward)
             return self._head if torch.equal(found, self.logits(tokens, chosen)) else None
 
+    @property
+    def attention_tokens(self) -> float:
+        """So many tokens to attend to cost as much as all else that is computed for a token.
+
+        A block has about 12 H^2 weights, and a token that is attended to costs 2 H products.
+        """
+        return 6.0 * cast("Any", self.module).config.get_text_config().hidden_size
+
+    @cached_property
+    def takes_branches(self) -> bool:
+        """Whether tokens that rows have in common can be computed once.
+
+        Of a model whose layers all attend to everything before, by config, and which on a few
+        tokens then says the same as of each row alone. Weights that are shared out over ranks
+        are asked by all of them together.
+        """
+        why = self._no_branches()
+        if why:
+            log.info("rows share no prefixes", why=why)
+        return not why
+
+    def _no_branches(self) -> str:
+        """Return why `takes_branches` is false, or nothing."""
+        from astraflow.engines.embedded.model import read_architecture  # noqa: PLC0415 - loads the engine
+
+        config: Any = getattr(self.module, "config", None)
+        if config is None or getattr(config, "_attn_implementation", None) != "sdpa":
+            return "the model's attention takes no mask of its own"
+        try:
+            architecture = read_architecture(config)
+        except (AstraflowError, AttributeError) as error:
+            return str(error)
+        if architecture.window is not None:
+            return "layers attend to a sliding window"
+        try:
+            rounding, wrong = self._branching_gaps()
+        except Exception as error:  # noqa: BLE001 - whatever a model raises that takes no masks
+            return str(error).partition("\n")[0]
+        # Also false where one of them is NaN.
+        return "" if rounding < _ROUNDING * wrong else "the model does not heed the mask"
+
+    @torch.no_grad()
+    def _branching_gaps(self) -> tuple[float, float]:
+        """Return how far two rows that begin alike are from themselves alone: right, and wrong.
+
+        Wrong is with a mask under which the second row sees the first one's end.
+        """
+        self.replay(None)
+        size = self.vocabulary_size
+        row, other = ([each % size for each in ids] for ids in ((3, 4, 5, 6, 7), (3, 4, 5, 9, 8)))
+
+        def tensor(values: list[int]) -> Tensor:
+            return torch.tensor([values], device=self.device)
+
+        places = tensor([*range(5)])[0]
+        alone = [self.logits(tensor(each), places).float()[3:] for each in (row, other)]
+        tokens, positions = tensor([*row, *other[3:]]), tensor([0, 1, 2, 3, 4, 3, 4])
+        at = tensor([3, 4, 5, 6])[0]
+        right, wrong = (
+            self.logits(
+                tokens, at, branches=Branches(positions=positions, ends=tensor(ends))
+            ).float()
+            for ends in ([7, 7, 7, 5, 5, 7, 7], [7] * 7)
+        )
+        wanted = torch.cat(alone)
+        rounding, fault = ((each - wanted).square().sum().sqrt() for each in (right, wrong))
+        return float(rounding), float(fault)
+
     def replay(self, experts: np.ndarray | None) -> None:
         """Let the next passes go through these experts, with their gradients; None: their own.
 
@@ -109,7 +208,14 @@ class CausalModel:
         """Refuse routes that `replay` could not take; see `RouteReplay.require`."""
         self._replay.require(experts)
 
-    def at_head(self, tokens: Tensor, chosen: Tensor, read: Callable[[Tensor], Made]) -> Made:
+    def at_head(
+        self,
+        tokens: Tensor,
+        chosen: Tensor,
+        read: Callable[[Tensor], Made],
+        *,
+        branches: Branches | None = None,
+    ) -> Made:
         """Return what is made of the output layer's input at chosen positions.
 
         The layer itself runs at one of them. Weights that are shared out over ranks are whole while
@@ -119,18 +225,22 @@ class CausalModel:
             tokens: i64[n, L], padded on the right with any token.
             chosen: i64[k], flat indices into `tokens`.
             read: Takes [k, H] in the model's dtype.
+            branches: As `logits` takes them.
         """
         self._read = read
         try:
-            self._run(tokens, chosen)
+            self._run(tokens, chosen, branches)
             return self._made
         finally:
             self._read = self._made = self._hidden = None
 
-    def _run(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+    def _run(self, tokens: Tensor, chosen: Tensor, branches: Branches | None) -> Tensor:
         self._chosen, self._hidden = chosen, None
+        seen: dict[str, Tensor] = {}
+        if branches is not None:
+            seen = {"position_ids": branches.positions, "attention_mask": branches.mask}
         try:
-            return cast("Any", self.module)(input_ids=tokens, use_cache=False).logits
+            return cast("Any", self.module)(input_ids=tokens, use_cache=False, **seen).logits
         finally:
             self._chosen = None
             if not torch.is_grad_enabled() and hasattr(self.module, "reshard"):
@@ -156,6 +266,7 @@ def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:
             transformers does not know the architecture.
     """
     from astraflow.engines.making import read_causal_model  # noqa: PLC0415 - seconds to import
+    from astraflow.engines.products import use_onednn  # noqa: PLC0415 - beside it
 
     hide_progress_bars()
     try:
@@ -165,7 +276,7 @@ def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:
             Reason.INVALID_FIELD,
             f"{directory} cannot be loaded as a causal language model: {error}",
         ) from error
-    moved = module.to(resolve_device(device))
+    moved = use_onednn(module).to(resolve_device(device))
     return CausalModel(moved, never_sampled=never_sampled(directory))
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from astraflow.trainers.tiles import BANNED, Head, Kept, Tiles
+from astraflow.trainers.tiles import BANNED, Head, Kept, Tiles, multiply
 
 
 def fused_logprobs(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
@@ -204,7 +204,7 @@ def _gradients(
 def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
     """Add a product of matrices, in the type of the right one."""
     if into.dtype == right.dtype:
-        into.addmm_(left, right)
+        multiply(left, right, into, adds_up=True)
     else:
         into += left.to(right.dtype) @ right
 

@@ -94,6 +94,7 @@ class PolicyLearner:
         self._peers = peers
         self._optimizer = AdamW(model.module.parameters(), settings.optimizer)
         self._step_count = 0
+        self._attention_tokens = self._worth_of_trees()
 
     @property
     def step_count(self) -> int:
@@ -241,8 +242,22 @@ class PolicyLearner:
         total = self._peers.total
         return total(int(is_trained.sum())) / max(1, total(len(is_trained)))
 
+    def _worth_of_trees(self) -> float | None:
+        """Return `attention_tokens` of `passes_of`; None: rows are computed one by one."""
+        models = [self._model] if self._reference is None else [self._model, self._reference]
+        choice = self._settings.share_prefixes
+        if choice == "never" or (choice == "auto" and self._model.device.type != "cpu"):
+            return None
+        return self._model.attention_tokens if all(each.takes_branches for each in models) else None
+
     def _plan(self, rows: TrainRows, chosen_rows: np.ndarray) -> Sequence[Pass]:
-        plan = passes_of(rows, chosen_rows, max_tokens=self._settings.max_tokens_per_pass)
+        plan = passes_of(
+            rows,
+            chosen_rows,
+            max_tokens=self._settings.max_tokens_per_pass,
+            # A shared token may have gone through other experts in each of its rows.
+            attention_tokens=self._attention_tokens if rows.routed_experts is None else None,
+        )
         return evened(plan, self._peers.most(len(plan)))
 
     def _learn(

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from astraflow.trainers.causal_model import CausalModel
+from astraflow.trainers.causal_model import Branches, CausalModel
 from astraflow.trainers.fused_head import fused_logprobs
 from astraflow.trainers.passes import Pass
 from astraflow.trainers.rows import TrainRows
@@ -25,11 +25,14 @@ class PassTokens:
 
     Attributes:
         tokens: i64[n, L], padded on the right.
-        chosen: i64[k], flat indices of the positions that predict a token of the loss.
+        chosen: i64[k], flat indices of the positions that predict a token of the loss; where rows
+            share tokens, one position may predict several.
         targets: i64[k], those tokens.
         loss_indices: i64[k], where each stands in `LossTokens`.
         temperatures: f32[k, 1], by which the logits are divided; None: all 1.
         routed_experts: u16[n * L, layers, k], which experts each token takes; None: its own.
+        positions: i64[n, L], of each token in its row, and
+        ends: i64[n, L], as in `Branches`; None: no row branches off another.
     """
 
     tokens: np.ndarray
@@ -38,33 +41,35 @@ class PassTokens:
     loss_indices: np.ndarray
     temperatures: np.ndarray | None
     routed_experts: np.ndarray | None = None
+    positions: np.ndarray | None = None
+    ends: np.ndarray | None = None
 
     @classmethod
     def of(cls, rows: TrainRows, one: Pass) -> "PassTokens":
         """Gather the rows of a pass; one without rows has a token to compute, and no loss."""
         if not len(one.rows):
             return cls.nothing()
-        starts, lengths = rows.offsets[one.rows], rows.lengths[one.rows]
-        columns = np.arange(one.length)
-        inside = columns < lengths[:, None]  # bool[n, L]
-        where = np.where(inside, starts[:, None] + columns, starts[:, None])
-        # The first token of a row stands in for padding: valid for every model.
-        tokens = rows.tokens[where].astype(np.int64)
-        loss_of = np.full(len(rows.tokens), -1, np.int64)
-        loss_of[rows.loss.positions] = np.arange(len(rows.loss))
-        loss_indices = np.where(inside, loss_of[where], -1).ravel()
-        at = np.flatnonzero(loss_indices >= 0)
-        loss_indices = loss_indices[at]
+        slots = _Slots.of(rows, one)
+        bounds = np.searchsorted(rows.loss.positions, rows.offsets)
+        spans = [slice(bounds[row], bounds[row + 1]) for row in one.rows]
+        loss_indices = np.concatenate([np.arange(len(rows.loss))[span] for span in spans])
+        chosen = [
+            path[rows.loss.positions[span] - rows.offsets[row] - 1]
+            for row, path, span in zip(one.rows, slots.paths, spans, strict=True)
+        ]
         temperatures = rows.loss.temperatures[loss_indices]
         return cls(
-            tokens=tokens,
-            chosen=at - 1,
-            targets=tokens.ravel()[at],
+            # The first token of a row stands in for padding: valid for every model.
+            tokens=rows.tokens[slots.sources].astype(np.int64),
+            chosen=np.concatenate(chosen),
+            targets=rows.tokens[rows.loss.positions[loss_indices]].astype(np.int64),
             loss_indices=loss_indices,
             temperatures=temperatures[:, None] if (temperatures != 1).any() else None,
             routed_experts=None
             if rows.routed_experts is None
-            else rows.routed_experts[where.ravel()],
+            else rows.routed_experts[slots.sources.ravel()],
+            positions=slots.positions if one.has_branches else None,
+            ends=slots.ends if one.has_branches else None,
         )
 
     @classmethod
@@ -73,6 +78,55 @@ class PassTokens:
         none = np.zeros(0, np.int64)
         tokens = np.zeros((1, 1), np.int64)
         return cls(tokens=tokens, chosen=none, targets=none, loss_indices=none, temperatures=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Slots:
+    """Which token of a batch each slot of a pass holds.
+
+    Attributes:
+        sources: i64[n, L], in the tokens of the batch; of padding, the first one of its tree.
+        positions: i64[n, L], in its row; of padding 0.
+        ends: i64[n, L], as in `Branches`.
+        paths: Of each row of the pass i64[tokens], flat indices of the slots of its tokens.
+    """
+
+    sources: np.ndarray
+    positions: np.ndarray
+    ends: np.ndarray
+    paths: list[np.ndarray]
+
+    @classmethod
+    def of(cls, rows: TrainRows, one: Pass) -> "_Slots":
+        """Lay the rows of a pass out, each from where it leaves the one before it."""
+        shape = (one.tree_count, one.length)
+        positions = np.zeros(shape, np.int64)
+        first_rows = one.rows[one.shared_counts == 0]
+        sources = np.repeat(rows.offsets[first_rows][:, None], one.length, axis=1)
+        flat_ends = np.arange(1, positions.size + 1)
+        paths: list[np.ndarray] = []
+        tree, slot = -1, 0
+        path: np.ndarray = np.zeros(0, np.int64)
+        for row, shared in zip(map(int, one.rows), map(int, one.shared_counts), strict=True):
+            flat_ends[path[shared:]] = slot
+            if not shared:
+                tree += 1
+                slot = tree * one.length
+            count = int(rows.offsets[row + 1] - rows.offsets[row]) - shared
+            new = slot + np.arange(count)
+            sources.reshape(-1)[new] = np.arange(count) + rows.offsets[row] + shared
+            positions.reshape(-1)[new] = np.arange(count) + shared
+            path = np.concatenate([path[:shared], new])
+            paths.append(path)
+            slot += count
+        flat_ends[path] = slot
+        starts = np.arange(one.tree_count)[:, None] * one.length
+        return cls(
+            sources=sources,
+            positions=positions,
+            ends=flat_ends.reshape(shape) - starts,
+            paths=paths,
+        )
 
 
 def log_softmax_of(
@@ -92,6 +146,10 @@ def log_softmax_of(
     tokens, chosen = to_tensor(one.tokens, device), to_tensor(one.chosen, device)
     targets = to_tensor(one.targets, device)
     temperatures = None if one.temperatures is None else to_tensor(one.temperatures, device)
+    branches = None
+    if one.positions is not None and one.ends is not None:
+        positions, ends = to_tensor(one.positions, device), to_tensor(one.ends, device)
+        branches = Branches(positions=positions, ends=ends)
     layer = model.linear_head if len(targets) * model.vocabulary_size > fuse_above else None
     model.replay(one.routed_experts)
     if layer is not None:
@@ -108,8 +166,9 @@ def log_softmax_of(
             )
             return fused_logprobs(hidden, head)
 
-        return model.at_head(tokens, chosen, read)
-    logits = _without(model.logits(tokens, chosen).float(), model.never_sampled, targets)
+        return model.at_head(tokens, chosen, read, branches=branches)
+    found = model.logits(tokens, chosen, branches=branches).float()
+    logits = _without(found, model.never_sampled, targets)
     if temperatures is not None:
         logits = logits / temperatures
     norms = logits.logsumexp(-1)

@@ -4,6 +4,12 @@ Rows of like length are padded on the right to one length. A causal model never 
 the right, so padding changes nothing before it, no mask is needed, and the fastest causal
 attention kernel serves. One packed row under a block-diagonal mask would be quadratic in the
 tokens of the whole pass.
+
+Rows that begin with the same tokens (the rollouts of a group share their prompt, the turns of an
+episode what was said before) can go as a tree: what they share is computed once, forward and
+backward, and a mask lets each token see its own row alone. Attention is quadratic in the tokens
+of a tree, so a batch is cut into trees that are worth it, and trees of like size are padded to one
+pass as rows are.
 """
 
 from collections.abc import Sequence
@@ -18,22 +24,44 @@ from astraflow.trainers.rows import TrainRows
 PASS_OVERHEAD_TOKENS = 192
 
 
+# No tree is longer: its mask is quadratic.
+_TREE_TOKENS = 4096
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
-    """Rows that go through the model together.
+    """Rows that go through the model together, each alone or in trees.
 
     Attributes:
-        rows: i64[n], indices of rows, by rising length.
-        length: To which each is padded.
+        rows: i64[m], indices of rows; those of a tree follow each other, small trees come first.
+        length: To which each tree is padded; a row alone is a tree of one.
+        shared_counts: i64[m], first tokens that a row has from the one before it, in its tree;
+            0: a tree begins.
     """
 
     rows: np.ndarray
     length: int
+    shared_counts: np.ndarray
+
+    @classmethod
+    def of(cls, rows: np.ndarray, length: int) -> "Pass":
+        """Return a pass of rows that share nothing."""
+        return cls(rows=rows, length=length, shared_counts=np.zeros(len(rows), np.int64))
+
+    @property
+    def tree_count(self) -> int:
+        """Rows alone and trees: n."""
+        return int(np.count_nonzero(self.shared_counts == 0))
+
+    @property
+    def has_branches(self) -> bool:
+        """Whether any rows share tokens."""
+        return bool(self.shared_counts.any())
 
     @property
     def padded_token_count(self) -> int:
         """Tokens computed, padding included."""
-        return len(self.rows) * self.length
+        return self.tree_count * self.length
 
 
 def plan_passes(
@@ -68,13 +96,19 @@ def plan_passes(
         ends, lengths[order][ends - 1], max_tokens=max_tokens, overhead_tokens=overhead_tokens
     )
     return tuple(
-        Pass(rows=rows, length=int(lengths[rows[-1]]))
+        Pass.of(rows, int(lengths[rows[-1]]))
         for start, end in cuts
         for rows in _split(order[start:end], int(lengths[order[end - 1]]), max_tokens)
     )
 
 
-def passes_of(rows: TrainRows, chosen_rows: np.ndarray, *, max_tokens: int) -> tuple[Pass, ...]:
+def passes_of(
+    rows: TrainRows,
+    chosen_rows: np.ndarray,
+    *,
+    max_tokens: int,
+    attention_tokens: float | None = None,
+) -> tuple[Pass, ...]:
     """Share the chosen rows of a batch out over passes, whatever order they arrived in.
 
     Sums in single precision depend on their order, and that of arrival depends on timing.
@@ -83,11 +117,22 @@ def passes_of(rows: TrainRows, chosen_rows: np.ndarray, *, max_tokens: int) -> t
         rows: Of the batch.
         chosen_rows: bool[N].
         max_tokens: Of one pass, padding included.
+        attention_tokens: So many tokens that a token attends to cost as much as all else that is
+            computed for it; None: rows share nothing.
     """
     indices = np.flatnonzero(chosen_rows)
     indices = indices[np.argsort(rows.fingerprints[indices], kind="stable")]
-    plan = plan_passes(rows.lengths[indices], max_tokens=max_tokens)
-    return tuple(Pass(rows=indices[one.rows], length=one.length) for one in plan)
+    trees = None
+    if attention_tokens is not None:
+        trees = _trees_of(rows, indices, max_tokens=max_tokens, attention_tokens=attention_tokens)
+    if trees is None:
+        plan = plan_passes(rows.lengths[indices], max_tokens=max_tokens)
+        return tuple(Pass.of(indices[one.rows], one.length) for one in plan)
+    sizes = np.array([tree.length for tree in trees])
+    return tuple(
+        _joined([trees[int(each)] for each in one.rows], one.length)
+        for one in plan_passes(sizes, max_tokens=max_tokens)
+    )
 
 
 def evened(plan: Sequence[Pass], count: int) -> tuple[Pass, ...]:
@@ -95,8 +140,14 @@ def evened(plan: Sequence[Pass], count: int) -> tuple[Pass, ...]:
 
     Passes without rows come first: then the long ones of all ranks meet.
     """
-    nothing = Pass(rows=np.zeros(0, np.int64), length=1)
+    nothing = Pass.of(np.zeros(0, np.int64), 1)
     return (*[nothing] * (count - len(plan)), *plan)
+
+
+def _joined(trees: Sequence[Pass], length: int) -> Pass:
+    rows = np.concatenate([tree.rows for tree in trees])
+    shared_counts = np.concatenate([tree.shared_counts for tree in trees])
+    return Pass(rows=rows, length=length, shared_counts=shared_counts)
 
 
 def _cheapest_cuts(
@@ -130,3 +181,80 @@ def _cheapest_cuts(
 def _split(rows: np.ndarray, length: int, max_tokens: int) -> list[np.ndarray]:
     fitting = max(1, max_tokens // length)
     return np.array_split(rows, -(-len(rows) // fitting))
+
+
+def _trees_of(
+    rows: TrainRows, indices: np.ndarray, *, max_tokens: int, attention_tokens: float
+) -> list[Pass] | None:
+    """Cut rows into trees that together cost least, each a pass; None: no tree is worth it.
+
+    In alphabetical order a row shares most with the one before it, so every stretch of rows is a
+    tree: all of its first row, and of each further one what it has of its own.
+    """
+    bounds = np.searchsorted(rows.loss.positions, rows.offsets)
+
+    def content(row: int) -> tuple[bytes, bytes, bytes]:
+        span = slice(bounds[row], bounds[row + 1])
+        # Big-endian bytes compare as the tokens do; what is equal in all of this is the same row.
+        tokens = rows.tokens[rows.offsets[row] : rows.offsets[row + 1]].astype(">u4")
+        logprobs, advantages = rows.loss.sampler_logprobs[span], rows.loss.advantages[span]
+        return tokens.tobytes(), logprobs.tobytes(), advantages.tobytes()
+
+    ordered = np.array(sorted(indices.tolist(), key=content), np.int64)
+    lengths = rows.lengths[ordered]
+    shared = np.zeros(len(ordered), np.int64)
+    for at in range(1, len(ordered)):
+        count = min(lengths[at - 1], lengths[at])
+        before, row = (rows.offsets[ordered[at - 1]], rows.offsets[ordered[at]])
+        differs = rows.tokens[before : before + count] != rows.tokens[row : row + count]
+        shared[at] = differs.argmax() if differs.any() else count
+    cuts = _cheapest_trees(
+        lengths,
+        shared,
+        most=min(max_tokens, _TREE_TOKENS),
+        attention_tokens=attention_tokens,
+    )
+    if len(cuts) == len(ordered):
+        return None
+    trees: list[Pass] = []
+    for start, end in cuts:
+        counts = shared[start:end].copy()
+        counts[0] = 0
+        length = int((lengths[start:end] - counts).sum())
+        trees.append(Pass(rows=ordered[start:end], length=length, shared_counts=counts))
+    return trees
+
+
+def _cheapest_trees(
+    lengths: np.ndarray, shared: np.ndarray, *, most: int, attention_tokens: float
+) -> list[tuple[int, int]]:
+    """Return `[start, end)` of the ordered rows of each tree; dynamic programming.
+
+    Args:
+        lengths: i64[N], tokens of each row.
+        shared: i64[N], first tokens that each has in common with the one before it.
+        most: Tokens of a tree of several rows.
+        attention_tokens: See `passes_of`.
+    """
+    # Tokens of the tree of rows [start, end) are own[end] - own[start] + shared[start].
+    own = np.concatenate([[0], np.cumsum(lengths - shared)])
+    cost = np.zeros(len(lengths) + 1)
+    choice = np.zeros(len(lengths), np.int64)
+    first = 0
+    for end in range(1, len(lengths) + 1):
+        if not shared[end - 1]:
+            first = end - 1
+        while first < end - 1 and own[end] - own[first] + shared[first] > most:
+            first += 1
+        sizes = own[end] - own[first:end] + shared[first:end]
+        # A token of a tree attends to all of it under a mask; of a row alone, to half on average.
+        total = cost[first:end] + sizes * (1 + sizes / attention_tokens)
+        total[-1] -= sizes[-1] ** 2 / attention_tokens / 2
+        best = int(total.argmin())
+        choice[end - 1], cost[end] = first + best, total[best]
+    cuts: list[tuple[int, int]] = []
+    end = len(lengths)
+    while end:
+        cuts.append((int(choice[end - 1]), end))
+        end = cuts[-1][0]
+    return cuts[::-1]

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from astraflow.engines.products import onednn_is_faster, product
+
 # The logit of a word that is never drawn: finite, so that 0 times it is 0.
 BANNED = -1e30
 # Of a strip: 2 MiB in f32.
@@ -130,7 +132,7 @@ class Tiles:
         """Make logits, f[t, v]."""
         head = self.head
         if into.dtype == self.hidden.dtype:
-            torch.mm(self.hidden[tokens], head.weight[words].T, out=into)
+            multiply(self.hidden[tokens], head.weight[words].T, into)
         else:
             into.copy_(self.hidden[tokens] @ head.weight[words].T)
         if head.bias is not None:
@@ -145,6 +147,20 @@ class Tiles:
         some = self.head.targets[tokens]
         at = torch.nonzero((some >= words.start) & (some < words.stop))[:, 0]
         return at, some[at] - words.start
+
+
+def multiply(left: Tensor, right: Tensor, into: Tensor, *, adds_up: bool = False) -> None:
+    """Put the product of two matrices of one type where there is room, or add it to what is there.
+
+    oneDNN has no way to write into a tile; that its product is copied costs less than it saves.
+    """
+    if left.dtype == torch.float32 and left.device.type == "cpu" and onednn_is_faster():
+        found = product(left, right)
+        _ = into.add_(found) if adds_up else into.copy_(found)
+    elif adds_up:
+        into.addmm_(left, right)
+    else:
+        torch.mm(left, right, out=into)
 
 
 def cuts(count: int, size: int, *, start: int = 0) -> tuple[slice, ...]:

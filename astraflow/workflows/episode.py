@@ -294,7 +294,8 @@ class Recorder:
                 what the engine raises.
         """
         past, wanted = self._past, replace(self._sampling, **overrides)
-        generation, sampling = await self._port.generate(past.tokens, wanted)
+        before = self._turns[-1].sampling if self._turns else None
+        generation, sampling = await self._port.generate(past.tokens, wanted, before=before)
         sampled = generation.tokens.tolist()
         if sampled:
             turn = Turn(

@@ -43,6 +43,7 @@ class PolicyPort:
         sampling: Defaults; the seed is that of the sample.
         version: Pins every token to it; None: whatever is live.
         template: Of its chats.
+        is_trained: Whether what it samples is for its trainer.
     """
 
     policy_id: PolicyId
@@ -51,13 +52,31 @@ class PolicyPort:
     sampling: SamplingParams
     version: int | None = None
     template: ChatTemplate = field(default_factory=ChatTemplate)
+    is_trained: bool = False
 
-    def fit(self, sampling: SamplingParams, token_count: int) -> SamplingParams:
+    def fit(
+        self, sampling: SamplingParams, token_count: int, *, before: SamplingParams | None = None
+    ) -> SamplingParams:
         """Return the sampling with a budget that the context has room for after so many tokens.
 
+        Args:
+            sampling: That is wished for.
+            token_count: Tokens of the trajectory so far.
+            before: Of what was sampled in the trajectory so far; None: nothing was.
+
         Raises:
-            AstraflowError: CONTEXT_TOO_LONG when there is no room for another token.
+            AstraflowError: CONTEXT_TOO_LONG when there is no room for another token; INVALID_FIELD
+                for a sampling that a trainer cannot score, see `SamplingParams.reshaped_by`.
         """
+        if self.is_trained:
+            sampling.require_trainable()
+            if before is not None and before.temperature != sampling.temperature:
+                raise AstraflowError(
+                    Reason.INVALID_FIELD,
+                    f"temperature = {sampling.temperature} after {before.temperature} in one "
+                    "trajectory, which a trainer scores under one; begin another trajectory",
+                    metadata={"field": "sampling.temperature"},
+                )
         limit = self.engine.max_context_token_count
         room = limit - token_count
         if room < 1:
@@ -72,22 +91,28 @@ class PolicyPort:
         return replace(sampling, max_new_tokens=room)
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, watch: Watch | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        before: SamplingParams | None = None,
+        watch: Watch | None = None,
     ) -> tuple[Generation, SamplingParams]:
         """Sample what comes after a prompt, within what the context has room for.
 
         Args:
             prompt: Token ids.
             sampling: As wanted.
+            before: Of what was sampled in the trajectory so far; None: nothing was.
             watch: Told what was sampled while it goes on.
 
         Returns:
             What was sampled, and the sampling as used.
 
         Raises:
-            AstraflowError: CONTEXT_TOO_LONG, and what the engine raises.
+            AstraflowError: As `fit`, and what the engine raises.
         """
-        used = self.fit(sampling, len(prompt))
+        used = self.fit(sampling, len(prompt), before=before)
         with span("gen_ai.generate", prompt_token_count=len(prompt), policy=self.policy_id):
             generation = await self.engine.generate(prompt, used, version=self.version, watch=watch)
         return generation, used

@@ -141,3 +141,24 @@ def test_code_beside_a_recipe_can_be_named(small):
     recipe = load_recipe(small)
     assert recipe.code == small.parent
     assert load("beside_the_recipe:score", what="scorer")(None, "") == 1.0
+
+
+@pytest.mark.parametrize(
+    "knob", ["top_p=0.95", "top_k=50", "min_p=0.1", "min_new_tokens=2", "temperature=0"]
+)
+def test_a_policy_is_not_sampled_in_ways_that_its_trainer_cannot_score(small, knob):
+    error = fault(small, f"policies.solver.sampling.{knob}")
+    name = knob.partition("=")[0]
+    assert f"{name} = " in error.message
+    assert "evals.*.sampling" in error.message
+
+
+def test_an_evaluation_is_sampled_as_it_likes(small, tmp_path):
+    suite = (
+        "{data_sets: [{data_set: train, workflow: sort}], sampling: {temperature: 0, top_p: 0.9}}"
+    )
+    recipe = load_recipe(small, [f"evals.main={suite}"])
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(dump_recipe(recipe))
+    for each in (recipe, load_recipe(saved)):
+        assert each.evals["main"].sampling.changes == {"temperature": 0.0, "top_p": 0.9}

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from astraflow.core import events as ev
@@ -258,3 +260,16 @@ def test_cancelled_evaluation_withdraws_its_tasks(world):
     assert world.send(node, task, 0).reason is Reason.TASK_CANCELLED
     assert world.finish(node, task).disposition is Disposition.ACCEPTED
     assert world.apply(ev.EvalCancelled(eval_run_id=run.eval_run_id)) == run
+
+
+def test_an_evaluation_samples_in_its_own_way(make_world, suite):
+    world = make_world(
+        suites=(replace(suite(), sampling={"temperature": 0.0, "top_p": 0.9}),), eval_prompt_count=1
+    )
+    _, node = world.started(credit=8)
+    asked = list(world.tasks[node])
+    world.work(node)
+    asked += world.tasks[node]
+    knobs = {task.purpose: task.sampling["solver"] for task in asked}
+    assert (knobs[TaskPurpose.EVAL].temperature, knobs[TaskPurpose.EVAL].top_p) == (0.0, 0.9)
+    assert not knobs[TaskPurpose.TRAIN].reshaped_by

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from astraflow.core import events as ev
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import Disposition
+from astraflow.core.tasks import SamplingParams
 
 
 @pytest.fixture
@@ -43,3 +46,14 @@ def test_who_has_no_session_is_told_so(scene, rollout_of):
     world.leave(node)
     with pytest.raises(AstraflowError, match="SESSION_ENDED"):
         refusal(world, node, rollout_of(task, 0, versions={"solver": (0,)}))
+
+
+@pytest.mark.parametrize("knobs", [{"top_p": 0.95}, {"top_k": 50}, {"temperature": 0.0}])
+def test_what_was_drawn_from_a_reshaped_distribution_is_not_taken(scene, rollout_of, knobs):
+    world, node, task = scene
+    rollout = rollout_of(task, 0, versions={"solver": (0,)})
+    [whole] = rollout.trajectories
+    cut = replace(whole, sampling=SamplingParams(**knobs))
+    refused = refusal(world, node, replace(rollout, trajectories=(cut,)))
+    assert refused.ack.reason is Reason.ROLLOUT_INVALID
+    assert next(iter(knobs)) in refused.ack.message

@@ -208,3 +208,24 @@ def test_m2po_range_does_not_depend_on_passes(make_model, make_rows, to_part):
         metrics = PolicyLearner(make_model(), settings).step(rows, divisor=len(rows.loss))
         found.append((metrics["train/clip_low"], metrics["train/clip_high"]))
     assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_groups_whose_prompt_is_computed_once_give_the_same_step(make_model, make_row, to_part):
+    rng, batch = np.random.default_rng(0), []
+    for _ in range(4):
+        rows = [make_row(rng, prompt=6, length=9, advantage=float(rng.normal())) for _ in range(6)]
+        for row in rows:
+            row["tokens"][:6] = rows[0]["tokens"][:6]
+        batch += rows
+    moved = []
+    for choice, order in (("never", 1), ("auto", 1), ("auto", -1)):
+        model = make_model()
+        settings = Trainer(optimizer=Optimizer(learning_rate=1e-4), share_prefixes=choice)
+        rows = TrainRows.from_parts([to_part(batch[::order])])
+        metrics = PolicyLearner(model, settings).step(rows, divisor=72)
+        moved.append((metrics, weights(model)))
+    (plain, _), (shared, bits), (turned, others) = moved
+    assert_same(bits, others)
+    assert shared == pytest.approx(turned, rel=1e-12)
+    assert shared["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-5)
+    assert shared["train/loss"] == pytest.approx(plain["train/loss"], rel=1e-5, abs=1e-7)

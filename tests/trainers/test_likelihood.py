@@ -7,13 +7,15 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     GPT2Config,
+    LlamaConfig,
     MistralConfig,
     Qwen2Config,
+    Qwen3MoeConfig,
 )
 
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
-from astraflow.trainers.passes import plan_passes
+from astraflow.trainers.passes import passes_of, plan_passes
 from astraflow.trainers.rows import TrainRows
 
 SMALL = {
@@ -143,3 +145,80 @@ def test_the_fused_head_gives_the_same_numbers_and_gradients(name, make_rows, to
     for fused, plain in zip(*found, strict=True):
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
     assert (model.linear_head is None) == (name == "soft caps on logits")
+
+
+SHARING = {
+    "grouped keys": LlamaConfig(**SMALL),
+    "tied head": Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "absolute positions": CONFIGS["absolute positions"],
+    "experts": Qwen3MoeConfig(
+        **SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16
+    ),
+}
+
+
+@pytest.fixture
+def groups(make_row, to_part):
+    """Three groups of four rows each; two rows of the last one are the same."""
+    rng, made = np.random.default_rng(0), []
+    for prompt in (5, 9, 1):
+        start = rng.integers(3, 14, prompt)
+        made += [make_row(rng, prompt=prompt, length=prompt + n) for n in (2, 4, 3, 4)]
+        for row in made[-4:]:
+            row["tokens"][:prompt] = start
+    made[-1]["tokens"] = made[-3]["tokens"].copy()
+    return TrainRows.from_parts([to_part(made)])
+
+
+@pytest.mark.parametrize("fuse_above", [0, 1 << 40])
+@pytest.mark.parametrize("name", SHARING)
+def test_shared_prefixes_change_neither_numbers_nor_gradients(name, fuse_above, groups):
+    torch.manual_seed(0)
+    model = CausalModel(AutoModelForCausalLM.from_config(SHARING[name]), never_sampled=[0, 1])
+    assert model.takes_branches
+    found, counts = [], []
+    for attention_tokens in (None, 1000.0):
+        model.module.zero_grad()
+        plan = passes_of(
+            groups, np.ones(12, np.bool_), max_tokens=64, attention_tokens=attention_tokens
+        )
+        counts.append(sum(one.padded_token_count for one in plan))
+        logprobs = torch.zeros(len(groups.loss))
+        for one in plan:
+            tokens = PassTokens.of(groups, one)
+            part, _ = log_softmax_of(model, tokens, fuse_above=fuse_above)
+            part.square().sum().backward()
+            logprobs[torch.from_numpy(tokens.loss_indices)] = part.detach()
+        found.append([logprobs, *(each.grad.clone() for each in model.module.parameters())])
+    assert counts[1] < counts[0] / 1.5
+    for plain, shared in zip(*found, strict=True):
+        assert (shared - plain).norm() <= 1e-5 * plain.norm()
+
+
+@pytest.mark.parametrize("name", ["sliding window", "soft caps on logits"])
+def test_a_model_with_a_window_shares_nothing(name):
+    model = CausalModel(AutoModelForCausalLM.from_config(CONFIGS[name]))
+    assert not model.takes_branches
+
+
+def test_a_model_that_ignores_its_mask_shares_nothing(make_model):
+    model = make_model()
+    whole = model.module.forward
+    model.module.forward = lambda **given: whole(**(given | {"attention_mask": None}))
+    assert not model.takes_branches
+
+
+def test_a_model_that_takes_no_mask_shares_nothing(make_model):
+    model = make_model()
+    whole = model.module.forward
+    model.module.forward = lambda *, input_ids, use_cache: whole(
+        input_ids=input_ids, use_cache=use_cache
+    )
+    assert not model.takes_branches
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_model_of_either_type_shares(make_model, dtype):
+    model = make_model()
+    model.module.to(dtype)
+    assert model.takes_branches

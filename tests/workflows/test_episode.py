@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
+from astraflow.workflows.episode import Episode
 from astraflow.workflows.seeds import trajectory_seed
 
 
@@ -130,3 +133,42 @@ async def test_what_was_told_after_the_last_answer_is_left_out(parrot, episode):
     await talk.sample()
     talk.observe("bye")
     assert run.trajectories()[0].tokens.tolist() == [2, ord("x"), ord("a"), 3]
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"top_p": 0.95},
+        {"top_k": 50},
+        {"min_p": 0.1},
+        {"temperature": 0.0},
+        {"min_new_tokens": 2},
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": 0.5},
+        {"repetition_penalty": 1.1},
+    ],
+)
+async def test_what_a_trainer_cannot_score_is_not_sampled_in_training(parrot, episode, knobs):
+    run = episode(solver=parrot("a", "b"))
+    evaluated = run.trajectory()
+    evaluated.observe("x")
+    assert (await evaluated.sample(**knobs)).text == "a"
+    port = replace(run.port("solver"), is_trained=True)
+    trained = Episode(task=run.task, sample_index=0, policies={"solver": port}).trajectory()
+    trained.observe("x")
+    with pytest.raises(AstraflowError, match=r"evals\.\*\.sampling") as caught:
+        await trained.sample(**knobs)
+    assert caught.value.reason is Reason.INVALID_FIELD
+    assert caught.value.metadata["field"] == f"sampling.{next(iter(knobs))}"
+    assert (await trained.sample(temperature=0.7, stop_strings=("b",))).text == "b"
+
+
+async def test_a_trained_trajectory_has_one_temperature(parrot, episode):
+    run = episode(solver=parrot("a", "b", "c"))
+    port = replace(run.port("solver"), is_trained=True)
+    talk = Episode(task=run.task, sample_index=0, policies={"solver": port}).trajectory()
+    talk.observe("x")
+    await talk.sample(temperature=0.5)
+    await talk.sample()
+    with pytest.raises(AstraflowError, match=r"temperature = 1\.0 after 0\.5"):
+        await talk.sample(temperature=1.0)

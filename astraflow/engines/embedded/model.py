@@ -11,6 +11,7 @@ from transformers import AutoConfig, PretrainedConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.embedded.shapes import row_step
 from astraflow.engines.making import make_causal_model
+from astraflow.engines.products import use_onednn
 
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
@@ -120,7 +121,7 @@ def build_module(
     config: PretrainedConfig, *, dtype: torch.dtype, device: torch.device
 ) -> torch.nn.Module:
     """Make the module of a config; its weights mean nothing yet."""
-    module = make_causal_model(config, dtype=dtype)
+    module = use_onednn(make_causal_model(config, dtype=dtype))
     return module.to(device).eval().requires_grad_(requires_grad=False)
 
 

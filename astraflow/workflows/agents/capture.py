@@ -63,7 +63,8 @@ class Capture:
         own_seed = trajectory_seed(port.sampling.seed, opening.branch)
         chosen = own_seed if seed is None else mixed_seed(own_seed, seed)
         wanted = replace(port.sampling, **overrides, seed=chosen)
-        generation, sampling = await port.generate(prompt, wanted, watch=watch)
+        before = None if opening.parent is None else opening.parent.sampling
+        generation, sampling = await port.generate(prompt, wanted, before=before, watch=watch)
         return self._tree.add(opening, generation, sampling)
 
     def trajectories(self) -> Iterator[Trajectory]:
