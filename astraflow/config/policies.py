@@ -36,6 +36,10 @@ class Model(Strict):
     """Makes the directory instead."""
     lora: Lora | None = None
     """Unset: all weights are trained and published."""
+    chat_template: Path | None = None
+    """Jinja file that renders chats; unset: the directory's own chat template."""
+    chat_template_kwargs: Options = Field(default={})
+    """Variables of the chat template, such as enable_thinking: false."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

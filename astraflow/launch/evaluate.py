@@ -14,12 +14,11 @@ from astraflow.core.evals import EvalDataSet, EvalResult
 from astraflow.core.ids import EvalRunId, GroupId, PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import Rollout
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.raas.models import chat_template, turn_end_ids
 from astraflow.raas.policies import ServedModel
-from astraflow.raas.seeds import seeded_sampling
 from astraflow.workflows.building import build_workflows, workflow_specs
 from astraflow.workflows.data_sets.reader import open_data_set
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.runner import LoadedWorkflow, run_episode
 
 
@@ -74,7 +73,13 @@ async def _load(recipe: Recipe, policy: str, directory: Path) -> ServedModel:
         directory, recipe.raas.engine, PolicyId(policy), lora=recipe.policies[policy].model.lora
     )
     await engine.load_directory(version=0, model_dir=directory)
-    return ServedModel(engine=engine, tokenizer=load_tokenizer(directory))
+    tokenizer, template = load_tokenizer(directory), chat_template(recipe, policy, directory)
+    return ServedModel(
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        turn_end_ids=turn_end_ids(template, tokenizer),
+    )
 
 
 async def _evaluate_set(
@@ -135,15 +140,7 @@ def _task(recipe: Recipe, part: EvalSet, prompt: Prompt) -> RolloutTask:
 
 
 def _episode(task: RolloutTask, index: int, models: Mapping[PolicyId, ServedModel]) -> Episode:
-    ports = {
-        policy: PolicyPort(
-            policy_id=policy,
-            engine=model.engine,
-            tokenizer=model.tokenizer,
-            sampling=seeded_sampling(task, index, policy),
-        )
-        for policy, model in models.items()
-    }
+    ports = {policy: model.port(policy, task, index) for policy, model in models.items()}
     return Episode(task=task, sample_index=index, policies=ports)
 
 

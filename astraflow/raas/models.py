@@ -2,14 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
 
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
 from astraflow.engines.protocol import Engine
 from astraflow.raas.policies import ServedModel
-from astraflow.workflows.agents.template import load_template
+from astraflow.workflows.agents.template import ChatTemplate, load_template
 from astraflow.workflows.model_identity import read_identity
+
+if TYPE_CHECKING:
+    from astraflow.engines.tokenizer import FastTokenizer
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 def policies_by_engine(recipe: Recipe, paths: Mapping[str, Path]) -> Sequence[Sequence[str]]:
@@ -42,14 +50,40 @@ def load_models(
     """
     from astraflow.engines.tokenizer import load_tokenizer  # noqa: PLC0415
 
-    tokenizer, template = load_tokenizer(directory), load_template(directory)
+    tokenizer = load_tokenizer(directory)
+    templates = {policy: chat_template(recipe, policy, directory) for policy in policies}
     identity = read_identity(directory)
     return {
         policy_id: ServedModel(
-            engine=engine, tokenizer=tokenizer, template=template, identity=identity
+            engine=engine,
+            tokenizer=tokenizer,
+            template=templates[policy_id],
+            turn_end_ids=turn_end_ids(templates[policy_id], tokenizer),
+            identity=identity,
         )
         for policy_id, engine in _engines(recipe, policies, directory, settings).items()
     }
+
+
+def chat_template(recipe: Recipe, policy: str, directory: Path) -> ChatTemplate:
+    """Read the template of a policy's chats, and log what it does to chats of several turns.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it cannot be read, or does not show what a user says.
+    """
+    model = recipe.policies[policy].model
+    template = load_template(
+        directory, chat_template=model.chat_template, variables=model.chat_template_kwargs
+    )
+    for warning in template.check.warnings:
+        log.warning(warning, policy_id=policy)
+    return template
+
+
+def turn_end_ids(template: ChatTemplate, tokenizer: "FastTokenizer") -> tuple[int, ...]:
+    """Return the token that ends an answer of a chat, where the model's end tokens lack it."""
+    end = template.turn_end_id(tokenizer)
+    return () if end is None or end in tokenizer.special_ids.eos else (end,)
 
 
 def _engines(

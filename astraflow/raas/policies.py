@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import ModelIdentity
@@ -24,13 +24,37 @@ class ServedModel:
         engine: Samples.
         tokenizer: Of its model.
         template: Of its chats.
+        turn_end_ids: End an answer beside the engine's own end tokens.
         identity: What the model is known by.
     """
 
     engine: Engine
     tokenizer: Tokenizer
     template: ChatTemplate = field(default_factory=ChatTemplate)
+    turn_end_ids: tuple[int, ...] = ()
     identity: ModelIdentity = field(default_factory=ModelIdentity)
+
+    def port(
+        self, policy_id: PolicyId, task: RolloutTask, sample_index: int, version: int | None = None
+    ) -> PolicyPort:
+        """Return what one episode samples with.
+
+        Args:
+            policy_id: Whom it serves.
+            task: What is asked for.
+            sample_index: Which of its samples.
+            version: Pins every token to it; None: whatever is live.
+        """
+        sampling = seeded_sampling(task, sample_index, policy_id)
+        ends = (*sampling.stop_token_ids, *self.turn_end_ids)
+        return PolicyPort(
+            policy_id=policy_id,
+            engine=self.engine,
+            tokenizer=self.tokenizer,
+            sampling=replace(sampling, stop_token_ids=ends),
+            version=version,
+            template=self.template,
+        )
 
 
 class PolicyDesk:
@@ -76,13 +100,6 @@ class PolicyDesk:
     ) -> Mapping[PolicyId, PolicyPort]:
         """Return what one episode samples with, in the order of `pinned`."""
         return {
-            policy_id: PolicyPort(
-                policy_id=policy_id,
-                engine=self.models[policy_id].engine,
-                tokenizer=self.models[policy_id].tokenizer,
-                sampling=seeded_sampling(task, sample_index, policy_id),
-                version=version,
-                template=self.models[policy_id].template,
-            )
+            policy_id: self.models[policy_id].port(policy_id, task, sample_index, version)
             for policy_id, version in pinned.items()
         }

@@ -1,20 +1,20 @@
 """Episodes: one run of a workflow, and the recorders that keep every token of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId, RolloutId, TrajectoryId
-from astraflow.core.rollouts import FinishReason, Trajectory, VersionSpan
+from astraflow.core.rollouts import FinishReason, Trajectory
 from astraflow.core.tasks import Prompt, RolloutTask
-from astraflow.engines.protocol import Generation
-from astraflow.telemetry.traces import span
-from astraflow.workflows.experts import expert_columns
+from astraflow.workflows.agents.messages import Message, normal_messages
+from astraflow.workflows.agents.prompts import unended
 from astraflow.workflows.ports import PolicyPort, Recorded, Reply
 from astraflow.workflows.seeds import trajectory_seed
+from astraflow.workflows.turns import Owner, Turn, trajectory_of
 
 if TYPE_CHECKING:
     from astraflow.workflows.agents.door import AgentDoor
@@ -61,19 +61,32 @@ class Episode:
         """The policies that it may sample from, in the workflow's order."""
         return tuple(self._policies)
 
-    def trajectory(self, policy_id: str | None = None, *, agent: str = "") -> "Recorder":
+    def trajectory(
+        self, policy_id: str | None = None, *, agent: str = "", after: "Recorder | None" = None
+    ) -> "Recorder":
         """Start a trajectory.
 
         Each trajectory draws with a seed of its own, made from the sample's and from how
         many there were before, so start them in an order that does not depend on timing.
 
         Args:
-            policy_id: Who samples, and trains on it; None: the first policy.
-            agent: A name within the workflow, for people.
+            policy_id: Who samples, and trains on it; None: the first policy, or that of `after`.
+            agent: What it is in the workflow. The rewards of a group are compared among the
+                trajectories of one name: give the same to those that have the same task.
+            after: Go on from all that this one holds, as a branch of it with a reward of its own;
+                what was sampled there is trained on there.
 
         Raises:
-            AstraflowError: POLICY_UNKNOWN when the workflow does not sample from it.
+            AstraflowError: POLICY_UNKNOWN when the workflow does not sample from it, or from
+                another one than `after` did.
         """
+        if after is not None and policy_id not in (None, after.policy_id):
+            raise AstraflowError(
+                Reason.POLICY_UNKNOWN,
+                f"a trajectory of {after.policy_id} cannot go on with {policy_id}: their tokens "
+                "differ; start another one",
+            )
+        policy_id = policy_id if after is None else after.policy_id
         index = len(self._recorders)
         port = self.port(policy_id)
         recorder = Recorder(
@@ -81,6 +94,7 @@ class Episode:
             port=port,
             agent=agent,
             seed=trajectory_seed(port.sampling.seed, index),
+            past=None if after is None else after.past,
         )
         self._recorders.append(recorder)
         return recorder
@@ -139,16 +153,45 @@ class Episode:
         return (*made, *attached)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Past:
+    """What a trajectory holds so far.
+
+    Attributes:
+        tokens: Seen and sampled.
+        last: The newest turn.
+        homes: Where each turn is trained on.
+        messages: Of its chat, with what the policy said; empty: plain text.
+        tools: Of its chat.
+        said_at: Which of the messages the policy said last.
+        asked: Tokens of the messages that the policy has not answered yet.
+    """
+
+    tokens: list[int] = field(default_factory=list[int])
+    last: Turn | None = None
+    homes: dict[Turn, TrajectoryId] = field(default_factory=dict[Turn, TrajectoryId])
+    messages: list[Message] = field(default_factory=list[Message])
+    tools: tuple[Any, ...] = ()
+    said_at: int | None = None
+    asked: range | None = None
+
+
 class Recorder:
     """One trajectory in the making: what the policy saw is masked, what it sampled is trained on.
 
-    One call of `sample` at a time.
+    A chat goes on by `chat`, plain text by `observe`. One call of `sample` at a time.
     """
 
     def __init__(
-        self, *, trajectory_id: TrajectoryId, port: PolicyPort, agent: str, seed: int | None
+        self,
+        *,
+        trajectory_id: TrajectoryId,
+        port: PolicyPort,
+        agent: str,
+        seed: int | None,
+        past: Past | None = None,
     ) -> None:
-        """Start empty; `Episode.trajectory` is the way to get one."""
+        """Start empty, or with the past of another; `Episode.trajectory` is the way to get one."""
         self.reward: float | None = None
         """Where it differs from the rollout's."""
         self.finish_reason = FinishReason.ABORT
@@ -157,8 +200,8 @@ class Recorder:
         self._port = port
         self._agent = agent
         self._sampling = replace(port.sampling, seed=seed)
-        self._tokens: list[int] = []
-        self._generations: list[tuple[int, Generation]] = []
+        self._turns: list[Turn] = []
+        self._past = past or Past()
 
     @property
     def policy_id(self) -> PolicyId:
@@ -166,82 +209,148 @@ class Recorder:
         return self._port.policy_id
 
     @property
+    def past(self) -> Past:
+        """A copy of what it holds so far."""
+        past = self._past
+        return replace(
+            past, tokens=[*past.tokens], homes=dict(past.homes), messages=[*past.messages]
+        )
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The chat so far, with what the policy said; empty: plain text."""
+        return tuple(self._past.messages)
+
+    @property
     def token_count(self) -> int:
         """Tokens so far, seen and sampled."""
-        return len(self._tokens)
+        return len(self._past.tokens)
 
     @property
     def sampled_count(self) -> int:
         """Tokens sampled so far."""
-        return sum(len(generation.tokens) for _, generation in self._generations)
+        return sum(len(turn.generation.tokens) for turn in self._turns)
 
     @property
     def text(self) -> str:
         """All of it so far, special tokens left out."""
-        return self._port.tokenizer.decode(self._tokens)
+        return self._port.tokenizer.decode(self._past.tokens)
 
     def observe(self, content: str | Sequence[int]) -> None:
-        """Add what the policy is told: a prompt, or what the environment says. Masked.
+        """Add plain text that the policy is told. Masked.
+
+        In a chat it is the beginning, or a part, of the policy's own turn.
 
         Args:
             content: Text, which at the start gets the model's start token where it has
                 one; or token ids, taken as they are.
         """
         if isinstance(content, str):
-            is_start = not self._tokens
+            is_start = not self._past.tokens
             content = self._port.tokenizer.encode(content, add_special_tokens=is_start)
-        self._tokens.extend(content)
+        self._past.tokens.extend(content)
+
+    def chat(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> None:
+        """Add messages that the policy is told; what it samples next is the assistant's. Masked.
+
+        The model's own template renders them. What was sampled stays as the tokens that it was:
+        after an answer only what stands between it and the next one is rendered and encoded. With
+        a model that has no template the contents follow each other, as with `observe`.
+
+        Args:
+            messages: As in OpenAI's API: role and content; not what the policy said itself. Told
+                twice before an answer, they are rendered as one.
+            tools: That the template shows, as JSON schemas of functions; given once, they stay.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for messages that are none, or that the template does not
+                take, and in a trajectory that began as plain text.
+        """
+        past = self._past
+        if past.tokens and not past.messages:
+            raise _invalid("the trajectory began as plain text; go on with observe, not with chat")
+        asked = past.asked or range(len(past.tokens), len(past.tokens))
+        if asked.stop != len(past.tokens):
+            raise _invalid("text was observed after the messages of a chat; sample before the next")
+        chat = [*past.messages, *normal_messages(messages)]
+        tools = tuple(tools) or past.tools
+        past.tokens[asked.start :] = self._rendered(chat, tools, at=asked.start)
+        past.asked = range(asked.start, len(past.tokens))
+        past.messages, past.tools = chat, tools
 
     async def sample(self, **overrides: Any) -> Reply:
         """Let the policy go on from here.
 
         Args:
-            **overrides: Fields of SamplingParams that differ from the task's.
+            **overrides: Fields of SamplingParams that differ from the task's, this time.
 
         Raises:
             AstraflowError: CONTEXT_TOO_LONG when there is no room for another token, and
                 what the engine raises.
         """
-        port = self._port
-        sampling = port.fit(replace(self._sampling, **overrides), len(self._tokens))
-        start = len(self._tokens)
-        with span("gen_ai.generate", prompt_token_count=start, policy=self.policy_id):
-            generation = await port.engine.generate(self._tokens, sampling, version=port.version)
+        past, wanted = self._past, replace(self._sampling, **overrides)
+        generation, sampling = await self._port.generate(past.tokens, wanted)
         sampled = generation.tokens.tolist()
-        self._tokens.extend(sampled)
-        self._generations.append((start, generation))
-        self._sampling = sampling
+        if sampled:
+            turn = Turn(
+                parent=past.last,
+                seen=np.array(past.tokens[past.last.end if past.last else 0 :], np.int32),
+                generation=generation,
+                sampling=sampling,
+                start=len(past.tokens),
+            )
+            past.last, past.homes[turn] = turn, self._trajectory_id
+            past.tokens.extend(sampled)
+            self._turns.append(turn)
         self.finish_reason = generation.finish_reason
+        text = self._port.tokenizer.decode(sampled)
+        if self._past.messages:
+            self._keep_said(text)
         return Reply(
-            text=port.tokenizer.decode(sampled),
+            text=text,
             tokens=generation.tokens,
             logprobs=generation.logprobs,
             finish_reason=generation.finish_reason,
         )
 
     def to_trajectory(self, *, segment_index: int) -> Trajectory:
-        """Return what was recorded."""
-        length = len(self._tokens)
-        mask = np.zeros(length, np.bool_)
-        logprobs = np.zeros(length, np.float32)
-        spans: list[VersionSpan] = []
-        for start, generation in self._generations:
-            end = start + len(generation.tokens)
-            mask[start:end] = True
-            logprobs[start:end] = generation.logprobs
-            spans.extend(generation.version_spans)
-        return Trajectory(
-            trajectory_id=self._trajectory_id,
-            policy_id=self._port.policy_id,
-            agent=self._agent,
-            tokens=np.array(self._tokens, np.int32),
-            sampled_mask=mask,
-            logprobs=logprobs,
-            version_spans=tuple(spans),
-            sampling=self._sampling,
-            finish_reason=self.finish_reason,
-            segment_index=segment_index,
+        """Return what was recorded, up to the last sampled token; there has to be one."""
+        port, before = self._port, self._turns[0].parent
+        owner = Owner(policy_id=port.policy_id, agent=self._agent, engine=port.engine.name)
+        return trajectory_of(
+            self._turns,
+            owner,
+            name=self._trajectory_id,
+            parent=self._past.homes[before] if before else None,
+            index=segment_index,
             reward=self.reward,
-            columns=expert_columns(length, [generation for _, generation in self._generations]),
-            engine=self._port.engine.name,
+            finish_reason=self.finish_reason,
         )
+
+    def _rendered(self, chat: Sequence[Message], tools: Sequence[Any], *, at: int) -> Sequence[int]:
+        """Return the tokens from `at`, where what the policy said ends, to its next words."""
+        template, tokenizer = self._port.template, self._port.tokenizer
+        roles = {message["role"] for message in chat}
+        template.check.require(*roles & {"system", "tool"}, *(["tools"] if tools else []))
+        if self._past.said_at is None:
+            text = template.render(chat, tools)
+            return tokenizer.encode(text, add_special_tokens=not template.has_start)
+        tail = template.tail(chat, self._past.said_at, tools)
+        if tail is None:
+            template.check.require("history")
+            raise _invalid(f"the chat template of {self.policy_id} loses what its assistant said")
+        tokens = tokenizer.encode(tail)
+        last = self._past.last
+        return unended(last.generation, tokens) if last and last.end == at else tokens
+
+    def _keep_said(self, text: str) -> None:
+        """Note what the assistant said; a generation right after another goes on with its words."""
+        past = self._past
+        if past.asked is None and past.said_at is not None:
+            text = str(past.messages.pop()["content"]) + text
+        past.asked, past.said_at = None, len(past.messages)
+        past.messages.append({"role": "assistant", "content": text})
+
+
+def _invalid(problem: str) -> AstraflowError:
+    return AstraflowError(Reason.INVALID_FIELD, problem, metadata={"field": "messages"})

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from astraflow.config.recipe import Strict
 from astraflow.core.rollouts import FinishReason
 from astraflow.workflows.episode import Episode
+from astraflow.workflows.prompts import PromptOptions, fill, go_on, tell
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.scoring import GuardedScorer, needs_scorer
-from astraflow.workflows.single_turn import fill
 
 
 class MultiTurnRetry:
@@ -21,13 +20,12 @@ class MultiTurnRetry:
     Example: with a turn_discount of 0.9, right at the third try is worth 0.9 ** 2 = 0.81.
     """
 
-    class Options(Strict):
+    class Options(PromptOptions):
         """When it ends, and what is said in between."""
 
-        template: str = "{prompt}"
-        """The text of the first turn, with the row's fields in braces."""
         feedback: str = "That is not right. Try again.\n"
-        """What the policy is told after a wrong answer."""
+        """What the policy is told after a wrong answer, with the row's fields in braces: a user's
+        message in a chat."""
         max_turns: int = Field(3, ge=1)
         """Answers at most."""
         right_reward: float = 1.0
@@ -43,7 +41,7 @@ class MultiTurnRetry:
         """Run one episode."""
         options = self._options
         talk = episode.trajectory()
-        talk.observe(fill(options.template, episode.prompt))
+        tell(talk, options, episode.prompt)
         turn = 1
         while True:
             reply = await talk.sample()
@@ -51,7 +49,7 @@ class MultiTurnRetry:
             is_right = score.reward >= options.right_reward
             if is_right or turn == options.max_turns:
                 break
-            talk.observe(options.feedback)
+            go_on(talk, fill(options.feedback, episode.prompt))
             turn += 1
         if not is_right:
             talk.finish_reason = FinishReason.TURNS

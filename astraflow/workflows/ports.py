@@ -10,7 +10,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import FinishReason, Trajectory
 from astraflow.core.tasks import SamplingParams
-from astraflow.engines.protocol import Engine
+from astraflow.engines.protocol import Engine, Generation, Watch
+from astraflow.telemetry.traces import span
 from astraflow.workflows.agents.template import ChatTemplate
 
 
@@ -69,6 +70,27 @@ class PolicyPort:
         if sampling.max_new_tokens <= room:
             return sampling
         return replace(sampling, max_new_tokens=room)
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, *, watch: Watch | None = None
+    ) -> tuple[Generation, SamplingParams]:
+        """Sample what comes after a prompt, within what the context has room for.
+
+        Args:
+            prompt: Token ids.
+            sampling: As wanted.
+            watch: Told what was sampled while it goes on.
+
+        Returns:
+            What was sampled, and the sampling as used.
+
+        Raises:
+            AstraflowError: CONTEXT_TOO_LONG, and what the engine raises.
+        """
+        used = self.fit(sampling, len(prompt))
+        with span("gen_ai.generate", prompt_token_count=len(prompt), policy=self.policy_id):
+            generation = await self.engine.generate(prompt, used, version=self.version, watch=watch)
+        return generation, used
 
 
 class Recorded(Protocol):

@@ -12,7 +12,7 @@ import pytest
 from astraflow.core.ids import GroupId, PolicyId, PromptId, TaskId, WorkflowId
 from astraflow.core.rollouts import FinishReason, VersionSpan
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
-from astraflow.engines.protocol import Generation
+from astraflow.engines.protocol import Generation, Watch
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.testing import CharTokenizer, SmallEngine
 from astraflow.workflows.episode import Episode
@@ -45,8 +45,14 @@ class Parrot:
     name: str = "parrot/1"
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, version: int | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        version: int | None = None,
+        watch: Watch | None = None,
     ) -> Generation:
+        del watch
         self.asked.append((list(prompt), sampling, version))
         if self.is_stuck:
             await asyncio.Event().wait()

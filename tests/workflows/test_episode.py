@@ -85,3 +85,48 @@ async def test_the_budget_fits_the_context(parrot, episode):
         await talk.sample()
     assert caught.value.reason is Reason.CONTEXT_TOO_LONG
     assert "max_prompt_chars" in caught.value.message
+
+
+async def test_a_branch_goes_on_from_another_trajectory_with_a_reward_of_its_own(parrot, episode):
+    engine = parrot("ab", "c", "d")
+    run = episode(solver=engine)
+    first = run.trajectory(agent="try-1")
+    first.observe("x>")
+    await first.sample()
+    second = run.trajectory(agent="try-2", after=first)
+    second.observe("!")
+    await second.sample()
+    third = run.trajectory(agent="try-3", after=second)
+    third.observe("?")
+    await third.sample()
+    first.reward, second.reward, third.reward = 0.0, 0.5, 1.0
+    one, two, three = run.trajectories()
+    assert two.tokens.tolist() == [*one.tokens.tolist(), ord("!"), ord("c"), 3]
+    assert three.tokens.tolist() == [*two.tokens.tolist(), ord("?"), ord("d"), 3]
+    assert [each.sampled_mask.sum() for each in (one, two, three)] == [3, 2, 2]
+    assert [each.parent_trajectory_id for each in (one, two, three)] == [None, "t7/2/0", "t7/2/1"]
+    assert [each.branch_offset for each in (one, two, three)] == [0, 6, 9]
+    assert [each.reward for each in (one, two, three)] == [0.0, 0.5, 1.0]
+    assert len({asked[1].seed for asked in engine.asked}) == 3
+
+
+async def test_a_branch_of_a_trajectory_without_an_answer_has_its_prompt(parrot, episode):
+    run = episode(solver=parrot("a"), other=parrot())
+    first = run.trajectory()
+    first.observe("x>")
+    second = run.trajectory(after=first)
+    await second.sample()
+    first.observe("not for the branch")
+    (made,) = run.trajectories()
+    assert (made.parent_trajectory_id, made.tokens.tolist()[:3]) == (None, [2, ord("x"), ord(">")])
+    with pytest.raises(AstraflowError, match="their tokens differ"):
+        run.trajectory("other", after=first)
+
+
+async def test_what_was_told_after_the_last_answer_is_left_out(parrot, episode):
+    run = episode(solver=parrot("a"))
+    talk = run.trajectory()
+    talk.observe("x")
+    await talk.sample()
+    talk.observe("bye")
+    assert run.trajectories()[0].tokens.tolist() == [2, ord("x"), ord("a"), 3]

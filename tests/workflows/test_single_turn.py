@@ -25,13 +25,13 @@ async def test_an_answer_without_an_end_is_truncated(parrot, episode, loaded):
 
 async def test_the_template_takes_the_rows_fields(parrot, episode, loaded):
     engine = parrot("abc")
-    workflow = SingleTurn(SingleTurn.Options(template="sort {prompt}!"), SCORER)
+    workflow = SingleTurn(SingleTurn.Options(text="sort {prompt}!"), SCORER)
     await run_episode(loaded(workflow), episode(solver=engine))
     assert engine.asked[0][0][1:] == list(map(ord, "sort cab>!"))
 
 
 async def test_a_row_that_does_not_fit_the_template_says_what_it_has(parrot, episode, loaded):
-    workflow = SingleTurn(SingleTurn.Options(template="{question}"), SCORER)
+    workflow = SingleTurn(SingleTurn.Options(text="{question}"), SCORER)
     rollout = await run_episode(loaded(workflow), episode(solver=parrot()))
     assert rollout.failure.reason is Reason.INVALID_FIELD
     assert "question" in rollout.failure.message

@@ -13,7 +13,7 @@ from astraflow.raas.agents.mail import Mail
 from astraflow.raas.agents.speech import CALL, Speech, cut_at, forced_calls, split_calls
 from astraflow.workflows.agents.capture import Capture
 from astraflow.workflows.agents.session import AgentSession
-from astraflow.workflows.agents.turns import Turn
+from astraflow.workflows.turns import Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

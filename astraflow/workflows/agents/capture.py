@@ -6,11 +6,10 @@ from typing import Any
 
 from astraflow.core.rollouts import Trajectory
 from astraflow.engines.protocol import Watch
-from astraflow.telemetry.traces import span
 from astraflow.workflows.agents.prompts import Chats, Texts
-from astraflow.workflows.agents.turns import Owner, Turn, TurnTree, trajectories_of
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.seeds import mixed_seed, trajectory_seed
+from astraflow.workflows.turns import Owner, Turn, TurnTree, trajectories_of
 
 
 class Capture:
@@ -33,12 +32,7 @@ class Capture:
         self.chats = Chats(port.template, port.tokenizer)
         self.texts = Texts(port.tokenizer)
         self._tree = TurnTree()
-        self._owner = Owner(
-            prefix=f"{prefix}/{port.policy_id}",
-            policy_id=port.policy_id,
-            agent="",
-            engine=port.engine.name,
-        )
+        self._prefix = f"{prefix}/{port.policy_id}"
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -68,13 +62,11 @@ class Capture:
         port, opening = self.port, self._tree.open(prompt)
         own_seed = trajectory_seed(port.sampling.seed, opening.branch)
         chosen = own_seed if seed is None else mixed_seed(own_seed, seed)
-        sampling = port.fit(replace(port.sampling, **overrides, seed=chosen), len(prompt))
-        with span("gen_ai.generate", prompt_token_count=len(prompt), policy=port.policy_id):
-            generation = await port.engine.generate(
-                prompt, sampling, version=port.version, watch=watch
-            )
+        wanted = replace(port.sampling, **overrides, seed=chosen)
+        generation, sampling = await port.generate(prompt, wanted, watch=watch)
         return self._tree.add(opening, generation, sampling)
 
     def trajectories(self) -> Iterator[Trajectory]:
         """Yield one per branch."""
-        return trajectories_of(self._tree, self._owner)
+        owner = Owner(policy_id=self.port.policy_id, agent="", engine=self.port.engine.name)
+        return trajectories_of(self._tree, owner, prefix=self._prefix)

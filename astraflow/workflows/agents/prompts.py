@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astraflow.core.rollouts import FinishReason
+from astraflow.engines.protocol import Generation
 from astraflow.workflows.agents.messages import Message, conversation_keys
 from astraflow.workflows.agents.template import ChatTemplate
-from astraflow.workflows.agents.turns import Turn
 from astraflow.workflows.ports import Tokenizer
+from astraflow.workflows.turns import Turn
 
 
 class Chats:
@@ -39,7 +40,8 @@ class Chats:
             said_at, turn = known
             tail = self._template.tail(messages, said_at, tools)
             if tail is not None:
-                return [*turn.tokens.tolist(), *after_turn(turn, self._tokenizer.encode(tail))]
+                rest = unended(turn.generation, self._tokenizer.encode(tail))
+                return [*turn.tokens.tolist(), *rest]
         text = self._template.render(messages, tools)
         is_bare = not self._template.has_start
         return list(self._tokenizer.encode(text, add_special_tokens=is_bare))
@@ -87,9 +89,13 @@ class Texts:
             self._answered.append((text + self._tokenizer.decode(sampled), turn))
 
 
-def after_turn(turn: Turn, tail: Sequence[int]) -> Sequence[int]:
-    """Return what follows a turn, without the end token that the policy sampled itself."""
-    generation = turn.generation
+def unended(generation: Generation, tail: Sequence[int]) -> Sequence[int]:
+    """Return what follows a generation, without the end token that the policy sampled itself.
+
+    Args:
+        generation: With at least one token.
+        tail: The template's text behind it, encoded.
+    """
     is_ended = generation.finish_reason is FinishReason.STOP
     if is_ended and tail and tail[0] == int(generation.tokens[-1]):
         return tail[1:]

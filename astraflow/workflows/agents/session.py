@@ -12,9 +12,9 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import FinishReason, Trajectory
 from astraflow.engines.protocol import Watch
 from astraflow.workflows.agents.capture import Capture
-from astraflow.workflows.agents.turns import Turn
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.protocol import Score
+from astraflow.workflows.turns import Turn
 
 T = TypeVar("T")
 

@@ -1,20 +1,80 @@
 """Chat templates: messages become text as the model's own template says."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.agents.messages import Message
+
+if TYPE_CHECKING:
+    from astraflow.workflows.ports import Tokenizer
 
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """For models without a template: the contents, one after the other."""
 
 # Stands where an assistant's words stand; nothing else in a chat has it.
 _MARK = "\ue000\ue001astraflow\ue001\ue000"
+_OTHER = "name another template (policies.*.model.chat_template)"
+_NEEDS = {
+    "system": "system messages",
+    "tools": "tools",
+    "tool": "messages with what a tool returned",
+    "history": "chats that go on after an answer",
+}
+_USER: Message = {"role": "user", "content": "1"}
+_SAID: Message = {"role": "assistant", "content": _MARK}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": _MARK,
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateCheck:
+    """What a chat template does with the chats that a policy is trained on.
+
+    Attributes:
+        refused: What it cannot show, with why: `system` messages, `tools` (their schemas), `tool`
+            messages (what a tool returned), `history` (earlier answers).
+        rewrites: What it would make of earlier answers; here they stay as they were sampled.
+    """
+
+    refused: Mapping[str, str]
+    rewrites: tuple[str, ...]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to tell who trains on chats of several turns, each with what to do."""
+        return tuple(
+            f"the chat template {what}; here a chat of several turns has them as they were "
+            "sampled: serve the model with a template that leaves them so, train it on chats of "
+            f"one answer, or {_OTHER}"
+            for what in self.rewrites
+        )
+
+    def require(self, *needs: str) -> None:
+        """Refuse what the template cannot show.
+
+        Raises:
+            AstraflowError: INVALID_FIELD.
+        """
+        for need in needs:
+            if need in self.refused:
+                raise AstraflowError(
+                    Reason.INVALID_FIELD,
+                    f"the model's chat template does not take {_NEEDS[need]} "
+                    f"({self.refused[need]}); leave them out, or {_OTHER}",
+                    metadata={"field": "messages"},
+                )
 
 
 class ChatTemplate:
@@ -64,6 +124,59 @@ class ChatTemplate:
             return None
         return rest[0] if before and len(rest) == 1 else None
 
+    @cached_property
+    def check(self) -> TemplateCheck:
+        """What became of marked words in a few chats that were rendered to see.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when it cannot even show what a user says.
+        """
+        refused = {need: why for need, chat in _probes().items() if (why := self._lost(need, chat))}
+        if "user" in refused:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"the model's chat template does not show what a user says ({refused['user']}); "
+                f"{_OTHER}",
+                metadata={"field": "chat_template"},
+            )
+        if self.tail([_USER, _SAID, _USER], 1) is None:
+            refused["history"] = "it does not show an earlier answer as it was given"
+        rewrites = () if "history" in refused else tuple(self._rewrites())
+        return TemplateCheck(refused=refused, rewrites=rewrites)
+
+    def turn_end_id(self, tokenizer: "Tokenizer") -> int | None:
+        """Return the special token that ends an assistant's turn, if there is one.
+
+        Args:
+            tokenizer: Of the model.
+        """
+        tail = self.tail([_USER, _SAID, _USER], 1) if self.has_start else None
+        first = list(tokenizer.encode(tail))[:1] if tail else []
+        return first[0] if first and not tokenizer.decode(first) else None
+
+    def _lost(self, need: str, chat: Sequence[Message]) -> str:
+        """Say why a chat with one marked word cannot be shown; empty: it can."""
+        try:
+            text = self._rendered(chat, [_TOOL] if need == "tools" else [])
+        except AstraflowError as error:
+            return str(error.__cause__ or error)
+        return "" if text.count(_MARK) == 1 else "it leaves them out"
+
+    def _rewrites(self) -> Iterator[str]:
+        """Yield what it makes of earlier answers that go on in another way than they were said."""
+        said = {
+            "changes the text around earlier answers": _MARK,
+            "drops the thinking of earlier answers": f"<think>\nWhy.\n</think>\n\n{_MARK}",
+            "strips the white space around earlier answers": f" {_MARK} \n",
+        }
+        asked = self.render([_USER])
+        for what, words in said.items():
+            chat = [_USER, {"role": "assistant", "content": words}, _USER]
+            if not self._rendered(chat, ()).startswith(asked + words):
+                yield what
+                if words == _MARK:
+                    return
+
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
         from jinja2 import TemplateError  # noqa: PLC0415 - an extra
 
@@ -80,6 +193,22 @@ class ChatTemplate:
                 f"the model's chat template refuses the messages: {error}",
                 metadata={"field": "messages"},
             ) from error
+
+
+def _probes() -> Mapping[str, list[Message]]:
+    """Return a chat with one marked word for everything that not every template shows."""
+    function = {"name": "lookup", "arguments": {"word": "1"}}
+    calls = [{"id": "abcdefgh1", "type": "function", "function": function}]
+    return {
+        "user": [{"role": "user", "content": _MARK}],
+        "system": [{"role": "system", "content": _MARK}, _USER],
+        "tools": [_USER],
+        "tool": [
+            _USER,
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "content": _MARK, "tool_call_id": "abcdefgh1", "name": "lookup"},
+        ],
+    }
 
 
 @lru_cache(maxsize=64)
@@ -102,15 +231,35 @@ def _compiled(source: str) -> Any:
         ) from error
 
 
-def load_template(model_dir: Path) -> ChatTemplate:
-    """Read the chat template of a Hugging Face directory; PLAIN where it has none."""
+def load_template(
+    model_dir: Path,
+    *,
+    chat_template: Path | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> ChatTemplate:
+    """Read the chat template of a Hugging Face directory; PLAIN where it has none.
+
+    Args:
+        model_dir: Has `chat_template.jinja`, or one in `tokenizer_config.json`.
+        chat_template: A Jinja file that stands in for it.
+        variables: Beside the texts of the start and end token.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when `chat_template` is no file.
+    """
     settings = _read_json(model_dir / "tokenizer_config.json")
-    beside = model_dir / "chat_template.jinja"
+    if chat_template is not None and not chat_template.is_file():
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"model.chat_template: {chat_template} is no file; name a Jinja file",
+            metadata={"field": "chat_template"},
+        )
+    beside = chat_template or model_dir / "chat_template.jinja"
     source = beside.read_text(encoding="utf-8") if beside.is_file() else _named(settings)
     tokens = {
         name: _text(settings[name]) for name in ("bos_token", "eos_token") if settings.get(name)
     }
-    return ChatTemplate(source or PLAIN, variables=tokens)
+    return ChatTemplate(source or PLAIN, variables={**tokens, **(variables or {})})
 
 
 def _named(settings: Mapping[str, Any]) -> str | None:

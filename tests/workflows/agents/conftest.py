@@ -17,7 +17,14 @@ from astraflow.workflows.agents.template import ChatTemplate
 
 TEMPLATES = Path(__file__).parent / "templates"
 # How the templates here end a turn.
-ENDS = {"chatml": "<|im_end|>", "headers": "<|eot|>", "brackets": "</s>", "turns": "<end_of_turn>"}
+ENDS = {
+    "chatml": "<|im_end|>",
+    "headers": "<|eot|>",
+    "brackets": "</s>",
+    "turns": "<end_of_turn>",
+    "smollm2": "<|im_end|>",
+    "qwen3_like": "<|im_end|>",
+}
 MARKERS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot|>", "<|head|>", "<|/head|>")
 TURNS = ("<start_of_turn>", "<end_of_turn>")
 

@@ -8,7 +8,7 @@ import pytest
 from astraflow.core.rollouts import FinishReason
 from astraflow.core.tasks import SamplingParams
 from astraflow.workflows.agents.prompts import Chats
-from astraflow.workflows.agents.turns import TurnTree
+from astraflow.workflows.turns import TurnTree
 from tests.workflows.agents.conftest import (
     ENDS,
     Babbler,

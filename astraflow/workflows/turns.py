@@ -1,7 +1,8 @@
-"""Turns: each generation of an agent is a node of a tree of tokens.
+"""Turns: each generation is a node of a tree of tokens, and a path of them a trajectory.
 
-A prompt that begins with all tokens of an earlier turn extends it; any other begins anew. What
-extends each other is one trajectory; where a turn is extended twice, the second is a branch.
+A workflow says itself what goes on from what. For an agent the tokens do: a prompt that begins with
+all tokens of an earlier turn extends it; any other begins anew. What extends each other is one
+trajectory; where a turn is extended twice, the second is a branch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from astraflow.core.ids import PolicyId, TrajectoryId
-from astraflow.core.rollouts import Trajectory
+from astraflow.core.rollouts import FinishReason, Trajectory
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.protocol import Generation
 from astraflow.workflows.experts import expert_columns
@@ -142,49 +143,61 @@ class Owner:
     """Whose turns become trajectories.
 
     Attributes:
-        prefix: Of trajectory ids.
         policy_id: Who sampled.
-        agent: A name for people.
+        agent: What it is in the workflow.
         engine: Name and release.
     """
 
-    prefix: str
     policy_id: PolicyId
     agent: str
     engine: str
 
 
-def trajectories_of(tree: TurnTree, owner: Owner) -> Iterator[Trajectory]:
+def trajectories_of(tree: TurnTree, owner: Owner, *, prefix: str) -> Iterator[Trajectory]:
     """Yield a trajectory per branch; a turn that several share is trained on in the first.
+
+    Args:
+        tree: Of one policy in one episode.
+        owner: Of its turns.
+        prefix: Of trajectory ids.
 
     Example: turns a, b after a, and c after a: [a b], and [a c] as its branch with `a` masked.
     """
     homes: dict[Turn, TrajectoryId] = {}
     for number, path in enumerate(tree.paths()):
-        name = TrajectoryId(f"{owner.prefix}/{number}")
-        shared = [turn for turn in path if turn in homes]
-        own = path[len(shared) :]
-        yield _trajectory(
-            path, own, owner, name=name, parent=homes[shared[-1]] if shared else None, index=number
-        )
+        name = TrajectoryId(f"{prefix}/{number}")
+        own = [turn for turn in path if turn not in homes]
+        parent = homes.get(own[0].parent) if own[0].parent else None
+        yield trajectory_of(own, owner, name=name, parent=parent, index=number)
         homes |= dict.fromkeys(own, name)
 
 
-def _trajectory(
-    path: tuple[Turn, ...],
-    own: tuple[Turn, ...],
+def trajectory_of(
+    own: Sequence[Turn],
     owner: Owner,
     *,
     name: TrajectoryId,
     parent: TrajectoryId | None,
     index: int,
+    reward: float | None = None,
+    finish_reason: FinishReason | None = None,
 ) -> Trajectory:
-    last = path[-1]
+    """Return the trajectory that ends with the last of some turns.
+
+    Args:
+        own: At least one, each after the one before; what comes before them is masked.
+        owner: Of the turns.
+        name: Of the trajectory.
+        parent: Where the turns before `own` are trained on; None: there are none.
+        index: Of the trajectory among those of its policy.
+        reward: Where it differs from the rollout's.
+        finish_reason: None: that of the last turn.
+    """
+    first, last = own[0], own[-1]
     mask, logprobs = np.zeros(last.end, np.bool_), np.zeros(last.end, np.float32)
     for turn in own:
         mask[turn.start : turn.end] = True
         logprobs[turn.start : turn.end] = turn.generation.logprobs
-    first_of_own = own[0].parent
     return Trajectory(
         trajectory_id=name,
         policy_id=owner.policy_id,
@@ -194,11 +207,12 @@ def _trajectory(
         logprobs=logprobs,
         version_spans=tuple(span for turn in own for span in turn.generation.version_spans),
         sampling=last.sampling,
-        finish_reason=last.generation.finish_reason,
+        finish_reason=finish_reason or last.generation.finish_reason,
         parent_trajectory_id=parent,
-        branch_offset=first_of_own.end if first_of_own else 0,
+        branch_offset=first.parent.end if first.parent else 0,
         segment_index=index,
-        columns=expert_columns(last.end, [turn.generation for turn in path]),
+        reward=reward,
+        columns=expert_columns(last.end, [turn.generation for turn in last.path]),
         engine=owner.engine,
     )
 

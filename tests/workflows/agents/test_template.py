@@ -1,0 +1,68 @@
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.workflows.agents.template import PLAIN, ChatTemplate
+from tests.workflows.agents.conftest import ENDS, raw_tokenizer, template_of, tokenizer_for
+
+
+@pytest.mark.parametrize("name", ["chatml", "smollm2"])
+def test_a_template_that_leaves_answers_alone_has_nothing_to_tell(name):
+    assert template_of(name).check.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("headers", "strips the white space"),
+        ("brackets", "changes the text around"),
+        ("turns", "drops the thinking"),
+        ("qwen3_like", "drops the thinking"),
+    ],
+)
+def test_a_template_that_rewrites_answers_is_named_with_what_to_do(name, what):
+    told = template_of(name).check.warnings
+    assert what in told[0]
+    assert "policies.*.model.chat_template" in told[0]
+
+
+def test_an_empty_thought_before_every_answer_is_noticed():
+    source = template_of("qwen3_like").source
+    silent = ChatTemplate(source, variables={"enable_thinking": False})
+    assert "changes the text around" in silent.check.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "need", "why"),
+    [
+        (PLAIN, "tools", "leaves them out"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "system", "out"),
+        (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+            "{% for m in messages %}{{ m.content }}{% endfor %}",
+            "system",
+            "no system",
+        ),
+        ("<user>{{ messages[-1].content }}", "history", "an earlier answer"),
+    ],
+)
+def test_what_a_template_does_not_take_is_refused(source, need, why):
+    with pytest.raises(AstraflowError, match=why) as caught:
+        ChatTemplate(source).check.require("user", need)
+    assert caught.value.reason is Reason.INVALID_FIELD
+    assert "name another template" in caught.value.message
+
+
+def test_a_template_that_loses_what_users_say_is_an_error():
+    with pytest.raises(AstraflowError, match="what a user says"):
+        _ = ChatTemplate("nothing").check
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_token_that_ends_an_answer_is_found(name):
+    end = template_of(name).turn_end_id(tokenizer_for(name))
+    assert end == raw_tokenizer().token_to_id(ENDS[name])
+
+
+def test_a_text_that_ends_an_answer_is_no_token():
+    plain = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    assert plain.turn_end_id(tokenizer_for("chatml")) is None
