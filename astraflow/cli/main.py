@@ -18,6 +18,7 @@ from astraflow.cli import (
     explain,
     gateway,
     ledger,
+    models,
     raas,
     rollouts,
     run,
@@ -56,6 +57,7 @@ app.add_typer(dataflow.app, name="dataflow")
 app.add_typer(raas.app, name="raas")
 app.add_typer(trainer.app, name="trainer")
 app.add_typer(gateway.app, name="gateway")
+app.add_typer(models.app, name="models")
 app.add_typer(weights.app, name="weights")
 app.add_typer(bench.app, name="bench")
 app.add_typer(conformance.app, name="conformance")

@@ -11,7 +11,7 @@ from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe, Tracing
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.launch.models import cache_dir
+from astraflow.engines.models import cache_dir
 from astraflow.launch.processes import hold_lifeline
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging

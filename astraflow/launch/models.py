@@ -2,20 +2,14 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from astraflow.config.recipe import Model, Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.models import cache_dir, must_be_model
 from astraflow.launch.processes import RoleCommand, RoleProcess
-
-
-def cache_dir() -> Path:
-    """Return where models that astraflow makes are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "astraflow"
 
 
 async def prepare_models(
@@ -84,16 +78,5 @@ def check_model(model: Model, policy: str) -> Path:
     path = model.path
     if path is None:
         raise AstraflowError(Reason.INVALID_FIELD, f"policies.{policy}.model has no path")
-    where = f"policies.{policy}.model.path"
-    if not path.is_dir():
-        raise AstraflowError(Reason.INVALID_FIELD, f"{where}: {path} is not a directory")
-    missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).exists()]
-    if not list(path.glob("*.safetensors")):
-        missing.append("*.safetensors")
-    if missing:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"{where}: {path} lacks {', '.join(missing)}; a Hugging Face model directory is "
-            "needed, and nothing is downloaded",
-        )
+    must_be_model(path, where=f"policies.{policy}.model.path")
     return path

