@@ -275,6 +275,9 @@ def _options(
             what, _, cure = problem.partition("; ")
             yield error(".".join(filter(None, (where, place))), what, cure)
         return None
+    except Exception as raised:  # noqa: BLE001 - a validator of a user raises anything
+        yield _of_raised(where, raised)
+        return None
 
 
 def _made(where: str, make: Callable[[], Any]) -> Generator[Finding, None, Any]:

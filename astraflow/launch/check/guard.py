@@ -9,7 +9,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import wait
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from traceback import FrameSummary, extract_stack, extract_tb
@@ -125,6 +125,8 @@ class UserLoop:
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
+            # What is interrupted was told already.
+            self._loop.set_exception_handler(lambda _loop, _context: None)
             self._thread = threading.Thread(
                 target=_serve, args=(self._loop,), name="check", daemon=True
             )
@@ -145,10 +147,12 @@ class UserLoop:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+    # What hung and was interrupted ends so.
+    with suppress(SystemExit):
+        try:
+            loop.run_forever()
+        finally:
+            loop.close()
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

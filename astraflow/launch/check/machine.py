@@ -158,7 +158,7 @@ def check_gpus(subject: Subject) -> Iterator[Finding]:
         )
     for name, policy in recipe.policies.items():
         ranks = policy.trainer.ranks
-        if ranks > count and policy.trainer.device.startswith("cuda"):
+        if ranks > max(1, count) and policy.trainer.device.startswith("cuda"):
             yield error_here(
                 f"policies.{name}.trainer.ranks",
                 f"{ranks} ranks need a GPU each, and {_gpus(count)}",

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from astraflow.config.recipe import Lora, Policy, WarmUp
+from astraflow.config.recipe import Lora, Model, Policy, WarmUp
 from astraflow.core.errors import AstraflowError
 from astraflow.launch.check.report import (
     Finding,
@@ -63,14 +63,12 @@ def _read(
         return None
     tensors = yield from _tensors(where, directory)
     config = yield from _config(where, directory)
-    if find_spec("tokenizers") is None:
-        return None  # check_packages says so
+    if config is None or find_spec("tokenizers") is None:
+        return None
     try:
         tokenizer = load_tokenizer(directory)
     except AstraflowError as refused:
         yield of_error(where, refused, is_local=True)
-        return None
-    if config is None:
         return None
     vocab_size = int(config["vocab_size"])
     if tokenizer.vocab_size > vocab_size:
@@ -87,7 +85,7 @@ def _read(
             "no end token is named: every generation goes on to max_new_tokens",
             "set eos_token_id in generation_config.json",
         )
-    template = yield from _template(where, directory)
+    template = yield from _template(where.removesuffix(".path"), directory, policy.model)
     yield from _lora_faults(f"policies.{name}.model.lora.targets", policy.model.lora, tensors)
     return SeenModel(
         config=config,
@@ -196,14 +194,17 @@ def _shapes(path: Path) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(said["shape"]) for name, said in header.items()}
 
 
-def _template(where: str, directory: Path) -> Generator[Finding, None, ChatTemplate]:
+def _template(where: str, directory: Path, model: Model) -> Generator[Finding, None, ChatTemplate]:
+    """Read the template of chats; one that does not show what a user says is at fault."""
     try:
-        template = load_template(directory)
-        if template.has_start and find_spec("jinja2") is not None:
-            template.render([{"role": "user", "content": "Hello"}])
+        template = load_template(
+            directory, chat_template=model.chat_template, variables=model.chat_template_kwargs
+        )
+        _ = template.check
     except AstraflowError as refused:
-        yield of_error(where, refused, is_local=True)
-    except (OSError, ValueError, KeyError) as refused:
+        named = "chat_template" if model.chat_template is not None else "path"
+        yield of_error(f"{where}.{named}", refused, is_local=True)
+    except (OSError, ValueError, KeyError, TypeError) as refused:
         yield error_here(where, f"tokenizer_config.json cannot be read: {refused}", _COPY)
     else:
         return template

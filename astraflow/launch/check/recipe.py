@@ -1,5 +1,6 @@
 """Runs every check on a recipe, and collects what they find."""
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from astraflow.launch.check.guard import no_processes, said
 from astraflow.launch.check.report import Finding, Report, error, of_error
 from astraflow.launch.check.subject import Subject
 
+_NAMED = re.compile(r"([a-z]\w*(?:\.[\w-]+)+): ")
 _CHECKS: Sequence[Callable[[Subject], Iterator[Finding]]] = (
     code.check_packages,
     code.check_tutors,
@@ -98,5 +100,9 @@ def _schema_faults(refused: AstraflowError) -> Iterator[Finding]:
         yield of_error(refused.metadata.get("field", ""), refused)
         return
     for place, problem in problems_of(cause, Recipe):
+        named = _NAMED.match(problem)
+        if not place and named:
+            # What parts of a recipe say of each other has its place in the message.
+            place, problem = named.group(1), problem[named.end() :]  # noqa: PLW2901
         what, _, cure = problem.partition("; ")
         yield error(place, what, cure or "docs/recipes.md has every key")

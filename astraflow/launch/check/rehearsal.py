@@ -7,7 +7,7 @@ their lengths are exact. What raises here raises in a run, too.
 
 import inspect
 import math
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
@@ -21,7 +21,7 @@ from astraflow.core.rollouts import FinishReason, VersionSpan
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.engines.protocol import Engine, Generation
 from astraflow.launch.check.guard import OvertimeError, UserLoop, said, user_lines, wants_process
-from astraflow.launch.check.report import Finding, Severity, error, note, warning
+from astraflow.launch.check.report import Finding, error, note, warning
 from astraflow.launch.check.subject import BuiltWorkflow, Kind, SeenData, SeenModel, Subject
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
@@ -61,10 +61,9 @@ def check_scorers(subject: Subject) -> Iterator[Finding]:
         built, data = subject.workflows.get(use.workflow), subject.data.get(use.data_set)
         if built is None or data is None or built.scorer is None:
             continue
-        faults = list(_scorer_faults(use, built.scorer, data, subject.loop))
-        yield from faults
-        if any(fault.severity is Severity.ERROR for fault in faults):
-            del subject.workflows[use.workflow]  # it would raise the same again
+        can_go_on = yield from _scorer_faults(use, built.scorer, data, subject.loop)
+        if not can_go_on:
+            del subject.workflows[use.workflow]  # it would fail the same way
 
 
 def check_rehearsals(subject: Subject) -> Iterator[Finding]:
@@ -81,9 +80,8 @@ def check_rehearsals(subject: Subject) -> Iterator[Finding]:
             models=subject.models,
             loop=subject.loop,
         )
-        faults = list(_rehearsed(stage, data))
-        yield from faults
-        if any(fault.severity is Severity.ERROR for fault in faults):
+        can_go_on = yield from _rehearsed(stage, data)
+        if not can_go_on:
             del subject.workflows[use.workflow]  # told once
 
 
@@ -164,7 +162,7 @@ def _scorer_faults(use: _Use, scorer: Scorer, data: SeenData, loop: UserLoop) ->
         yield note(where, f"no right answer is known for rows of {use.data_set}", cure)
     low = [each for each in worths if each[3] < use.right]
     if not low:
-        return
+        return fault is None
     kind, gold, is_told, worth = low[0]
     what = (
         f"the right answer {gold[:60]!r} of {_row(use, kind)} scores {worth:g}, not {use.right:g}: "
@@ -181,6 +179,7 @@ def _scorer_faults(use: _Use, scorer: Scorer, data: SeenData, loop: UserLoop) ->
         yield error(where, what, cure)
     else:
         yield warning(where, what, "give the scorer a method gold(prompt) for rows such as these")
+    return fault is None
 
 
 async def _worth(scorer: Scorer, prompt: Prompt, text: str) -> float:
@@ -254,7 +253,7 @@ class _Said:
 
     Attributes:
         text: That it answers.
-        asked: Tokens of each prompt.
+        asked: Tokens of each prompt of who answers first.
         is_cut: Whether the budget of who answers first, or a stop string, cut the answer.
         unwritable: Whether its tokenizer has no tokens for the answer.
     """
@@ -374,13 +373,16 @@ class _Stage:
         return asked[0] if asked else 0
 
 
-def _rehearsed(stage: _Stage, data: SeenData) -> Iterator[Finding]:
+def _rehearsed(stage: _Stage, data: SeenData) -> Generator[Finding, None, bool]:
+    """Rehearse; return whether nothing was raised."""
     use = stage.use
     where = f"workflows.{use.workflow}"
     at: list[Kind] = []
     golds: list[tuple[Kind, _Said]] = []
+    has_turns = False
 
     async def play_all() -> None:
+        nonlocal has_turns
         for kind in _rows(data):
             at.append(kind)
             gold = None
@@ -393,18 +395,30 @@ def _rehearsed(stage: _Stage, data: SeenData) -> Iterator[Finding]:
                     if refused.reason is Reason.CONTEXT_TOO_LONG:
                         continue  # long rows are counted apart
                     raise
+                has_turns |= any(length > said.asked[0] for length in said.asked)
                 if text == gold:
                     golds.append((kind, said))
 
     fault = _caught(stage.loop, play_all, where, lambda: _row(use, at[-1]))
     if fault is not None and "agents are let in" in fault.what:
         yield note(where, "agents are not rehearsed: it was not run on rows")
-        return
+        return False
     if fault is not None:
         yield fault
-        return
+        return False
+    if has_turns:
+        yield from _template_faults(stage)
     yield from _answer_faults(stage, golds)
     yield from _length_faults(stage, data)
+    return True
+
+
+def _template_faults(stage: _Stage) -> Iterator[Finding]:
+    """Tell what a template would make of earlier answers of a chat that goes on after them."""
+    for policy in stage.recipe.policies_of(stage.use.workflow):
+        for rewrite in stage.models[policy].template.check.warnings:
+            what, _, cure = rewrite.partition(": ")
+            yield warning(f"policies.{policy}.model", what, cure)
 
 
 def _answer_faults(stage: _Stage, golds: Sequence[tuple[Kind, _Said]]) -> Iterator[Finding]:

@@ -24,8 +24,10 @@ class RegexOptions(Strict):
     @field_validator("pattern")
     @classmethod
     def _is_pattern(cls, pattern: str | None) -> str | None:
-        if pattern is not None:
-            re.compile(pattern)
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"it is no pattern: {error}") from error
         return pattern
 
 
