@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from astraflow.core.samples import Row
+from astraflow.core.samples import Row, rows_by_agent
 
 _EPSILON = 1e-6
 
@@ -85,17 +85,22 @@ def overlong_penalty(token_count: int, settings: OverlongSettings) -> float:
 def stamp(rows: Sequence[Row], settings: AdvantageSettings) -> None:
     """Give the rewarded rows of a group their advantage, and the group's mean and deviation.
 
-    Mean and deviation are those of the rewards as they came; length costs advantages only.
+    Rows are compared with those of the same agent. Mean and deviation are those of the rewards as
+    they came; length costs advantages only.
+
+    Example: two samples whose first attempts got 1 and 0, and a second attempt, of the sample that
+        failed, that got 1: advantages 0.5 and -0.5 of the first ones, 0 of the second.
     """
-    rewards = np.array([row.reward for row in rows], np.float64)
-    mean, std = float(rewards.mean()), float(rewards.std())
-    if settings.overlong is not None:
-        counts = [row.trajectory.sampled_count for row in rows]
-        rewards -= [overlong_penalty(count, settings.overlong) for count in counts]
-    for row, advantage in zip(rows, advantages_of(rewards, settings).tolist(), strict=True):
-        row.advantage = advantage
-        row.group_mean = mean
-        row.group_std = std
+    for same in rows_by_agent(rows).values():
+        rewards = np.array([row.reward for row in same], np.float64)
+        mean, std = float(rewards.mean()), float(rewards.std())
+        if settings.overlong is not None:
+            counts = [row.trajectory.sampled_count for row in same]
+            rewards -= [overlong_penalty(count, settings.overlong) for count in counts]
+        for row, advantage in zip(same, advantages_of(rewards, settings).tolist(), strict=True):
+            row.advantage = advantage
+            row.group_mean = mean
+            row.group_std = std
 
 
 def _baseline(rewards: np.ndarray, baseline: Baseline) -> np.ndarray | float:

@@ -22,7 +22,9 @@ def batch_metrics(groups: Sequence[FreshGroup], *, train_version: int) -> dict[s
     lags = np.array([train_version - sample.min_version for sample in samples])
     rewards = np.array([row.reward for row in rows])
     sampled = np.array([row.trajectory.sampled_count for row in rows])
-    stds = np.array([group.samples[0].rows[0].group_std for group in groups])
+    stds = np.array(
+        [max(row.group_std for sample in group.samples for row in sample.rows) for group in groups]
+    )
     truncated = [sample.entry.rollout.outcome is Outcome.TRUNCATED for sample in samples]
     return {
         "reward/mean": float(rewards.mean()),

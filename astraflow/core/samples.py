@@ -1,6 +1,6 @@
 """Samples: an accepted rollout as one policy trains on it, and the groups they are leased in."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 
@@ -22,7 +22,7 @@ class Row:
         min_version: Oldest version of the row's own policy.
         max_version: Newest version of the row's own policy.
         advantage: Stamped when the group is whole.
-        group_mean: Mean reward over the rows of the group.
+        group_mean: Mean reward over the rows of the same agent in the group.
         group_std: Standard deviation of the same, of the population.
         use_count: Batches that it was trained on in.
     """
@@ -102,6 +102,18 @@ class FreshGroup:
     def nbytes(self) -> int:
         """Bytes of its rollouts, as `Entry.nbytes`."""
         return sum(sample.entry.nbytes for sample in self.samples)
+
+
+def rows_by_agent(rows: Iterable[Row]) -> Mapping[str, Sequence[Row]]:
+    """Return the rows of a group by what their agent is in the workflow.
+
+    Only rows of one agent had the same task, so that their rewards can be compared: not those of a
+    first attempt with those of a second, which only rejected samples have.
+    """
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.trajectory.agent, []).append(row)
+    return found
 
 
 def sample_of(entry: Entry, policy_id: PolicyId) -> Sample | None:

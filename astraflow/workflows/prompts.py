@@ -133,9 +133,9 @@ def _own_messages(prompt: Prompt) -> Sequence[Message] | None:
     found = prompt.fields.get("messages")
     if not isinstance(found, (list, tuple)) or not found:
         return None
-    messages = cast("Sequence[Message]", found)
+    messages = cast("Sequence[Any]", found)
     last = messages[-1]
-    if isinstance(last, Mapping) and last.get("role") == "assistant":
+    if isinstance(last, Mapping) and cast("Message", last).get("role") == "assistant":
         raise AstraflowError(
             Reason.INVALID_FIELD,
             f"prompt {prompt.prompt_id}: its field messages ends with an answer of the assistant, "

@@ -1,137 +1,222 @@
 """Solver and verifier: one policy answers, another says whether the answer is right.
 
-Both are trained on the same rollout, each for its own work: the solver's reward is the
-score of the answer, the verifier's is 1 when its verdict agrees with the score.
+Both are trained on the same rollout, each for its own work: an attempt's reward is the score of
+that attempt, a verdict's is 1 when it agrees with the score of the attempt that it is about.
+Attempts and verdicts of a round are compared with those of the same round alone.
 """
 
 import math
+import re
 from dataclasses import dataclass, replace
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from astraflow.config.recipe import Strict
 from astraflow.workflows.episode import Episode, Recorder
 from astraflow.workflows.ports import Reply
+from astraflow.workflows.prompts import ChatMessage, PromptOptions, fill, go_on, tell
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.scoring import GuardedScorer, needs_scorer
-from astraflow.workflows.single_turn import fill
+
+_VERIFY = """{prompt}
+
+A proposed solution:
+
+{answer}
+
+Check each step of it. End with APPROVE if the solution is right, or with REJECT if it is wrong."""
+
+_FORMATS = {
+    "word": r"(?<!\w)({})(?!\w)",
+    "tag": r"<verify>\s*({})\s*</verify>",
+    "boxed": r"\\boxed\s*{{\s*(?:\\text\s*{{\s*)?({})\s*}}",
+}
 
 
-class PairOptions(Strict):
-    """Who does what, and how the verifier is asked."""
+class PairOptions(PromptOptions):
+    """Who does what, and how the verifier is asked; the prompt's own keys are the solver's."""
 
     solver: str = "solver"
     """The policy that answers."""
     verifier: str = "verifier"
     """The policy that judges."""
-    template: str = "{prompt}"
-    """The text for the solver, with the row's fields in braces."""
-    question: str = "{prompt}{answer}?"
-    """The text for the verifier: the row's fields, and the solver's answer."""
-    yes: str = "y"
-    """What the verifier says of a right answer; anything else is a no."""
+    verify: PromptOptions = PromptOptions(messages=(ChatMessage(role="user", content=_VERIFY),))
+    """The verifier's prompt, its `messages` or its `text`. {answer} is what the solver wrote, never
+    a field of the row."""
+    verdict: Literal["word", "tag", "boxed"] = "word"
+    """Where the verdict stands in what the verifier writes; the last one counts. word: anywhere;
+    tag: as <verify>approve</verify>; boxed: in a box."""
+    approve: str = Field(default="APPROVE", min_length=1)
+    """Says that an answer is right; in capitals or not."""
+    reject: str = Field(default="REJECT", min_length=1)
+    """Says that it is wrong."""
+    unparsed: Literal["reject", "approve"] = "reject"
+    """What a text without a verdict is taken for. Its reward is 0 either way."""
     right_reward: float = 1.0
     """An answer is right when the scorer gives at least this."""
-    verdict_tokens: int = Field(1, ge=1)
-    """Budget of a verdict; its first token decides the probability."""
+    verdict_tokens: int | None = Field(default=None, ge=1)
+    """Budget of a verdict; unset: as the policy's sampling says."""
+
+    @model_validator(mode="after")
+    def _verifier_is_asked(self) -> Self:
+        if not self.verify.messages and self.verify.text is None:
+            raise ValueError("'verify' needs 'messages' or 'text' with {answer} in it")
+        if self.approve.casefold() == self.reject.casefold():
+            raise ValueError("'approve' and 'reject' are the same word")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One answer and its verdict.
+    """One attempt and its verdict.
 
     Attributes:
-        text: The answer.
+        text: What the solver wrote.
         score: What it is worth.
         is_right: Whether it is right in truth.
-        says_yes: Whether the verifier says so.
-        p_yes: Its probability of a yes, in [0, 1].
-        is_cut: Whether the answer ran out of tokens.
+        critique: What the verifier wrote.
+        verdict: Whether the verifier approves; None: it does not say.
+        is_approved: The same, with what is left open decided.
+        p_approve: The probability of that, in [0, 1].
+        is_cut: Whether the attempt ran out of tokens.
     """
 
     text: str
     score: Score
     is_right: bool
-    says_yes: bool
-    p_yes: float
+    critique: str
+    verdict: bool | None
+    is_approved: bool
+    p_approve: float
     is_cut: bool
 
     @property
     def agrees(self) -> bool:
-        """Whether the verdict is true."""
-        return self.says_yes == self.is_right
+        """Whether there is a verdict, and a true one."""
+        return self.verdict is self.is_right
 
 
 class Pair:
-    """One answer and one verdict; what `solver_verifier` and `vote` have in common."""
+    """One attempt and one verdict; what `solver_verifier` and `vote` have in common."""
 
     def __init__(self, options: PairOptions, scorer: GuardedScorer) -> None:
         self._options = options
         self._scorer = scorer
+        words = f"{re.escape(options.approve)}|{re.escape(options.reject)}"
+        self._pattern = re.compile(_FORMATS[options.verdict].format(words), re.IGNORECASE)
 
-    def start(self, episode: Episode) -> tuple[Recorder, Recorder]:
-        """Start the trajectories of solver and verifier."""
-        options = self._options
+    def start(
+        self, episode: Episode, *, number: int = 1, after: Recorder | None = None
+    ) -> tuple[Recorder, Recorder]:
+        """Start the trajectories of solver and verifier.
+
+        Args:
+            episode: To start them in.
+            number: Of the attempt.
+            after: The solver's attempt before.
+        """
+        options, suffix = self._options, "" if number == 1 else f"/{number}"
         return (
-            episode.trajectory(options.solver, agent="solver"),
-            episode.trajectory(options.verifier, agent="verifier"),
+            episode.trajectory(options.solver, agent=f"solver{suffix}", after=after),
+            episode.trajectory(options.verifier, agent=f"verifier{suffix}"),
         )
 
     async def run(self, episode: Episode, solver: Recorder, verifier: Recorder) -> Judged:
-        """Let the solver answer and the verifier judge, and reward both trajectories."""
-        options = self._options
-        solver.observe(fill(options.template, episode.prompt))
+        """Let the solver answer what it was told, the verifier judge, and reward both."""
+        options, prompt = self._options, episode.prompt
         reply = await solver.sample()
-        score = await self._scorer(episode.prompt, reply.text)
-        asked = replace(episode.prompt, fields={**episode.prompt.fields, "answer": reply.text})
-        verifier.observe(fill(options.question, asked))
-        verdict = await verifier.sample(max_new_tokens=options.verdict_tokens)
+        score = await self._scorer(prompt, reply.text)
+        asked = replace(prompt, fields={**prompt.fields, "answer": reply.text})
+        tell(verifier, options.verify, asked)
+        budget = options.verdict_tokens
+        said = await verifier.sample(**({} if budget is None else {"max_new_tokens": budget}))
+        verdict = self.verdict_of(said.text)
+        is_approved = options.unparsed == "approve" if verdict is None else verdict
         judged = Judged(
             text=reply.text,
             score=score,
             is_right=score.reward >= options.right_reward,
-            says_yes=verdict.text == options.yes,
-            p_yes=probability_of_yes(verdict, options.yes),
+            critique=said.text,
+            verdict=verdict,
+            is_approved=is_approved,
+            p_approve=probability_of(said, is_approved=is_approved),
             is_cut=reply.is_cut,
         )
-        solver.reward = score.reward
-        verifier.reward = float(judged.agrees)
+        solver.reward, verifier.reward = score.reward, float(judged.agrees)
         return judged
+
+    def verdict_of(self, text: str) -> bool | None:
+        """Return whether a verifier approves; None: it does not say. The last verdict counts.
+
+        Example: "I would APPROVE it, but step 2 is wrong: REJECT." rejects.
+        """
+        found = self._pattern.findall(text)
+        return found[-1].casefold() == self._options.approve.casefold() if found else None
 
 
 class SolverVerifier:
-    """One answer and one verdict a rollout; the rollout's reward is the answer's.
+    """Attempts and verdicts in turn, until one is approved or the rounds are used up.
 
-    Metrics: `verdict_right`, `says_yes`.
+    A solver whose attempt was rejected reads why, and tries again in the same chat. The rollout's
+    reward is that of the last attempt. Metrics: `rounds`, `first_try` and `solved` (whether the
+    first and the last attempt are right), `verdict_right`, `approved` and `parsed` (shares of the
+    verdicts that are true, that approve, and that say anything).
     """
 
-    Options = PairOptions
+    class Options(PairOptions):
+        """The pair's options, and how often the solver may try."""
 
-    def __init__(self, options: PairOptions, scorer: GuardedScorer | None) -> None:
+        max_rounds: int = Field(default=1, ge=1)
+        """Attempts at most; each has a verdict."""
+        feedback: str = (
+            "A reviewer did not accept this solution:\n\n{verdict}\n\nSolve the problem again."
+        )
+        """What the solver is told after a rejected attempt; {verdict} is what the verifier wrote. A
+        user's message in a chat."""
+
+    def __init__(self, options: Options, scorer: GuardedScorer | None) -> None:
+        self._options = options
         self._pair = Pair(options, needs_scorer(scorer))
 
     async def run(self, episode: Episode) -> Score:
         """Run one episode."""
-        judged = await self._pair.run(episode, *self._pair.start(episode))
-        metrics = {
-            "verdict_right": float(judged.agrees),
-            "says_yes": float(judged.says_yes),
-        }
+        options = self._options
+        solver, verifier = self._pair.start(episode)
+        tell(solver, options, episode.prompt)
+        rounds = [await self._pair.run(episode, solver, verifier)]
+        while not rounds[-1].is_approved and len(rounds) < options.max_rounds:
+            number = len(rounds) + 1
+            solver, verifier = self._pair.start(episode, number=number, after=solver)
+            critique = rounds[-1].critique
+            go_on(solver, fill(options.feedback, episode.prompt, verdict=critique))
+            rounds.append(await self._pair.run(episode, solver, verifier))
+        last = rounds[-1]
         return replace(
-            judged.score,
-            metrics={**judged.score.metrics, **metrics},
-            truncated=judged.score.truncated or judged.is_cut,
+            last.score,
+            metrics={**last.score.metrics, **_metrics(rounds)},
+            truncated=last.score.truncated or last.is_cut,
         )
 
 
-def probability_of_yes(verdict: Reply, yes: str) -> float:
-    """Return the verifier's probability of a yes, from the first token that it sampled.
+def _metrics(rounds: list[Judged]) -> dict[str, float]:
+    return {
+        "rounds": float(len(rounds)),
+        "first_try": float(rounds[0].is_right),
+        "solved": float(rounds[-1].is_right),
+        "verdict_right": sum(one.agrees for one in rounds) / len(rounds),
+        "approved": sum(one.is_approved for one in rounds) / len(rounds),
+        "parsed": sum(one.verdict is not None for one in rounds) / len(rounds),
+    }
 
-    A no has the rest of the probability: p(yes) = 1 - p(the token) is exact when the
-    verifier has two words, and too high by what it would spend on others. A verdict
-    without a token is a no for sure.
+
+def probability_of(said: Reply, *, is_approved: bool) -> float:
+    """Return the probability with which a verifier approves.
+
+    Of a verdict of one token that is exact when the verifier has two words, and too high by what it
+    would spend on others: p(approve) = p(the token), or 1 - p(the token) where it rejects. A
+    verdict that is reasoned is taken at its word: 1 or 0.
     """
-    if not len(verdict.logprobs):
-        return 0.0
-    share = min(1.0, math.exp(float(verdict.logprobs[0])))
-    return share if verdict.text == yes else 1.0 - share
+    if len(said.logprobs) != 1:
+        return float(is_approved)
+    share = min(1.0, math.exp(float(said.logprobs[0])))
+    return share if is_approved else 1.0 - share

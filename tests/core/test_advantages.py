@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,9 @@ from astraflow.core.advantages import (
     OverlongSettings,
     advantages_of,
     overlong_penalty,
+    stamp,
 )
+from astraflow.core.samples import Row
 
 rewards = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
 
@@ -52,3 +56,18 @@ def test_length_costs_nothing_then_more_and_more_then_all():
     assert [overlong_penalty(count, costs) for count in (0, 6, 7, 9, 10, 99)] == [
         *(0.0, 0.0, 0.5, 1.5, 2.0, 2.0)
     ]
+
+
+def test_rows_are_compared_with_those_of_the_same_agent(trajectory):
+    def row(name, agent, reward):
+        made = replace(trajectory(name), agent=agent)
+        return Row(trajectory=made, rollout=None, reward=reward, min_version=0, max_version=0)
+
+    rows = [
+        *(row("a", "solver", 1.0), row("b", "solver", 0.0)),
+        *(row("c", "solver/2", 1.0), row("d", "verifier", 0.0), row("e", "verifier", 1.0)),
+    ]
+    stamp(rows, AdvantageSettings())
+    assert [each.advantage for each in rows] == [0.5, -0.5, 0.0, -0.5, 0.5]
+    assert [each.group_mean for each in rows] == [0.5, 0.5, 1.0, 0.5, 0.5]
+    assert [each.group_std for each in rows] == [0.5, 0.5, 0.0, 0.5, 0.5]

@@ -46,6 +46,8 @@ def recipe(tmp_path, base):
         "sampling.max_new_tokens": 4,
     }
     changes = {f"policies.{policy}.{key}": v for policy in POLICIES for key, v in of_each.items()}
+    asked = {"verify": {"text": "{prompt}{answer}?"}, "approve": "y", "reject": "n"}
+    changes["workflows.main.options"] = asked
     rows = [dict(row) for row in prompt_rows(64, held_out=False, seed=0)]
     return small_recipe(
         tmp_path,

@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from astraflow.workflows.prompts import PromptOptions
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.rewards.exact import Exact
 from astraflow.workflows.runner import run_episode
@@ -15,8 +16,10 @@ def judged(text, p_yes, *, right="ba"):
         text=text,
         score=Score(reward=float(text == right)),
         is_right=text == right,
-        says_yes=p_yes > 0.5,
-        p_yes=p_yes,
+        critique="",
+        verdict=p_yes > 0.5,
+        is_approved=p_yes > 0.5,
+        p_approve=p_yes,
         is_cut=False,
     )
 
@@ -44,7 +47,9 @@ def test_the_first_of_equals_wins():
 
 
 async def test_answers_and_verdicts_share_one_rollout(parrot, episode, loaded):
-    workflow = Vote(Vote.Options(answers=3), GuardedScorer(Exact(Exact.Options()), name="exact"))
+    verify = PromptOptions(text="{prompt}{answer}?")
+    options = Vote.Options(answers=3, verify=verify, approve="y", reject="n", verdict_tokens=1)
+    workflow = Vote(options, GuardedScorer(Exact(Exact.Options()), name="exact"))
     solver, verifier = parrot(*["abc"] * 3), parrot(*["y"] * 3, logprob=math.log(0.9))
     rollout = await run_episode(loaded(workflow), episode(solver=solver, verifier=verifier))
     assert rollout.reward == 1.0

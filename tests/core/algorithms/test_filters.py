@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import timedelta
 
 from astraflow.core.algorithms.filters.length import Length
@@ -14,6 +15,18 @@ def test_equal_rewards_are_dropped(whole):
     keep = ZeroAdvantage().keeps
     assert keep(whole(1.0, 1.0, 1.0)) == [False] * 3
     assert keep(whole(1.0, 0.0, 1.0)) == [True] * 3
+
+
+def test_rewards_of_agents_with_other_tasks_are_not_compared(whole):
+    def of(*agents):
+        group = whole(1.0, 0.0, 1.0, 0.0)
+        for sample, agent in zip(group.samples, agents, strict=True):
+            (row,) = sample.rows
+            row.trajectory = replace(row.trajectory, agent=agent)
+        return ZeroAdvantage().keeps(group)
+
+    assert of("first", "second", "first", "second") == [False] * 4
+    assert of("first", "first", "second", "second") == [True] * 4
 
 
 def test_mean_reward_has_to_be_in_range(whole):
