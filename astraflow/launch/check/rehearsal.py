@@ -132,8 +132,10 @@ def gold_of(scorer: Scorer, prompt: Prompt) -> tuple[str | None, bool]:
     return (str(answer) if isinstance(answer, str | int | float) else None), False
 
 
-def _scorer_faults(use: _Use, scorer: Scorer, data: SeenData, loop: UserLoop) -> Iterator[Finding]:
-    """Score rows until one is at fault; what was scored until time is up counts."""
+def _scorer_faults(
+    use: _Use, scorer: Scorer, data: SeenData, loop: UserLoop
+) -> Generator[Finding, None, bool]:
+    """Score rows; return whether nothing was raised. What was scored before that counts."""
     where = f"workflows.{use.workflow}.scorer"
     rows = _rows(data)
     at: list[Kind] = []

@@ -1,6 +1,7 @@
 """Mathematics as the answer: expressions that are equal, however they are written (math-verify)."""
 
 import importlib
+import logging
 from typing import Any
 
 from pydantic import Field
@@ -32,6 +33,8 @@ class Equal:
             raise AstraflowError(
                 Reason.CODE_UNKNOWN, "scorer math: pip install math-verify on every node"
             ) from error
+        # It warns of every answer that it keeps no time itself.
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._field = options.field
 
     def __call__(self, prompt: Prompt, text: str) -> Score:
