@@ -1,10 +1,17 @@
 import importlib.util
+import textwrap
 
 import pytest
 import yaml
 
 from astraflow.config.recipe import Recipe
-from astraflow.core.tasks import Prompt
+from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.testing import CharTokenizer, SmallEngine
+from astraflow.workflows.building import parse_options
+from astraflow.workflows.episode import Episode
+from astraflow.workflows.ports import PolicyPort
+from astraflow.workflows.single_turn import SingleTurn
+from astraflow.workflows.solver_verifier import SolverVerifier
 
 
 @pytest.mark.slow
@@ -28,7 +35,49 @@ def test_the_scorer_that_is_shown_scores(blocks, tmp_path):
     assert module.brief(prompt, "4").parts == {"right": 1.0}
 
 
+def shown(blocks):
+    return [yaml.safe_load(code) for kind, _, code in blocks("workflows.md") if kind == "yaml"]
+
+
 def test_the_keys_of_a_workflow_are_those_of_a_recipe(blocks):
-    [shown] = [yaml.safe_load(code) for kind, _, code in blocks("workflows.md") if kind == "yaml"]
     fields = Recipe.model_fields["workflows"].annotation.__args__[1].model_fields
-    assert shown["workflows"]["retry"].keys() <= fields.keys()
+    workflows = [each["workflows"] for each in shown(blocks) if "workflows" in each]
+    assert {name for each in workflows for name in each} == {"retry", "pair"}
+    assert all(made.keys() <= fields.keys() for each in workflows for made in each.values())
+
+
+def test_the_options_of_built_in_workflows_are_read(blocks):
+    examples = shown(blocks)
+    [prompt] = [each["options"] for each in examples if "options" in each]
+    assert len(parse_options(SingleTurn, prompt, where="docs").messages) == 3
+    [pair] = [each["workflows"]["pair"] for each in examples if "pair" in each.get("workflows", {})]
+    options = parse_options(SolverVerifier, pair["options"], where="docs")
+    assert options.messages[0].content.endswith("put the answer into \\boxed{}.")
+    assert options.verdict == "tag"
+
+
+async def test_the_chat_that_is_shown_can_be_had(blocks):
+    [code] = [code for kind, _, code in blocks("workflows.md") if "talk.chat([" in code]
+    engine = SmallEngine(answer=lambda told: "7" if told.endswith("3 + 4?") else "14")
+    engine.version = 0
+    port = PolicyPort(
+        policy_id="solver",
+        engine=engine,
+        tokenizer=CharTokenizer(),
+        sampling=SamplingParams(max_new_tokens=8),
+    )
+    task = RolloutTask(
+        task_id="t",
+        group_id="g",
+        purpose=TaskPurpose.TRAIN,
+        workflow_id="w",
+        prompt=Prompt(prompt_id="1", data_set="train", fields={}),
+        sample_indexes=(0,),
+        versions={},
+        sampling={},
+    )
+    episode = Episode(task=task, sample_index=0, policies={"solver": port})
+    body = "async def play(episode):\n" + textwrap.indent(code, "    ") + "    return reply.text"
+    found = {}
+    exec(body, found)
+    assert await found["play"](episode) == "14"

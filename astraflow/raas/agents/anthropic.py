@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from astraflow.core.errors import AstraflowError
-from astraflow.raas.agents.asked import ChatAsked, unserved
+from astraflow.raas.agents.completion import Choice, Completion, Piece
 from astraflow.raas.agents.dialects import (
     Body,
     Dialect,
@@ -16,8 +16,8 @@ from astraflow.raas.agents.dialects import (
     renamed,
 )
 from astraflow.raas.agents.errors import status_of
+from astraflow.raas.agents.request import ChatRequest, unserved
 from astraflow.raas.agents.script import event
-from astraflow.raas.agents.talk import Choice, Piece, Talk
 
 _SAME = {
     "model": "model",
@@ -103,27 +103,27 @@ def _messages(message: Any) -> Iterator[Body]:
         yield made | ({"tool_calls": calls} if calls else {})
 
 
-def message_body(talk: Talk, asked: ChatAsked, choice: Choice) -> Body:
+def message_body(completion: Completion, request: ChatRequest, choice: Choice) -> Body:
     """Write a whole answer."""
     return {
-        **_message(asked),
+        **_message(request),
         "content": _blocks(choice),
         "stop_reason": _REASONS[choice.finish],
-        "usage": counts_of(talk, choice),
+        "usage": counts_of(completion, choice),
     }
 
 
 class MessageScript:
     """Writes the events of a stream."""
 
-    def __init__(self, talk: Talk, asked: ChatAsked) -> None:
-        self._talk = talk
-        self._asked = asked
+    def __init__(self, completion: Completion, request: ChatRequest) -> None:
+        self._completion = completion
+        self._request = request
 
     def begin(self) -> bytes:
         """Open the message and its text."""
-        usage = {"input_tokens": len(self._talk.prompt), "output_tokens": 0}
-        opened = _event("message_start", message={**_message(self._asked), "usage": usage})
+        usage = {"input_tokens": len(self._completion.prompt), "output_tokens": 0}
+        opened = _event("message_start", message={**_message(self._request), "usage": usage})
         block = {"type": "text", "text": ""}
         return opened + _event("content_block_start", index=0, content_block=block)
 
@@ -142,7 +142,7 @@ class MessageScript:
             told.append(_event("content_block_delta", index=index, delta=written))
             told.append(_event("content_block_stop", index=index))
         delta = {"stop_reason": _REASONS[choice.finish], "stop_sequence": None}
-        told.append(_event("message_delta", delta=delta, usage=counts_of(self._talk, choice)))
+        told.append(_event("message_delta", delta=delta, usage=counts_of(self._completion, choice)))
         return b"".join(told)
 
     def end(self) -> bytes:
@@ -164,12 +164,12 @@ def error_body(error: AstraflowError) -> Body:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def _message(asked: ChatAsked) -> Body:
+def _message(request: ChatRequest) -> Body:
     return {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
         "role": "assistant",
-        "model": asked.model,
+        "model": request.model,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,

@@ -17,20 +17,20 @@ from starlette.types import ASGIApp
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.raas.agents.anthropic import MESSAGES
-from astraflow.raas.agents.asked import ChatAsked, TextAsked
-from astraflow.raas.agents.chats import ChatScript, chat_body, chat_talk
+from astraflow.raas.agents.chats import ChatScript, chat_body, chat_completion
+from astraflow.raas.agents.completion import Completion
 from astraflow.raas.agents.dialects import Dialect
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.raas.agents.errors import ErrorBody, answer_of, body_of, invalid_body
+from astraflow.raas.agents.request import ChatRequest, CompletionRequest
 from astraflow.raas.agents.responses import RESPONSES
 from astraflow.raas.agents.script import Script
 from astraflow.raas.agents.stream import EventStream, gone
-from astraflow.raas.agents.talk import Talk
-from astraflow.raas.agents.texts import TextScript, text_body, text_talk
+from astraflow.raas.agents.texts import TextScript, text_body, text_completion
 from astraflow.workflows.agents.session import AgentSession, Ending, describe
 from astraflow.workflows.protocol import Score
 
-Asked = TypeVar("Asked", bound=BaseModel)
+Parsed = TypeVar("Parsed", bound=BaseModel)
 Answer = Callable[[Request], Awaitable[ASGIApp]]
 T = TypeVar("T")
 
@@ -111,36 +111,36 @@ class _Desk:
     async def chat(self, request: Request) -> ASGIApp:
         """Answer a chat."""
         session = self._session(request)
-        asked = await self._asked(request, ChatAsked)
-        talk = chat_talk(session, asked)
-        if asked.stream:
-            return self._streamed(talk, ChatScript(talk, asked))
-        with self.endpoint.room(asked.count):
-            choices = await _unless_gone(request, talk.choices())
-        return JSONResponse(chat_body(talk, asked, choices))
+        parsed = await self._parsed(request, ChatRequest)
+        completion = chat_completion(session, parsed)
+        if parsed.stream:
+            return self._streamed(completion, ChatScript(completion, parsed))
+        with self.endpoint.room(parsed.count):
+            choices = await _unless_gone(request, completion.choices())
+        return JSONResponse(chat_body(completion, parsed, choices))
 
     async def text(self, request: Request) -> ASGIApp:
         """Answer a text."""
         session = self._session(request)
-        asked = await self._asked(request, TextAsked)
-        talk = text_talk(session, asked)
-        if asked.stream:
-            return self._streamed(talk, TextScript(talk, asked))
-        with self.endpoint.room(asked.count):
-            choices = await _unless_gone(request, talk.choices())
-        return JSONResponse(text_body(talk, asked, choices))
+        parsed = await self._parsed(request, CompletionRequest)
+        completion = text_completion(session, parsed)
+        if parsed.stream:
+            return self._streamed(completion, TextScript(completion, parsed))
+        with self.endpoint.room(parsed.count):
+            choices = await _unless_gone(request, completion.choices())
+        return JSONResponse(text_body(completion, parsed, choices))
 
     async def translated(self, dialect: Dialect, request: Request) -> ASGIApp:
         """Answer a chat that is written another way."""
         session = self._session(request)
         given = _object(await self._body(request))
-        asked = ChatAsked.model_validate(_chat(dialect, given))
-        talk = chat_talk(session, asked)
-        if asked.stream:
-            return self._streamed(talk, dialect.script(talk, asked))
-        with self.endpoint.room(asked.count):
-            (choice,) = await _unless_gone(request, talk.choices())
-        return JSONResponse(dialect.body(talk, asked, choice))
+        parsed = ChatRequest.model_validate(_chat(dialect, given))
+        completion = chat_completion(session, parsed)
+        if parsed.stream:
+            return self._streamed(completion, dialect.script(completion, parsed))
+        with self.endpoint.room(parsed.count):
+            (choice,) = await _unless_gone(request, completion.choices())
+        return JSONResponse(dialect.body(completion, parsed, choice))
 
     async def models(self, request: Request) -> Response:
         """Name the policies."""
@@ -167,14 +167,14 @@ class _Desk:
     async def reward(self, request: Request) -> Response:
         """Take a reward."""
         session = self._session(request)
-        told = await self._asked(request, Reward)
+        told = await self._parsed(request, Reward)
         session.report(Score(reward=told.reward, parts=told.parts, metrics=told.metrics))
         return JSONResponse({"reward": told.reward})
 
     async def end(self, request: Request) -> Response:
         """End an episode."""
         session = self._session(request)
-        told = await self._asked(request, End)
+        told = await self._parsed(request, End)
         session.end(Ending(failure=told.failure))
         return JSONResponse({"ended": True})
 
@@ -184,7 +184,7 @@ class _Desk:
             return self.endpoint.session(session_id)
         return self.endpoint.session_of_key(_bearer(request))
 
-    async def _asked(self, request: Request, kind: type[Asked]) -> Asked:
+    async def _parsed(self, request: Request, kind: type[Parsed]) -> Parsed:
         return kind.model_validate_json(await self._body(request) or b"{}")
 
     async def _body(self, request: Request) -> bytes:
@@ -207,11 +207,11 @@ class _Desk:
             ) from None
         return bytes(body)
 
-    def _streamed(self, talk: Talk, script: Script) -> EventStream:
+    def _streamed(self, completion: Completion, script: Script) -> EventStream:
         """Stream; that there is no room for it is an answer of its own."""
         room = ExitStack()
-        room.enter_context(self.endpoint.room(talk.knobs.count))
-        return EventStream(talk, script, room)
+        room.enter_context(self.endpoint.room(completion.request.count))
+        return EventStream(completion, script, room)
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

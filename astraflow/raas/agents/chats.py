@@ -1,4 +1,4 @@
-"""Chat completions: requests become talks, answers become OpenAI's JSON."""
+"""Chat completions: requests are sampled, answers become OpenAI's JSON."""
 
 import secrets
 import time
@@ -6,38 +6,38 @@ from collections.abc import Sequence
 from typing import Any
 
 from astraflow.core.errors import AstraflowError
-from astraflow.raas.agents.asked import ChatAsked, Knobs
+from astraflow.raas.agents.completion import Choice, Completion, Piece
+from astraflow.raas.agents.detokenizer import opened_call
+from astraflow.raas.agents.request import ChatRequest, SamplingRequest
 from astraflow.raas.agents.script import Chunks
-from astraflow.raas.agents.speech import opened_call
-from astraflow.raas.agents.talk import Choice, Piece, Talk
 from astraflow.workflows.agents.messages import normal_messages
 from astraflow.workflows.agents.session import AgentSession
 from astraflow.workflows.ports import Tokenizer
 
 
-def chat_talk(session: AgentSession, asked: ChatAsked) -> Talk:
-    """Return the talk of a request.
+def chat_completion(session: AgentSession, request: ChatRequest) -> Completion:
+    """Return the completion of a request.
 
     Raises:
         AstraflowError: INVALID_FIELD, or POLICY_UNKNOWN for the model.
     """
-    capture = session.capture_of(asked.model)
-    messages, tools = normal_messages(asked.messages), asked.offered_tools()
+    capture = session.capture_of(request.model)
+    messages, tools = normal_messages(request.messages), request.offered_tools()
 
     def keep(choice: Choice) -> None:
         (answer,) = normal_messages([message_of(choice)])
         capture.chats.keep(messages, tools, answer, choice.turn)
 
-    forced = asked.forced_tool
+    forced = request.forced_tool
     begun = capture.port.tokenizer.encode(opened_call(forced)) if forced else ()
-    return Talk(
+    return Completion(
         session=session,
         capture=capture,
         prompt=[*capture.chats.prompt(messages, tools), *begun],
-        knobs=asked,
+        request=request,
         has_tools=bool(tools),
         keep=keep,
-        overrides=asked.overrides(capture.port.sampling, session.rules.sampling),
+        overrides=request.overrides(capture.port.sampling, session.rules.sampling),
         forced_tool=forced,
     )
 
@@ -51,34 +51,36 @@ def message_of(choice: Choice) -> dict[str, Any]:
     return made
 
 
-def chat_body(talk: Talk, asked: ChatAsked, choices: Sequence[Choice]) -> dict[str, Any]:
+def chat_body(
+    completion: Completion, request: ChatRequest, choices: Sequence[Choice]
+) -> dict[str, Any]:
     """Return whole answers as a body."""
     ordered = sorted(choices, key=lambda choice: choice.index)
     made = [
         {
             "index": choice.index,
             "message": message_of(choice),
-            "logprobs": _logprobs(talk, choice) if asked.logprobs else None,
+            "logprobs": _logprobs(completion, choice) if request.logprobs else None,
             "finish_reason": choice.finish,
         }
         for choice in ordered
     ]
-    head = _head("chat.completion", asked)
-    return {**head, "choices": made, "usage": usage_of(talk, choices)}
+    head = _head("chat.completion", request)
+    return {**head, "choices": made, "usage": usage_of(completion, choices)}
 
 
 class ChunkScript:
     """Writes answers as chunks, in OpenAI's own form.
 
     Attributes:
-        talk: The answers.
+        completion: The answers.
         chunks: Writes a chunk.
     """
 
-    def __init__(self, talk: Talk, asked: Knobs, chunks: Chunks) -> None:
-        self.talk = talk
+    def __init__(self, completion: Completion, request: SamplingRequest, chunks: Chunks) -> None:
+        self.completion = completion
         self.chunks = chunks
-        self._has_usage = asked.has_usage
+        self._has_usage = request.has_usage
         self._done: list[Choice] = []
 
     def begin(self) -> bytes:
@@ -96,7 +98,11 @@ class ChunkScript:
 
     def end(self) -> bytes:
         """Write the token counts, if they were asked for, and the end."""
-        told = self.chunks.chunk(usage=usage_of(self.talk, self._done)) if self._has_usage else b""
+        told = (
+            self.chunks.chunk(usage=usage_of(self.completion, self._done))
+            if self._has_usage
+            else b""
+        )
         return told + self.chunks.end()
 
     def fail(self, error: AstraflowError) -> bytes:
@@ -107,16 +113,16 @@ class ChunkScript:
 class ChatScript(ChunkScript):
     """Writes a chat; log-probabilities come with the last chunk of each choice."""
 
-    def __init__(self, talk: Talk, asked: ChatAsked) -> None:
-        head = _head("chat.completion.chunk", asked)
+    def __init__(self, completion: Completion, request: ChatRequest) -> None:
+        head = _head("chat.completion.chunk", request)
         before, after = ',"delta":{"content":', '},"logprobs":null,"finish_reason":null'
-        super().__init__(talk, asked, Chunks(head, before=before, after=after))
-        self._asked = asked
+        super().__init__(completion, request, Chunks(head, before=before, after=after))
+        self._request = request
 
     def begin(self) -> bytes:
         """Open every choice."""
         opened = {"role": "assistant", "content": "", "refusal": None}
-        indexes = range(self._asked.count)
+        indexes = range(self._request.count)
         return b"".join(self.chunks.chunk(_delta(index, opened)) for index in indexes)
 
     def close(self, choice: Choice) -> bytes:
@@ -125,7 +131,7 @@ class ChatScript(ChunkScript):
         calls = [{"index": number, **call} for number, call in enumerate(choice.calls)]
         if calls:
             told += self.chunks.chunk(_delta(choice.index, {"tool_calls": calls}))
-        logprobs = _logprobs(self.talk, choice) if self._asked.logprobs else None
+        logprobs = _logprobs(self.completion, choice) if self._request.logprobs else None
         last = _delta(choice.index, {}, finish_reason=choice.finish, logprobs=logprobs)
         return told + self.chunks.chunk(last)
 
@@ -134,10 +140,10 @@ def _delta(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
 
 
-def usage_of(talk: Talk, choices: Sequence[Choice]) -> dict[str, int]:
+def usage_of(completion: Completion, choices: Sequence[Choice]) -> dict[str, int]:
     """Return how many tokens were read and sampled."""
     sampled = sum(len(choice.turn.generation.tokens) for choice in choices)
-    read = len(talk.prompt)
+    read = len(completion.prompt)
     return {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
 
 
@@ -148,14 +154,14 @@ def token_logprobs(tokenizer: Tokenizer, choice: Choice) -> list[tuple[str, floa
     return [(tokenizer.decode([token]), logprob) for token, logprob in pairs]
 
 
-def _logprobs(talk: Talk, choice: Choice) -> dict[str, Any]:
+def _logprobs(completion: Completion, choice: Choice) -> dict[str, Any]:
     content = [
         {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, logprob in token_logprobs(talk.capture.port.tokenizer, choice)
+        for text, logprob in token_logprobs(completion.capture.port.tokenizer, choice)
     ]
     return {"content": content, "refusal": None}
 
 
-def _head(kind: str, asked: ChatAsked) -> dict[str, Any]:
-    made = {"object": kind, "created": int(time.time()), "model": asked.model}
+def _head(kind: str, request: ChatRequest) -> dict[str, Any]:
+    made = {"object": kind, "created": int(time.time()), "model": request.model}
     return {"id": f"chatcmpl-{secrets.token_hex(12)}", **made, "system_fingerprint": None}

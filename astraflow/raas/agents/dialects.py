@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from astraflow.core.errors import AstraflowError
-from astraflow.raas.agents.asked import ChatAsked
+from astraflow.raas.agents.completion import Choice, Completion
 from astraflow.raas.agents.errors import body_of
+from astraflow.raas.agents.request import ChatRequest
 from astraflow.raas.agents.script import Script
-from astraflow.raas.agents.talk import Choice, Talk
 
 Body = dict[str, Any]
 
@@ -27,8 +27,8 @@ class Dialect:
 
     path: str
     chat: Callable[[Body], Body]
-    body: Callable[[Talk, ChatAsked, Choice], Body]
-    script: Callable[[Talk, ChatAsked], Script]
+    body: Callable[[Completion, ChatRequest, Choice], Body]
+    script: Callable[[Completion, ChatRequest], Script]
     error: Callable[[AstraflowError], Body] = body_of
 
 
@@ -48,7 +48,7 @@ def call_of(call_id: Any, name: Any, arguments: Any) -> Body:
     return {"id": call_id, "type": "function", "function": function}
 
 
-def counts_of(talk: Talk, choice: Choice) -> Body:
+def counts_of(completion: Completion, choice: Choice) -> Body:
     """Return how many tokens were read and sampled."""
     sampled = len(choice.turn.generation.tokens)
-    return {"input_tokens": len(talk.prompt), "output_tokens": sampled}
+    return {"input_tokens": len(completion.prompt), "output_tokens": sampled}

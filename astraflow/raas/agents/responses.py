@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from astraflow.core.errors import AstraflowError
-from astraflow.raas.agents.asked import ChatAsked, unserved
+from astraflow.raas.agents.completion import Choice, Completion, Piece
 from astraflow.raas.agents.dialects import Body, Dialect, call_of, counts_of, renamed
 from astraflow.raas.agents.errors import body_of
+from astraflow.raas.agents.request import ChatRequest, unserved
 from astraflow.raas.agents.script import event
-from astraflow.raas.agents.talk import Choice, Piece, Talk
 
 _SAME = {
     "model": "model",
@@ -84,17 +84,17 @@ def _tool(tool: Body) -> Body:
     return {"type": "function", "function": {key: tool[key] for key in kept if key in tool}}
 
 
-def response_body(talk: Talk, asked: ChatAsked, choice: Choice) -> Body:
+def response_body(completion: Completion, request: ChatRequest, choice: Choice) -> Body:
     """Write a whole answer."""
-    return _response(asked, f"resp_{secrets.token_hex(12)}", _items(choice), (talk, choice))
+    return _response(request, f"resp_{secrets.token_hex(12)}", _items(choice), (completion, choice))
 
 
 class ResponseScript:
     """Writes the events of a stream, each with its number."""
 
-    def __init__(self, talk: Talk, asked: ChatAsked) -> None:
-        self._talk = talk
-        self._asked = asked
+    def __init__(self, completion: Completion, request: ChatRequest) -> None:
+        self._completion = completion
+        self._request = request
         self._name = f"resp_{secrets.token_hex(12)}"
         self._item_id = f"msg_{secrets.token_hex(12)}"
         self._place: Body = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
@@ -105,7 +105,7 @@ class ResponseScript:
         head: Body = {"id": self._item_id, "type": "message", "role": "assistant", "content": []}
         item = {**head, "status": "in_progress"}
         told = (
-            self._event("response.created", response=_response(self._asked, self._name, [])),
+            self._event("response.created", response=_response(self._request, self._name, [])),
             self._event("response.output_item.added", output_index=0, item=item),
             self._event("response.content_part.added", **self._place, part=_EMPTY),
         )
@@ -130,7 +130,7 @@ class ResponseScript:
                     self._event("response.output_item.added", output_index=index, item=item)
                 )
             told.append(self._event("response.output_item.done", output_index=index, item=item))
-        whole = _response(self._asked, self._name, items, (self._talk, choice))
+        whole = _response(self._request, self._name, items, (self._completion, choice))
         told.append(self._event(f"response.{whole['status']}", response=whole))
         return b"".join(told)
 
@@ -170,7 +170,10 @@ def _items(choice: Choice, item_id: str | None = None) -> list[Body]:
 
 
 def _response(
-    asked: ChatAsked, name: str, items: list[Body], done: tuple[Talk, Choice] | None = None
+    request: ChatRequest,
+    name: str,
+    items: list[Body],
+    done: tuple[Completion, Choice] | None = None,
 ) -> Body:
     status, usage = "in_progress", None
     if done is not None:
@@ -191,11 +194,11 @@ def _response(
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "instructions": None,
         "metadata": {},
-        "model": asked.model,
+        "model": request.model,
         "output": items,
         "parallel_tool_calls": True,
         "temperature": None,
-        "tool_choice": asked.tool_choice or "auto",
+        "tool_choice": request.tool_choice or "auto",
         "tools": [],
         "top_p": None,
         "usage": usage,

@@ -6,8 +6,8 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, Protocol
 
 from astraflow.core.errors import AstraflowError
+from astraflow.raas.agents.completion import Choice, Piece
 from astraflow.raas.agents.errors import body_of
-from astraflow.raas.agents.talk import Choice, Piece
 
 
 class Script(Protocol):

@@ -8,9 +8,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from astraflow.core.errors import AstraflowError
+from astraflow.raas.agents.completion import Choice, Completion, News
 from astraflow.raas.agents.mail import Mail
 from astraflow.raas.agents.script import Script
-from astraflow.raas.agents.talk import Choice, News, Talk
 
 _START = {
     "type": "http.response.start",
@@ -25,15 +25,15 @@ _START = {
 class EventStream:
     """The response to a request whose answer is streamed; an ASGI app of one call."""
 
-    def __init__(self, talk: Talk, script: Script, room: ExitStack) -> None:
+    def __init__(self, completion: Completion, script: Script, room: ExitStack) -> None:
         """Prepare; nothing is sampled before the call.
 
         Args:
-            talk: The answer.
+            completion: The answer.
             script: How it is written.
             room: Closed at the end.
         """
-        self._talk = talk
+        self._completion = completion
         self._script = script
         self._room = room
 
@@ -56,8 +56,8 @@ class EventStream:
                 leaving.cancel()
 
     async def _tell(self, mail: Mail[News], send: Send) -> None:
-        open_count = self._talk.knobs.count
-        async with aclosing(self._talk.news(mail)) as all_news:
+        open_count = self._completion.request.count
+        async with aclosing(self._completion.news(mail)) as all_news:
             async for news in all_news:
                 written = [self._written(one) for one in news]
                 open_count -= sum(isinstance(one, Choice) for one in news)

@@ -8,11 +8,15 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import structlog
+
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.agents.messages import Message
 
 if TYPE_CHECKING:
     from astraflow.workflows.ports import Tokenizer
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """For models without a template: the contents, one after the other."""
@@ -91,13 +95,23 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         self.has_start = source != PLAIN
         """Whether the text has the model's start token where it wants one."""
+        self._has_warned = False
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
         """Return the text before the assistant's next words.
 
+        Without a template of the model's own, the first chat of several messages is logged: who
+        says what is lost.
+
         Raises:
             AstraflowError: INVALID_FIELD when the template refuses the messages.
         """
+        if not self.has_start and len(messages) > 1 and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the model has no chat template, so messages follow each other without roles; give "
+                f"the prompt as text, or {_OTHER}"
+            )
         return self._rendered(messages, tools)
 
     def tail(
@@ -150,7 +164,8 @@ class ChatTemplate:
         Args:
             tokenizer: Of the model.
         """
-        tail = self.tail([_USER, _SAID, _USER], 1) if self.has_start else None
+        # No more messages: a vocabulary need not have what they would say.
+        tail = self.tail([_USER, _SAID], 1) if self.has_start else None
         first = list(tokenizer.encode(tail))[:1] if tail else []
         return first[0] if first and not tokenizer.decode(first) else None
 

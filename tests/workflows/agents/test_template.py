@@ -1,4 +1,5 @@
 import pytest
+import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.agents.template import PLAIN, ChatTemplate
@@ -66,3 +67,13 @@ def test_the_token_that_ends_an_answer_is_found(name):
 def test_a_text_that_ends_an_answer_is_no_token():
     plain = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     assert plain.turn_end_id(tokenizer_for("chatml")) is None
+
+
+def test_roles_that_a_model_without_a_template_loses_are_told_once():
+    plain, chat = ChatTemplate(), [{"role": r, "content": r} for r in ("system", "user")]
+    with structlog.testing.capture_logs() as logs:
+        assert plain.render(chat[1:]) == "user"
+        assert logs == []
+        assert {plain.render(chat), plain.render(chat)} == {"systemuser"}
+    assert len(logs) == 1
+    assert "no chat template" in logs[0]["event"]

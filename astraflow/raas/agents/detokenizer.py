@@ -1,4 +1,4 @@
-"""Speech: sampled tokens become the text that an agent is shown, as soon as that is certain."""
+"""Detokenizer: sampled tokens become the text that an agent is shown, once that is certain."""
 
 import json
 import re
@@ -18,7 +18,7 @@ _CALLS = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _BROKEN = "\ufffd"
 
 
-class Speech:
+class Detokenizer:
     """Decodes a generation piece by piece.
 
     Nothing of a marker (a stop string, the start of a tool call) is shown, nor what could become

@@ -1,4 +1,4 @@
-"""A talk: the answers to one request, whole or piece by piece."""
+"""A completion: the answers to one request, whole or piece by piece."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from astraflow.core.rollouts import FinishReason
-from astraflow.raas.agents.asked import Knobs
+from astraflow.raas.agents.detokenizer import CALL, Detokenizer, cut_at, forced_calls, split_calls
 from astraflow.raas.agents.mail import Mail
-from astraflow.raas.agents.speech import CALL, Speech, cut_at, forced_calls, split_calls
+from astraflow.raas.agents.request import SamplingRequest
 from astraflow.workflows.agents.capture import Capture
 from astraflow.workflows.agents.session import AgentSession
 from astraflow.workflows.turns import Turn
@@ -47,14 +47,14 @@ News: TypeAlias = Piece | Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Talk:
+class Completion:
     """One request.
 
     Attributes:
         session: Whose.
         capture: The policy that answers.
         prompt: Token ids.
-        knobs: What was asked for.
+        request: What was asked for.
         has_tools: Whether tool calls are looked for.
         keep: Told of every answer.
         overrides: Fields of SamplingParams that differ from the task's.
@@ -64,7 +64,7 @@ class Talk:
     session: AgentSession
     capture: Capture
     prompt: list[int]
-    knobs: Knobs
+    request: SamplingRequest
     has_tools: bool
     keep: Callable[[Choice], None]
     overrides: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -89,13 +89,13 @@ class Talk:
         """Yield the answers as they come: the text of each, then the whole.
 
         Args:
-            mail: They come through it; what makes it fail ends the talk.
+            mail: They come through it; what makes it fail ends the completion.
             is_watched: False: only the whole ones.
 
         Raises:
             AstraflowError: What `AgentSession.sample` raises.
         """
-        count = self.knobs.count
+        count = self.request.count
         tasks = [
             asyncio.create_task(self._answer(index, mail, is_watched=is_watched))
             for index in range(count)
@@ -111,26 +111,26 @@ class Talk:
 
     async def _answer(self, index: int, mail: Mail[News], *, is_watched: bool) -> None:
         is_watched = is_watched and self.forced_tool is None
-        markers = (*self.knobs.stops, *((CALL,) if self.has_tools else ()))
-        speech = Speech(self.capture.port.tokenizer, markers)
+        markers = (*self.request.stops, *((CALL,) if self.has_tools else ()))
+        detokenizer = Detokenizer(self.capture.port.tokenizer, markers)
 
         def show(text: str) -> None:
             if text:
                 mail.put(Piece(index=index, text=text))
 
         def watch(tokens: np.ndarray) -> None:
-            show(speech.feed(tokens))
+            show(detokenizer.feed(tokens))
 
         try:
             turn = await self.session.sample(
                 self.capture,
                 self.prompt,
                 overrides=self.overrides,
-                seed=self.knobs.seed,
+                seed=self.request.seed,
                 watch=watch if is_watched else None,
             )
             if is_watched:
-                show(speech.finish(turn.generation.tokens))
+                show(detokenizer.finish(turn.generation.tokens))
             choice = self._choice(index, turn)
             self.keep(choice)
             mail.put(choice)
@@ -139,7 +139,7 @@ class Talk:
 
     def _choice(self, index: int, turn: Turn) -> Choice:
         sampled = turn.generation.tokens.tolist()
-        text = cut_at(self.capture.port.tokenizer.decode(sampled), self.knobs.stops)
+        text = cut_at(self.capture.port.tokenizer.decode(sampled), self.request.stops)
         calls: list[dict[str, Any]] = []
         if self.forced_tool is not None:
             text, calls = "", forced_calls(self.forced_tool, text)

@@ -1,4 +1,4 @@
-"""What an agent asks for, read and checked."""
+"""Requests: what an agent asks for, read and checked."""
 
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Knobs(BaseModel):
+class SamplingRequest(BaseModel):
     """What requests for chats and for texts have in common; other fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
@@ -76,13 +76,13 @@ class Knobs(BaseModel):
             changes["max_new_tokens"] = min(most, self.budget)
         if source is SamplingSource.AGENT:
             names = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")
-            asked = {name: getattr(self, name) for name in names}
-            asked["top_k"] = self.top_k if self.top_k and self.top_k > 0 else None
-            changes |= {name: value for name, value in asked.items() if value is not None}
+            chosen = {name: getattr(self, name) for name in names}
+            chosen["top_k"] = self.top_k if self.top_k and self.top_k > 0 else None
+            changes |= {name: value for name, value in chosen.items() if value is not None}
         return changes
 
 
-class ChatAsked(Knobs):
+class ChatRequest(SamplingRequest):
     """A request for `/v1/chat/completions`."""
 
     messages: list[Any]
@@ -129,7 +129,7 @@ class ChatAsked(Knobs):
                 raise unserved("tool_choice", "choose auto, none, or one of the tools by its name")
 
 
-class TextAsked(Knobs):
+class CompletionRequest(SamplingRequest):
     """A request for `/v1/completions`."""
 
     prompt: str | list[int] | list[str]
