@@ -7,6 +7,7 @@ import linecache
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -44,11 +45,13 @@ class OvertimeError(Exception):
 
     Attributes:
         lines: Where it was, in files of the user; empty: nowhere in those.
+        limit_s: Seconds that it had; 0: none were left.
     """
 
-    def __init__(self, lines: str) -> None:
+    def __init__(self, lines: str, limit_s: float) -> None:
         super().__init__("took too long")
         self.lines = lines
+        self.limit_s = limit_s
 
 
 @contextmanager
@@ -79,23 +82,37 @@ class UserLoop:
 
     All of it runs on one loop, as on a node, so what it keeps of its loop stays good. A loop on
     which something hangs is left behind.
+
+    Example: with 1.5 s, what hangs gets 1.5 s, the next that hangs 0.5 s, and the third nothing.
     """
 
-    def __init__(self) -> None:
-        """Prepare; the thread starts when it is needed."""
+    def __init__(self, limit_s: float) -> None:
+        """Prepare; the thread starts when it is needed.
+
+        Args:
+            limit_s: Seconds for one call; all together get a third more.
+        """
+        self.limit_s = limit_s
+        self._left_s = limit_s * 4 / 3
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def run(self, make: Callable[[], Coroutine[Any, Any, T]], *, limit_s: float) -> T:
+    def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine to its end.
-
-        Args:
-            make: Makes it.
-            limit_s: Seconds.
 
         Raises:
             OvertimeError: It has not ended; where it computes without a pause, it is interrupted.
         """
+        limit_s = min(self.limit_s, self._left_s)
+        if limit_s <= 0:
+            raise OvertimeError("", 0.0)
+        started = time.monotonic()
+        try:
+            return self._run(make, limit_s)
+        finally:
+            self._left_s -= time.monotonic() - started
+
+    def _run(self, make: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
 
         async def limited() -> T:
             deadline = asyncio.timeout(limit_s)
@@ -104,7 +121,7 @@ class UserLoop:
                     return await make()
             except TimeoutError as error:
                 if deadline.expired():
-                    raise OvertimeError(user_lines(error)) from error
+                    raise OvertimeError(user_lines(error), limit_s) from error
                 raise
 
         future = asyncio.run_coroutine_threadsafe(limited(), self._started())
@@ -112,8 +129,7 @@ class UserLoop:
         done, _ = wait([future], limit_s * 1.25)
         if done:
             return future.result()
-        lines = self._leave()
-        raise OvertimeError(lines)
+        raise OvertimeError(self._leave(), limit_s)
 
     def close(self) -> None:
         """Stop the loop and wait for its thread."""

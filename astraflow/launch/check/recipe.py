@@ -11,7 +11,7 @@ from astraflow.config.loader import load_recipe, problems_of
 from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError
 from astraflow.launch.check import code, data, machine, models, rehearsal, settings
-from astraflow.launch.check.guard import no_processes, said
+from astraflow.launch.check.guard import UserLoop, no_processes, said
 from astraflow.launch.check.report import Finding, Report, error, of_error
 from astraflow.launch.check.subject import Subject
 
@@ -52,6 +52,7 @@ def check_recipe(
     *,
     runs: Path = Path("runs"),
     is_elsewhere: bool = False,
+    limit_s: float = 1.5,
 ) -> Report:
     """Find all faults of a recipe that can be found without a run.
 
@@ -63,6 +64,7 @@ def check_recipe(
         overrides: Each `a.b=value`.
         runs: Folder that is to keep the run.
         is_elsewhere: The recipe is for another machine: what depends on this one is a note.
+        limit_s: Seconds for one piece of the user's code on the rows of one data set.
     """
     started = time.monotonic()
     findings: list[Finding] = []
@@ -72,7 +74,7 @@ def check_recipe(
     except AstraflowError as refused:
         findings += _schema_faults(refused)
     else:
-        subject = Subject(recipe=recipe, source=path.absolute(), runs=runs)
+        subject = Subject(recipe=recipe, source=path.absolute(), runs=runs, loop=UserLoop(limit_s))
         with no_processes():
             for check in _CHECKS:
                 findings += _run(check, subject)

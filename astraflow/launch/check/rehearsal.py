@@ -27,7 +27,6 @@ from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.protocol import Score, Scorer
 
-_LIMIT_S = 1.5
 _ROWS = 8
 _WRONG = ("", "I do not know.")
 # Forms in which a scorer may want an answer that a row has in short.
@@ -156,7 +155,7 @@ def _scorer_faults(
             for text in _WRONG:
                 await _worth(scorer, kind.prompt, text)
 
-    fault = _caught(loop, score, where, lambda: _row(use, at[-1]))
+    fault = _caught(loop, score, place=where, use=use, at=at)
     if fault is not None:
         yield fault
     elif not worths:
@@ -208,21 +207,36 @@ def _reward(score: object) -> float:
 
 
 def _caught(
-    loop: UserLoop, run: Callable[[], Coroutine[Any, Any, None]], where: str, row: Callable[[], str]
+    loop: UserLoop,
+    run: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    place: str,
+    use: _Use,
+    at: Sequence[Kind],
 ) -> Finding | None:
-    """Run code of a user; return what came of it, if something did."""
+    """Run code of a user; return what came of it, if something did.
+
+    Args:
+        loop: Where.
+        run: Puts each row into `at` before it looks at it.
+        place: Key of the code.
+        use: What is run on what.
+        at: The rows that were begun.
+    """
     try:
-        loop.run(run, limit_s=_LIMIT_S)
+        loop.run(run)
     except OvertimeError as late:
+        if late.limit_s < loop.limit_s or len(at) > 1:
+            return note(place, f"time was up after {max(0, len(at) - 1)} rows of {use.data_set}")
         return warning(
-            where,
-            f"took longer than {_LIMIT_S:g} s on {row()}",
+            place,
+            f"took longer than {late.limit_s:g} s on {_row(use, at[-1])}",
             "what computes for long without `await` holds up a node: make it async, or name it by "
             "`scorer: process`",
             detail=late.lines,
         )
     except Exception as raised:  # noqa: BLE001 - code of a user raises anything
-        return _of_raised(where, raised, row())
+        return _of_raised(place, raised, _row(use, at[-1]))
     return None
 
 
@@ -367,7 +381,7 @@ class _Stage:
     def first_prompt_length(self, prompt: Prompt) -> int:
         """Return the tokens of the first prompt that a row becomes; too many are told as such."""
         try:
-            asked = self.loop.run(lambda: self.play(prompt, ""), limit_s=_LIMIT_S).asked
+            asked = self.loop.run(lambda: self.play(prompt, "")).asked
         except AstraflowError as refused:
             return _UNBOUNDED if refused.reason is Reason.CONTEXT_TOO_LONG else 0
         except Exception:  # noqa: BLE001 - was told on another row, or is of this one alone
@@ -401,7 +415,7 @@ def _rehearsed(stage: _Stage, data: SeenData) -> Generator[Finding, None, bool]:
                 if text == gold:
                     golds.append((kind, said))
 
-    fault = _caught(stage.loop, play_all, where, lambda: _row(use, at[-1]))
+    fault = _caught(stage.loop, play_all, place=where, use=use, at=at)
     if fault is not None and "agents are let in" in fault.what:
         yield note(where, "agents are not rehearsed: it was not run on rows")
         return False

@@ -88,16 +88,16 @@ class Subject:
         recipe: Resolved.
         source: Its file.
         runs: Folder that is to keep the run.
+        loop: On which code of the user runs.
         workflows: Those that could be made, by name.
         data: Data sets that could be read, by name.
         models: Of the policies whose model is here.
-        loop: On which code of the user runs.
     """
 
     recipe: Recipe
     source: Path
     runs: Path
+    loop: UserLoop
     workflows: dict[str, BuiltWorkflow] = field(default_factory=dict[str, BuiltWorkflow])
     data: dict[str, SeenData] = field(default_factory=dict[str, SeenData])
     models: dict[str, SeenModel] = field(default_factory=dict[str, SeenModel])
-    loop: UserLoop = field(default_factory=UserLoop)

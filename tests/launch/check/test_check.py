@@ -484,9 +484,9 @@ def checked(folder, *overrides, **options):
         each.replace("model_of/", f"{folder}/").replace("data_of/", f"{folder}/")
         for each in overrides
     ]
-    return check_recipe(
-        folder / "recipe.yaml", named, runs=options.pop("runs", folder / "runs"), **options
-    )
+    # Time is not what these tests are about.
+    told = {"runs": folder / "runs", "limit_s": 60.0, **options}
+    return check_recipe(folder / "recipe.yaml", named, **told)
 
 
 def findings(report, severity):
@@ -522,7 +522,7 @@ def test_forty_wrong_recipes_at_least_are_refused():
 )
 def test_the_recipes_of_the_repository_pass(name, monkeypatch, tmp_path):
     monkeypatch.chdir(RECIPES)
-    report = check_recipe(RECIPES / f"{name}.yaml", runs=tmp_path)
+    report = check_recipe(RECIPES / f"{name}.yaml", runs=tmp_path, limit_s=60.0)
     assert findings(report, ERROR) + findings(report, WARNING) == []
 
 
@@ -606,9 +606,9 @@ def test_what_starts_processes_is_left_to_the_run(folder):
 
 
 def test_what_never_ends_is_named_with_its_line_and_holds_nothing_up(folder):
-    report = checked(folder, own("NeverEnds"))
+    report = checked(folder, own("NeverEnds"), limit_s=0.5)
     assert any("asyncio.Event().wait()" in each.detail for each in findings(report, WARNING))
-    report = checked(folder, scored("spins"))
+    report = checked(folder, scored("spins"), limit_s=0.5)
     assert any("in spins" in each.detail for each in findings(report, WARNING))
 
 
@@ -690,7 +690,8 @@ from pathlib import Path
 from astraflow.launch.check import check_recipe
 # What is refused is heard here, too: the hooks are called in their order.
 recipe, runs, cases = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-refused = [bool(check_recipe(recipe, overrides, runs=runs).errors) for overrides in cases]
+reports = [check_recipe(recipe, overrides, runs=runs, limit_s=60.0) for overrides in cases]
+refused = [bool(report.errors) for report in reports]
 heavy = sorted({"torch", "transformers", "grpc"} & set(sys.modules))
 print(json.dumps([refused, started, heavy, sorted(each.name for each in runs.parent.iterdir())]))
 """
