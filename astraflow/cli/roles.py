@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from astraflow.config.loader import load_recipe
@@ -212,14 +213,18 @@ def _trainer_recipe(
 
 
 def make_warm_up(recipe: Path, *, overrides: Sequence[str], policy: str) -> Path:
-    """Return the directory of a policy's first weights; make it when it is not there yet."""
+    """Return the directory of a policy's first weights; make it when it is not there yet.
+
+    What is done is printed, one line each.
+    """
     hold_lifeline()
     settings = load_recipe(recipe, overrides)
     _use_threads(settings.policies[policy].trainer.thread_count)
     from astraflow.trainers.warm_up import ensure_model  # noqa: PLC0415
 
     model = settings.policies[policy].model
-    return ensure_model(model, seed=settings.seed, cache_dir=cache_dir())
+    report = partial(print, flush=True)
+    return ensure_model(model, seed=settings.seed, cache_dir=cache_dir(), report=report)
 
 
 @contextmanager

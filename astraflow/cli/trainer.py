@@ -110,7 +110,10 @@ def warm_up(
         Path | None, typer.Option(help="Write the directory's path as JSON into this file.")
     ] = None,
 ) -> None:
-    """Make the warm-up model of a policy, or find it in the cache, and print its directory."""
+    """Get or make the model that a policy starts from, or find it in the cache.
+
+    Prints the progress, and in the end the directory.
+    """
     from astraflow.cli.roles import make_warm_up  # noqa: PLC0415
 
     path = make_warm_up(recipe, overrides=overrides or [], policy=policy)

@@ -13,27 +13,71 @@ RouterReplay = Literal["told", "required", "never"]
 
 
 class WarmUp(Strict):
-    """A small model made on first use by supervised steps on pairs of a tutor, then cached."""
+    """Supervised steps before the training, made once and cached.
 
-    tutor: str
-    """Registered tutor, such as letter_sort."""
+    On pairs of a tutor, which makes a small model of its own, or on demonstrations for any model.
+    """
+
+    tutor: str | None = None
+    """Registered tutor, such as letter_sort; the model is its own."""
     options: Options = Field(default={})
     """Checked by the tutor."""
-    step_count: int = Field(default=300, ge=1)
-    """Optimizer steps."""
-    batch_size: int = Field(default=64, ge=1)
-    """Pairs per step."""
-    learning_rate: float = Field(default=2e-3, gt=0)
-    """Peak rate; rises over the first tenth of the steps, then falls to a tenth."""
+    demonstrations: Path | None = None
+    """JSONL file. A row is {"messages": [...]}, of which the assistant's turns are learned, or
+    {"prompt": ..., "completion": ...}. See models.md."""
+    step_count: int | None = Field(default=None, ge=1)
+    """Optimizer steps. Unset: 300, or three passes over the demonstrations for a model that is
+    given."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Rows per step. Unset: 64, or 8 for a model that is given."""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """Peak rate; rises over the first tenth of the steps, then falls to a tenth. Unset: 2e-3, or
+    1e-4 for a model that is given."""
+    max_length: int = Field(default=1024, ge=2)
+    """Demonstrations of more tokens are left out, and counted."""
+
+    @model_validator(mode="after")
+    def _one_teacher(self) -> Self:
+        if (self.tutor is None) == (self.demonstrations is None):
+            raise ValueError("give exactly one of 'tutor' and 'demonstrations'")
+        if self.options and self.tutor is None:
+            raise ValueError("'options' are those of a tutor")
+        return self
+
+
+class Tiny(Strict):
+    """A small Llama with random weights, for demonstrations to warm up.
+
+    Its tokenizer is trained on them: byte pairs, so it can say any text. It speaks ChatML.
+    """
+
+    hidden_size: int = Field(default=128, ge=32, multiple_of=32)
+    """Width; a head has 32 of it."""
+    layer_count: int = Field(default=3, ge=1)
+    vocabulary_size: int = Field(default=1024, ge=300)
+    """Tokens, at most: 256 bytes, and what the demonstrations repeat."""
+    context: int = Field(default=1024, ge=16)
+    """Longest sequence."""
 
 
 class Model(Strict):
-    """Where a policy's first weights, its architecture and its tokenizer come from."""
+    """Where a policy's first weights, its architecture and its tokenizer come from.
+
+    Exactly one of path, name, hub, tiny, or a warm_up by a tutor.
+    """
 
     path: Path | None = None
-    """Hugging Face directory: config.json, tokenizer.json, *.safetensors. Never downloaded."""
+    """Hugging Face directory (config.json, tokenizer.json, *.safetensors), or .gguf file."""
+    name: str | None = None
+    """Of a model that `astraflow models ls` lists, such as smollm2-135m; got on first use."""
+    hub: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)?$")
+    """org/name on the Hugging Face hub; downloaded on first use."""
+    revision: str | None = None
+    """Of hub: branch, tag or commit. A run keeps the commit in its recipe. Unset: main."""
+    tiny: Tiny | None = None
+    """A small model with random weights; needs warm_up.demonstrations."""
     warm_up: WarmUp | None = None
-    """Makes the directory instead."""
+    """Unset: the model is taken as it is."""
     lora: Lora | None = None
     """Unset: all weights are trained and published."""
     chat_template: Path | None = None
@@ -43,8 +87,16 @@ class Model(Strict):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        if (self.path is None) == (self.warm_up is None):
-            raise ValueError("give exactly one of 'path' and 'warm_up'")
+        has_tutor = self.warm_up is not None and self.warm_up.tutor is not None
+        origins = [each for each in (self.path, self.name, self.hub, self.tiny) if each is not None]
+        if len(origins) + has_tutor != 1:
+            raise ValueError(
+                "give exactly one of 'path', 'name', 'hub', 'tiny' and 'warm_up.tutor'"
+            )
+        if self.tiny is not None and self.warm_up is None:
+            raise ValueError("'tiny' has random weights; give it warm_up.demonstrations")
+        if self.revision is not None and self.hub is None:
+            raise ValueError("'revision' is one of 'hub'")
         return self
 
 

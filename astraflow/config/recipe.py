@@ -25,6 +25,7 @@ from astraflow.config.policies import (
     Sampling,
     Save,
     Sync,
+    Tiny,
     Trainer,
     WarmUp,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "Save",
     "Strict",
     "Sync",
+    "Tiny",
     "Tls",
     "Tracing",
     "Trainer",

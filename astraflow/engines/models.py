@@ -23,6 +23,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from astraflow.config.recipe import Model
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.gguf import convert_gguf
 
@@ -245,6 +246,41 @@ def converted(source: Path, *, report: Report) -> Path:
         if not target.is_dir():
             _convert(source, target, draft, report)
     return target
+
+
+def given_model(model: Model, *, report: Report) -> Path | None:
+    """Return the directory of a model of a recipe, warmed up or not; get it when it is not here.
+
+    Args:
+        model: Of the recipe, with absolute paths.
+        report: Told what is done, one line each.
+
+    Returns:
+        A directory that nobody has looked into, where the recipe names one; None for a model
+        that a warm-up makes from nothing.
+
+    Raises:
+        AstraflowError: What `get_model`, `converted` and `astraflow.engines.hub.download_model`
+            raise.
+    """
+    if model.name is not None:
+        return get_model(model.name, report=report)
+    if model.hub is not None:
+        from astraflow.engines.hub import download_model  # noqa: PLC0415 - an extra
+
+        return download_model(model.hub, model.revision, report=report)
+    if model.path is not None and model.path.suffix == ".gguf" and not model.path.is_dir():
+        return converted(model.path, report=report)
+    return model.path
+
+
+def first_model(model: Model, *, report: Report) -> Path | None:
+    """Return the directory of a policy's first weights; None where a warm-up makes them.
+
+    Raises:
+        AstraflowError: What `given_model` raises.
+    """
+    return given_model(model, report=report) if model.warm_up is None else None
 
 
 def must_be_model(directory: Path, *, where: str) -> None:

@@ -4,11 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
+
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import RegisteredCode
+from astraflow.engines.models import first_model
 from astraflow.gateway.edge.bodies import BodyRules
 from astraflow.rpc.tls import Tls
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,7 @@ def policies_of(
             policy_id=PolicyId(name),
             groups_per_batch=policy.trainer.groups_per_batch,
             row_count=policy.trainer.groups_per_batch * recipe.rollouts.group_size,
-            model_dir=(models or {}).get(name, policy.model.path),
+            model_dir=(models or {}).get(name) or first_model(policy.model, report=log.info),
         )
         for name, policy in recipe.policies.items()
     }

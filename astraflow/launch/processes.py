@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +47,7 @@ class RoleProcess:
     def __init__(self, command: RoleCommand, process: asyncio.subprocess.Process) -> None:
         self.command = command
         self._process = process
+        self._reading: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
@@ -55,6 +56,7 @@ class RoleProcess:
         *,
         lifeline: int,
         orphan_signal: signal.Signals = signal.SIGTERM,
+        on_line: Callable[[str], None] | None = None,
     ) -> "RoleProcess":
         """Start the process; it appends to its log.
 
@@ -62,6 +64,7 @@ class RoleProcess:
             command: What to start.
             lifeline: Read end of the launcher's pipe; the child inherits it.
             orphan_signal: How it ends when the launcher is gone; SIGKILL: at once.
+            on_line: Told of each line of its standard output, which goes to the log as well.
         """
         said = {LIFELINE: str(lifeline), _ORPHAN_SIGNAL: str(int(orphan_signal))}
         command.log.parent.mkdir(parents=True, exist_ok=True)
@@ -72,13 +75,16 @@ class RoleProcess:
                 "astraflow",
                 *command.arguments,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
+                stdout=log if on_line is None else asyncio.subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, **command.environment, **said},
                 pass_fds=(lifeline,),
                 start_new_session=True,
             )
-        return cls(command, process)
+        made = cls(command, process)
+        if on_line is not None:
+            made._reading = asyncio.create_task(made._read(on_line))
+        return made
 
     @property
     def pid(self) -> int:
@@ -91,8 +97,18 @@ class RoleProcess:
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Return its exit code once it has ended."""
-        return await self._process.wait()
+        """Return its exit code once it has ended, and all that it said was heard."""
+        code = await self._process.wait()
+        if self._reading is not None:
+            await asyncio.shield(self._reading)
+        return code
+
+    async def _read(self, on_line: Callable[[str], None]) -> None:
+        output = self._process.stdout
+        with self.command.log.open("ab", buffering=0) as log:
+            while output is not None and (line := await output.readline()):
+                log.write(line)
+                on_line(line.decode(errors="replace").rstrip())
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal; a process that has ended takes none."""

@@ -19,6 +19,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import Resources
 from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import SourceKind
+from astraflow.engines.models import first_model
 from astraflow.engines.placing import Machine, placed
 from astraflow.raas.models import load_models, policies_by_engine
 from astraflow.raas.node import Departure, RaasNode
@@ -178,7 +179,9 @@ async def _relays(
 
 def _directory(recipe: Recipe, policy: str, directories: Mapping[str, Path]) -> Path:
     """Return where the model of a policy lies."""
-    directory = directories.get(policy) or recipe.policies[policy].model.path
+    model = recipe.policies[policy].model
+    report = partial(log.info, policy=policy)
+    directory = directories.get(policy) or first_model(model, report=report)
     if directory is None:
         raise AstraflowError(
             Reason.INVALID_FIELD,

@@ -1,63 +1,120 @@
-"""Warm-up: a small model, made on first use by supervised steps on what a tutor writes."""
+"""Warm-up: the model that a policy starts from, made on first use by supervised steps."""
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
 from astraflow.config.recipe import Model, WarmUp
+from astraflow.engines.models import given_model
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.tutors import Tutor
 
 # Pairs that stand for a tutor in the key of the cache.
 _KEY_PAIR_COUNT = 64
+_CODE = ("warm_up.py", "supervised.py", "demonstrations.py", "tiny.py")
 
 
-def ensure_model(model: Model, *, seed: int, cache_dir: Path) -> Path:
+def _in_silence(_: str) -> None: ...
+
+
+def ensure_model(
+    model: Model,
+    *,
+    seed: int,
+    cache_dir: Path,
+    report: Callable[[str], None] = _in_silence,
+) -> Path:
     """Return the directory of a policy's first weights; make it when it is not there yet.
 
     Args:
-        model: A path, or how to warm a model up.
+        model: Where it comes from, and how it is warmed up.
         seed: Of the run; another seed is another model.
-        cache_dir: Where models that were made are kept.
+        cache_dir: Where models that were warmed up are kept.
+        report: Told what is done, one line each.
 
     Raises:
         AstraflowError: CODE_UNKNOWN or INVALID_FIELD for a tutor that is not there, or not
-            with these options.
+            with these options; INVALID_FIELD for demonstrations that cannot be learned from; what
+            `given_model` raises.
     """
-    if model.path is not None:
-        return model.path
-    settings = cast("WarmUp", model.warm_up)
-    tutor = build_tutor(settings.tutor, settings.options)
-    name = settings.tutor.replace(":", "-")
-    target = cache_dir / "warm_up" / f"{name}-{warm_up_key(settings, tutor, seed=seed)}"
-    if not target.is_dir():
-        from astraflow.trainers.supervised import make_model  # noqa: PLC0415 - loads torch
+    base = given_model(model, report=report)
+    settings = model.warm_up
+    if settings is None:
+        assert base is not None, "the recipe's schema lets nothing else through"  # noqa: S101
+        return base
+    if settings.tutor is not None:
+        tutor = build_tutor(settings.tutor, settings.options)
+        name = settings.tutor.replace(":", "-")
+        target = cache_dir / "warm_up" / f"{name}-{warm_up_key(settings, tutor, seed=seed)}"
+        if not target.is_dir():
+            from astraflow.trainers.supervised import make_tutored  # noqa: PLC0415 - loads torch
 
-        make_model(settings, tutor, seed=seed, target=target)
+            make_tutored(settings, tutor, seed=seed, target=target, report=report)
+        return target
+    key = demonstrated_key(model, base, seed=seed)
+    target = cache_dir / "warm_up" / f"{base.name if base else 'tiny'}-{key}"
+    if not target.is_dir():
+        from astraflow.trainers.supervised import make_demonstrated  # noqa: PLC0415 - loads torch
+
+        make_demonstrated(model, base, seed=seed, target=target, report=report)
     return target
 
 
 def warm_up_key(settings: WarmUp, tutor: Tutor, *, seed: int) -> str:
-    """Return what tells one warm-up from every other: settings, seed, tutor, model and code.
+    """Return what tells one warm-up by a tutor from every other: settings, seed, model and code.
 
     The tutor is known by the pairs that it writes, so a change anywhere behind it counts.
     """
     rng = np.random.default_rng(seed)
     pairs = [tutor.pair(rng) for _ in range(_KEY_PAIR_COUNT)]
-    content = {
-        "settings": settings.model_dump(mode="json"),
-        "seed": seed,
-        "alphabet": tutor.alphabet,
-        "config": tutor.model_config(),
-        "pairs": [[pair.prompt, pair.completion] for pair in pairs],
-        "code": [_source_digest(name) for name in ("warm_up.py", "supervised.py")],
-    }
-    text = json.dumps(content, sort_keys=True)
+    return _key(
+        settings,
+        seed,
+        {
+            "alphabet": tutor.alphabet,
+            "config": tutor.model_config(),
+            "pairs": [[pair.prompt, pair.completion] for pair in pairs],
+        },
+    )
+
+
+def demonstrated_key(model: Model, base: Path | None, *, seed: int) -> str:
+    """Return what tells one warm-up by demonstrations from every other.
+
+    Files count by their content: the demonstrations, and those of the model.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the demonstrations cannot be read.
+    """
+    from astraflow.trainers.demonstrations import read_demonstrations  # noqa: PLC0415
+
+    settings = model.warm_up
+    assert settings is not None  # noqa: S101 - whoever asks has looked
+    assert settings.demonstrations is not None  # noqa: S101
+    read_demonstrations(settings.demonstrations)
+    files = sorted(path for path in base.iterdir() if path.is_file()) if base else []
+    return _key(
+        settings.model_copy(update={"demonstrations": None}),
+        seed,
+        {
+            "demonstrations": _digest(settings.demonstrations),
+            "model": [[path.name, _digest(path)] for path in files],
+            "tiny": model.tiny and model.tiny.model_dump(mode="json"),
+        },
+    )
+
+
+def _key(settings: WarmUp, seed: int, content: dict[str, Any]) -> str:
+    code = [_digest(Path(__file__).with_name(name)) for name in _CODE]
+    whole = {"settings": settings.model_dump(mode="json"), "seed": seed, "code": code, **content}
+    text = json.dumps(whole, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _source_digest(name: str) -> str:
-    return hashlib.blake2b(Path(__file__).with_name(name).read_bytes(), digest_size=8).hexdigest()
+def _digest(path: Path) -> str:
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()

@@ -9,7 +9,7 @@ from astraflow.config.recipe import Model, WarmUp
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.trainers.export import export_bits
-from astraflow.trainers.supervised import pack_pairs, supervised_rate
+from astraflow.trainers.supervised import Schedule, pack_pairs, supervised_rate
 from astraflow.trainers.warm_up import ensure_model, warm_up_key
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.tokenizer_files import write_tokenizer
@@ -73,8 +73,8 @@ def test_loss_applies_to_completions_and_their_end(tmp_path):
 
 
 def test_rate_rises_in_the_first_tenth_and_falls_to_a_tenth():
-    settings = WarmUp(tutor="letter_sort", step_count=100, learning_rate=1.0)
-    assert supervised_rate(settings, 1) == pytest.approx(0.1)
-    assert supervised_rate(settings, 10) == pytest.approx(1.0)
-    assert supervised_rate(settings, 55) == pytest.approx(0.55)
-    assert supervised_rate(settings, 100) == pytest.approx(0.1)
+    schedule = Schedule(step_count=100, batch_size=1, learning_rate=1.0)
+    assert supervised_rate(schedule, 1) == pytest.approx(0.1)
+    assert supervised_rate(schedule, 10) == pytest.approx(1.0)
+    assert supervised_rate(schedule, 55) == pytest.approx(0.55)
+    assert supervised_rate(schedule, 100) == pytest.approx(0.1)

@@ -5,10 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
+import structlog
+
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
+from astraflow.engines.models import first_model
 from astraflow.gateway.edge.bodies import BodyRules
 from astraflow.rpc.tls import Tls
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,4 +45,5 @@ class PoolSettings:
 
     def first_model(self, policy_id: PolicyId) -> Path | None:
         """Return the directory of a policy's first weights; None: a trainer brings them."""
-        return self.models.get(policy_id, self.recipe.policies[policy_id].model.path)
+        model = self.recipe.policies[policy_id].model
+        return self.models.get(policy_id) or first_model(model, report=log.info)

@@ -1,0 +1,171 @@
+"""Demonstrations: chats and texts to learn from, as tokens of a model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.tokenizer import read_special_ids
+from astraflow.workflows.agents.template import PLAIN, ChatTemplate, load_template
+from astraflow.workflows.data_sets.rows import JsonLines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SupervisedRow:
+    """One sequence.
+
+    Attributes:
+        tokens: i64[L].
+        learned: bool[L], where the loss applies; the first token has nothing that predicts it.
+    """
+
+    tokens: np.ndarray
+    learned: np.ndarray
+
+
+def read_demonstrations(path: Path) -> list[Mapping[str, Any]]:
+    """Read a JSONL file of chats, of prompts with completions, or of both.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it cannot be read, is empty, or a row is neither.
+    """
+    rows = list(JsonLines(path))
+    if not rows:
+        raise AstraflowError(Reason.INVALID_FIELD, f"{path} has no demonstrations")
+    for number, row in enumerate(rows, start=1):
+        what = _what_is_wrong(row)
+        if what:
+            raise AstraflowError(Reason.INVALID_FIELD, f"{path}: row {number} {what}")
+    return rows
+
+
+def _what_is_wrong(row: Mapping[str, Any]) -> str:
+    if "messages" not in row:
+        if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
+            return ""
+        return (
+            f"has {', '.join(row) or 'nothing'}; a demonstration has 'messages', or the texts "
+            "'prompt' and 'completion'"
+        )
+    if not isinstance(row["messages"], list):
+        return "has 'messages' that are no list"
+    messages = cast("list[Any]", row["messages"])
+    roles = [cast("Any", each).get("role") for each in messages if isinstance(each, dict)]
+    if len(roles) < len(messages) or not all(isinstance(role, str) for role in roles):
+        return "has 'messages' that are not all objects with a 'role'"
+    return "" if "assistant" in roles else "has no message of the assistant to learn from"
+
+
+def tokenize_demonstrations(
+    rows: Sequence[Mapping[str, Any]], directory: Path, *, max_length: int
+) -> list[SupervisedRow]:
+    """Turn demonstrations into tokens of a model; those that are too long are left out.
+
+    Args:
+        rows: As `read_demonstrations` gives them.
+        directory: Of the model, with its tokenizer and its chat template.
+        max_length: Tokens that a sequence may have.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for messages that the model's template refuses, or when it
+            has none; when it names no end token; and when nothing is left.
+    """
+    coder = _Coder(directory)
+    made = [each for number, row in enumerate(rows, start=1) for each in coder.rows(row, number)]
+    kept = [each for each in made if len(each.tokens) <= max_length]
+    if not kept:
+        shortest = min(len(each.tokens) for each in made)
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"every demonstration is longer than max_length, {max_length} tokens; the shortest "
+            f"has {shortest}",
+        )
+    return kept
+
+
+class _Coder:
+    """What a model makes of texts and chats."""
+
+    def __init__(self, directory: Path) -> None:
+        import tokenizers  # noqa: PLC0415 - comes with torch's extra
+
+        self._directory = directory
+        self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self._template: ChatTemplate = load_template(directory)
+        ids = read_special_ids(directory, self._tokenizer).eos
+        if not ids:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"{directory} names no end token; give its config.json an eos_token_id",
+            )
+        self._ends = {str(self._tokenizer.id_to_token(each)): each for each in sorted(ids)}
+
+    def rows(self, row: Mapping[str, Any], number: int) -> Iterator[SupervisedRow]:
+        if "messages" not in row:
+            prompt = self._encode(row["prompt"], is_start=True)
+            end = next(iter(self._ends.values()))
+            yield _row([(prompt, False), ([*self._encode(row["completion"]), end], True)])
+            return
+        try:
+            yield from self._chat(row["messages"], row.get("tools") or ())
+        except AstraflowError as error:
+            raise AstraflowError(error.reason, f"demonstration {number}: {error.message}") from None
+
+    def _chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]
+    ) -> Iterator[SupervisedRow]:
+        """Yield a chat as one row; or as several, where the template rewrites what was said.
+
+        Text becomes tokens piece by piece, as it does when the model is sampled from: what it
+        says is encoded by itself, with the end token after it.
+        """
+        if self._template.source == PLAIN:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"{self._directory} has no chat template for 'messages'; give rows of 'prompt' "
+                "and 'completion', or put a chat_template.jinja into it",
+            )
+        parts: list[tuple[Sequence[int], bool]] = []
+        text = ""
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            prompt = self._template.render(cast("Any", messages[:index]), tools)
+            if not prompt.startswith(text):
+                yield _row(parts)
+                parts, text = [], ""
+            said = self._said(messages[: index + 1], tools, prompt)
+            parts.append((self._encode(prompt[len(text) :]), False))
+            parts.append((self._encode(said), True))
+            text = prompt + said
+        yield _row(parts)
+
+    def _said(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], prompt: str
+    ) -> str:
+        """Return the text of the last message, with the end token that follows it."""
+        whole = self._template.render(cast("Any", messages), tools)
+        rest = whole.removeprefix(prompt)
+        ends = [(rest.index(end), end) for end in self._ends if end in rest]
+        if len(rest) == len(whole) or not ends:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"the chat template does not show message {len(messages)} as the assistant would "
+                f"say it: after its prompt, and before an end token ({', '.join(self._ends)})",
+            )
+        at, end = min(ends)
+        return rest[:at] + end
+
+    def _encode(self, text: str, *, is_start: bool = False) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=is_start).ids
+
+
+def _row(parts: Sequence[tuple[Sequence[int], bool]]) -> SupervisedRow:
+    learned = np.concatenate([np.full(len(ids), flag) for ids, flag in parts])
+    learned[:1] = False
+    return SupervisedRow(
+        tokens=np.concatenate([np.asarray(ids, np.int64) for ids, _ in parts]), learned=learned
+    )
