@@ -70,7 +70,7 @@ def check_tutors(subject: Subject) -> Iterator[Finding]:
     """Make the tutor of every model that is warmed up."""
     for name, policy in subject.recipe.policies.items():
         warm_up = policy.model.warm_up
-        if warm_up is None:
+        if warm_up is None or warm_up.tutor is None:
             continue
         where = f"policies.{name}.model.warm_up"
         made = yield from _found(f"{where}.tutor", Kind.TUTOR, warm_up.tutor)

@@ -1,29 +1,37 @@
 """Models: complete, with a tokenizer and a template that fit, and room for prompt and answer."""
 
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from astraflow.config.recipe import Lora, Model, Policy, WarmUp
 from astraflow.core.errors import AstraflowError
+from astraflow.engines.hub import kept_model
+from astraflow.engines.models import find_model, must_be_model
 from astraflow.launch.check.report import (
     Finding,
     error,
     error_here,
+    note,
     of_error,
     warning,
     warning_here,
 )
 from astraflow.launch.check.subject import SeenModel, Subject
-from astraflow.launch.models import check_model
+from astraflow.trainers.demonstrations import read_demonstrations, tokenize_demonstrations
+from astraflow.trainers.tiny import tiny_config, write_tiny_tokenizer
 from astraflow.workflows.agents.template import ChatTemplate, load_template
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.tokenizer_files import BOS_ID, EOS_ID, PAD_ID, character_tokenizer
 
 _COPY = "copy the directory again, with all its files"
+# Rows of a file of demonstrations that are turned into tokens.
+_MAX_DEMONSTRATIONS = 200
+_LATER = "it is got when the run starts; until then nothing of it is looked at"
 _LFS = b"version https://git-lfs"
 
 
@@ -31,11 +39,8 @@ def check_models(subject: Subject) -> Iterator[Finding]:
     """Read what there is beside the weights, and of these the headers."""
     for name, policy in subject.recipe.policies.items():
         where = f"policies.{name}.model"
-        model = None
-        if policy.model.path is not None:
-            model = yield from _read(f"{where}.path", policy, name, subject)
-        elif policy.model.warm_up is not None:
-            model = _of_tutor(policy.model.warm_up, subject)
+        with TemporaryDirectory(prefix="astraflow-check-") as scratch:
+            model = yield from _seen(where, policy.model, Path(scratch), subject)
         if model is None:
             continue
         subject.models[name] = model
@@ -43,37 +48,128 @@ def check_models(subject: Subject) -> Iterator[Finding]:
     yield from _reference_faults(subject)
 
 
+def _seen(
+    where: str, model: Model, scratch: Path, subject: Subject
+) -> Generator[Finding, None, SeenModel | None]:
+    """Look at a model and at what it is warmed up with; None: too little of it can be read."""
+    rows: Sequence[Mapping[str, Any]] = ()
+    if model.warm_up is not None and model.warm_up.demonstrations is not None:
+        try:
+            rows = read_demonstrations(model.warm_up.demonstrations)[:_MAX_DEMONSTRATIONS]
+        except AstraflowError as refused:
+            yield of_error(f"{where}.warm_up.demonstrations", refused, is_local=True)
+    if find_spec("tokenizers") is None:
+        return None  # check_packages says so
+    if model.warm_up is not None and model.warm_up.tutor is not None:
+        return _of_tutor(model.warm_up, model.warm_up.tutor, subject)
+    if model.tiny is not None:
+        if not rows:
+            return None
+        place, directory = f"{where}.tiny", scratch
+        size = write_tiny_tokenizer(directory, model.tiny, rows)
+        config = tiny_config(model.tiny, vocabulary_size=size)
+        (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    else:
+        place, directory = yield from _directory(where, model)
+    if directory is None:
+        return None
+    seen = yield from _read(place, directory, where, model, subject)
+    if seen is not None and rows and model.warm_up is not None:
+        try:
+            tokenize_demonstrations(rows, directory, max_length=model.warm_up.max_length)
+        except AstraflowError as refused:
+            yield of_error(f"{where}.warm_up.demonstrations", refused, is_local=True)
+    return seen
+
+
+def _directory(where: str, model: Model) -> Generator[Finding, None, tuple[str, Path | None]]:
+    """Return the key that names a model, and its directory; None: it is not here, or not yet."""
+    if model.name is not None:
+        place, found = f"{where}.name", None
+        try:
+            found = find_model(model.name)
+        except AstraflowError as refused:
+            yield of_error(place, refused, is_local=True)
+        else:
+            if found is None:
+                cure = f"astraflow models get {model.name}"
+                yield note(place, f"{model.name} is not here yet: {_LATER}", cure)
+        return place, found
+    if model.hub is not None:
+        return f"{where}.hub", (yield from _of_hub(f"{where}.hub", model.hub, model.revision))
+    place, path = f"{where}.path", cast("Path", model.path)
+    if path.is_dir():
+        return place, path
+    if path.suffix == ".gguf":
+        yield from _gguf_faults(place, path)
+    else:
+        yield error_here(
+            place,
+            f"{path} is not a directory",
+            "give that of a Hugging Face model: config.json, tokenizer.json, *.safetensors",
+        )
+    return place, None
+
+
+def _of_hub(
+    place: str, repository: str, revision: str | None
+) -> Generator[Finding, None, Path | None]:
+    if find_spec("huggingface_hub") is None:
+        yield error_here(
+            place, "huggingface_hub is not installed", "pip install 'astraflow[torch]'"
+        )
+        return None
+    found = kept_model(repository, revision)
+    if found is None:
+        yield note(place, f"{repository} is not in the cache: {_LATER}")
+    return found
+
+
+def _gguf_faults(place: str, path: Path) -> Iterator[Finding]:
+    if not path.is_file():
+        yield error_here(place, f"{path} does not exist", "give a .gguf file, or a directory")
+        return
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            yield error_here(place, f"{path} is no GGUF file", "get it again")
+            return
+    if find_spec("gguf") is None:
+        yield error_here(
+            place, "the package gguf is not installed", "pip install 'astraflow[models]'"
+        )
+    yield note(
+        place,
+        "it is converted when the run starts; until then nothing of it is looked at",
+        f"astraflow models get {path}",
+    )
+
+
 def _read(
-    where: str, policy: Policy, name: str, subject: Subject
+    place: str, directory: Path, where: str, model: Model, subject: Subject
 ) -> Generator[Finding, None, SeenModel | None]:
     """Read a Hugging Face directory; None: too little of it can be read."""
     from astraflow.engines.tokenizer import load_tokenizer  # noqa: PLC0415 - an extra
 
-    if policy.model.path is not None and not policy.model.path.is_dir():
-        yield error_here(
-            where,
-            f"{policy.model.path} is not a directory",
-            "give that of a Hugging Face model: config.json, tokenizer.json, *.safetensors",
-        )
-        return None
-    try:
-        directory = check_model(policy.model, name)
-    except AstraflowError as refused:
-        yield of_error(where, refused, is_local=True)
-        return None
-    tensors = yield from _tensors(where, directory)
-    config = yield from _config(where, directory)
-    if config is None or find_spec("tokenizers") is None:
+    tensors: Mapping[str, tuple[int, ...]] = {}
+    if model.tiny is None:
+        try:
+            must_be_model(directory, where=place)
+        except AstraflowError as refused:
+            yield of_error(place, refused, is_local=True)
+            return None
+        tensors = yield from _tensors(place, directory)
+    config = yield from _config(place, directory)
+    if config is None:
         return None
     try:
         tokenizer = load_tokenizer(directory)
     except AstraflowError as refused:
-        yield of_error(where, refused, is_local=True)
+        yield of_error(place, refused, is_local=True)
         return None
     vocab_size = int(config["vocab_size"])
     if tokenizer.vocab_size > vocab_size:
         yield error_here(
-            where,
+            place,
             f"the tokenizer has {tokenizer.vocab_size} tokens, config.json a vocab_size of "
             f"{vocab_size}",
             "tokenizer.json is of another model, or tokens were added: resize the embeddings",
@@ -81,12 +177,12 @@ def _read(
     eos = sorted(tokenizer.special_ids.eos)
     if not eos:
         yield warning_here(
-            where,
+            place,
             "no end token is named: every generation goes on to max_new_tokens",
             "set eos_token_id in generation_config.json",
         )
-    template = yield from _template(where.removesuffix(".path"), directory, policy.model)
-    yield from _lora_faults(f"policies.{name}.model.lora.targets", policy.model.lora, tensors)
+    template = yield from _template(place, directory, where, model)
+    yield from _lora_faults(f"{where}.lora.targets", model.lora, tensors)
     return SeenModel(
         config=config,
         tokenizer=tokenizer,
@@ -97,14 +193,12 @@ def _read(
     )
 
 
-def _of_tutor(warm_up: WarmUp, subject: Subject) -> SeenModel | None:
+def _of_tutor(warm_up: WarmUp, name: str, subject: Subject) -> SeenModel | None:
     """Return the model that a tutor is going to make; None: `check_tutors` says why not."""
-    if find_spec("tokenizers") is None:
-        return None
     from astraflow.engines.tokenizer import FastTokenizer, SpecialIds  # noqa: PLC0415 - an extra
 
     try:
-        tutor = build_tutor(warm_up.tutor, warm_up.options)
+        tutor = build_tutor(name, warm_up.options)
         config, made = tutor.model_config(), character_tokenizer(tutor.alphabet)
     except Exception:  # noqa: BLE001 - code of a user raises anything; it was told already
         return None
@@ -194,7 +288,9 @@ def _shapes(path: Path) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(said["shape"]) for name, said in header.items()}
 
 
-def _template(where: str, directory: Path, model: Model) -> Generator[Finding, None, ChatTemplate]:
+def _template(
+    place: str, directory: Path, where: str, model: Model
+) -> Generator[Finding, None, ChatTemplate]:
     """Read the template of chats; one that does not show what a user says is at fault."""
     try:
         template = load_template(
@@ -202,10 +298,10 @@ def _template(where: str, directory: Path, model: Model) -> Generator[Finding, N
         )
         _ = template.check
     except AstraflowError as refused:
-        named = "chat_template" if model.chat_template is not None else "path"
-        yield of_error(f"{where}.{named}", refused, is_local=True)
+        named = f"{where}.chat_template" if model.chat_template is not None else place
+        yield of_error(named, refused, is_local=True)
     except (OSError, ValueError, KeyError, TypeError) as refused:
-        yield error_here(where, f"tokenizer_config.json cannot be read: {refused}", _COPY)
+        yield error_here(place, f"tokenizer_config.json cannot be read: {refused}", _COPY)
     else:
         return template
     return ChatTemplate()

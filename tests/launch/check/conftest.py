@@ -243,6 +243,8 @@ def _write_data(made: Path) -> None:
     (made / "broken.jsonl").write_text('{"id": "1", "prompt": "a>", "answer": "a"}\n{"id": \n')
     (made / "list.jsonl").write_text('["a"]\n')
     (made / "rows.csv").write_text("id,prompt\n")
+    demos = [{"prompt": row["prompt"], "completion": row["answer"]} for row in train]
+    write_rows(made / "demos.jsonl", demos)
     write_rows(made / "twice.jsonl", [*train, train[3]])
     write_rows(made / "no_id.jsonl", [*train, {"prompt": "a>", "answer": "a"}])
     write_rows(made / "no_answer.jsonl", [*train, {"id": "last", "prompt": "a>"}])
@@ -270,6 +272,7 @@ def _write_models(made: Path) -> None:
     shards = write_model(made / "shards") / "model.safetensors.index.json"
     files = ("model.safetensors", "model-00002-of-00002.safetensors")
     shards.write_text(json.dumps({"weight_map": dict(zip("ab", files, strict=True))}))
+    (made / "fake.gguf").write_bytes(b"none of it")
     template = "{% for message in messages %}{{ message.content }"
     (write_model(made / "bad_template") / "chat_template.jinja").write_text(template)
     silent = write_model(made / "silent_template") / "chat_template.jinja"

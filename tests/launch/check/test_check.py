@@ -313,6 +313,48 @@ WRONG = [
     Wrong(
         "no model", (f"{MODEL}.path=nowhere",), f"{MODEL}.path", ("not a directory", "config.json")
     ),
+    Wrong(
+        "model of no name",
+        (f"{MODEL}={{name: smollm2-153m}}",),
+        f"{MODEL}.name",
+        ("did you mean 'smollm2-135m'",),
+    ),
+    Wrong(
+        "GGUF file that is none",
+        (f"{MODEL}.path=model_of/fake.gguf",),
+        f"{MODEL}.path",
+        ("no GGUF file",),
+    ),
+    Wrong(
+        "no demonstrations",
+        (f"{MODEL}.warm_up.demonstrations=data_of/empty.jsonl",),
+        f"{MODEL}.warm_up.demonstrations",
+        ("no demonstrations",),
+    ),
+    Wrong(
+        "demonstrations of another form",
+        (f"{MODEL}={{tiny: {{}}, warm_up: {{demonstrations: data_of/train.jsonl}}}}",),
+        f"{MODEL}.warm_up.demonstrations",
+        ("'prompt' and 'completion'",),
+    ),
+    Wrong(
+        "demonstrations that are too long",
+        (
+            f"{MODEL}={{tiny: {{}}, warm_up: {{demonstrations: data_of/demos.jsonl,"
+            " max_length: 2}}",
+        ),
+        f"{MODEL}.warm_up.demonstrations",
+        ("longer than max_length",),
+    ),
+    Wrong(
+        "tiny model without room",
+        (
+            f"{MODEL}={{tiny: {{context: 16}}, warm_up: {{demonstrations: data_of/demos.jsonl}}}}",
+            "policies.solver.sampling.max_new_tokens=16",
+        ),
+        "policies.solver.sampling.max_new_tokens",
+        ("no room for a prompt",),
+    ),
     Wrong("no tokenizer", (model("no_tokenizer"),), f"{MODEL}.path", ("tokenizer.json",)),
     Wrong("no weights", (model("no_weights"),), f"{MODEL}.path", ("safetensors",)),
     Wrong("broken tokenizer", (model("broken_tokenizer"),), f"{MODEL}.path", ("no tokenizer",)),
@@ -598,6 +640,25 @@ def test_an_answer_in_another_form_counts(folder):
     assert checked(folder, *overrides).errors == []
 
 
+def test_a_tiny_model_is_made_to_be_looked_at_and_left_nowhere(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    model = f"{MODEL}={{tiny: {{}}, warm_up: {{demonstrations: data_of/demos.jsonl}}}}"
+    assert list(checked(folder, model).findings) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_got_later_is_a_note(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    report = checked(folder, f"{MODEL}={{name: smollm2-135m}}")
+    assert report.errors == []
+    (told,) = report.findings
+    assert (told.place, told.cure) == (f"{MODEL}.name", "astraflow models get smollm2-135m")
+    report = checked(folder, f"{MODEL}={{hub: no-such-org/no-such-model}}")
+    (told,) = report.findings
+    assert (told.severity, told.place) == (NOTE, f"{MODEL}.hub")
+
+
 def test_what_starts_processes_is_left_to_the_run(folder):
     for override in (scored("starts_process"), own("OwnProcess")):
         report = checked(folder, override)
@@ -692,7 +753,7 @@ from astraflow.launch.check import check_recipe
 recipe, runs, cases = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 reports = [check_recipe(recipe, overrides, runs=runs, limit_s=60.0) for overrides in cases]
 refused = [bool(report.errors) for report in reports]
-heavy = sorted({"torch", "transformers", "grpc"} & set(sys.modules))
+heavy = sorted({"torch", "transformers"} & set(sys.modules))
 print(json.dumps([refused, started, heavy, sorted(each.name for each in runs.parent.iterdir())]))
 """
 
