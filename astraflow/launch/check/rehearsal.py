@@ -46,12 +46,14 @@ class _Use:
         data_set: Its name.
         right: Reward from which on an answer counts as right.
         place: Key that brings the two together.
+        is_measured: Whether it is an evaluation.
     """
 
     workflow: str
     data_set: str
     right: float
     place: str
+    is_measured: bool
 
 
 def check_scorers(subject: Subject) -> Iterator[Finding]:
@@ -87,7 +89,11 @@ def check_rehearsals(subject: Subject) -> Iterator[Finding]:
 def _uses(recipe: Recipe) -> Iterator[_Use]:
     for name in recipe.rollouts.data_sets:
         yield _Use(
-            workflow=recipe.rollouts.workflow, data_set=name, right=1.0, place="rollouts.data_set"
+            workflow=recipe.rollouts.workflow,
+            data_set=name,
+            right=1.0,
+            place="rollouts.data_set",
+            is_measured=False,
         )
     for suite, settings in recipe.evals.items():
         for index, part in enumerate(settings.data_sets):
@@ -96,6 +102,7 @@ def _uses(recipe: Recipe) -> Iterator[_Use]:
                 data_set=part.data_set,
                 right=part.correct_reward,
                 place=f"evals.{suite}.data_sets.{index}",
+                is_measured=True,
             )
 
 
@@ -131,56 +138,86 @@ def gold_of(scorer: Scorer, prompt: Prompt) -> tuple[str | None, bool]:
     return (str(answer) if isinstance(answer, str | int | float) else None), False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scored:
+    """A right answer, scored.
+
+    Attributes:
+        kind: The row.
+        gold: The answer.
+        is_told: Whether the scorer itself says that it is right.
+        worth: Its reward, in the form that the scorer likes best.
+        wrong: The best reward of a wrong answer to this row.
+    """
+
+    kind: Kind
+    gold: str
+    is_told: bool
+    worth: float
+    wrong: float
+
+
 def _scorer_faults(
     use: _Use, scorer: Scorer, data: SeenData, loop: UserLoop
 ) -> Generator[Finding, None, bool]:
     """Score rows; return whether nothing was raised. What was scored before that counts."""
-    where = f"workflows.{use.workflow}.scorer"
     rows = _rows(data)
     at: list[Kind] = []
-    worths: list[tuple[Kind, str, bool, float]] = []
+    scored: list[_Scored] = []
 
     async def score() -> None:
         for kind in rows:
             at.append(kind)
             gold, is_told = gold_of(scorer, kind.prompt)
+            worth = -math.inf
+            for form in _FORMS[: 1 if is_told else None] if gold is not None else ():
+                worth = max(worth, await _worth(scorer, kind.prompt, form.format(gold)))
+                if worth >= use.right:
+                    break
+            wrong = max([await _worth(scorer, kind.prompt, text) for text in _WRONG])
             if gold is not None:
-                forms = ["{}"] if is_told else _FORMS
-                worth = -math.inf
-                for form in forms:
-                    worth = max(worth, await _worth(scorer, kind.prompt, form.format(gold)))
-                    if worth >= use.right:
-                        break
-                worths.append((kind, gold, is_told, worth))
-            for text in _WRONG:
-                await _worth(scorer, kind.prompt, text)
+                scored.append(
+                    _Scored(kind=kind, gold=gold, is_told=is_told, worth=worth, wrong=wrong)
+                )
 
+    where = f"workflows.{use.workflow}.scorer"
     fault = _caught(loop, score, place=where, use=use, at=at)
     if fault is not None:
         yield fault
-    elif not worths:
+    elif not scored:
         cure = "give the scorer a method gold(prompt) that returns one"
         yield note(where, f"no right answer is known for rows of {use.data_set}", cure)
-    low = [each for each in worths if each[3] < use.right]
+    yield from _worth_faults(use, scored)
+    return fault is None
+
+
+def _worth_faults(use: _Use, scored: Sequence[_Scored]) -> Iterator[Finding]:
+    """Tell right answers that are not worth it: an error where that holds for every row."""
+    low = [each for each in scored if each.worth < use.right]
     if not low:
-        return fault is None
-    kind, gold, is_told, worth = low[0]
+        return
+    first = low[0]
+    where = f"workflows.{use.workflow}.scorer"
     what = (
-        f"the right answer {gold[:60]!r} of {_row(use, kind)} scores {worth:g}, not {use.right:g}: "
-        f"{len(low)} of {len(worths)} rows"
+        f"the right answer {first.gold[:60]!r} of {_row(use, first.kind)} scores {first.worth:g}, "
+        f"not {use.right:g}: {len(low)} of {len(scored)} rows"
     )
-    if is_told:
-        cure = "mend the rows, or the scorer's options"
-        yield error(where if use.right <= 1 else f"{use.place}.correct_reward", what, cure)
-    elif len(low) == len(worths) and all(each[3] <= 0 for each in low):
+    # A penalty on length or the like is no fault in training; nothing to tell answers by is.
+    teaches_nothing = all(each.worth <= each.wrong for each in low)
+    is_error = len(low) == len(scored) and (teaches_nothing or (use.is_measured and first.is_told))
+    if not first.is_told:
         cure = (
             "where an answer wants another form, give the scorer a method gold(prompt) that "
             "returns it, or None"
         )
-        yield error(where, what, cure)
+        yield (error if is_error else warning)(where, what, cure)
+    elif use.is_measured and not teaches_nothing:
+        place = f"{use.place}.correct_reward"
+        cure = "an answer counts as correct from there on: lower it"
+        yield (error if is_error else warning)(place, what, cure)
     else:
-        yield warning(where, what, "give the scorer a method gold(prompt) for rows such as these")
-    return fault is None
+        cure = "mend the rows, or the scorer's options"
+        yield (error if is_error else warning)(where, what, cure)
 
 
 async def _worth(scorer: Scorer, prompt: Prompt, text: str) -> float:

@@ -170,6 +170,26 @@ def half(prompt, text):
     return 0.5 * right(prompt, text)
 
 
+class Brief:
+    """Costs a hundredth per letter, and knows right answers."""
+
+    def __init__(self, options):
+        pass
+
+    def __call__(self, prompt, text):
+        return right(prompt, text) - 0.01 * len(text)
+
+    def gold(self, prompt):
+        return prompt.fields["answer"]
+
+
+class Moody(Brief):
+    """Does not know one right answer."""
+
+    def __call__(self, prompt, text):
+        return 0.0 if prompt.fields["id"] == "aa" else right(prompt, text)
+
+
 def starts_process(prompt, text):
     return float(subprocess.run(["true"]).returncode == 0)
 

@@ -635,6 +635,21 @@ def test_what_is_likely_not_meant_is_a_warning(folder, overrides, place, said):
     assert report.errors == []
 
 
+def test_a_penalty_is_no_fault_in_training_but_nothing_counts_as_correct(folder):
+    (fault,) = checked(folder, scored("Brief")).errors
+    assert fault.place == "evals.held_out.data_sets.0.correct_reward"
+    report = checked(folder, scored("Brief"), "evals.held_out.data_sets.0.correct_reward=0.9")
+    assert report.errors == []
+    assert [each.place for each in findings(report, WARNING)] == [f"{ANSWER}.scorer"]
+
+
+def test_one_row_whose_answer_does_not_count_is_a_warning(folder):
+    report = checked(folder, scored("Moody"))
+    assert report.errors == []
+    (told,) = findings(report, WARNING)
+    assert "scores 0, not 1: 1 of 8 rows" in told.what
+
+
 def test_an_answer_in_another_form_counts(folder):
     overrides = ["raas.count=0", scored("boxed")]
     assert checked(folder, *overrides).errors == []
