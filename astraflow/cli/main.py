@@ -9,6 +9,7 @@ from astraflow import __version__
 from astraflow.cli import (
     autoscale,
     bench,
+    check,
     conformance,
     data,
     dataflow,
@@ -41,6 +42,7 @@ app = typer.Typer(
     "in about a minute. [bold]astraflow doctor[/] tells what works here.",
 )
 app.command("run")(run.run)
+app.command("check")(check.check)
 app.command("status")(status.status)
 app.command("explain")(explain.explain)
 app.command("ledger")(ledger.ledger)

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from astraflow.cli.check import REFUSED
 from astraflow.cli.options import AsJson, Overrides
 
 if TYPE_CHECKING:
+    from astraflow.config.recipe import Recipe
     from astraflow.launch.summary import RunSummary
 
 OptionalRecipe = Annotated[
@@ -23,7 +25,14 @@ def run(
     name: Annotated[str | None, typer.Option(help="Name of the run; unset: the recipe's.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder that keeps the runs.")] = Path("runs"),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")
+        bool,
+        typer.Option("--dry-run", help="Print the resolved recipe and what is wrong with it."),
+    ] = False,
+    no_check: Annotated[
+        bool,
+        typer.Option(
+            "--no-check", help="Start what [bold]astraflow check[/] refuses, where it is wrong."
+        ),
     ] = False,
     resume: Annotated[
         Path | None,
@@ -44,9 +53,10 @@ def run(
 ) -> None:
     """Train what a recipe describes: starts the hub, the rollout nodes and the trainers.
 
-    Shows progress, and ends with a table of what came of it. Ctrl-C once finishes what is
-    under way and trains on it; twice stops at once. Exit code 0: the run reached its end;
-    1: it failed; 130: it was stopped.
+    Looks for faults first, as [bold]astraflow check[/] does. Shows progress, and ends with a
+    table of what came of it. Ctrl-C once finishes what is under way and trains on it; twice
+    stops at once. Exit code 0: the run reached its end; 1: it failed; 2: the recipe was
+    refused, and nothing was started; 130: it was stopped.
     """
     from rich.console import Console  # noqa: PLC0415
 
@@ -62,16 +72,44 @@ def run(
         raise typer.BadParameter("only a run that is resumed goes back", param_hint="--checkpoint")
     if recipe is None:
         raise typer.BadParameter("give a recipe, or --resume RUN", param_hint="RECIPE")
-    from astraflow.config.loader import dump_recipe, load_recipe  # noqa: PLC0415
-
     named = [f"name={name}"] if name is not None else []
-    settings = load_recipe(recipe, [*(overrides or []), *named])
+    settings = _checked(
+        recipe, [*(overrides or []), *named], runs, is_dry=dry_run, is_bound=not no_check
+    )
     if dry_run:
-        typer.echo(dump_recipe(settings))
         return
     from astraflow.launch.runs import run_recipe  # noqa: PLC0415
 
     _end(run_recipe(settings, runs=runs, console=console), as_json=as_json)
+
+
+def _checked(
+    path: Path, overrides: list[str], runs: Path, *, is_dry: bool, is_bound: bool
+) -> "Recipe":
+    """Return a recipe that can be run; else say why not, and exit.
+
+    Args:
+        path: Of the recipe.
+        overrides: Each `a.b=value`.
+        runs: Folder that is to keep the run.
+        is_dry: Print it, with every default.
+        is_bound: Whether errors of the check end the command.
+    """
+    from astraflow.launch.check import check_recipe  # noqa: PLC0415
+    from astraflow.launch.check.report import Severity, show_report  # noqa: PLC0415
+
+    report = check_recipe(path, overrides, runs=runs)
+    if is_dry and report.recipe is not None:
+        from astraflow.config.loader import dump_recipe  # noqa: PLC0415
+
+        typer.echo(dump_recipe(report.recipe))
+    if any(finding.severity is not Severity.NOTE for finding in report.findings):
+        from rich.console import Console  # noqa: PLC0415
+
+        show_report(Console(stderr=True), report, has_notes=is_dry)
+    if report.recipe is None or (report.errors and is_bound):
+        raise typer.Exit(REFUSED)
+    return report.recipe
 
 
 def _must_stand_alone(**others: object) -> None:

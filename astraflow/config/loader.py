@@ -73,22 +73,27 @@ def json_schema() -> dict[str, Any]:
 
 def invalid_fields(error: ValidationError, model: type[BaseModel], *, where: str) -> AstraflowError:
     """Return an error that names every field at fault, and the nearest key for an unknown one."""
-    problems = [(tuple(problem["loc"]), problem) for problem in error.errors()]
-    lines: list[str] = []
-    fields: list[str] = []
-    for place, problem in problems:
-        if problem["type"] == "too_short" and _is_above_another(place, problems):
-            continue
-        fields.append(".".join(map(str, place)))
-        said = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            said = _unknown_key(model, place)
-        lines.append(f"{fields[-1]}: {said}" if fields[-1] else said)
+    problems = problems_of(error, model)
+    lines = [f"{place}: {said}" if place else said for place, said in problems]
     return AstraflowError(
         Reason.INVALID_FIELD,
         "\n  ".join([f"{where}:", *lines]) if len(lines) > 1 else f"{where}: {lines[0]}",
-        metadata={"field": ",".join(fields)},
+        metadata={"field": ",".join(place for place, _ in problems)},
     )
+
+
+def problems_of(error: ValidationError, model: type[BaseModel]) -> Sequence[tuple[str, str]]:
+    """Return the dotted place of every problem and what is said of it."""
+    problems = [(tuple(problem["loc"]), problem) for problem in error.errors()]
+    found: list[tuple[str, str]] = []
+    for place, problem in problems:
+        if problem["type"] == "too_short" and _is_above_another(place, problems):
+            continue
+        said = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            said = _unknown_key(model, place)
+        found.append((".".join(map(str, place)), said))
+    return found
 
 
 def _is_above_another(place: _Place, problems: Sequence[tuple[_Place, Any]]) -> bool:

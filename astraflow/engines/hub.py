@@ -62,6 +62,16 @@ def download_model(repository: str, revision: str | None, *, report: Callable[[s
     return folder
 
 
+def kept_model(repository: str, revision: str | None) -> Path | None:
+    """Return the directory of a model that was downloaded before; None: there is none."""
+    hub = _library(repository)
+    options: dict[str, Any] = {"revision": revision, "allow_patterns": list(_FILES)}
+    try:
+        return Path(hub.snapshot_download(repository, local_files_only=True, **options))
+    except Exception:  # noqa: BLE001 - the library raises what its HTTP client does, too
+        return None
+
+
 def _library(repository: str) -> Any:
     try:
         import huggingface_hub  # noqa: PLC0415 - an extra

@@ -25,7 +25,7 @@ def claim_run_dir(runs: Path, name: str) -> RunDir:
     """
     run_dir = RunDir(runs / name)
     if run_dir.root.exists():
-        _must_be_dead(run_dir, "give this one another name with --name")
+        must_be_dead(run_dir, "give this one another name with --name")
         made = datetime.fromtimestamp(run_dir.root.stat().st_mtime).astimezone()
         shutil.move(run_dir.root, _free(runs, f"{name}.{made:%Y%m%d-%H%M%S}"))
     run_dir.root.mkdir(parents=True)
@@ -47,7 +47,7 @@ def reopen_run(run_dir: RunDir) -> Recipe:
                 f"{run_dir.root} has no {what} to go on with ({path} is missing); give the folder "
                 "of a run that had hub.journal.kind sqlite, or start it anew with its recipe",
             )
-    _must_be_dead(run_dir, "look at it with `astraflow status`")
+    must_be_dead(run_dir, "look at it with `astraflow status`")
     _must_not_be_over(run_dir)
     return load_recipe(run_dir.recipe, ())
 
@@ -68,7 +68,16 @@ def next_node_index(run_dir: RunDir) -> int:
     return max((int(number) + 1 for number in used if number.isdecimal()), default=0)
 
 
-def _must_be_dead(run_dir: RunDir, otherwise: str) -> None:
+def must_be_dead(run_dir: RunDir, otherwise: str) -> None:
+    """Refuse a folder whose run is live.
+
+    Args:
+        run_dir: Of the run.
+        otherwise: What else to do, for the message.
+
+    Raises:
+        AstraflowError: NAME_TAKEN.
+    """
     endpoint = endpoint_before(run_dir)
     if endpoint is not None and psutil.pid_exists(endpoint.pid):
         raise AstraflowError(

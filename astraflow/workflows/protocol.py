@@ -85,6 +85,11 @@ class Scorer(Protocol):
 
     A scorer that takes more than a millisecond is `async` and leaves the event loop free.
     An exception is a failure of the scorer, never a reward of 0; but for a `PolicyFault`.
+
+    Two more methods are looked for, which `astraflow check` calls before a run: `gold(prompt) ->
+    str | None` returns an answer that is right, None where none is known (without the method it is
+    the row's field `answer`); `lacks() -> Iterable[str]` yields what it needs and this machine does
+    not have, as "what is missing; what to do". A workflow may have `lacks`, too.
     """
 
     def __call__(self, prompt: Prompt, text: str, /) -> "Score | float | Awaitable[Score | float]":

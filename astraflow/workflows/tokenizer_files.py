@@ -25,7 +25,7 @@ def write_tokenizer(directory: Path, alphabet: str) -> None:
     A text that is encoded with special tokens starts with `<bos>`; a character outside the
     alphabet is an error. Needs tokenizers (extra `torch`).
     """
-    tokenizer = _tokenizer(alphabet)
+    tokenizer = character_tokenizer(alphabet)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {
@@ -39,7 +39,8 @@ def write_tokenizer(directory: Path, alphabet: str) -> None:
     path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _tokenizer(alphabet: str) -> Any:
+def character_tokenizer(alphabet: str) -> Any:
+    """Return the `tokenizers.Tokenizer` of an alphabet. Needs tokenizers (extra `torch`)."""
     import tokenizers  # noqa: PLC0415 - an extra
     from tokenizers import decoders, models, pre_tokenizers, processors  # noqa: PLC0415
 

@@ -12,7 +12,7 @@ SORT = str(ROOT / "recipes" / "sort.yaml")
 
 def test_an_unknown_key_names_the_nearest(tmp_path, cache):
     done = astraflow("run", SORT, "--set", "policies.solver.trainer.stepcount=3", cache=cache)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "stepcount" in done.stderr
     assert "step_count" in done.stderr
 
@@ -23,7 +23,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path, cache):
         *("--set", "policies.solver.model={path: /no/such/model}"),
         cache=cache,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "/no/such/model is not a directory" in done.stdout + done.stderr
 
 

@@ -56,6 +56,13 @@ _TRACKERS: Final = {
     "mlflow": "astraflow.launch.tracking.mlflow:MlFlow",
     "trackio": "astraflow.launch.tracking.trackio:Trackio",
 }
+PACKAGES: Final = {
+    "tensorboard": "tensorboardX",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+}
+"""What each of them imports."""
 
 
 def make_tracker(name: str, tracked: Tracked) -> Tracker:

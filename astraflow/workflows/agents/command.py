@@ -3,8 +3,9 @@
 import asyncio
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,7 @@ from astraflow.workflows.scoring import GuardedScorer
 
 _FIRST_PAUSE_S = 0.2
 _SHOWN_CHARS = 400
+_SCRIPTS = (".js", ".mjs", ".py", ".rb", ".sh", ".ts")
 _MAX_ANSWER_NBYTES = 2**20
 
 
@@ -66,6 +68,19 @@ class Command:
             env=environment(options.env),
             limits=Limits(time_s=None, memory_mb=options.memory_mb, processes=options.processes),
         )
+
+    def lacks(self) -> Iterator[str]:
+        """Yield that the program, or the script that it is to run, is not here."""
+        program, *arguments = self._options.command
+        path = environment(self._options.env).get("PATH")
+        if shutil.which(program, path=path) is None:
+            yield f"there is no program {program} here; install it, or name it by its path"
+        script = next((each for each in arguments if not each.startswith("-")), "")
+        if Path(script).suffix in _SCRIPTS and not Path(script).is_file():
+            yield (
+                f"there is no {script} in the working directory, {Path.cwd()}; start the command "
+                "where it is, or give its whole path"
+            )
 
     async def run(self, episode: Episode) -> Score:
         """Run one episode."""

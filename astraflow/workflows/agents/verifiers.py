@@ -5,9 +5,11 @@ have them. `verifiers_agent` is what runs there.
 """
 
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +54,18 @@ class Verifiers:
                 "a verifiers environment has a rubric of its own; leave the scorer out",
                 metadata={"field": "scorer"},
             )
+        self._python = options.python
         command = agent_command(options.environment, options.arguments, python=options.python)
         shared = options.model_dump(include=set(ProgramOptions.model_fields))
         self._command = Command(CommandOptions(command=tuple(command), **shared), None)
+
+    def lacks(self) -> Iterator[str]:
+        """Yield that the interpreter is not here, or that it is this one and lacks verifiers."""
+        if self._python:
+            if shutil.which(self._python) is None:
+                yield f"{self._python} cannot be executed; options.python is an interpreter"
+        elif find_spec("verifiers") is None:
+            yield "verifiers is not installed; give options.python of an environment that has it"
 
     async def run(self, episode: Episode) -> Score:
         """Run one episode."""

@@ -65,6 +65,7 @@ class DataSetReader:
 
     Attributes:
         name: As in the recipe.
+        id_field: With the rows' ids; None: a digest of the row.
         row_count: Rows looked at.
         left_out_count: Of these, longer than the recipe allows.
     """
@@ -72,6 +73,7 @@ class DataSetReader:
     def __init__(self, name: str, rows: Rows, settings: DataSet, *, seed: int) -> None:
         """Look at every row once; `open_data_set` is the way to get one."""
         self.name = name
+        self.id_field = settings.id_field
         self._rows = rows
         self._settings = settings
         self._seed = seed
@@ -95,6 +97,14 @@ class DataSetReader:
             fields=fields,
             blobs=blobs,
         )
+
+    def __iter__(self) -> Iterator[Prompt]:
+        """Yield every prompt in the order of the file, which is quicker than asking for each."""
+        ids = dict(zip(self._kept, self._ids, strict=True))
+        for index, row in zip(range(self.row_count), self._rows, strict=False):
+            if index in ids:
+                fields, blobs = _split(row)
+                yield Prompt(prompt_id=ids[index], data_set=self.name, fields=fields, blobs=blobs)
 
     def epoch(self, number: int) -> Iterator[Prompt]:
         """Yield every prompt once; the order is the same whenever it is asked for."""

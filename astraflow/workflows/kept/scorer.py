@@ -17,8 +17,9 @@ from pydantic import Field
 from astraflow.config.strict import Options, Strict
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
+from astraflow.workflows.building import build_scorer
 from astraflow.workflows.kept.program import Limits, Program
-from astraflow.workflows.protocol import PolicyFault, Score
+from astraflow.workflows.protocol import PolicyFault, Score, Scorer
 
 _MAX_LINE_NBYTES = 16 * 2**20
 _STARTING_S = 60.0
@@ -97,6 +98,14 @@ class KeptScorer:
         finally:
             idle.put_nowait(worker)
         return _score(answer)
+
+    def in_process(self) -> Scorer:
+        """Return the scorer as it is in its own process, for this one: nothing limits it.
+
+        Raises:
+            AstraflowError: CODE_UNKNOWN, or INVALID_FIELD for options that it does not take.
+        """
+        return build_scorer(self._name, self._scorer_options, where="scorer_options")
 
     async def close(self) -> None:
         """Stop its processes."""
@@ -187,6 +196,10 @@ class Kept:
     async def __call__(self, prompt: Prompt, text: str) -> Score:
         """Return what an answer is worth."""
         return await self._scorer(prompt, text)
+
+    def in_process(self) -> Scorer:
+        """Return the scorer for this process."""
+        return self._scorer.in_process()
 
     async def close(self) -> None:
         """Stop its processes."""

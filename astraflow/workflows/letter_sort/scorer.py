@@ -2,7 +2,7 @@
 
 from astraflow.config.recipe import Strict
 from astraflow.core.tasks import Prompt
-from astraflow.workflows.letter_sort.task import ASK, Answer, kind_of
+from astraflow.workflows.letter_sort.task import ASK, Answer, kind_of, sort_letters
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.rewards.exact import answer_of
 
@@ -21,9 +21,15 @@ class LetterSort:
 
     def __call__(self, prompt: Prompt, text: str) -> Score:
         """Score one answer."""
-        letters = str(answer_of(prompt, self._field)).rstrip(ASK)
-        kind = kind_of(letters, text)
+        kind = kind_of(self._letters(prompt), text)
         return Score(
             reward=float(kind is Answer.RIGHT),
             parts={answer.value: float(answer is kind) for answer in Answer},
         )
+
+    def gold(self, prompt: Prompt) -> str:
+        """Return the right answer."""
+        return sort_letters(self._letters(prompt))
+
+    def _letters(self, prompt: Prompt) -> str:
+        return str(answer_of(prompt, self._field)).rstrip(ASK)

@@ -24,8 +24,12 @@ class Exact:
 
     def __call__(self, prompt: Prompt, text: str) -> Score:
         """Compare."""
-        right = self._normal(str(answer_of(prompt, self._options.field)))
+        right = self._normal(self.gold(prompt))
         return Score(reward=float(self._normal(text) == right))
+
+    def gold(self, prompt: Prompt) -> str:
+        """Return the right answer."""
+        return str(answer_of(prompt, self._options.field))
 
     def _normal(self, text: str) -> str:
         text = text.strip() if self._options.strip else text

@@ -63,6 +63,9 @@ class Judge:
         best = self._options.best
         return Score(reward=min(max(float(found[-1]), 0.0), best) / best)
 
+    def gold(self, prompt: Prompt) -> None:
+        """Return that no answer is known to be right: the judge alone can say."""
+
     async def _said(self, question: str) -> str:
         import httpx  # noqa: PLC0415 - an extra
 

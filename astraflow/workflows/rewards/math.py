@@ -1,6 +1,7 @@
 """Mathematics as the answer: expressions that are equal, however they are written (math-verify)."""
 
 import importlib
+import logging
 from typing import Any
 
 from pydantic import Field
@@ -9,7 +10,7 @@ from astraflow.config.strict import Strict
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
 from astraflow.workflows.kept.scorer import KeptOptions, KeptScorer
-from astraflow.workflows.protocol import Score
+from astraflow.workflows.protocol import Score, Scorer
 from astraflow.workflows.rewards.exact import answer_of
 
 
@@ -32,14 +33,20 @@ class Equal:
             raise AstraflowError(
                 Reason.CODE_UNKNOWN, "scorer math: pip install math-verify on every node"
             ) from error
+        # It warns of every answer that it keeps no time itself.
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._field = options.field
 
     def __call__(self, prompt: Prompt, text: str) -> Score:
         """Compare; the time is kept by who started the process."""
-        gold = self._parsed(str(answer_of(prompt, self._field)))
+        gold = self._parsed(self.gold(prompt))
         said = self._parsed(text)
         is_right = bool(self._tool.verify(gold, said, timeout_seconds=None))
         return Score(reward=float(is_right), parts={"none": float(not said)})
+
+    def gold(self, prompt: Prompt) -> str:
+        """Return the right answer."""
+        return str(answer_of(prompt, self._field))
 
     def _parsed(self, text: str) -> Any:
         """Return the expressions of a text; one that is nothing else needs no marks around it."""
@@ -63,6 +70,10 @@ class Math:
     async def __call__(self, prompt: Prompt, text: str) -> Score:
         """Compare."""
         return await self._scorer(prompt, text)
+
+    def in_process(self) -> Scorer:
+        """Return the scorer for this process."""
+        return self._scorer.in_process()
 
     async def close(self) -> None:
         """Stop its processes."""

@@ -27,7 +27,7 @@ class Numeric:
 
     def __call__(self, prompt: Prompt, text: str) -> Score:
         """Compare."""
-        right = last_number(str(answer_of(prompt, self._options.field)))
+        right = last_number(self.gold(prompt))
         if right is None:
             raise AstraflowError(
                 Reason.SCORER_FAILED,
@@ -39,6 +39,10 @@ class Numeric:
         return Score(
             reward=float(is_right), parts={"right": float(is_right), "none": float(said is None)}
         )
+
+    def gold(self, prompt: Prompt) -> str:
+        """Return the right answer."""
+        return str(answer_of(prompt, self._options.field))
 
 
 def last_number(text: str) -> float | None:

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from astraflow.config.strict import Strict
 from astraflow.core.tasks import Prompt
 from astraflow.workflows.kept.scorer import KeptOptions, KeptScorer
-from astraflow.workflows.protocol import Score
+from astraflow.workflows.protocol import Score, Scorer
 from astraflow.workflows.rewards.exact import answer_of
 
 
@@ -24,8 +24,10 @@ class RegexOptions(Strict):
     @field_validator("pattern")
     @classmethod
     def _is_pattern(cls, pattern: str | None) -> str | None:
-        if pattern is not None:
-            re.compile(pattern)
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"it is no pattern: {error}") from error
         return pattern
 
 
@@ -48,6 +50,9 @@ class Match:
             is_right = said == str(answer_of(prompt, options.field)).strip()
         return Score(reward=float(is_right), parts={"found": float(bool(found))})
 
+    def gold(self, prompt: Prompt) -> None:
+        """Return that no text is known to match."""
+
 
 class Regex:
     """1 when a pattern is found in the text, and its group is the answer; else 0."""
@@ -65,6 +70,10 @@ class Regex:
     async def __call__(self, prompt: Prompt, text: str) -> Score:
         """Compare."""
         return await self._scorer(prompt, text)
+
+    def in_process(self) -> Scorer:
+        """Return the scorer for this process."""
+        return self._scorer.in_process()
 
     async def close(self) -> None:
         """Stop its processes."""

@@ -1,0 +1,332 @@
+"""Code that a recipe names: is it there, does it take its options, can it be called."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import Any, cast
+
+from pydantic import BaseModel, ValidationError
+
+from astraflow.config.loader import problems_of
+from astraflow.config.recipe import Algorithm, Trainer
+from astraflow.core.algorithms import finding
+from astraflow.core.algorithms.plug_in import PlugIn, PlugInSpec
+from astraflow.core.code import load
+from astraflow.core.errors import AstraflowError
+from astraflow.launch.check.guard import said, user_lines, wants_process
+from astraflow.launch.check.report import (
+    Finding,
+    error,
+    error_here,
+    of_error,
+    warning,
+)
+from astraflow.launch.check.subject import BuiltWorkflow, Subject
+from astraflow.launch.tracking.tracker import PACKAGES
+from astraflow.workflows.building import NoOptions, build_tutor
+from astraflow.workflows.protocol import Scorer, Workflow
+from astraflow.workflows.registry import Kind, code_digest, find, see_working_directory
+from astraflow.workflows.scoring import GuardedScorer
+
+_MAKERS: Mapping[finding.Point, Callable[[PlugInSpec], PlugIn]] = {
+    finding.Point.SELECTOR: finding.selector,
+    finding.Point.FILTER: finding.rollout_filter,
+    finding.Point.ORDER: finding.replay_order,
+    finding.Point.GUARD: finding.batch_guard,
+}
+_LOOKED_FOR = "modules are looked for in the working directory, on PYTHONPATH, and installed"
+
+
+def check_workflows(subject: Subject) -> Iterator[Finding]:
+    """Make every workflow with its scorer, as a rollout node does."""
+    for name, settings in subject.recipe.workflows.items():
+        where = f"workflows.{name}"
+        scorer, is_scored = None, True
+        if settings.scorer is not None:
+            scorer = yield from _scorer(where, settings.scorer, settings.scorer_options)
+            is_scored = scorer is not None
+        made = yield from _found(f"{where}.name", Kind.WORKFLOW, settings.name)
+        if made is None:
+            continue
+        options = yield from _options(f"{where}.options", made, settings.options)
+        if options is None or not is_scored:
+            continue
+        guarded = None if scorer is None else GuardedScorer(scorer, name=settings.scorer or "")
+        workflow = yield from _made(where, partial(made, options, guarded))
+        if workflow is None:
+            continue
+        faults = [*_run_faults(where, workflow)]
+        yield from faults
+        yield from _own_faults(f"{where}.options", workflow)
+        if not faults:
+            built = BuiltWorkflow(workflow=cast("Workflow", workflow), scorer=scorer)
+            subject.workflows[name] = built
+
+
+def check_tutors(subject: Subject) -> Iterator[Finding]:
+    """Make the tutor of every model that is warmed up."""
+    for name, policy in subject.recipe.policies.items():
+        warm_up = policy.model.warm_up
+        if warm_up is None or warm_up.tutor is None:
+            continue
+        where = f"policies.{name}.model.warm_up"
+        made = yield from _found(f"{where}.tutor", Kind.TUTOR, warm_up.tutor)
+        options = None
+        if made is not None:
+            options = yield from _options(f"{where}.options", made, warm_up.options)
+        if options is not None:
+            yield from _raised(where, partial(build_tutor, warm_up.tutor, warm_up.options))
+
+
+def check_algorithms(subject: Subject) -> Iterator[Finding]:
+    """Make every data algorithm."""
+    rollouts = subject.recipe.rollouts
+    yield from _algorithms("rollouts.selectors", finding.Point.SELECTOR, rollouts.selectors)
+    yield from _algorithms("rollouts.filters", finding.Point.FILTER, rollouts.filters)
+    for name, policy in subject.recipe.policies.items():
+        where, trainer = f"policies.{name}.trainer", policy.trainer
+        yield from _algorithms(f"{where}.guards", finding.Point.GUARD, trainer.guards)
+        if trainer.replay is not None:
+            order = trainer.replay.order
+            yield from _algorithm(f"{where}.replay.order", finding.Point.ORDER, order)
+
+
+def check_engines(subject: Subject) -> Iterator[Finding]:
+    """Import the train engines that are the user's own; none is made, that takes a model."""
+    for name, policy in subject.recipe.policies.items():
+        if policy.trainer.engine is not None:
+            yield from _own_engine(f"policies.{name}.trainer.engine", policy.trainer)
+
+
+def check_trackers(subject: Subject) -> Iterator[Finding]:
+    """See whether each tracker is one, and is installed; only those of the user are imported."""
+    for index, name in enumerate(subject.recipe.track):
+        where = f"track.{index}"
+        if ":" in name:
+            see_working_directory()
+            yield from _raised(where, partial(load, name, what=f"the tracker {name}"))
+        elif name not in PACKAGES:
+            yield error(where, f"'{name}' is no tracker", _nearest(name, PACKAGES))
+        elif find_spec(PACKAGES[name]) is None:
+            yield error_here(
+                where,
+                f"the tracker {name} needs the package {PACKAGES[name]}, which is not installed",
+                "pip install 'astraflow[track]', or leave it out",
+            )
+
+
+def check_tracing(subject: Subject) -> Iterator[Finding]:
+    """See whether spans can be exported."""
+    exporter = subject.recipe.tracing.exporter
+    if exporter == "off":
+        return
+    where = "tracing.exporter"
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
+        yield error_here(
+            where, "OpenTelemetry is not installed", "pip install 'astraflow[otel]', or take off"
+        )
+    elif exporter not in ("file", "console"):
+        known = [each.name for each in entry_points(group="opentelemetry_traces_exporter")]
+        if exporter not in known:
+            cure = _nearest(exporter, ["off", "file", "console", *known])
+            yield error_here(where, f"no exporter '{exporter}' is installed", cure)
+
+
+def check_packages(subject: Subject) -> Iterator[Finding]:
+    """See whether what the roles of the run import is installed; nothing of it is imported."""
+    recipe = subject.recipe
+    wanted: dict[str, tuple[str, str]] = {}
+    if any(policy.trainer.engine is None for policy in recipe.policies.values()):
+        wanted |= dict.fromkeys(("torch", "transformers"), ("policies", "torch"))
+    if recipe.raas.engine.kind == "embedded" and recipe.raas.count:
+        wanted |= dict.fromkeys(("torch", "transformers"), ("raas.engine.kind", "torch"))
+    elif recipe.raas.engine.kind != "embedded":
+        wanted["httpx"] = ("raas.engine.kind", "http")
+    if recipe.http.port is not None:
+        wanted |= dict.fromkeys(("fastapi", "uvicorn"), ("http.port", "http"))
+    for name, policy in recipe.policies.items():
+        if policy.trainer.store is not None:
+            wanted["fsspec"] = (f"policies.{name}.trainer.store", "store")
+    for package, (where, extra) in wanted.items():
+        if find_spec(package) is None:
+            yield error_here(
+                where, f"{package} is not installed", f"pip install 'astraflow[{extra}]'"
+            )
+
+
+def _scorer(
+    where: str, name: str, options: Mapping[str, Any]
+) -> Generator[Finding, None, Scorer | None]:
+    """Make a scorer that works in this process."""
+    found = yield from _found(f"{where}.scorer", Kind.SCORER, name)
+    if found is None:
+        return None
+    parsed = yield from _options(f"{where}.scorer_options", found, options)
+    if parsed is None:
+        return None
+    made = found
+    if inspect.isclass(found):
+        made = yield from _made(f"{where}.scorer", partial(found, parsed))
+    if hasattr(made, "in_process"):
+        made = yield from _made(f"{where}.scorer_options", made.in_process)
+    if made is None:
+        return None
+    if not callable(made) or not _takes(made, 2):
+        yield error(
+            f"{where}.scorer",
+            f"{name} cannot be called with a prompt and a text",
+            "a scorer is `def score(prompt, text) -> float`, async or not, or a class whose "
+            "objects are called so",
+        )
+        return None
+    yield from _own_faults(f"{where}.scorer_options", made)
+    return cast("Scorer", made)
+
+
+def _run_faults(where: str, workflow: object) -> Iterator[Finding]:
+    run = getattr(workflow, "run", None)
+    cure = "a workflow has `async def run(self, episode) -> Score`"
+    name = type(workflow).__name__
+    if not callable(run):
+        yield error(f"{where}.name", f"{name} has no method run", cure)
+    elif not inspect.iscoroutinefunction(run):
+        yield error(f"{where}.name", f"{name}.run is not async", cure)
+    elif not _takes(run, 1):
+        yield error(f"{where}.name", f"{name}.run does not take the episode alone", cure)
+
+
+def _own_faults(where: str, made: object) -> Iterator[Finding]:
+    """Yield what a workflow or a scorer says that it lacks on this machine."""
+    lacks = getattr(made, "lacks", None)
+    if not callable(lacks):
+        return
+    told = yield from _made(where, lambda: list(cast("Any", lacks)()))
+    for each in cast("list[str]", told or []):
+        what, _, cure = each.partition("; ")
+        yield error_here(where, what, cure)
+
+
+def _algorithms(
+    where: str, point: finding.Point, algorithms: tuple[Algorithm, ...]
+) -> Iterator[Finding]:
+    for index, algorithm in enumerate(algorithms):
+        yield from _algorithm(f"{where}.{index}", point, algorithm)
+
+
+def _algorithm(where: str, point: finding.Point, algorithm: Algorithm) -> Iterator[Finding]:
+    see_working_directory()
+    spec = PlugInSpec(name=algorithm.name, options=algorithm.options)
+    yield from _raised(where, lambda: _MAKERS[point](spec))
+
+
+def _own_engine(where: str, trainer: Trainer) -> Iterator[Finding]:
+    own = trainer.engine
+    if own is None:
+        return
+    see_working_directory()
+    factory = yield from _made(f"{where}.name", lambda: load(own.name, what="the engine"))
+    if factory is None:
+        return
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return
+    offered = {name for name in ("settings", "model_dir") if name in signature.parameters}
+    try:
+        signature.bind(**dict.fromkeys([*offered, *own.options]))
+    except TypeError as refused:
+        yield error(
+            f"{where}.options",
+            f"{own.name}{signature} cannot be called with these options: {refused}",
+            "options are its keywords, beside settings and model_dir, which it is given",
+        )
+
+
+def _found(where: str, kind: Kind, name: str) -> Generator[Finding, None, Any]:
+    """Import code by its name, and see whether its source can be told from others."""
+
+    def get() -> Any:
+        made = find(kind, name)
+        code_digest(kind, name)
+        return made
+
+    made = yield from _made(where, get)
+    if made is not None and not callable(made):
+        yield error(where, f"{name} is {type(made).__name__}, which cannot be called")
+        return None
+    return made
+
+
+def _options(
+    where: str, made: Any, options: Mapping[str, Any]
+) -> Generator[Finding, None, BaseModel | None]:
+    """Read options by the class that takes them; every problem is a finding."""
+    model = getattr(made, "Options", NoOptions)
+    if not (inspect.isclass(model) and issubclass(model, BaseModel)):
+        yield error(where, f"{made.__name__}.Options is no pydantic model", "derive it from Strict")
+        return None
+    try:
+        return model.model_validate(dict(options))
+    except ValidationError as refused:
+        for place, problem in problems_of(refused, model):
+            what, _, cure = problem.partition("; ")
+            yield error(".".join(filter(None, (where, place))), what, cure)
+        return None
+    except Exception as raised:  # noqa: BLE001 - a validator of a user raises anything
+        yield _of_raised(where, raised)
+        return None
+
+
+def _made(where: str, make: Callable[[], Any]) -> Generator[Finding, None, Any]:
+    """Call code; return None where it raised, which is a finding."""
+    try:
+        return make()
+    except Exception as raised:  # noqa: BLE001 - code of a user raises anything
+        yield _of_raised(where, raised)
+        return None
+
+
+def _raised(where: str, make: Callable[[], Any]) -> Iterator[Finding]:
+    yield from _made(where, make)
+
+
+def _of_raised(where: str, raised: Exception) -> Finding:
+    lines = user_lines(raised)
+    if wants_process(raised):
+        return warning(where, f"starts a process, which a check does not: {said(raised)}")
+    if isinstance(raised, AstraflowError) and raised.__cause__ is None:
+        field = raised.metadata.get("field", "")
+        has_field = field and "." not in field and not where.endswith(field)
+        return of_error(f"{where}.{field}" if has_field else where, raised)
+    cause = raised.__cause__ if isinstance(raised, AstraflowError) else raised
+    if isinstance(cause, ModuleNotFoundError) and not lines:
+        return error(where, f"there is no module '{cause.name}'", _LOOKED_FOR)
+    if isinstance(cause, AttributeError) and not lines:
+        return error(where, str(cause), _near_attribute(cause))
+    if isinstance(cause, ModuleNotFoundError):
+        cure = f"install {cause.name} here, or put it on PYTHONPATH"
+        return error(where, f"its module cannot be imported: {said(raised)}", cure, detail=lines)
+    return error(where, f"raised {said(raised)}", detail=lines)
+
+
+def _near_attribute(missing: AttributeError) -> str:
+    known = [name for name in dir(missing.obj) if not name.startswith("_")]
+    return _nearest(str(missing.name), known) if known else ""
+
+
+def _nearest(name: str, known: "Mapping[str, Any] | list[str]") -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+
+
+def _takes(thing: Any, count: int) -> bool:
+    try:
+        inspect.signature(thing).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True

@@ -1,0 +1,107 @@
+"""Data sets: there, readable, with ids that name rows, and not measured on what is trained on."""
+
+import json
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+from astraflow.core.errors import AstraflowError
+from astraflow.core.tasks import Prompt
+from astraflow.launch.check.report import Finding, error, error_here, of_error, warning
+from astraflow.launch.check.subject import Kind, SeenData, Subject
+from astraflow.workflows.data_sets.reader import DataSetReader, open_data_set
+
+_MAX_KINDS = 8
+
+
+def check_data_sets(subject: Subject) -> Iterator[Finding]:
+    """Read every data set as the hub does, and every row once more for what it says."""
+    recipe = subject.recipe
+    used = {*recipe.rollouts.data_sets}
+    used |= {part.data_set for suite in recipe.evals.values() for part in suite.data_sets}
+    for name, settings in recipe.data.items():
+        where = f"data.{name}"
+        if not settings.path.exists():
+            yield error_here(
+                f"{where}.path",
+                f"{settings.path} does not exist",
+                f"relative paths start at {subject.source.parent}",
+            )
+            continue
+        try:
+            reader = open_data_set(name, settings, Path(), seed=recipe.seed)
+        except AstraflowError as refused:
+            yield of_error(where, refused)
+            continue
+        if not len(reader):
+            yield _empty(where, reader)
+            continue
+        subject.data[name] = _seen(reader)
+        if name not in used:
+            yield warning(where, "is not used", "name it in rollouts or evals, or leave it out")
+
+
+def check_held_out(subject: Subject) -> Iterator[Finding]:
+    """Compare what is measured on with what is trained on."""
+    trained = subject.recipe.rollouts.data_sets
+    for suite, settings in subject.recipe.evals.items():
+        for index, part in enumerate(settings.data_sets):
+            held_out = subject.data.get(part.data_set)
+            where = f"evals.{suite}.data_sets.{index}.data_set"
+            if part.data_set in trained:
+                yield warning(where, f"{part.data_set} is trained on, too", "hold rows out")
+                continue
+            for name in trained:
+                train = subject.data.get(name)
+                if held_out is None or train is None:
+                    continue
+                shared = len(held_out.digests & train.digests)
+                if shared:
+                    yield warning(
+                        where,
+                        f"{shared} of {len(held_out.digests)} rows of {part.data_set} are in "
+                        f"{name}, too",
+                        "what is trained on measures nothing: take them out of one",
+                    )
+
+
+def _empty(where: str, reader: DataSetReader) -> Finding:
+    if reader.row_count:
+        return error(
+            f"{where}.max_prompt_chars",
+            f"all {reader.row_count} rows are longer",
+            "raise it, or name the field that counts in length_field",
+        )
+    return error(f"{where}.path", "there are no rows in it", "one JSON object a line")
+
+
+def _seen(reader: DataSetReader) -> SeenData:
+    """Look at every row: its kind, its length and its digest."""
+    kinds: dict[tuple[tuple[str, str], ...], Kind] = {}
+    lengths: list[int] = []
+    digests: set[bytes] = set()
+    id_field = reader.id_field
+    for index, prompt in enumerate(reader):
+        fields = prompt.fields
+        key = tuple((name, type(value).__name__) for name, value in sorted(fields.items()))
+        known = kinds.get(key)
+        kinds[key] = Kind(
+            prompt=prompt if known is None else known.prompt,
+            row_number=index + 1 if known is None else known.row_number,
+            count=1 if known is None else known.count + 1,
+        )
+        text = _text(prompt, id_field)
+        lengths.append(len(text))
+        digests.add(blake2b(text.encode(), digest_size=16).digest())
+    return SeenData(
+        reader=reader,
+        kinds=sorted(kinds.values(), key=lambda kind: -kind.count)[:_MAX_KINDS],
+        longest=sorted(range(len(lengths)), key=lambda index: -lengths[index]),
+        digests=frozenset(digests),
+    )
+
+
+def _text(prompt: Prompt, id_field: str | None) -> str:
+    said = {name: value for name, value in prompt.fields.items() if name != id_field}
+    blobs = {name: blob.hex() for name, blob in prompt.blobs.items()}
+    return json.dumps([said, blobs], sort_keys=True, ensure_ascii=False)

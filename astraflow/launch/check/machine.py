@@ -1,0 +1,237 @@
+"""This machine: interpreters, ports, certificates, folders, GPUs, memory and disk."""
+
+import os
+import shutil
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from astraflow.config.recipe import Policy
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError
+from astraflow.engines.building import server_python
+from astraflow.engines.placing import Machine
+from astraflow.launch.check.report import Finding, error_here, of_error, warning, warning_here
+from astraflow.launch.check.settings import ports_of
+from astraflow.launch.check.subject import Subject
+from astraflow.launch.executors import fill
+from astraflow.launch.run_folder import must_be_dead
+from astraflow.rpc.address import is_loopback
+
+_GIB = 1 << 30
+# f32 master weights, their gradient, and two moments of AdamW.
+_TRAINER_NBYTES = 16
+# Of a checkpoint: what is published, and master weights with two moments.
+_CHECKPOINT_NBYTES = {"bf16": 2 + 12, "f32": 4 + 12}
+_SERVED_NBYTES = {"bf16": 2, "f32": 4}
+
+
+def check_servers(subject: Subject) -> Iterator[Finding]:
+    """Look for the interpreter of an inference server, without starting it."""
+    engine = subject.recipe.raas.engine
+    if engine.kind == "embedded" or engine.url is not None or not subject.recipe.raas.count:
+        return
+    where = "raas.engine.python"
+    try:
+        python = server_python(engine)
+    except AstraflowError as refused:
+        yield of_error(where, refused, is_local=True)
+        return
+    if not os.access(python, os.X_OK):
+        yield error_here(
+            where, f"{python} cannot be executed", "give an interpreter, such as venv/bin/python"
+        )
+
+
+def check_listening(subject: Subject) -> Iterator[Finding]:
+    """Bind every port of the run for an instant."""
+    for key, host, first, count in ports_of(subject.recipe):
+        for port in range(first, min(first + count, 1 << 16)):
+            try:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                with socket.socket(family) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind((host, port))
+            except OSError as refused:
+                yield error_here(
+                    key,
+                    f"{host}:{port} cannot be listened on: {refused.strerror or refused}",
+                    "end what holds it, or take another port; 0 takes a free one",
+                )
+                break
+
+
+def check_tls(subject: Subject) -> Iterator[Finding]:
+    """Read certificates, and see whether key and certificate are one pair."""
+    tls = subject.recipe.hub.tls
+    files = {"certificate": tls.certificate, "key": tls.key, "ca": tls.ca}
+    missing = False
+    for name, path in files.items():
+        if path is not None and not os.access(path, os.R_OK):
+            missing = True
+            yield error_here(f"hub.tls.{name}", f"{path} cannot be read", "give a PEM file")
+    if (tls.certificate is None) != (tls.key is None):
+        yield error_here("hub.tls", "certificate and key go together", "give both, or neither")
+        return
+    if missing:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        if tls.certificate is not None:
+            context.load_cert_chain(tls.certificate, tls.key, password="")
+    except (ssl.SSLError, ValueError, OSError) as refused:
+        what = "the key is not that of the certificate"
+        is_pair = "MISMATCH" not in str(refused)
+        yield error_here(
+            "hub.tls.key",
+            f"certificate and key cannot be used: {refused}" if is_pair else what,
+            "give a PEM certificate and its key, without a passphrase",
+        )
+    try:
+        if tls.ca is not None:
+            context.load_verify_locations(tls.ca)
+    except (ssl.SSLError, OSError) as refused:
+        yield error_here("hub.tls.ca", f"{tls.ca} is no PEM certificate: {refused}")
+    host = subject.recipe.hub.listen.rpartition(":")[0].strip("[]")
+    if host and tls.certificate is None and not is_loopback(host):
+        yield warning(
+            "hub.tls",
+            f"the hub listens on {host} in plain text: tokens can be read on the way",
+            "give certificate and key, or listen on 127.0.0.1",
+        )
+
+
+def check_folders(subject: Subject) -> Iterator[Finding]:
+    """Look whether the run can write where it is going to, and whether its name is free."""
+    recipe = subject.recipe
+    folder = subject.runs / recipe.name
+    try:
+        must_be_dead(RunDir(folder), "give this one another name with --name")
+    except AstraflowError as refused:
+        yield of_error("name", refused, is_local=True)
+    wanted = {"name": folder}
+    if recipe.raas.cache is not None:
+        wanted["raas.cache"] = recipe.raas.cache
+    if recipe.tracing.exporter == "file" and recipe.tracing.path is not None:
+        wanted["tracing.path"] = recipe.tracing.path
+    for name, policy in recipe.policies.items():
+        store = policy.trainer.store
+        if store is not None and store.startswith("file://"):
+            wanted[f"policies.{name}.trainer.store"] = Path(store.removeprefix("file://"))
+    for key, path in wanted.items():
+        above = next(each for each in (path, *path.absolute().parents) if each.exists())
+        if not above.is_dir():
+            yield error_here(key, f"{path} cannot be a folder: {above} is a file")
+        elif not os.access(above, os.W_OK | os.X_OK):
+            yield error_here(
+                key,
+                f"{above} cannot be written to",
+                "make it writable, or name another folder with --runs" if key == "name" else "",
+            )
+
+
+def check_gpus(subject: Subject) -> Iterator[Finding]:
+    """Compare the GPUs that are named with those that are here."""
+    recipe, machine = subject.recipe, Machine.here()
+    count = len(machine.gpus)
+    devices = {
+        f"policies.{name}.trainer.device": p.trainer.device for name, p in recipe.policies.items()
+    }
+    if recipe.raas.count:
+        devices["raas.engine.device"] = recipe.raas.engine.device
+    for key, device in devices.items():
+        kind, _, index = device.partition(":")
+        if device not in ("auto", "cpu") and (kind != "cuda" or not (index or "0").isdecimal()):
+            yield error_here(key, f"'{device}' is no device", "take auto, cpu, cuda or cuda:N")
+        elif kind == "cuda" and int(index or 0) >= count:
+            yield error_here(key, f"{device} is named, and {_gpus(count)}", "take auto or cpu")
+    engine = recipe.raas.engine
+    width = engine.tensor_parallel
+    if recipe.raas.count and width > 1 and width > count and engine.url is None:
+        yield error_here(
+            "raas.engine.tensor_parallel",
+            f"{width} GPUs share a model, and {_gpus(count)}",
+            "lower it, or run this recipe where they are",
+        )
+    for name, policy in recipe.policies.items():
+        ranks = policy.trainer.ranks
+        if ranks > max(1, count) and policy.trainer.device.startswith("cuda"):
+            yield error_here(
+                f"policies.{name}.trainer.ranks",
+                f"{ranks} ranks need a GPU each, and {_gpus(count)}",
+                "lower it, or run this recipe where they are",
+            )
+
+
+def check_room(subject: Subject) -> Iterator[Finding]:
+    """Estimate memory and disk from the number of parameters; activations come on top."""
+    recipe = subject.recipe
+    sizes = {
+        name: subject.models[name].parameter_count
+        for name in recipe.policies
+        if name in subject.models
+    }
+    memory = sum(_memory_of(recipe.policies[name], size) for name, size in sizes.items())
+    if recipe.raas.engine.kind == "embedded":
+        served = _SERVED_NBYTES[recipe.raas.engine.dtype]
+        memory += sum(served * size for size in sizes.values()) * recipe.raas.count
+    free = psutil.virtual_memory().available
+    if memory > free and not Machine.here().has_gpus:
+        yield warning_here(
+            "policies",
+            f"weights, gradients and optimizers take about {memory / _GIB:.1f} GiB, and "
+            f"{free / _GIB:.1f} are free",
+            "take adapters (model.lora), a smaller model or fewer nodes",
+        )
+    disk = sum(_disk_of(recipe.policies[name], size) for name, size in sizes.items())
+    above = next(each for each in (subject.runs, *subject.runs.absolute().parents) if each.exists())
+    left = shutil.disk_usage(above).free
+    if disk > left:
+        yield warning_here(
+            "policies",
+            f"checkpoints take about {disk / _GIB:.1f} GiB, and {left / _GIB:.1f} are free in "
+            f"{above}",
+            "keep fewer (trainer.save.keep), or give --runs another folder",
+        )
+
+
+def check_autoscaling(subject: Subject) -> Iterator[Finding]:
+    """Fill the commands that start and stop nodes."""
+    values: dict[str, str] = dict.fromkeys(("name", "hub", "recipe", "run"), "x")
+    scale = subject.recipe.autoscale
+    for key, command in (("start", scale.start), ("stop", scale.stop)):
+        if command is None:
+            continue
+        try:
+            program = fill(command, values).split()[0]
+        except (AstraflowError, IndexError) as refused:
+            message = refused.message if isinstance(refused, AstraflowError) else "it is empty"
+            yield error_here(f"autoscale.{key}", message, "docs/scaling.md has examples")
+            continue
+        if shutil.which(program) is None:
+            yield warning_here(f"autoscale.{key}", f"there is no command {program} here")
+
+
+def _gpus(count: int) -> str:
+    return f"there {'is' if count == 1 else 'are'} {count or 'none'} here"
+
+
+def _memory_of(policy: Policy, parameter_count: int) -> int:
+    if policy.model.lora is not None:
+        return 4 * parameter_count
+    return _TRAINER_NBYTES * parameter_count * (2 if policy.trainer.critic else 1)
+
+
+def _disk_of(policy: Policy, parameter_count: int) -> int:
+    trainer = policy.trainer
+    if policy.model.lora is not None:
+        return 0
+    count = 3  # the first weights, and the newest two
+    if trainer.save.keep is not None:
+        count = 1 + trainer.save.keep.last
+    elif trainer.checkpoint_every is not None and trainer.step_count is not None:
+        count = 2 + trainer.step_count // trainer.checkpoint_every
+    return _CHECKPOINT_NBYTES[trainer.export_dtype] * parameter_count * count

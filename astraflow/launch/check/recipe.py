@@ -1,0 +1,110 @@
+"""Runs every check on a recipe, and collects what they find."""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from astraflow.config.loader import load_recipe, problems_of
+from astraflow.config.recipe import Recipe
+from astraflow.core.errors import AstraflowError
+from astraflow.launch.check import code, data, machine, models, rehearsal, settings
+from astraflow.launch.check.guard import UserLoop, no_processes, said
+from astraflow.launch.check.report import Finding, Report, error, of_error
+from astraflow.launch.check.subject import Subject
+
+_NAMED = re.compile(r"([a-z]\w*(?:\.[\w-]+)+): ")
+_CHECKS: Sequence[Callable[[Subject], Iterator[Finding]]] = (
+    code.check_packages,
+    code.check_tutors,
+    models.check_models,
+    data.check_data_sets,
+    data.check_held_out,
+    code.check_workflows,
+    rehearsal.check_scorers,
+    rehearsal.check_rehearsals,
+    code.check_algorithms,
+    code.check_engines,
+    code.check_trackers,
+    code.check_tracing,
+    settings.check_groups,
+    settings.check_length,
+    settings.check_steps,
+    settings.check_evals,
+    settings.check_times,
+    settings.check_ports,
+    machine.check_listening,
+    machine.check_tls,
+    machine.check_folders,
+    machine.check_servers,
+    machine.check_gpus,
+    machine.check_room,
+    machine.check_autoscaling,
+)
+"""In this order: later ones use what earlier ones made."""
+
+
+def check_recipe(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    runs: Path = Path("runs"),
+    is_elsewhere: bool = False,
+    limit_s: float = 1.5,
+) -> Report:
+    """Find all faults of a recipe that can be found without a run.
+
+    Code that it names is imported and run on some rows, each for a limited time. No process is
+    started, nothing is downloaded and nothing is written.
+
+    Args:
+        path: Of the recipe.
+        overrides: Each `a.b=value`.
+        runs: Folder that is to keep the run.
+        is_elsewhere: The recipe is for another machine: what depends on this one is a note.
+        limit_s: Seconds for one piece of the user's code on the rows of one data set.
+    """
+    started = time.monotonic()
+    findings: list[Finding] = []
+    recipe = None
+    try:
+        recipe = load_recipe(path, overrides)
+    except AstraflowError as refused:
+        findings += _schema_faults(refused)
+    else:
+        subject = Subject(recipe=recipe, source=path.absolute(), runs=runs, loop=UserLoop(limit_s))
+        with no_processes():
+            for check in _CHECKS:
+                findings += _run(check, subject)
+        subject.loop.close()
+    if is_elsewhere:
+        findings = [finding.elsewhere() for finding in findings]
+    return Report(source=path, recipe=recipe, findings=findings, wall_s=time.monotonic() - started)
+
+
+def _run(check: Callable[[Subject], Iterator[Finding]], subject: Subject) -> Iterator[Finding]:
+    """Yield what a check finds; one that fails itself keeps no other from being made."""
+    try:
+        yield from check(subject)
+    except Exception as failed:  # noqa: BLE001 - the others go on
+        yield error(
+            "",
+            f"internal error: {check.__module__}.{check.__name__} failed with {said(failed)}",
+            "please report it; --no-check runs the recipe all the same",
+        )
+
+
+def _schema_faults(refused: AstraflowError) -> Iterator[Finding]:
+    cause = refused.__cause__
+    if not isinstance(cause, ValidationError):
+        yield of_error(refused.metadata.get("field", ""), refused)
+        return
+    for place, problem in problems_of(cause, Recipe):
+        named = _NAMED.match(problem)
+        if not place and named:
+            # What parts of a recipe say of each other has its place in the message.
+            place, problem = named.group(1), problem[named.end() :]  # noqa: PLW2901
+        what, _, cure = problem.partition("; ")
+        yield error(place, what, cure or "docs/recipes.md has every key")

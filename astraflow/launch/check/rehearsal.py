@@ -1,0 +1,544 @@
+"""Rehearsals: workflows and scorers run on real rows, with answers that are given to them.
+
+A workflow samples from a policy that answers what the rehearsal has it say: the right answer where
+it is known, nothing at all, and a wrong one. Prompts are those that the run is going to make, so
+their lengths are exact. What raises here raises in a run, too.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, cast
+
+import numpy as np
+
+from astraflow.config.recipe import Recipe
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import GroupId, PolicyId, TaskId, WorkflowId
+from astraflow.core.rollouts import FinishReason, VersionSpan
+from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.engines.protocol import Engine, Generation
+from astraflow.launch.check.guard import OvertimeError, UserLoop, said, user_lines, wants_process
+from astraflow.launch.check.report import Finding, error, note, warning
+from astraflow.launch.check.subject import BuiltWorkflow, Kind, SeenData, SeenModel, Subject
+from astraflow.workflows.episode import Episode
+from astraflow.workflows.ports import PolicyPort
+from astraflow.workflows.protocol import Score, Scorer
+
+_ROWS = 8
+_WRONG = ("", "I do not know.")
+# Forms in which a scorer may want an answer that a row has in short.
+_FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "Answer: {}", "<answer>{}</answer>")
+_UNBOUNDED = 1 << 30
+_OF_INFRASTRUCTURE = frozenset(
+    (Reason.ENVIRONMENT_FAILED, Reason.ENGINE_FAILED, Reason.ROLLOUT_TIMEOUT, Reason.SCORER_TIMEOUT)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """A workflow on a data set.
+
+    Attributes:
+        workflow: Its name.
+        data_set: Its name.
+        right: Reward from which on an answer counts as right.
+        place: Key that brings the two together.
+        is_measured: Whether it is an evaluation.
+    """
+
+    workflow: str
+    data_set: str
+    right: float
+    place: str
+    is_measured: bool
+
+
+def check_scorers(subject: Subject) -> Iterator[Finding]:
+    """Have right answers scored, which must be worth it, and wrong ones, which must not raise."""
+    for use in _uses(subject.recipe):
+        built, data = subject.workflows.get(use.workflow), subject.data.get(use.data_set)
+        if built is None or data is None or built.scorer is None:
+            continue
+        can_go_on = yield from _scorer_faults(use, built.scorer, data, subject.loop)
+        if not can_go_on:
+            del subject.workflows[use.workflow]  # it would fail the same way
+
+
+def check_rehearsals(subject: Subject) -> Iterator[Finding]:
+    """Run workflows on rows of every kind, and on long ones for their length."""
+    for use in _uses(subject.recipe):
+        built, data = subject.workflows.get(use.workflow), subject.data.get(use.data_set)
+        policies = subject.recipe.policies_of(use.workflow)
+        if built is None or data is None or not all(each in subject.models for each in policies):
+            continue
+        stage = _Stage(
+            use=use,
+            built=built,
+            recipe=subject.recipe,
+            models=subject.models,
+            loop=subject.loop,
+        )
+        can_go_on = yield from _rehearsed(stage, data)
+        if not can_go_on:
+            del subject.workflows[use.workflow]  # told once
+
+
+def _uses(recipe: Recipe) -> Iterator[_Use]:
+    for name in recipe.rollouts.data_sets:
+        yield _Use(
+            workflow=recipe.rollouts.workflow,
+            data_set=name,
+            right=1.0,
+            place="rollouts.data_set",
+            is_measured=False,
+        )
+    for suite, settings in recipe.evals.items():
+        for index, part in enumerate(settings.data_sets):
+            yield _Use(
+                workflow=part.workflow,
+                data_set=part.data_set,
+                right=part.correct_reward,
+                place=f"evals.{suite}.data_sets.{index}",
+                is_measured=True,
+            )
+
+
+def _rows(data: SeenData) -> Sequence[Kind]:
+    """Return one row of each kind, and some of the whole data set."""
+    count = len(data.reader)
+    spread = [round(index * (count - 1) / max(1, _ROWS - 1)) for index in range(_ROWS)]
+    kinds = {kind.row_number: kind for kind in data.kinds}
+    for index in spread:
+        prompt = data.reader.prompt(index)
+        kinds.setdefault(index + 1, Kind(prompt=prompt, row_number=index + 1, count=1))
+    return list(kinds.values())
+
+
+def _row(use: _Use, kind: Kind) -> str:
+    alike = f" and {kind.count - 1} like it" if kind.count > 1 else ""
+    return f"row {kind.row_number} of {use.data_set}{alike}"
+
+
+# Scorers.
+
+
+def gold_of(scorer: Scorer, prompt: Prompt) -> tuple[str | None, bool]:
+    """Return an answer that is right, and whether the scorer says so itself.
+
+    Without a method `gold` it is the row's field `answer`, which may need another form; None: none
+    is known.
+    """
+    told = getattr(scorer, "gold", None)
+    if callable(told):
+        return cast("str | None", told(prompt)), True
+    answer = prompt.fields.get("answer")
+    return (str(answer) if isinstance(answer, str | int | float) else None), False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scored:
+    """A right answer, scored.
+
+    Attributes:
+        kind: The row.
+        gold: The answer.
+        is_told: Whether the scorer itself says that it is right.
+        worth: Its reward, in the form that the scorer likes best.
+        wrong: The best reward of a wrong answer to this row.
+    """
+
+    kind: Kind
+    gold: str
+    is_told: bool
+    worth: float
+    wrong: float
+
+
+def _scorer_faults(
+    use: _Use, scorer: Scorer, data: SeenData, loop: UserLoop
+) -> Generator[Finding, None, bool]:
+    """Score rows; return whether nothing was raised. What was scored before that counts."""
+    rows = _rows(data)
+    at: list[Kind] = []
+    scored: list[_Scored] = []
+
+    async def score() -> None:
+        for kind in rows:
+            at.append(kind)
+            gold, is_told = gold_of(scorer, kind.prompt)
+            worth = -math.inf
+            for form in _FORMS[: 1 if is_told else None] if gold is not None else ():
+                worth = max(worth, await _worth(scorer, kind.prompt, form.format(gold)))
+                if worth >= use.right:
+                    break
+            wrong = max([await _worth(scorer, kind.prompt, text) for text in _WRONG])
+            if gold is not None:
+                scored.append(
+                    _Scored(kind=kind, gold=gold, is_told=is_told, worth=worth, wrong=wrong)
+                )
+
+    where = f"workflows.{use.workflow}.scorer"
+    fault = _caught(loop, score, place=where, use=use, at=at)
+    if fault is not None:
+        yield fault
+    elif not scored:
+        cure = "give the scorer a method gold(prompt) that returns one"
+        yield note(where, f"no right answer is known for rows of {use.data_set}", cure)
+    yield from _worth_faults(use, scored)
+    return fault is None
+
+
+def _worth_faults(use: _Use, scored: Sequence[_Scored]) -> Iterator[Finding]:
+    """Tell right answers that are not worth it: an error where that holds for every row."""
+    low = [each for each in scored if each.worth < use.right]
+    if not low:
+        return
+    first = low[0]
+    where = f"workflows.{use.workflow}.scorer"
+    what = (
+        f"the right answer {first.gold[:60]!r} of {_row(use, first.kind)} scores {first.worth:g}, "
+        f"not {use.right:g}: {len(low)} of {len(scored)} rows"
+    )
+    # A penalty on length or the like is no fault in training; nothing to tell answers by is.
+    teaches_nothing = all(each.worth <= each.wrong for each in low)
+    is_error = len(low) == len(scored) and (teaches_nothing or (use.is_measured and first.is_told))
+    if not first.is_told:
+        cure = (
+            "where an answer wants another form, give the scorer a method gold(prompt) that "
+            "returns it, or None"
+        )
+        yield (error if is_error else warning)(where, what, cure)
+    elif use.is_measured and not teaches_nothing:
+        place = f"{use.place}.correct_reward"
+        cure = "an answer counts as correct from there on: lower it"
+        yield (error if is_error else warning)(place, what, cure)
+    else:
+        cure = "mend the rows, or the scorer's options"
+        yield (error if is_error else warning)(where, what, cure)
+
+
+async def _worth(scorer: Scorer, prompt: Prompt, text: str) -> float:
+    score = scorer(prompt, text)
+    if inspect.isawaitable(score):
+        score = await score
+    return _reward(score)
+
+
+def _reward(score: object) -> float:
+    """Return a reward.
+
+    Raises:
+        TypeError: It is neither a number nor a Score.
+        ValueError: It is not finite.
+    """
+    reward = score.reward if isinstance(score, Score) else score
+    if isinstance(reward, str) or not hasattr(reward, "__float__"):
+        raise TypeError(f"it returned {type(score).__name__}, where a number or a Score is wanted")
+    number = float(cast("float", reward))
+    if not math.isfinite(number):
+        raise ValueError(f"it returned a reward of {number}")
+    return number
+
+
+def _caught(
+    loop: UserLoop,
+    run: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    place: str,
+    use: _Use,
+    at: Sequence[Kind],
+) -> Finding | None:
+    """Run code of a user; return what came of it, if something did.
+
+    Args:
+        loop: Where.
+        run: Puts each row into `at` before it looks at it.
+        place: Key of the code.
+        use: What is run on what.
+        at: The rows that were begun.
+    """
+    try:
+        loop.run(run)
+    except OvertimeError as late:
+        if late.limit_s < loop.limit_s or len(at) > 1:
+            return note(place, f"time was up after {max(0, len(at) - 1)} rows of {use.data_set}")
+        return warning(
+            place,
+            f"took longer than {late.limit_s:g} s on {_row(use, at[-1])}",
+            "what computes for long without `await` holds up a node: make it async, or name it by "
+            "`scorer: process`",
+            detail=late.lines,
+        )
+    except Exception as raised:  # noqa: BLE001 - code of a user raises anything
+        return _of_raised(place, raised, _row(use, at[-1]))
+    return None
+
+
+def _of_raised(where: str, raised: Exception, row: str) -> Finding:
+    lines = user_lines(raised)
+    if wants_process(raised):
+        return note(where, "starts processes, which a check does not: it was not run on rows")
+    if isinstance(raised, AstraflowError) and raised.__cause__ is None:
+        what, _, cure = raised.message.partition("; ")
+        if raised.reason in _OF_INFRASTRUCTURE:
+            return warning(where, f"{what}, on {row}", cure, detail=lines)
+        return error(where, f"{what}, on {row}", cure, detail=lines)
+    if isinstance(raised, OSError):
+        return warning(where, f"raised {said(raised)} on {row}", detail=lines)
+    return error(where, f"raised {said(raised)} on {row}", _cure(raised), detail=lines)
+
+
+def _cure(raised: Exception) -> str:
+    if isinstance(raised, KeyError):
+        return "the row has no such field: mend the row, or the name of the field"
+    return "mend it: in a run this fails a rollout each time"
+
+
+# Workflows.
+
+
+@dataclass(slots=True, kw_only=True)
+class _Said:
+    """What a policy of a rehearsal was asked, and answers.
+
+    Attributes:
+        text: That it answers.
+        asked: Tokens of each prompt of who answers first.
+        is_cut: Whether the budget of who answers first, or a stop string, cut the answer.
+        unwritable: Whether its tokenizer has no tokens for the answer.
+    """
+
+    text: str
+    asked: list[int] = field(default_factory=list[int])
+    is_cut: bool = False
+    unwritable: bool = False
+
+
+class _Actor:
+    """What an episode needs of an engine; it answers one text."""
+
+    name = "rehearsal"
+    version = 0
+
+    def __init__(self, model: SeenModel, said: _Said) -> None:
+        """Prepare.
+
+        Args:
+            model: Of the policy.
+            said: Notes what it was asked.
+        """
+        self._model = model
+        self._said = said
+        self.max_context_token_count = model.max_context or _UNBOUNDED
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, **_: object
+    ) -> Generation:
+        """Answer."""
+        self._said.asked.append(len(prompt))
+        tokens = [*self._written(sampling.stop_strings), *self._model.eos_ids[:1]]
+        is_cut = len(tokens) > sampling.max_new_tokens > 0
+        if is_cut:
+            tokens = tokens[: sampling.max_new_tokens]
+            self._said.is_cut = True
+        return Generation(
+            tokens=np.array(tokens, np.int32),
+            logprobs=np.zeros(len(tokens), np.float32),
+            version_spans=(VersionSpan(version=0, length=len(tokens)),) if tokens else (),
+            finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
+        )
+
+    def _written(self, stops: Iterable[str]) -> Sequence[int]:
+        text = self._said.text
+        ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
+        if ends and min(ends) < len(text):
+            text, self._said.is_cut = text[: min(ends)], True
+        try:
+            return self._model.tokenizer.encode(text)
+        except Exception:  # noqa: BLE001 - the Rust library raises nothing narrower
+            self._said.unwritable = True
+            return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """Where a workflow is rehearsed."""
+
+    use: _Use
+    built: BuiltWorkflow
+    recipe: Recipe
+    models: dict[str, SeenModel]
+    loop: UserLoop
+
+    async def play(self, prompt: Prompt, text: str) -> _Said:
+        """Run one episode in which every policy answers a text.
+
+        Raises:
+            Exception: What the workflow raised, or what it returned is no reward.
+        """
+        told = _Said(text=text)
+        use, recipe = self.use, self.recipe
+        sampling = {
+            PolicyId(name): SamplingParams(**recipe.policies[name].sampling.model_dump(), seed=0)
+            for name in recipe.policies_of(use.workflow)
+        }
+        task = RolloutTask(
+            task_id=TaskId("check"),
+            group_id=GroupId("check"),
+            purpose=TaskPurpose.TRAIN,
+            workflow_id=WorkflowId(use.workflow),
+            prompt=prompt,
+            sample_indexes=(0,),
+            versions={},
+            sampling=sampling,
+            timeout=timedelta(seconds=recipe.rollouts.timeout_s),
+        )
+        first = next(iter(sampling))
+        ports = {
+            name: PolicyPort(
+                policy_id=name,
+                engine=cast(
+                    "Engine", _Actor(self.models[name], told if name == first else _Said(text=text))
+                ),
+                tokenizer=self.models[name].tokenizer,
+                sampling=each,
+                template=self.models[name].template,
+            )
+            for name, each in sampling.items()
+        }
+        episode = Episode(task=task, sample_index=0, policies=ports)
+        _reward(await self.built.workflow.run(episode))
+        if not episode.trajectories():
+            raise RuntimeError("it ended without sampling a token")
+        return told
+
+    def first_prompt_length(self, prompt: Prompt) -> int:
+        """Return the tokens of the first prompt that a row becomes; too many are told as such."""
+        try:
+            asked = self.loop.run(lambda: self.play(prompt, "")).asked
+        except AstraflowError as refused:
+            return _UNBOUNDED if refused.reason is Reason.CONTEXT_TOO_LONG else 0
+        except Exception:  # noqa: BLE001 - was told on another row, or is of this one alone
+            return 0
+        return asked[0] if asked else 0
+
+
+def _rehearsed(stage: _Stage, data: SeenData) -> Generator[Finding, None, bool]:
+    """Rehearse; return whether nothing was raised."""
+    use = stage.use
+    where = f"workflows.{use.workflow}"
+    at: list[Kind] = []
+    golds: list[tuple[Kind, _Said]] = []
+    has_turns = False
+
+    async def play_all() -> None:
+        nonlocal has_turns
+        for kind in _rows(data):
+            at.append(kind)
+            gold = None
+            if stage.built.scorer is not None:
+                gold, _ = gold_of(stage.built.scorer, kind.prompt)
+            for text in (*([] if gold is None else [gold]), *_WRONG):
+                try:
+                    said = await stage.play(kind.prompt, text)
+                except AstraflowError as refused:
+                    if refused.reason is Reason.CONTEXT_TOO_LONG:
+                        continue  # long rows are counted apart
+                    raise
+                has_turns |= any(length > said.asked[0] for length in said.asked)
+                if text == gold:
+                    golds.append((kind, said))
+
+    fault = _caught(stage.loop, play_all, place=where, use=use, at=at)
+    if fault is not None and "agents are let in" in fault.what:
+        yield note(where, "agents are not rehearsed: it was not run on rows")
+        return False
+    if fault is not None:
+        yield fault
+        return False
+    if has_turns:
+        yield from _template_faults(stage)
+    yield from _answer_faults(stage, golds)
+    yield from _length_faults(stage, data)
+    return True
+
+
+def _template_faults(stage: _Stage) -> Iterator[Finding]:
+    """Tell what a template would make of earlier answers of a chat that goes on after them."""
+    for policy in stage.recipe.policies_of(stage.use.workflow):
+        for rewrite in stage.models[policy].template.check.warnings:
+            what, _, cure = rewrite.partition(": ")
+            yield warning(f"policies.{policy}.model", what, cure)
+
+
+def _answer_faults(stage: _Stage, golds: Sequence[tuple[Kind, _Said]]) -> Iterator[Finding]:
+    """Look whether the policy can say what is right."""
+    use = stage.use
+    policy = stage.recipe.policies_of(use.workflow)[0]
+    unwritable = [each for each in golds if each[1].unwritable]
+    if unwritable:
+        kind, told = unwritable[0]
+        yield error(
+            f"policies.{policy}.model",
+            f"its tokenizer cannot write the right answer {told.text[:60]!r} of {_row(use, kind)}",
+            "take a model whose alphabet has it, or other rows",
+        )
+    cut = [each for each in golds if each[1].is_cut and not each[1].unwritable]
+    if cut:
+        kind, told = cut[0]
+        sampling = stage.recipe.policies[policy].sampling
+        yield warning(
+            f"policies.{policy}.sampling",
+            f"the right answer {told.text[:60]!r} of {_row(use, kind)} is cut by max_new_tokens "
+            f"{sampling.max_new_tokens} or a stop string: {len(cut)} of {len(golds)} rows",
+            "raise max_new_tokens, or take out the stop string",
+        )
+
+
+def _length_faults(stage: _Stage, data: SeenData) -> Iterator[Finding]:
+    """Find by bisection how many rows leave no room, and how many too little."""
+    use, recipe = stage.use, stage.recipe
+    policy = recipe.policies_of(use.workflow)[0]
+    limit = stage.models[policy].max_context
+    if limit is None:
+        return
+    lengths: dict[int, int] = {}
+
+    def length(rank: int) -> int:
+        if rank not in lengths:
+            prompt = data.reader.prompt(data.longest[rank])
+            lengths[rank] = stage.first_prompt_length(prompt)
+        return lengths[rank]
+
+    count, answer = len(data.longest), recipe.policies[policy].sampling.max_new_tokens
+    too_long = _count(count, lambda rank: length(rank) >= limit)
+    tight = _count(count, lambda rank: length(rank) + answer > limit)
+    place = f"data.{use.data_set}"
+    cure = "leave long rows out with max_prompt_chars, or raise raas.engine.max_context"
+    if too_long == count:
+        yield error(place, f"every prompt has more tokens than the context of {limit}", cure)
+    elif too_long:
+        what = f"about {too_long} of {count} prompts have more tokens than the context of {limit}"
+        yield warning(place, what, cure)
+    elif tight:
+        yield warning(
+            place,
+            f"about {tight} of {count} prompts leave less than the {answer} tokens of "
+            f"max_new_tokens in a context of {limit}; the longest has {length(0)}",
+            f"{cure}, or lower policies.{policy}.sampling.max_new_tokens",
+        )
+
+
+def _count(count: int, is_over: Callable[[int], bool]) -> int:
+    """Return how many of the first ranks are over, by bisection: longer texts have more tokens."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if is_over(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low

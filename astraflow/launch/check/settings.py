@@ -1,0 +1,221 @@
+"""Settings that go together, or do not: what can never be trained, measured or reached."""
+
+import difflib
+from collections.abc import Iterator
+
+from astraflow.config.recipe import Policy, Recipe
+from astraflow.launch.check.report import Finding, error, note, warning
+from astraflow.launch.check.subject import Subject
+
+# A Llama of 0.2 M parameters learns with 5e-4 to 3e-3; models of some size lose what they know.
+_HIGH_RATE = 1e-3
+_HIGH_RATE_OF_ALL = 1e-2
+_LOW_RATE = 1e-9
+_LARGE = 50_000_000
+
+
+def check_groups(subject: Subject) -> Iterator[Finding]:
+    """Look whether groups can be whole, and whether their rewards teach anything."""
+    recipe = subject.recipe
+    rollouts = recipe.rollouts
+    sampled = recipe.policies_of(rollouts.workflow)
+    for name, policy in recipe.policies.items():
+        if name not in sampled:
+            yield error(
+                f"workflows.{rollouts.workflow}.policies",
+                f"nothing is sampled from {name}, so its trainer waits for ever",
+                f"add {name} to them, or take it out of policies",
+            )
+        if rollouts.group_size == 1 and _needs_groups(policy):
+            yield error(
+                "rollouts.group_size",
+                f"in groups of 1 every advantage of {name} is 0 under baseline "
+                f"{policy.trainer.advantages.baseline}",
+                f"raise it, set policies.{name}.trainer.advantages.baseline to none, or take a "
+                "critic",
+            )
+        if policy.sampling.temperature == 0 and _needs_groups(policy):
+            yield warning(
+                f"policies.{name}.sampling.temperature",
+                "with 0 all rollouts of a group are alike, and their advantages 0",
+                "1.0 samples from the policy itself",
+            )
+        most = policy.trainer.buffer.max_groups
+        if most is not None and most < policy.trainer.groups_per_batch:
+            yield warning(
+                f"policies.{name}.trainer.buffer.max_groups",
+                f"{most} is less than a batch: it counts as groups_per_batch, "
+                f"{policy.trainer.groups_per_batch}",
+                "raise it, or leave it out",
+            )
+    if rollouts.keep_together and recipe.raas.count and recipe.raas.capacity < rollouts.group_size:
+        yield warning(
+            "raas.capacity",
+            f"no node of {recipe.raas.capacity} rollouts can keep a group of {rollouts.group_size} "
+            "together: groups are spread",
+            "raise it to rollouts.group_size, or set rollouts.keep_together to false",
+        )
+    if not recipe.raas.count:
+        yield note("raas.count", "no rollout node is started: the run waits until some join")
+
+
+def check_length(subject: Subject) -> Iterator[Finding]:
+    """Look whether the run ends, and whether its data lasts for a batch."""
+    recipe = subject.recipe
+    rollouts = recipe.rollouts
+    sizes = [subject.data[name] for name in rollouts.data_sets if name in subject.data]
+    rows = sum(len(data.reader) for data in sizes)
+    is_known = len(sizes) == len(rollouts.data_sets)
+    for name, policy in recipe.policies.items():
+        where, trainer = f"policies.{name}.trainer", policy.trainer
+        if trainer.step_count is None and rollouts.epochs is None:
+            yield warning(f"{where}.step_count", "the run never ends", "set it, or rollouts.epochs")
+        if rollouts.epochs is None or not is_known:
+            continue
+        groups = rows * rollouts.epochs
+        if groups < trainer.groups_per_batch:
+            yield error(
+                "rollouts.epochs",
+                f"{rollouts.epochs} x {rows} rows are {groups} groups, and a batch of {name} has "
+                f"{trainer.groups_per_batch}",
+                f"raise it, or lower {where}.groups_per_batch",
+            )
+        elif trainer.step_count is not None and trainer.replay is None:
+            steps = groups // trainer.groups_per_batch
+            if steps < trainer.step_count:
+                yield warning(
+                    "rollouts.epochs",
+                    f"the rows last for {steps} of {trainer.step_count} steps of {name}",
+                    "raise it, or lower step_count",
+                )
+
+
+def check_steps(subject: Subject) -> Iterator[Finding]:
+    """Look at learning rates and at what happens at which step."""
+    for name, policy in subject.recipe.policies.items():
+        where, trainer = f"policies.{name}.trainer", policy.trainer
+        rate = trainer.optimizer.learning_rate
+        model = subject.models.get(name)
+        is_large = model is not None and model.parameter_count > _LARGE
+        high = _HIGH_RATE if is_large and policy.model.lora is None else _HIGH_RATE_OF_ALL
+        if rate > high or rate < _LOW_RATE:
+            yield warning(
+                f"{where}.optimizer.learning_rate",
+                f"{rate:g} is unusually {'high' if rate > high else 'low'}",
+                "1e-6 is common for whole models of billions of parameters, 1e-5 to 1e-4 for "
+                "adapters, 5e-4 for those of the demos",
+            )
+        if trainer.step_count is not None and trainer.optimizer.warm_up_steps >= trainer.step_count:
+            yield warning(
+                f"{where}.optimizer.warm_up_steps",
+                f"the rate still rises at the last of {trainer.step_count} steps",
+                "lower it",
+            )
+        if trainer.max_staleness == 0 and trainer.prefetch > 1:
+            yield warning(
+                f"{where}.prefetch",
+                f"{trainer.prefetch} batches are held at once, and with max_staleness 0 only the "
+                "first can be fresh",
+                "set it to 1, or allow for staleness",
+            )
+        if (
+            trainer.broadcast is not None
+            and trainer.broadcast.node_count > subject.recipe.raas.count
+        ):
+            yield warning(
+                f"{where}.broadcast.node_count",
+                f"it meets once {trainer.broadcast.node_count} nodes are there, and the run starts "
+                f"{subject.recipe.raas.count}",
+                "lower it, or raise raas.count",
+            )
+
+
+def check_evals(subject: Subject) -> Iterator[Finding]:
+    """Look whether every suite is run, and whether what is kept by one can be told."""
+    recipe = subject.recipe
+    for suite, settings in recipe.evals.items():
+        if not (settings.at_start or settings.at_end or settings.every):
+            yield warning(
+                f"evals.{suite}", "is never run", "set at_start, at_end or every, or leave it out"
+            )
+    for name, policy in recipe.policies.items():
+        keep = policy.trainer.save.keep
+        if keep is None or keep.best is None or not keep.best.startswith("eval/"):
+            continue
+        suite = keep.best.removeprefix("eval/")
+        where = f"policies.{name}.trainer.save.keep.best"
+        if suite not in recipe.evals:
+            near = difflib.get_close_matches(suite, recipe.evals, 1)
+            known = ", ".join(recipe.evals) or "none"
+            cure = f"did you mean eval/{near[0]}?" if near else f"evals has {known}"
+            yield error(where, f"there is no evaluation '{suite}'", cure)
+
+
+def check_times(subject: Subject) -> Iterator[Finding]:
+    """Look whether a workflow may take longer than its rollout."""
+    recipe = subject.recipe
+    time_s = recipe.workflows[recipe.rollouts.workflow].options.get("time_s")
+    limit_s = recipe.rollouts.timeout_s
+    if isinstance(time_s, int | float) and time_s > limit_s:
+        yield warning(
+            "rollouts.timeout_s",
+            f"a rollout ends after {limit_s:g} s, before the {time_s:g} s of "
+            f"workflows.{recipe.rollouts.workflow}.options.time_s",
+            "raise it, or lower time_s",
+        )
+
+
+def _needs_groups(policy: Policy) -> bool:
+    """Whether what is learnt comes of a comparison within groups."""
+    trainer = policy.trainer
+    return (
+        trainer.advantages.baseline != "none"
+        and trainer.critic is None
+        and trainer.engine is None
+        and not trainer.loss.moves_every_row
+    )
+
+
+def ports_of(recipe: Recipe) -> Iterator[tuple[str, str, int, int]]:
+    """Yield key, host, first port and count of what a run listens on; port 0 takes a free one."""
+    processes = 1 + len(recipe.policies) + recipe.raas.count
+    listens = [
+        ("hub.listen", recipe.hub.listen, 1),
+        ("metrics.listen", recipe.metrics.listen, processes),
+        ("raas.agents.listen", recipe.raas.agents.listen, recipe.raas.count),
+        ("raas.relay.listen", recipe.raas.relay.listen or "", recipe.raas.count),
+    ]
+    for key, listen, count in listens:
+        host, _, port = listen.rpartition(":")
+        if host and port.isdecimal() and int(port):
+            yield key, host.strip("[]"), int(port), count
+    if recipe.http.port:
+        yield "http.port", recipe.http.host, recipe.http.port, 1
+    for name, policy in recipe.policies.items():
+        if policy.trainer.broadcast is not None:
+            key = f"policies.{name}.trainer.broadcast.port"
+            yield key, "127.0.0.1", policy.trainer.broadcast.port, 1
+
+
+def check_ports(subject: Subject) -> Iterator[Finding]:
+    """Look whether two of a run's processes would listen on one port."""
+    taken: dict[int, str] = {}
+    for key, _, first, count in ports_of(subject.recipe):
+        is_per_node = key in ("raas.agents.listen", "raas.relay.listen")
+        if is_per_node and count > 1:
+            yield error(
+                key,
+                f"{count} nodes of this machine would listen on port {first}",
+                "take port 0, which is a free one for each, or raas.count 1",
+            )
+            count = 1  # noqa: PLW2901 - the port itself is compared below
+        for port in range(first, first + count):
+            if port > 65535:
+                yield error(key, f"port {port} is none", "lower the first one")
+                break
+            if port in taken:
+                yield error(
+                    key, f"port {port} is that of {taken[port]}, too", "give each its own, or 0"
+                )
+                break
+            taken[port] = key
