@@ -14,6 +14,7 @@ from astraflow.core.tasks import RegisteredCode, WorkflowSpec
 from astraflow.workflows.protocol import Scorer, Workflow
 from astraflow.workflows.registry import Kind, code_digest, find
 from astraflow.workflows.runner import LoadedWorkflow
+from astraflow.workflows.sandbox.protocol import SandboxProvider
 from astraflow.workflows.scoring import GuardedScorer
 from astraflow.workflows.tutors import Tutor
 
@@ -109,6 +110,17 @@ def build_scorer(name: str, options: Mapping[str, Any], *, where: str) -> Scorer
     found = find(Kind.SCORER, name)
     parsed = parse_options(found, options, where=where)
     return cast("Any", found)(parsed) if inspect.isclass(found) else found
+
+
+def build_sandboxes(name: str, options: Mapping[str, Any], *, where: str) -> SandboxProvider:
+    """Make what starts sandboxes of a kind; none is started.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN, or INVALID_FIELD for options that it does not take.
+    """
+    found = find(Kind.SANDBOX, name)
+    provider: SandboxProvider = found(parse_options(found, options, where=where))
+    return provider
 
 
 def _registered(kind: Kind, name: str) -> RegisteredCode:

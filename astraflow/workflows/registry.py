@@ -29,6 +29,7 @@ class Kind(StrEnum):
     WORKFLOW = "workflows"
     SCORER = "scorers"
     TUTOR = "tutors"
+    SANDBOX = "sandboxes"
 
 
 _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
@@ -48,6 +49,7 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "math": "astraflow.workflows.rewards.math:Math",
         "judge": "astraflow.workflows.rewards.judge:Judge",
         "process": "astraflow.workflows.kept.scorer:Kept",
+        "code": "astraflow.workflows.rewards.code:Code",
         "letter_sort": "astraflow.workflows.letter_sort.scorer:LetterSort",
     },
     Kind.TUTOR: {
@@ -55,6 +57,13 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "letter_sort_retry": "astraflow.workflows.letter_sort.tutors:RetryTutor",
         "letter_sort_verifier": "astraflow.workflows.letter_sort.tutors:VerifierTutor",
         "letter_sort_pair": "astraflow.workflows.letter_sort.tutors:PairTutor",
+    },
+    Kind.SANDBOX: {
+        "bubblewrap": "astraflow.workflows.sandbox.bubblewrap:Bubblewrap",
+        "podman": "astraflow.workflows.sandbox.containers:Podman",
+        "docker": "astraflow.workflows.sandbox.containers:Docker",
+        "e2b": "astraflow.workflows.sandbox.e2b:E2B",
+        "unsafe_process": "astraflow.workflows.sandbox.process:UnsafeProcess",
     },
 }
 

@@ -5,7 +5,7 @@ import contextlib
 import marshal
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import psutil
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.protocol import PolicyFault
-from astraflow.workflows.sandbox.protocol import Finished, Limits
+from astraflow.workflows.sandbox.protocol import Finished, Limits, Sandbox
 
 GUEST = Path(__file__).with_name("guest.py")
 _STARTING_S = 60.0
@@ -56,6 +56,11 @@ class GuestSandbox:
         self._place = place
         self._turn = asyncio.Lock()
         self._ending = ""
+
+    @property
+    def limits(self) -> Limits:
+        """Return what programs may take."""
+        return self._limits
 
     @classmethod
     async def start(
@@ -152,35 +157,21 @@ class GuestSandbox:
         Returns:
             What became of it, and the result of a call or of tests.
         """
-        limits = self._limits
-        time_s = time_s or limits.time_s
-        bounds = {
-            "time_s": time_s,
-            "memory_nbytes": limits.memory_mb * 2**20,
-            "file_nbytes": limits.file_mb * 2**20,
-            "output_nbytes": int(limits.output_mb * 2**20),
-            "task_count": self._place.task_count,
-        }
+        time_s = time_s or self._limits.time_s
+        bounds = _bounds(self._limits, time_s, self._place.task_count)
         said = await self._asked({**asked, **bounds}, *more, time_s=time_s)
-        if said is None:
-            return Finished(
-                exit_code=None,
-                signal=9,
-                is_timeout=self._ending == "time",
-                is_out_of_memory=self._ending == "memory",
-                is_lost=True,
-            ), b""
-        why, code, stdout, stderr, result, truncated = said
-        number = int(code)
-        finished = Finished(
-            exit_code=number if number >= 0 else None,
-            signal=-number if number < 0 else None,
-            stdout=stdout,
-            stderr=stderr,
-            is_timeout=why == b"time",
-            is_truncated=truncated == b"1",
+        if said is not None:
+            return _finished(said)
+        ended = self._ending
+        is_timeout, is_out_of_memory = ended == "time", ended == "memory"
+        lost = Finished(
+            exit_code=None,
+            signal=9,
+            is_timeout=is_timeout,
+            is_out_of_memory=is_out_of_memory,
+            is_lost=True,
         )
-        return finished, result
+        return lost, b""
 
     async def close(self) -> None:
         """End it and all that runs in it; idempotent."""
@@ -234,13 +225,13 @@ class GuestSandbox:
         async with self._turn:
             if self._ending:
                 raise self._lost()
-            frames = [marshal.dumps(each, 2) for each in (dict(asked), *more)]
-            sent = b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
+            sent = _framed(dict(asked), *more)
             answer = asyncio.ensure_future(self._answer(sent))
             try:
-                if not await self._watch(answer, time_s + _LATE_S):
-                    self._kill()
-                return answer.result() if answer.done() else None
+                if await self._watch(answer, time_s + _LATE_S):
+                    return answer.result()
+                self._kill()
+                return None
             except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
                 await self._ended_by(error)
                 return None
@@ -321,6 +312,78 @@ class GuestSandbox:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
+
+
+def _bounds(limits: Limits, time_s: float, task_count: int) -> dict[str, Any]:
+    return {
+        "time_s": time_s,
+        "memory_nbytes": limits.memory_mb * 2**20,
+        "file_nbytes": limits.file_mb * 2**20,
+        "output_nbytes": int(limits.output_mb * 2**20),
+        "task_count": task_count,
+    }
+
+
+async def run_inside(
+    sandbox: Sandbox, asked: Mapping[str, Any], *more: Any, time_s: float
+) -> tuple[Finished, bytes]:
+    """Have a guest run something in a sandbox; one that holds none gets it as a command.
+
+    Args, returns and raises: as `GuestSandbox.run`.
+    """
+    if isinstance(sandbox, GuestSandbox):
+        return await sandbox.run(asked, *more, time_s=time_s)
+    limits = sandbox.limits
+    bounds = _bounds(limits, time_s, limits.processes + 2)
+    command = ("python3", "-I", "-S", "-X", "utf8", "-c", GUEST.read_text(encoding="utf-8"))
+    sent = _framed({**asked, **bounds, "is_only": True}, *more)
+    finished = await sandbox.exec(command, stdin=sent, time_s=time_s + _LATE_S)
+    answers = _parts_of(finished.stdout)
+    if len(answers) > 1:
+        return _finished(answers[1])
+    if not answers and finished.exit_code is not None:
+        said = finished.stderr[-300:].decode("utf-8", "replace")
+        raise cannot_start(f"python3 is not in it, or runs no guest: {said}")
+    return replace(finished, is_lost=True), b""
+
+
+def _parts_of(said: bytes) -> list[list[bytes]]:
+    """Return the answers of a guest that was started for one request; what is cut off is left."""
+    answers: list[list[bytes]] = []
+    at = 0
+    while at + 4 <= len(said):
+        count = int.from_bytes(said[at : at + 4], "little")
+        header = said[at + 4 : at + 4 + 4 * count]
+        sizes = [int.from_bytes(header[i : i + 4], "little") for i in range(0, len(header), 4)]
+        at += 4 + 4 * count
+        parts: list[bytes] = []
+        for size in sizes:
+            parts.append(said[at : at + size])
+            at += size
+        if at > len(said):
+            break
+        answers.append(parts)
+    return answers
+
+
+def _framed(*requests: Any) -> bytes:
+    frames = [marshal.dumps(each, 2) for each in requests]
+    return b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
+
+
+def _finished(said: Sequence[bytes]) -> tuple[Finished, bytes]:
+    """Return what a guest says of what it ran, and the result."""
+    why, code, stdout, stderr, result, truncated = said
+    number = int(code)
+    finished = Finished(
+        exit_code=number if number >= 0 else None,
+        signal=-number if number < 0 else None,
+        stdout=stdout,
+        stderr=stderr,
+        is_timeout=why == b"time",
+        is_truncated=truncated == b"1",
+    )
+    return finished, result
 
 
 async def _drained(process: asyncio.subprocess.Process) -> None:

@@ -207,7 +207,8 @@ def _watch(
     left = memoryview(asked.get("stdin", b""))
     most = asked["output_nbytes"]
     watched = select.poll()
-    watched.register(asks, 0)
+    if not asked.get("is_only"):
+        watched.register(asks, 0)
     for number in (ended, *kept):
         watched.register(number, select.POLLIN)
     for number in (feed, *kept):

@@ -68,6 +68,11 @@ class Sandbox(Protocol):
     time limit.
     """
 
+    @property
+    def limits(self) -> Limits:
+        """Return what programs may take."""
+        ...
+
     async def exec(
         self,
         command: Sequence[str],
