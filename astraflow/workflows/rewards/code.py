@@ -18,7 +18,7 @@ from astraflow.workflows.rewards.code_tests import (
     Case,
     CheckCase,
     OutputCase,
-    Tests,
+    CodeTests,
     parse_tests,
     same_output,
     same_value,
@@ -122,7 +122,7 @@ class Code:
         """End all its sandboxes."""
         await self._pool.close()
 
-    def _tests(self, prompt: Prompt) -> Tests:
+    def _tests(self, prompt: Prompt) -> CodeTests:
         said = answer_of(prompt, self._options.field)
         try:
             return parse_tests(said, is_wrapped=self._options.wrapped)
@@ -137,7 +137,7 @@ class Code:
 
 
 class BrokenTestsError(Exception):
-    """Tests that cannot run themselves: it says why."""
+    """CodeTests that cannot run themselves: it says why."""
 
 
 def program_of(text: str, *, whole_text: bool = False) -> str | None:
@@ -151,7 +151,7 @@ def program_of(text: str, *, whole_text: bool = False) -> str | None:
 async def judge(
     sandbox: Sandbox,
     source: str,
-    tests: Tests,
+    tests: CodeTests,
     *,
     time_s: float,
     tolerance: float = 1e-6,

@@ -57,7 +57,7 @@ Case = OutputCase | CallCase | CheckCase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tests:
+class CodeTests:
     """What a program has to pass.
 
     Attributes:
@@ -69,7 +69,7 @@ class Tests:
     prefix: str = ""
 
 
-def parse_tests(said: Any, *, is_wrapped: bool = False) -> Tests:
+def parse_tests(said: Any, *, is_wrapped: bool = False) -> CodeTests:
     """Read tests in any of these forms; text is read as JSON first.
 
     - `{"inputs": ["1 2"], "outputs": ["3"]}`: standard input and output.
@@ -98,7 +98,7 @@ def parse_tests(said: Any, *, is_wrapped: bool = False) -> Tests:
     found = cast("dict[str, Any]", said)
     prefix = str(found.get("prefix") or "")
     if "assert" in found:
-        return Tests(cases=_checks(found), prefix=prefix)
+        return CodeTests(cases=_checks(found), prefix=prefix)
     inputs, outputs = found.get("inputs"), found.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise ValueError("tests have neither `inputs` and `outputs` nor `assert`")
@@ -108,7 +108,7 @@ def parse_tests(said: Any, *, is_wrapped: bool = False) -> Tests:
     name = found.get("fn_name")
     if not name:
         cases = tuple(OutputCase(stdin=_text(a), stdout=_text(b)) for a, b in pairs)
-        return Tests(cases=cases, prefix=prefix)
+        return CodeTests(cases=cases, prefix=prefix)
     calls = tuple(
         CallCase(
             name=str(name),
@@ -117,7 +117,7 @@ def parse_tests(said: Any, *, is_wrapped: bool = False) -> Tests:
         )
         for given, wanted in pairs
     )
-    return Tests(cases=calls, prefix=prefix)
+    return CodeTests(cases=calls, prefix=prefix)
 
 
 def _gathered(cases: list[Any]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ _USER = 1000
 # Outside, of a node that runs as root: real root would own what is not the sandbox's, such as
 # /proc/sys, and no limit of processes holds for it.
 _NOBODY = 65534
-# bwrap's process and the guest are inside too.
-_OWN_TASKS = 2
+# The guest is inside too.
+_OWN_TASKS = 1
 _SHARED_MEMORY_NBYTES = 16 * 2**20
 _FILES = {
     "passwd": f"user:x:{_USER}:{_USER}::{_HOME}:/bin/sh\n",
@@ -95,7 +95,7 @@ class Bubblewrap:
         command = [each.format(filter=number) for each in self._command]
         try:
             return await GuestSandbox.start(
-                command, limits=options, place=place, pass_fds=(number,)
+                command, limits=options, place=place, pass_fds=(number,), env={}
             )
         except AstraflowError as error:
             raise _with_cure(error) from error
@@ -133,7 +133,7 @@ class Bubblewrap:
         for name in ("python", "python3"):
             (folder / "bin" / name).symlink_to(python)
         guest = folder / "guest.pyc"
-        code = "import py_compile, sys; py_compile.compile(*sys.argv[1:], doraise=True)"
+        code = "import py_compile, sys; py_compile.compile(*sys.argv[1:], 'guest.py', doraise=True)"
         run = (str(python), "-I", "-c", code, str(GUEST), str(guest))
         made = subprocess.run(run, capture_output=True, check=False)  # noqa: S603 - our own
         if made.returncode:
@@ -145,7 +145,8 @@ class Bubblewrap:
     def _arguments(self, folder: Path, python: Path) -> Iterator[str]:
         options = self._options
         yield from ("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent")
-        yield from ("--new-session", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv")
+        # The guest is the first process of its namespace: no program in it can kill or stop it.
+        yield from ("--as-pid-1", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv")
         yield from ("--uid", str(_USER), "--gid", str(_USER))
         if denying_filter():
             yield from ("--seccomp", "{filter}")

@@ -21,6 +21,8 @@ _STARTING_S = 60.0
 _LATE_S = 10.0
 _LOOK_S = 0.25
 _MOST_PARTS = 16
+# What is resident beside the programs, and the pages that all share.
+_GUEST_NBYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,13 @@ class GuestSandbox:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], *, limits: Limits, place: Place, pass_fds: Sequence[int] = ()
+        cls,
+        command: Sequence[str],
+        *,
+        limits: Limits,
+        place: Place,
+        pass_fds: Sequence[int] = (),
+        env: Mapping[str, str] | None = None,
     ) -> "GuestSandbox":
         """Start a guest and wait until it is ready.
 
@@ -73,6 +81,7 @@ class GuestSandbox:
             limits: What programs may take.
             place: Where it is.
             pass_fds: That the command inherits.
+            env: Its whole environment; None: this process's.
 
         Raises:
             AstraflowError: ENVIRONMENT_FAILED with what the command said.
@@ -86,6 +95,7 @@ class GuestSandbox:
                 stderr=pipe,
                 start_new_session=True,
                 pass_fds=tuple(pass_fds),
+                env=env,
             )
         except OSError as error:
             raise cannot_start(f"{command[0]}: {error.strerror}") from error
@@ -262,7 +272,7 @@ class GuestSandbox:
             for process in psutil.Process(self._process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     total += process.memory_info().rss
-        return total > self._limits.memory_mb * 2**20
+        return total > self._limits.memory_mb * 2**20 + _GUEST_NBYTES
 
     async def _ended_by(self, error: Exception) -> None:
         """Tell what a program did to the guest from what was done to the sandbox.

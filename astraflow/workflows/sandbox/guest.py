@@ -5,8 +5,9 @@ requests on its standard input and answers on its standard output. It imports fe
 that is slow: the time it takes to start is the time it takes to have a fresh sandbox.
 
 Programs have the same user. What keeps them from the guest: it is not dumpable, so that neither
-its memory nor its descriptors can be had (PR_SET_DUMPABLE), and it answers plain data, which its
-owner reads with suspicion. A program that kills the guest ends its own sandbox.
+its memory nor its descriptors can be had (PR_SET_DUMPABLE); as the first process of a PID namespace
+it cannot be killed or stopped from inside; and it answers plain data, which its owner reads with
+suspicion.
 
 A program that is judged never has the right answers in its memory: its owner compares outputs.
 Tests that are code are read and run by a process of their own (`_check`), to which the program's
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     Request = dict[str, Any]
 
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
-_SIGKILL, _SIGPIPE, _SIGSTOP, _SIGXFSZ = 9, 13, 19, 25
+_SIGINT, _SIGKILL, _SIGPIPE, _SIGSTOP, _SIGXFSZ = 2, 9, 13, 19, 25
 _NOT_STARTED = 127
+# What a program's tracebacks call it.
+_FILE = "program.py"
 _PIECE = 2**16
 # Descriptors of a child beside the standard ones: what a call returned or a test found goes to the
 # first; of tests and the program that they call, the others.
@@ -48,6 +51,8 @@ def main() -> None:
     """Serve requests until the owner hangs up."""
     _prctl(_PR_SET_DUMPABLE, 0)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # As the first process of a namespace it gets no signal from inside that it has no handler for.
+    _signal.signal(_SIGINT, _signal.SIG_DFL)
     asks, answers = os.dup(0), os.dup(1)
     sys.path += sys.argv[1:]
     null = os.open(os.devnull, os.O_RDWR)
@@ -284,10 +289,18 @@ def _child(start: Callable[[], object], descriptors: Sequence[int], asked: Reque
     except SystemExit as leave:
         _leave(leave.code)
     except BaseException:  # noqa: BLE001 - a program raises anything
-        sys.excepthook(*sys.exc_info())
+        _tell(*sys.exc_info())
         _leave(1)
     finally:
         os._exit(1)
+
+
+def _tell(kind: Any, error: Any, place: Any) -> None:
+    """Print a traceback, from the first line of the program's own on."""
+    whole = place
+    while place is not None and place.tb_frame.f_code.co_filename != _FILE:
+        place = place.tb_next
+    sys.excepthook(kind, error, place or whole)
 
 
 def _limit(asked: Request) -> None:
@@ -333,8 +346,8 @@ def _play(source: str, name: str) -> dict[str, Any]:
         setattr(builtins, leave, sys.exit)
     module = type(sys)(name)
     sys.modules[name] = module
-    sys.argv = ["program.py"]
-    exec(compile(source, "program.py", "exec"), module.__dict__)  # noqa: S102 - what this is for
+    sys.argv = [_FILE]
+    exec(compile(source, _FILE, "exec"), module.__dict__)  # noqa: S102 - what this is for
     return module.__dict__
 
 
@@ -538,6 +551,12 @@ def _write_all(number: int, data: bytes) -> None:
 
 def _kill_all() -> None:
     """Kill all that came of this process until nobody is left."""
+    if os.getpid() == 1:
+        # All of its namespace, in one instant.
+        try:
+            os.kill(-1, _SIGKILL)
+        except ProcessLookupError:
+            return
     while pids := _below(os.getpid()):
         for number in (_SIGSTOP, _SIGKILL):
             for pid in pids:
