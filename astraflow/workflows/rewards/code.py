@@ -17,8 +17,8 @@ from astraflow.workflows.rewards.code_tests import (
     CallCase,
     Case,
     CheckCase,
-    OutputCase,
     CodeTests,
+    OutputCase,
     parse_tests,
     same_output,
     same_value,
@@ -39,8 +39,8 @@ class Verdict:
 
     Attributes:
         is_passed: Whether the output is right.
-        why: `passed`, `wrong`, `crash`, `timeout`, `output` (there was too much of it), `memory`, or
-            `lost`: the program has ended its sandbox.
+        why: `passed`, `wrong`, `crash`, `timeout`, `output` (there was too much of it), `memory`,
+            or `lost`: the program has ended its sandbox.
         got: What the program wrote or returned, as text; cut.
         error: The end of what it wrote to standard error, or why a test failed.
     """
@@ -52,7 +52,7 @@ class Verdict:
 
 
 class Code:
-    """1 when the last block of code in a text passes all its tests, else 0 or the share it passes."""
+    """1 when the last block of code passes all its tests, else 0 or the share that it passes."""
 
     class Options(Strict):
         """Where tests are, how they are judged, and where programs run."""
@@ -218,9 +218,7 @@ def _verdict(case: Case, finished: Finished, result: bytes, tolerance: float) ->
             raise BrokenTestsError(f"the tests themselves raise {said.removeprefix('broken: ')}")
         error = "" if said == "passed" else said or error
         why = "" if said == "passed" else "wrong"
-    return Verdict(
-        is_passed=not why, why=why or "passed", got=got[:_SHOWN_CHARS], error=error
-    )
+    return Verdict(is_passed=not why, why=why or "passed", got=got[:_SHOWN_CHARS], error=error)
 
 
 def _fault(finished: Finished) -> str:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, cast
 
 _EXACT_BELOW = 2**53
@@ -73,11 +74,11 @@ def parse_tests(said: Any, *, is_wrapped: bool = False) -> CodeTests:
     """Read tests in any of these forms; text is read as JSON first.
 
     - `{"inputs": ["1 2"], "outputs": ["3"]}`: standard input and output.
-    - `{"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}`: a function; an input that is text has
-      one argument in JSON on each line, an output that is text is JSON where it can be read as such.
+    - `{"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}`: a function; an input that is text
+      has one argument in JSON on each line, an output that is text is JSON where it reads as such.
     - `[{"input": …, "output": …, "fn_name": …}, …]`: the same, case by case.
-    - `{"assert": "def check(candidate): …", "entry_point": "add", "setup": "", "prefix": ""}`, or a list
-      of `assert` statements.
+    - `{"assert": "def check(candidate): …", "entry_point": "add", "setup": "", "prefix": ""}`, or a
+      list of `assert` statements.
 
     Args:
         said: The tests.
@@ -94,14 +95,14 @@ def parse_tests(said: Any, *, is_wrapped: bool = False) -> CodeTests:
     if isinstance(said, list):
         said = _gathered(cast("list[Any]", said))
     if not isinstance(said, dict):
-        raise ValueError("tests are neither an object nor a list")
+        raise ValueError("tests are neither an object nor a list")  # noqa: TRY004 - of a data set
     found = cast("dict[str, Any]", said)
     prefix = str(found.get("prefix") or "")
     if "assert" in found:
         return CodeTests(cases=_checks(found), prefix=prefix)
     inputs, outputs = found.get("inputs"), found.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
-        raise ValueError("tests have neither `inputs` and `outputs` nor `assert`")
+        raise ValueError("tests have neither `inputs` and `outputs` nor `assert`")  # noqa: TRY004
     pairs = list(zip(cast("list[Any]", inputs), cast("list[Any]", outputs), strict=False))
     if len(cast("list[Any]", inputs)) != len(cast("list[Any]", outputs)) or not pairs:
         raise ValueError(f"tests have {len(inputs)} inputs and {len(outputs)} outputs")  # pyright: ignore[reportUnknownArgumentType]
@@ -211,24 +212,24 @@ def same_value(got: Any, expected: Any, *, tolerance: float) -> bool:
     """
     match expected:
         case list() | tuple():
-            wanted = cast("Sequence[Any]", expected)
-            if not isinstance(got, list | tuple) or len(cast("Sequence[Any]", got)) != len(wanted):
-                return False
-            mine = cast("Sequence[Any]", got)
-            return all(
-                same_value(a, b, tolerance=tolerance) for a, b in zip(mine, wanted, strict=True)
-            )
+            theirs = list(cast("Sequence[Any]", expected))
+            ours = list(cast("Sequence[Any]", got)) if isinstance(got, list | tuple) else None
         case dict():
-            if not isinstance(got, dict):
-                return False
-            theirs = {str(key): value for key, value in cast("dict[Any, Any]", expected).items()}
-            ours = {str(key): value for key, value in cast("dict[Any, Any]", got).items()}
-            return ours.keys() == theirs.keys() and all(
-                same_value(ours[key], theirs[key], tolerance=tolerance) for key in theirs
-            )
+            theirs = _by_text(cast("dict[Any, Any]", expected))
+            ours = _by_text(cast("dict[Any, Any]", got)) if isinstance(got, dict) else None
         case float():
-            if isinstance(got, bool) or not isinstance(got, int | float):
-                return False
-            return math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
+            is_number = isinstance(got, int | float) and not isinstance(got, bool)
+            return is_number and math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
         case _:
             return bool(got == expected)
+    return (
+        ours is not None
+        and len(ours) == len(theirs)
+        and all(same_value(a, b, tolerance=tolerance) for a, b in zip(ours, theirs, strict=True))
+    )
+
+
+def _by_text(values: dict[Any, Any]) -> list[Any]:
+    """Return keys as text and their values, in the order of the keys."""
+    pairs = [(str(key), value) for key, value in values.items()]
+    return [list(pair) for pair in sorted(pairs, key=itemgetter(0))]

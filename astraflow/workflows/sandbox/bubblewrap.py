@@ -4,7 +4,6 @@ What runs inside has no network, sees no process and no file of the machine but 
 read-only, and writes to folders in memory that end with it.
 """
 
-import asyncio
 import importlib.util
 import os
 import re
@@ -146,7 +145,15 @@ class Bubblewrap:
         options = self._options
         yield from ("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent")
         # The guest is the first process of its namespace: no program in it can kill or stop it.
-        yield from ("--as-pid-1", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv")
+        yield from (
+            "--as-pid-1",
+            "--new-session",
+            "--cap-drop",
+            "ALL",
+            "--hostname",
+            "sandbox",
+            "--clearenv",
+        )
         yield from ("--uid", str(_USER), "--gid", str(_USER))
         if denying_filter():
             yield from ("--seccomp", "{filter}")
@@ -154,7 +161,7 @@ class Bubblewrap:
         for name in ("bin", "sbin", "lib", "lib32", "lib64"):
             path = Path("/", name)
             if path.is_symlink():
-                yield from ("--symlink", os.readlink(path), str(path))
+                yield from ("--symlink", str(path.readlink()), str(path))
             elif path.is_dir():
                 yield from ("--ro-bind", str(path), str(path))
         for path in ("/etc/ld.so.cache", "/etc/alternatives"):

@@ -102,9 +102,9 @@ class GuestSandbox:
         sandbox = cls(process, limits, place)
         try:
             async with asyncio.timeout(_STARTING_S):
-                parts = await sandbox._heard()  # noqa: SLF001 - its own
+                parts = await sandbox._heard()
         except (asyncio.IncompleteReadError, TimeoutError) as error:
-            sandbox._kill()  # noqa: SLF001 - its own
+            sandbox._kill()
             said = b"" if process.stderr is None else await process.stderr.read(4096)
             await sandbox.close()
             why = said.decode("utf-8", "replace").strip() or "it said nothing"
@@ -238,10 +238,10 @@ class GuestSandbox:
             sent = _framed(dict(asked), *more)
             answer = asyncio.ensure_future(self._answer(sent))
             try:
-                if await self._watch(answer, time_s + _LATE_S):
-                    return answer.result()
-                self._kill()
-                return None
+                if not await self._watch(answer, time_s + _LATE_S):
+                    self._kill()
+                    return None
+                return await answer
             except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
                 await self._ended_by(error)
                 return None

@@ -71,8 +71,8 @@ class _Container:
             return await GuestSandbox.start(command, limits=options, place=place)
         except AstraflowError as error:
             raise cannot_start(
-                f"{error.message.removeprefix('no sandbox starts here: ')}; does `{self.program} run "
-                f"--rm {options.image} python3 -V` work on this node?"
+                f"{error.message.removeprefix('no sandbox starts here: ')}; does `{self.program} "
+                f"run --rm {options.image} python3 -V` work on this node?"
             ) from error
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
 """The inside of a sandbox: runs what it is asked to within limits, and tells what became of it.
 
-A script of its own, of the standard library alone: `python -I -S -X utf8 guest.py PACKAGES...`. It reads
-requests on its standard input and answers on its standard output. It imports few modules and none
-that is slow: the time it takes to start is the time it takes to have a fresh sandbox.
+A script of its own, of the standard library alone: `python -I -S -X utf8 guest.py PACKAGES...`. It
+reads requests on its standard input and answers on its standard output. It imports few modules and
+none that is slow: the time it takes to start is the time it takes to have a fresh sandbox.
 
 Programs have the same user. What keeps them from the guest: it is not dumpable, so that neither
 its memory nor its descriptors can be had (PR_SET_DUMPABLE); as the first process of a PID namespace
@@ -17,7 +17,6 @@ process returns plain data.
 from __future__ import annotations
 
 import _ctypes  # pyright: ignore[reportMissingModuleSource]
-import _signal  # pyright: ignore[reportMissingModuleSource]
 import marshal
 import os
 import resource
@@ -31,7 +30,12 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import Any, NoReturn
 
+    import signal as _signal
+
     Request = dict[str, Any]
+else:
+    # `signal` makes enumerations of it, which is slow.
+    import _signal
 
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _SIGINT, _SIGKILL, _SIGPIPE, _SIGSTOP, _SIGXFSZ = 2, 9, 13, 19, 25
@@ -119,11 +123,7 @@ def _check(asked: Request, asks: int) -> list[bytes]:
         (lambda: _test(asked), (calls[1], results[0], asks)),
         (lambda: _answer_calls(asked["source"]), (calls[0], results[1])),
     ]
-    try:
-        return _run(starts, asked, asks)
-    finally:
-        for number in (*calls, *results):
-            os.close(number)
+    return _run(starts, asked, asks)
 
 
 def _read(asked: Request, _: int) -> list[bytes]:
@@ -168,8 +168,8 @@ def _run(
     """Run child processes until the first has ended, or at a limit.
 
     Args:
-        starts: What each child does, and the descriptors that it has from the fourth on; the first
-            has one for its result before them.
+        starts: What each child does, and the descriptors that it has from the fourth on, which
+            are closed here; the first has one for its result before them.
         asked: The request, with its limits.
         asks: The owner's descriptor; when it is closed, all is killed.
 
@@ -183,7 +183,8 @@ def _run(
     first = _child(starts[0][0], (*standard, readers[2][1], *starts[0][1]), asked)
     for start, more in starts[1:]:
         _child(start, (*standard, *more), asked)
-    for number in (into, *(pipe[1] for pipe in readers)):
+    theirs = {number for _, more in starts for number in more} - {asks}
+    for number in (into, *(pipe[1] for pipe in readers), *theirs):
         os.close(number)
     kept = {pipe[0]: bytearray() for pipe in readers}
     ended = os.pidfd_open(first)
@@ -204,7 +205,7 @@ def _run(
     return [why.encode(), b"%d" % code, *said, b"%d" % truncated]
 
 
-def _watch(
+def _watch(  # noqa: PLR0912 - one loop over all that may happen to a child
     ended: int, feed: int, kept: dict[int, bytearray], asked: Request, asks: int
 ) -> str:
     """Feed a child and keep what it says until it ends, and say why it did."""
@@ -444,11 +445,11 @@ def _remote(name: str, most: int) -> Callable[..., Any]:
     return call
 
 
-def encoded(value: Any, depth: int = 0) -> str:
+def encoded(value: Any, depth: int = 0) -> str:  # noqa: PLR0911, PLR0912 - a case a type
     """Return plain data as JSON; what JSON has no word for is an object with one key.
 
     Tuples are {"t": [...]}, sets {"s": [...]}, dicts {"d": [[key, value], ...]}, bytes
-    {"b": latin-1}, complex numbers {"c": [real, imaginary]}, floats that are no numbers {"f": "nan"}.
+    {"b": latin-1}, complex numbers {"c": [real, imaginary]}, floats without digits {"f": "nan"}.
 
     Raises:
         TypeError: It is no plain data.
@@ -479,7 +480,8 @@ def encoded(value: Any, depth: int = 0) -> str:
         case set() | frozenset():
             return f'{{"s":[{several(value)}]}}'
         case dict():
-            return f'{{"d":[{several(map(list, value.items()))}]}}'
+            pairs: Any = value.items()
+            return f'{{"d":[{several(map(list, pairs))}]}}'
         case bytes() | bytearray():
             return f'{{"b":{encode_basestring_ascii(value.decode("latin-1"))}}}'
         case complex():
@@ -496,26 +498,22 @@ def decoded(text: bytes) -> Any:
     """
     import json  # noqa: PLC0415 - slow to import, and seldom needed inside
 
+    made: dict[str, Callable[[Any], Any]] = {
+        "t": tuple,
+        "s": set,
+        "d": dict,
+        "b": lambda said: said.encode("latin-1"),
+        "c": lambda said: complex(*said),
+        "f": float,
+    }
+
     def untagged(tagged: dict[str, Any]) -> Any:
-        match tagged:
-            case {"t": list(values)}:
-                return tuple(values)
-            case {"s": list(values)}:
-                return set(values)
-            case {"d": list(pairs)}:
-                return dict(pairs)
-            case {"b": str(said)}:
-                return said.encode("latin-1")
-            case {"c": [real, imaginary]}:
-                return complex(real, imaginary)
-            case {"f": str(said)}:
-                return float(said)
-            case _:
-                raise ValueError("not of the form that a guest writes")
+        ((tag, said),) = tagged.items()
+        return made[tag](said)
 
     try:
         return json.loads(text, object_hook=untagged)
-    except (TypeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError("not of the form that a guest writes") from error
 
 
@@ -560,7 +558,7 @@ def _kill_all() -> None:
     while pids := _below(os.getpid()):
         for number in (_SIGSTOP, _SIGKILL):
             for pid in pids:
-                try:
+                try:  # noqa: SIM105 - contextlib is slow to import
                     os.kill(pid, number)
                 except ProcessLookupError:
                     pass
@@ -599,7 +597,7 @@ def _below(pid: int) -> list[int]:
 
 def _prctl(option: int, value: int) -> None:
     # Without ctypes, which takes longer than the rest of this start.
-    library = _ctypes.dlopen(None, 0)
+    library = _ctypes.dlopen(None, 0)  # pyright: ignore[reportArgumentType] - this program
     address = _ctypes.dlsym(library, "prctl")
     _ctypes.call_function(address, (option, value, 0, 0, 0))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
 from astraflow.workflows.sandbox.protocol import Sandbox, SandboxProvider
@@ -34,7 +34,7 @@ class SandboxPool:
         return self._provider
 
     @asynccontextmanager
-    async def take(self) -> AsyncIterator[Sandbox]:
+    async def take(self) -> AsyncGenerator[Sandbox]:
         """Lend a sandbox, and end it afterwards.
 
         Raises:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - programs are easier to read on their own lines
 """Programs that mean harm. Each says REACHED when it got what it should not have.
 
 `{tcp}`, `{udp}` and `{abstract}` listen on the machine; `{secret}` is a file of it that says

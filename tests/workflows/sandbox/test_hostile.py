@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from astraflow.workflows.rewards.code import judge
-from astraflow.workflows.rewards.code_tests import OutputCase, CodeTests
+from astraflow.workflows.rewards.code_tests import CodeTests, OutputCase
 from tests.workflows.sandbox.hostile import PROGRAMS
 
 RIGHT = "the right answer"
@@ -135,7 +135,7 @@ async def test_a_hostile_program_reaches_nothing(name, start, outside, monkeypat
         (again,) = await judge(sandbox, GOOD, TESTS, time_s=LONG_S)
         assert again.is_passed
     await sandbox.close()
-    while living_in(inside):  # the kernel ends a namespace on its own time
+    while living_in(inside):  # noqa: ASYNC110 - the kernel ends a namespace on its own time
         await asyncio.sleep(0.01)
     (again,) = await judge(await start(), GOOD, TESTS, time_s=LONG_S)
     assert again.is_passed
