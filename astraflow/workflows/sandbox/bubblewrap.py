@@ -79,8 +79,13 @@ class Bubblewrap:
     async def start(self) -> GuestSandbox:
         """Start a sandbox; see `SandboxProvider.start`."""
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="astraflow-sandbox-")
-            self._command = self._prepared(Path(self._folder.name))
+            folder = tempfile.TemporaryDirectory(prefix="astraflow-sandbox-")
+            try:
+                self._command = self._prepared(Path(folder.name))
+            except BaseException:
+                folder.cleanup()
+                raise
+            self._folder = folder
         options = self._options
         place = Place(
             home=_HOME,

@@ -26,11 +26,10 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal as _signal
     from collections.abc import Callable, Iterator, Sequence
     from types import CodeType
     from typing import Any, NoReturn
-
-    import signal as _signal
 
     Request = dict[str, Any]
 else:
@@ -480,8 +479,8 @@ def encoded(value: Any, depth: int = 0) -> str:  # noqa: PLR0911, PLR0912 - a ca
         case set() | frozenset():
             return f'{{"s":[{several(value)}]}}'
         case dict():
-            pairs: Any = value.items()
-            return f'{{"d":[{several(map(list, pairs))}]}}'
+            pairs = map(list, value.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            return f'{{"d":[{several(pairs)}]}}'
         case bytes() | bytearray():
             return f'{{"b":{encode_basestring_ascii(value.decode("latin-1"))}}}'
         case complex():
