@@ -38,3 +38,14 @@ def verifiers(
         raise AstraflowError(Reason.INVALID_FIELD, f"--arguments is no JSON: {error}") from error
     count = export_rows(out, environment, given, split=split, python=python)
     typer.echo(f"{count} rows in {out}")
+
+
+@app.command("human-eval")
+def human_eval(
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Lines of JSON.")],
+) -> None:
+    """Write HumanEval's problems, from the package human-eval, for the scorer `code`."""
+    from astraflow.workflows.data_sets.human_eval import write_human_eval  # noqa: PLC0415
+
+    typer.echo(f"{write_human_eval(out)} rows in {out}")

@@ -14,6 +14,7 @@ from astraflow.core.tasks import RegisteredCode, WorkflowSpec
 from astraflow.workflows.protocol import Scorer, Workflow
 from astraflow.workflows.registry import Kind, code_digest, find
 from astraflow.workflows.runner import LoadedWorkflow
+from astraflow.workflows.sandbox.protocol import SandboxProvider
 from astraflow.workflows.scoring import GuardedScorer
 from astraflow.workflows.tutors import Tutor
 
@@ -134,6 +135,17 @@ def _not_made(name: str, error: BaseException, *, where: str) -> AstraflowError:
         f"{where}: {name} raised {type(error).__name__} when it was made: {error}",
         metadata={"field": where},
     )
+
+
+def build_sandboxes(name: str, options: Mapping[str, Any], *, where: str) -> SandboxProvider:
+    """Make what starts sandboxes of a kind; none is started.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN, or INVALID_FIELD for options that it does not take.
+    """
+    found = find(Kind.SANDBOX, name)
+    provider: SandboxProvider = found(parse_options(found, options, where=where))
+    return provider
 
 
 def _registered(kind: Kind, name: str) -> RegisteredCode:

@@ -30,6 +30,7 @@ class Kind(StrEnum):
     SCORER = "scorers"
     TUTOR = "tutors"
     ENVIRONMENT = "environments"
+    SANDBOX = "sandboxes"
 
 
 _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
@@ -51,6 +52,7 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "math": "astraflow.workflows.rewards.math:Math",
         "judge": "astraflow.workflows.rewards.judge:Judge",
         "process": "astraflow.workflows.kept.scorer:Kept",
+        "code": "astraflow.workflows.rewards.code:Code",
         "letter_sort": "astraflow.workflows.letter_sort.scorer:LetterSort",
     },
     Kind.TUTOR: {
@@ -74,6 +76,13 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
             "openenv": "adapters.openenv:OpenEnv",
             "search": "search:Search",
         }.items()
+    },
+    Kind.SANDBOX: {
+        "bubblewrap": "astraflow.workflows.sandbox.bubblewrap:Bubblewrap",
+        "podman": "astraflow.workflows.sandbox.containers:Podman",
+        "docker": "astraflow.workflows.sandbox.containers:Docker",
+        "e2b": "astraflow.workflows.sandbox.e2b:E2B",
+        "unsafe_process": "astraflow.workflows.sandbox.process:UnsafeProcess",
     },
 }
 

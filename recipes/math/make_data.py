@@ -1,5 +1,6 @@
-"""Writes train.jsonl and held_out.jsonl: sums and differences of reasoning-gym's chain_sum, a
-quarter of them of one digit, the others of two.
+"""Writes train.jsonl and held_out.jsonl: sums and differences of reasoning-gym's chain_sum.
+
+A quarter of them are of one digit, the others of two.
 
     pip install reasoning-gym==0.1.25
     python recipes/math/make_data.py

@@ -1,0 +1,1 @@
+"""Sandboxes: where programs run that nobody has read."""

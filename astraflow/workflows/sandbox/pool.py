@@ -1,0 +1,82 @@
+"""Sandboxes that are ready before they are needed; each is used once."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+
+from astraflow.workflows.sandbox.protocol import Sandbox, SandboxProvider
+
+
+class SandboxPool:
+    """Hands out fresh sandboxes: nothing of one program is there for the next.
+
+    A sandbox that nobody used yet is started while others are in use, so that a program waits for
+    none as long as programs do not come faster than the machine starts sandboxes.
+    """
+
+    def __init__(self, provider: SandboxProvider, *, workers: int, ready: int) -> None:
+        """Prepare; nothing is started before the first sandbox is taken.
+
+        Args:
+            provider: Starts them.
+            workers: In use at once; who wants more waits.
+            ready: Started ahead.
+        """
+        self._provider = provider
+        self._workers = workers
+        self._ready = ready
+        self._begin()
+
+    @property
+    def provider(self) -> SandboxProvider:
+        """Return what starts the sandboxes."""
+        return self._provider
+
+    @asynccontextmanager
+    async def take(self) -> AsyncGenerator[Sandbox]:
+        """Lend a sandbox, and end it afterwards.
+
+        Raises:
+            AstraflowError: ENVIRONMENT_FAILED when none starts here.
+        """
+        if self._loop is not asyncio.get_running_loop():
+            # Those of another loop, which has ended, end with their descriptors.
+            self._begin()
+        async with self._room:
+            starting = self._started.popleft() if self._started else self._start()
+            while len(self._started) < self._ready:
+                self._started.append(self._start())
+            try:
+                sandbox = await starting
+            except BaseException:
+                starting.cancel()
+                raise
+            try:
+                yield sandbox
+            finally:
+                closing = asyncio.get_running_loop().create_task(sandbox.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """End all of them; idempotent."""
+        for starting in self._started:
+            with suppress(Exception):
+                await (await starting).close()
+        self._started.clear()
+        if self._closing:
+            await asyncio.wait(set(self._closing))
+        await self._provider.close()
+
+    def _begin(self) -> None:
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = None
+        self._room = asyncio.Semaphore(self._workers)
+        self._started = deque[asyncio.Task[Sandbox]]()
+        self._closing = set[asyncio.Task[None]]()
+
+    def _start(self) -> asyncio.Task[Sandbox]:
+        return asyncio.get_running_loop().create_task(self._provider.start())

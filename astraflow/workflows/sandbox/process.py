@@ -1,0 +1,65 @@
+"""No sandbox at all: processes of the node's own user, within limits.
+
+They read and write what the node does, and reach the network. For programs that are trusted, on
+machines where nothing better starts; that is why a recipe has to say `unsafe_process`.
+"""
+
+import os
+import sys
+import tempfile
+
+import psutil
+from pydantic import Field
+
+from astraflow.workflows.sandbox.channel import GUEST, GuestSandbox, Place
+from astraflow.workflows.sandbox.protocol import Limits
+
+
+class UnsafeProcess:
+    """Starts processes under a guest in a temporary folder."""
+
+    class Options(Limits):
+        """Limits: `disk_mb` is not kept, and for root neither is `processes`."""
+
+        env: dict[str, str] = Field(default={})
+        """Variables of commands, beside PATH, HOME and LANG."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    @property
+    def limits(self) -> Limits:
+        """Return what programs may take."""
+        return self._options
+
+    async def start(self) -> GuestSandbox:
+        """Start one; see `SandboxProvider.start`."""
+        folder = tempfile.TemporaryDirectory(prefix="astraflow-process-")
+        env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder.name, "LANG": "C.UTF-8"}
+        place = Place(
+            home=folder.name,
+            env=env | self._options.env,
+            task_count=_own_task_count() + self._options.processes,
+            is_seen=True,
+            is_namespace=False,
+            on_close=folder.cleanup,
+        )
+        # Imported, not run: so it is compiled once.
+        code = f"import sys; sys.path.insert(0, {str(GUEST.parent)!r}); import guest; guest.main()"
+        command = (sys.executable, "-I", "-S", "-X", "utf8", "-c", code)
+        return await GuestSandbox.start(command, limits=self._options, place=place)
+
+    async def close(self) -> None:
+        """Do nothing: they share nothing."""
+
+
+def _own_task_count() -> int:
+    """Return how many threads this user has; nothing bounds root."""
+    count = 0
+    if os.getuid() == 0:
+        return count
+    for process in psutil.process_iter(["uids", "num_threads"]):
+        owners, threads = process.info["uids"], process.info["num_threads"]
+        if owners is not None and owners.real == os.getuid():
+            count += threads or 1
+    return count
