@@ -287,14 +287,14 @@ class Recorder:
         """Let the policy go on from here.
 
         Args:
-            **overrides: Fields of SamplingParams that differ from the task's, this time.
+            **overrides: Fields of SamplingParams that differ from the task's, from now on.
 
         Raises:
             AstraflowError: CONTEXT_TOO_LONG when there is no room for another token, and
                 what the engine raises.
         """
-        past, wanted = self._past, replace(self._sampling, **overrides)
-        generation, sampling = await self._port.generate(past.tokens, wanted)
+        past, self._sampling = self._past, replace(self._sampling, **overrides)
+        generation, sampling = await self._port.generate(past.tokens, self._sampling)
         sampled = generation.tokens.tolist()
         if sampled:
             turn = Turn(
