@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import psutil
 import pytest
 from pydantic import ValidationError
 
@@ -192,3 +193,6 @@ async def test_a_run_is_trained_on_an_environment_from_its_recipe_alone(tmp_path
     rollouts = [each.rollout for each in run.rollouts()]
     assert {each.reward for each in rollouts} == {1.0}
     assert {each.metrics["solved"] for each in rollouts} == {1.0}
+    # The node has stopped the processes of its environments.
+    children = psutil.Process().children(recursive=True)
+    assert not [each for each in children if "worlds:Countdown" in each.cmdline()]
