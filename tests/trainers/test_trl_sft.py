@@ -66,15 +66,6 @@ def smollm2(_):
     return folder, SMOLLM2_SYSTEM
 
 
-def plain_model(folder):
-    """Read a model whose attention is plain products.
-
-    The kernels for the CPU take exponentials to 20 bits, another one with a mask for padding than
-    without: that alone makes losses differ by 1e-5.
-    """
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-
-
 @pytest.mark.parametrize("make", [tiny, smollm2])
 @pytest.mark.parametrize("demonstrations", [chats, completions])
 def test_the_loss_of_every_batch_is_the_same(make, demonstrations, tmp_path):
@@ -85,7 +76,7 @@ def test_the_loss_of_every_batch_is_the_same(make, demonstrations, tmp_path):
     )
     rows = list(demonstrations())
     trainer = trl.SFTTrainer(
-        model=plain_model(folder),
+        model=AutoModelForCausalLM.from_pretrained(folder),
         processing_class=tokenizer,
         train_dataset=datasets.Dataset.from_list(rows),
         args=trl.SFTConfig(
@@ -101,7 +92,7 @@ def test_the_loss_of_every_batch_is_the_same(make, demonstrations, tmp_path):
     trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(
         trainer.train_dataset
     )
-    ours = CausalModel(plain_model(folder))
+    ours = CausalModel(AutoModelForCausalLM.from_pretrained(folder))
     made = tokenize_demonstrations(rows, folder, max_length=1024)
     for number, inputs in enumerate(trainer.get_train_dataloader()):
         with torch.no_grad():
