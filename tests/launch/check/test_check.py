@@ -512,6 +512,21 @@ WRONG = [
         ("20 groups", "21"),
     ),
     Wrong(
+        "routes of no experts",
+        (f"{TRAINER}.router_replay=required",),
+        f"{TRAINER}.router_replay",
+        ("the model has no experts",),
+    ),
+    Wrong(
+        "routes that nobody tells",
+        (
+            f"{TRAINER}.router_replay=required",
+            "raas.engine={kind: vllm, python: data_of/python}",
+        ),
+        "raas.engine.routed_experts",
+        ("set it to true",),
+    ),
+    Wrong(
         "best by nothing",
         (f"{TRAINER}.save.keep={{last: 2, best: eval/heldout}}",),
         f"{TRAINER}.save.keep.best",
