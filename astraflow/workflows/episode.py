@@ -227,6 +227,11 @@ class Recorder:
         return len(self._past.tokens)
 
     @property
+    def has_room(self) -> bool:
+        """Whether the context has room for another token."""
+        return self.token_count < self._port.engine.max_context_token_count
+
+    @property
     def sampled_count(self) -> int:
         """Tokens sampled so far."""
         return sum(len(turn.generation.tokens) for turn in self._turns)

@@ -12,7 +12,7 @@ from astraflow.workflows.scoring import GuardedScorer, needs_scorer
 
 
 class MultiTurnRetry:
-    """Asks until the answer is right, or the turns are used up.
+    """Asks until the answer is right, or the turns or the context are used up.
 
     One trajectory: what the environment says between the turns is in it, masked. Metrics:
     `turns`, `solved` and `first_try`.
@@ -42,17 +42,20 @@ class MultiTurnRetry:
         options = self._options
         talk = episode.trajectory()
         tell(talk, options, episode.prompt)
-        turn = 1
+        turn, is_full = 0, False
         while True:
             reply = await talk.sample()
             score = await self._scorer(episode.prompt, reply.text)
             is_right = score.reward >= options.right_reward
+            turn += 1
             if is_right or turn == options.max_turns:
                 break
             go_on(talk, fill(options.feedback, episode.prompt))
-            turn += 1
+            is_full = not talk.has_room
+            if is_full:
+                break
         if not is_right:
-            talk.finish_reason = FinishReason.TURNS
+            talk.finish_reason = FinishReason.LENGTH if is_full else FinishReason.TURNS
         metrics = {
             "turns": float(turn),
             "solved": float(is_right),
@@ -62,4 +65,5 @@ class MultiTurnRetry:
             score,
             reward=score.reward * options.turn_discount ** (turn - 1),
             metrics={**score.metrics, **metrics},
+            truncated=score.truncated or is_full,
         )

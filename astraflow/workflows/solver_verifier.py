@@ -78,7 +78,7 @@ class Judged:
         verdict: Whether the verifier approves; None: it does not say.
         is_approved: The same, with what is left open decided.
         p_approve: The probability of that, in [0, 1].
-        is_cut: Whether the attempt ran out of tokens.
+        is_cut: Whether the attempt ran out of tokens, or left none for a verdict.
     """
 
     text: str
@@ -122,27 +122,35 @@ class Pair:
         )
 
     async def run(self, episode: Episode, solver: Recorder, verifier: Recorder) -> Judged:
-        """Let the solver answer what it was told, the verifier judge, and reward both."""
+        """Let the solver answer what it was told, the verifier judge, and reward both.
+
+        An attempt that is too long for the verifier's context has no verdict.
+
+        Raises:
+            AstraflowError: CONTEXT_TOO_LONG when there is no room for an attempt.
+        """
         options, prompt = self._options, episode.prompt
         reply = await solver.sample()
         score = await self._scorer(prompt, reply.text)
+        solver.reward = score.reward
         asked = replace(prompt, fields={**prompt.fields, "answer": reply.text})
         tell(verifier, options.verify, asked)
         budget = options.verdict_tokens
-        said = await verifier.sample(**({} if budget is None else {"max_new_tokens": budget}))
-        verdict = self.verdict_of(said.text)
+        limits = {} if budget is None else {"max_new_tokens": budget}
+        said = await verifier.sample(**limits) if verifier.has_room else None
+        verdict = None if said is None else self.verdict_of(said.text)
         is_approved = options.unparsed == "approve" if verdict is None else verdict
         judged = Judged(
             text=reply.text,
             score=score,
             is_right=score.reward >= options.right_reward,
-            critique=said.text,
+            critique="" if said is None else said.text,
             verdict=verdict,
             is_approved=is_approved,
             p_approve=probability_of(said, is_approved=is_approved),
-            is_cut=reply.is_cut,
+            is_cut=reply.is_cut or said is None,
         )
-        solver.reward, verifier.reward = score.reward, float(judged.agrees)
+        verifier.reward = float(judged.agrees)
         return judged
 
     def verdict_of(self, text: str) -> bool | None:
@@ -157,10 +165,11 @@ class Pair:
 class SolverVerifier:
     """Attempts and verdicts in turn, until one is approved or the rounds are used up.
 
-    A solver whose attempt was rejected reads why, and tries again in the same chat. The rollout's
-    reward is that of the last attempt. Metrics: `rounds`, `first_try` and `solved` (whether the
-    first and the last attempt are right), `verdict_right`, `approved` and `parsed` (shares of the
-    verdicts that are true, that approve, and that say anything).
+    A solver whose attempt was rejected reads why, and tries again in the same chat, while its
+    context has room. The rollout's reward is that of the last attempt. Metrics: `rounds`,
+    `first_try` and `solved` (whether the first and the last attempt are right), `verdict_right`,
+    `approved` and `parsed` (shares of the verdicts that are true, that approve, and that say
+    anything).
     """
 
     class Options(PairOptions):
@@ -184,17 +193,20 @@ class SolverVerifier:
         solver, verifier = self._pair.start(episode)
         tell(solver, options, episode.prompt)
         rounds = [await self._pair.run(episode, solver, verifier)]
-        while not rounds[-1].is_approved and len(rounds) < options.max_rounds:
+        is_full = False
+        while not rounds[-1].is_approved and len(rounds) < options.max_rounds and not is_full:
             number = len(rounds) + 1
             solver, verifier = self._pair.start(episode, number=number, after=solver)
             critique = rounds[-1].critique
             go_on(solver, fill(options.feedback, episode.prompt, verdict=critique))
-            rounds.append(await self._pair.run(episode, solver, verifier))
+            is_full = not solver.has_room
+            if not is_full:
+                rounds.append(await self._pair.run(episode, solver, verifier))
         last = rounds[-1]
         return replace(
             last.score,
             metrics={**last.score.metrics, **_metrics(rounds)},
-            truncated=last.score.truncated or last.is_cut,
+            truncated=last.score.truncated or last.is_cut or is_full,
         )
 
 
@@ -209,14 +221,14 @@ def _metrics(rounds: list[Judged]) -> dict[str, float]:
     }
 
 
-def probability_of(said: Reply, *, is_approved: bool) -> float:
-    """Return the probability with which a verifier approves.
+def probability_of(said: Reply | None, *, is_approved: bool) -> float:
+    """Return the probability with which a verifier approves; None: it said nothing.
 
     Of a verdict of one token that is exact when the verifier has two words, and too high by what it
     would spend on others: p(approve) = p(the token), or 1 - p(the token) where it rejects. A
     verdict that is reasoned is taken at its word: 1 or 0.
     """
-    if len(said.logprobs) != 1:
+    if said is None or len(said.logprobs) != 1:
         return float(is_approved)
     share = min(1.0, math.exp(float(said.logprobs[0])))
     return share if is_approved else 1.0 - share

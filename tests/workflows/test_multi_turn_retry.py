@@ -1,6 +1,6 @@
 import pytest
 
-from astraflow.core.rollouts import FinishReason
+from astraflow.core.rollouts import FinishReason, Outcome
 from astraflow.workflows.multi_turn_retry import MultiTurnRetry
 from astraflow.workflows.rewards.exact import Exact
 from astraflow.workflows.runner import run_episode
@@ -39,3 +39,12 @@ async def test_a_discount_makes_early_answers_worth_more(parrot, episode, loaded
     )
     assert rollout.reward == pytest.approx(0.81)
     assert rollout.metrics["solved"] == 1.0
+
+
+async def test_a_context_that_is_full_ends_it_with_the_last_answer(parrot, episode, loaded):
+    # The prompt, an answer, the feedback and another answer fill it.
+    engine = parrot("x", "y", max_context_token_count=10)
+    rollout = await run_episode(loaded(retry()), episode(solver=engine))
+    assert (rollout.outcome, rollout.reward) == (Outcome.TRUNCATED, 0.0)
+    assert rollout.metrics["turns"] == 2
+    assert rollout.trajectories[0].finish_reason is FinishReason.LENGTH

@@ -102,6 +102,24 @@ async def test_rounds_end_when_they_are_used_up_or_an_attempt_is_approved(parrot
     assert (await run("xxx", max_rounds=3, unparsed="approve")).metrics["rounds"] == 1
 
 
+async def test_a_retry_that_has_no_room_leaves_the_last_attempt(parrot, episode, loaded):
+    solver = parrot("cba", max_context_token_count=12)
+    rollout = await run_episode(
+        loaded(pair(max_rounds=2)), episode(solver=solver, verifier=parrot("n"))
+    )
+    assert (rollout.outcome, rollout.reward) == (Outcome.TRUNCATED, 0.0)
+    assert [each.agent for each in rollout.trajectories] == ["solver", "verifier"]
+    assert [each.reward for each in rollout.trajectories] == [0.0, 1.0]
+
+
+async def test_an_attempt_that_no_verifier_can_read_has_its_reward(parrot, episode, loaded):
+    judge = parrot(max_context_token_count=5)
+    rollout = await run_episode(loaded(pair()), episode(solver=parrot("abc"), verifier=judge))
+    assert (rollout.outcome, rollout.reward) == (Outcome.TRUNCATED, 1.0)
+    assert [each.agent for each in rollout.trajectories] == ["solver"]
+    assert rollout.metrics["parsed"] == 0.0
+
+
 @pytest.mark.parametrize(
     ("where", "text", "verdict"),
     [

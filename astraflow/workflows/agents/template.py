@@ -193,6 +193,8 @@ class ChatTemplate:
                     return
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
+        if not self.has_start:  # the same as PLAIN gives, where Jinja is not installed
+            return "".join(message["content"] for message in messages)
         from jinja2 import TemplateError  # noqa: PLC0415 - an extra
 
         try:
@@ -202,7 +204,7 @@ class ChatTemplate:
                 tools=list(tools) or None,
                 add_generation_prompt=True,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise AstraflowError(
                 Reason.INVALID_FIELD,
                 f"the model's chat template refuses the messages: {error}",
@@ -230,10 +232,21 @@ def _probes() -> Mapping[str, list[Message]]:
 def _compiled(source: str) -> Any:
     """Compile a template, once for all who use it."""
     from jinja2 import TemplateSyntaxError  # noqa: PLC0415 - an extra
+    from jinja2.ext import Extension  # noqa: PLC0415
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 
+    class Generation(Extension):
+        """Keeps what stands between `generation` and `endgeneration`, marks for masks."""
+
+        tags = {"generation"}  # noqa: RUF012 - declared so by Jinja
+
+        def parse(self, parser: Any) -> Any:
+            """Return what stands inside."""
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
     world: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
     )
     world.filters["tojson"] = _to_json
     world.globals["raise_exception"] = _refuse

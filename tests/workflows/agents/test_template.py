@@ -77,3 +77,25 @@ def test_roles_that_a_model_without_a_template_loses_are_told_once():
         assert {plain.render(chat), plain.render(chat)} == {"systemuser"}
     assert len(logs) == 1
     assert "no chat template" in logs[0]["event"]
+
+
+def test_without_a_template_of_its_own_a_model_reads_what_the_plain_one_gives():
+    chat = [{"role": "user", "content": "{{ a }}\n"}, {"role": "assistant", "content": "b"}]
+    commented = ChatTemplate(PLAIN + "{# not the plain one #}")
+    assert ChatTemplate().render(chat) == commented.render(chat) == "{{ a }}\nb"
+
+
+def test_marks_for_the_masks_of_other_libraries_change_nothing():
+    marked = ChatTemplate(
+        "{% for m in messages %}{{ m.role }}:"
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    )
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert marked.render(chat) == "user:a;assistant:b;"
+
+
+def test_a_template_that_stumbles_over_a_message_says_so():
+    stumbling = ChatTemplate("{{ messages[0].content.splitlines()[7] + 1 }}")
+    with pytest.raises(AstraflowError, match="refuses the messages"):
+        stumbling.render([{"role": "user", "content": "a"}])
