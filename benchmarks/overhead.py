@@ -30,7 +30,7 @@ import torch
 from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.core.advantages import AdvantageSettings, advantages_of
-from astraflow.engines.models import cache_dir
+from astraflow.storage.cache import cache_dir
 from astraflow.trainers.causal_model import CausalModel, load_causal_model, prepare_torch
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.warm_up import ensure_model

@@ -26,7 +26,7 @@ import numpy as np
 from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Loss, Recipe
 from astraflow.core.advantages import AdvantageSettings, advantages_of
-from astraflow.engines.models import cache_dir
+from astraflow.storage.cache import cache_dir
 from astraflow.trainers.causal_model import load_causal_model, prepare_torch
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.rows import TrainRows

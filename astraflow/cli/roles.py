@@ -12,9 +12,9 @@ from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe, Tracing
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.models import cache_dir
 from astraflow.launch.processes import hold_lifeline
 from astraflow.rpc.tls import Tls
+from astraflow.storage.cache import cache_dir
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.otel import configure_tracing
 from astraflow.telemetry.traces import use_recorder
@@ -220,6 +220,8 @@ def make_warm_up(recipe: Path, *, overrides: Sequence[str], policy: str) -> Path
     hold_lifeline()
     settings = load_recipe(recipe, overrides)
     _use_threads(settings.policies[policy].trainer.thread_count)
+    # Threads that wait for each other would spin, and take the cores from those they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from astraflow.trainers.warm_up import ensure_model  # noqa: PLC0415
 
     model = settings.policies[policy].model

@@ -18,3 +18,23 @@ def checked_model_dir(policy_id: str, directory: Path) -> Path:
             "Face model",
         )
     return directory
+
+
+def must_be_model(directory: Path, *, where: str) -> None:
+    """Refuse a directory that is no model.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it is not there or lacks a file.
+    """
+    if not directory.is_dir():
+        raise AstraflowError(Reason.INVALID_FIELD, f"{where}: {directory} is not a directory")
+    needed = ("config.json", "tokenizer.json")
+    missing = [name for name in needed if not (directory / name).exists()]
+    if not list(directory.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{where}: {directory} lacks {', '.join(missing)}; a Hugging Face model directory is "
+            "needed",
+        )

@@ -11,9 +11,17 @@ from astraflow.config.strict import Algorithm, Name, Options, Strict
 class DataSet(Strict):
     """Rows that become prompts."""
 
-    path: Path
+    path: Path | None = None
     """JSONL or Parquet file, or a directory written by datasets.save_to_disk. Relative
     paths start at the recipe's folder."""
+    hub: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)?$")
+    """org/name on the Hugging Face hub, in place of a path; needs `astraflow[datasets]`."""
+    split: str = "train"
+    """Of hub."""
+    config: str | None = None
+    """Of hub; unset: its default."""
+    revision: str | None = None
+    """Of hub: branch, tag or commit. A run keeps the commit in its recipe. Unset: main."""
     format: Literal["auto", "jsonl", "parquet", "datasets"] = "auto"
     id_field: str | None = None
     """Field with a stable id; unset: a digest of the row."""
@@ -25,6 +33,17 @@ class DataSet(Strict):
     """The field whose length counts."""
     limit: int | None = Field(default=None, ge=1)
     """Only the first so many rows."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("give exactly one of 'path' and 'hub'")
+        of_hub = self.model_fields_set & {"split", "config", "revision"}
+        if self.path is not None and any(
+            getattr(self, key) != type(self).model_fields[key].default for key in of_hub
+        ):
+            raise ValueError(f"{', '.join(sorted(of_hub))}: only data of 'hub' has that")
+        return self
 
 
 class Workflow(Strict):

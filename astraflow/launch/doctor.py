@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from astraflow import __version__
-from astraflow.engines.models import cache_dir
+from astraflow.storage.cache import cache_dir
 
 _GIB = 1 << 30
 _MIB = 1 << 20

@@ -7,11 +7,38 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from astraflow.config.model_dirs import must_be_model
 from astraflow.config.recipe import Model, Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.models import must_be_model
+from astraflow.engines.hub import commit_of
 from astraflow.launch.processes import RoleCommand, RoleProcess
+from astraflow.workflows.data_sets.hub import download_data_set, pinned_data_set
+
+
+def pinned(recipe: Recipe, *, note: Callable[[str], None]) -> Recipe:
+    """Return a recipe whose models and data of the Hugging Face hub are of one commit each.
+
+    Data is downloaded, for a hub that starts has no time for it.
+
+    Raises:
+        AstraflowError: What `commit_of` and `download_data_set` raise.
+    """
+    policies = {
+        name: policy.model_copy(update={"model": _pinned_model(policy.model)})
+        for name, policy in recipe.policies.items()
+    }
+    data = {name: pinned_data_set(each) for name, each in recipe.data.items()}
+    for name, each in data.items():
+        if each.hub is not None:
+            download_data_set(each, report=lambda line, name=name: note(escape(f"{name}: {line}")))
+    return recipe.model_copy(update={"policies": policies, "data": data})
+
+
+def _pinned_model(model: Model) -> Model:
+    if model.hub is None:
+        return model
+    return model.model_copy(update={"revision": commit_of(model.hub, model.revision)})
 
 
 async def prepare_models(

@@ -10,6 +10,7 @@ from astraflow.config.loader import dump_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.launch.launcher import Launch
+from astraflow.launch.models import pinned
 from astraflow.launch.plot import draw_reward
 from astraflow.launch.report import show_summary
 from astraflow.launch.roles import RunTokens
@@ -36,10 +37,11 @@ def run_recipe(recipe: Recipe, *, runs: Path, console: Console) -> RunSummary:
         console: Where progress and the final table go.
 
     Raises:
-        AstraflowError: A run of this name is live, a model is missing, a process could not start.
+        AstraflowError: A run of this name is live, a model is missing, a process could not start,
+            something of the Hugging Face hub cannot be had.
     """
     run_dir = claim_run_dir(runs, recipe.name)
-    recipe = _with_trace_folder(recipe, run_dir)
+    recipe = _with_trace_folder(pinned(recipe, note=console.print), run_dir)
     run_dir.recipe.write_text(dump_recipe(recipe))
     return _see_through(Launch(recipe=recipe, run_dir=run_dir, console=console))
 

@@ -1,6 +1,6 @@
 """Demonstrations: chats and texts to learn from, as tokens of a model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -60,7 +60,11 @@ def _what_is_wrong(row: Mapping[str, Any]) -> str:
 
 
 def tokenize_demonstrations(
-    rows: Sequence[Mapping[str, Any]], directory: Path, *, max_length: int
+    rows: Sequence[Mapping[str, Any]],
+    directory: Path,
+    *,
+    max_length: int,
+    report: Callable[[str], None] = print,
 ) -> list[SupervisedRow]:
     """Turn demonstrations into tokens of a model; those that are too long are left out.
 
@@ -68,6 +72,7 @@ def tokenize_demonstrations(
         rows: As `read_demonstrations` gives them.
         directory: Of the model, with its tokenizer and its chat template.
         max_length: Tokens that a sequence may have.
+        report: Told how many are left out.
 
     Raises:
         AstraflowError: INVALID_FIELD for messages that the model's template refuses, or when it
@@ -82,6 +87,11 @@ def tokenize_demonstrations(
             Reason.INVALID_FIELD,
             f"every demonstration is longer than max_length, {max_length} tokens; the shortest "
             f"has {shortest}",
+        )
+    if len(kept) < len(made):
+        report(
+            f"{len(made) - len(kept)} of {len(made)} rows are left out: they have more than "
+            f"max_length, {max_length} tokens"
         )
     return kept
 

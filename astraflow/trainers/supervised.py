@@ -125,7 +125,9 @@ def make_demonstrated(
         else:
             module = load_causal_model(base, device="cpu").module
             companions, max_length = base, settings.max_length
-        rows = tokenize_demonstrations(demonstrations, companions, max_length=max_length)
+        rows = tokenize_demonstrations(
+            demonstrations, companions, max_length=max_length, report=report
+        )
         schedule = Schedule.of(settings, row_count=None if base is None else len(rows))
         size = sum(each.numel() for each in module.parameters())
         report(

@@ -250,7 +250,7 @@ def test_a_disk_that_is_full_is_told(tmp_path, cache):
     done = subprocess.run(
         [sys.executable, "-c", _SMALL_DISK, source], capture_output=True, text=True, check=True
     )
-    assert "CAPACITY_EXCEEDED the model could not be written" in done.stdout
+    assert "CAPACITY_EXCEEDED the cache could not be written" in done.stdout
     assert "XDG_CACHE_HOME" in done.stdout
     assert left_in(cache) == set()
 

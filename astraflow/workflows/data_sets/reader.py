@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
 from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PromptId
 from astraflow.core.tasks import Prompt
+from astraflow.workflows.data_sets.hub import download_data_set
 from astraflow.workflows.data_sets.rows import HubDataSet, JsonLines, ParquetRows, Row, Rows
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _OPENERS: Mapping[str, Callable[[Path], Rows]] = {
     "jsonl": JsonLines,
@@ -36,7 +40,10 @@ def open_data_set(name: str, settings: DataSet, root: Path, *, seed: int = 0) ->
         AstraflowError: INVALID_FIELD when the file cannot be read, a row lacks a field, or
             two rows have one id.
     """
-    path = root / settings.path
+    if settings.hub is not None:
+        path = download_data_set(settings, report=log.info)
+    else:
+        path = root / (settings.path or "")
     rows = _OPENERS[_format_of(settings, path)](path)
     return DataSetReader(name, rows, settings, seed=seed)
 
@@ -147,7 +154,7 @@ class DataSetReader:
     def _fault(self, what: str) -> AstraflowError:
         return AstraflowError(
             Reason.INVALID_FIELD,
-            f"data.{self.name}: {what} in {self._settings.path}",
+            f"data.{self.name}: {what} in {self._settings.path or self._settings.hub}",
             metadata={"field": f"data.{self.name}"},
         )
 
