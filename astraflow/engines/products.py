@@ -89,6 +89,10 @@ def _is_ours(left: Tensor, right: Tensor) -> bool:
 
 
 def _onednn(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return [..., n] of states [..., k] and a weight [n, k], of any strides."""
-    apply = cast("Any", torch.ops).mkldnn._linear_pointwise  # noqa: SLF001 - the one that is there
-    return apply(states, weight, bias, "none", [], "")
+    """Return [..., n] of states [..., k] and a weight [n, k], of any strides.
+
+    Nothing is added to the product, in the one form of the operator that TorchScript can record.
+    """
+    apply = cast("Any", torch.ops).mkldnn._linear_pointwise.binary  # noqa: SLF001 - no other name
+    nothing = states.new_zeros((*states.shape[:-1], weight.shape[0]))
+    return apply(states, nothing, weight, bias, "add")

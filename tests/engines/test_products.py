@@ -72,3 +72,11 @@ def test_layers_of_a_module_are_taken_over_with_their_weights():
         assert isinstance(each[0], OnednnLinear) == onednn_is_faster()
     states = torch.randn(5, 8)
     torch.testing.assert_close(module(states), twin(states))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+def test_a_layer_can_be_recorded():
+    module = use_onednn(nn.Sequential(nn.Linear(8, 4))).requires_grad_(requires_grad=False)
+    recorded = torch.jit.trace(module, (torch.randn(5, 8),), check_trace=False)
+    states = torch.randn(17, 8)
+    assert torch.equal(recorded(states), module(states))
