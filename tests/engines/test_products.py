@@ -74,7 +74,7 @@ def test_layers_of_a_module_are_taken_over_with_their_weights():
     torch.testing.assert_close(module(states), twin(states))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_layer_can_be_recorded():
     module = use_onednn(nn.Sequential(nn.Linear(8, 4))).requires_grad_(requires_grad=False)
     recorded = torch.jit.trace(module, (torch.randn(5, 8),), check_trace=False)
