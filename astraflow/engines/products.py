@@ -35,7 +35,9 @@ def onednn_is_faster() -> bool:
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Return the product of two matrices, f[m, k] and f[k, n], without a gradient."""
-    return _onednn(left, right.T, None) if _is_ours(left, right) else left @ right
+    # oneDNN knows no products over nothing, such as the gradient of a weight that saw no row.
+    has_terms = left.shape[1] > 0
+    return _onednn(left, right.T, None) if has_terms and _is_ours(left, right) else left @ right
 
 
 def linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -85,7 +87,7 @@ class _Linear(torch.autograd.Function):
 
 def _is_ours(left: Tensor, right: Tensor) -> bool:
     is_f32 = left.dtype == right.dtype == torch.float32
-    return is_f32 and left.device.type == "cpu" and left.numel() > 0 and onednn_is_faster()
+    return is_f32 and left.device.type == "cpu" and onednn_is_faster()
 
 
 def _onednn(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -49,11 +49,12 @@ def test_other_types_are_left_to_torch(dtype):
 
 
 def test_nothing_is_left_of_no_rows():
-    states = torch.zeros(0, 8, requires_grad=True)
-    made = linear(states, torch.randn(3, 8))
+    states, weight = torch.zeros(0, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True)
+    made = linear(states, weight)
     assert made.shape == (0, 3)
     made.sum().backward()
     assert states.grad.shape == (0, 8)
+    assert not weight.grad.any()
 
 
 def test_a_row_has_the_same_bits_among_any_others():
