@@ -103,12 +103,13 @@ def server_python(settings: EngineSettings) -> Path:
         AstraflowError: INVALID_FIELD when none is named, or it is not there.
     """
     variable = f"ASTRAFLOW_{settings.kind.upper()}_PYTHON"
-    named = settings.python or Path(os.environ.get(variable, ""))
+    said = os.environ.get(variable)
+    named = settings.python or Path(said or "")
     if settings.url is None and not named.is_file():
+        what = f"{named} is none" if settings.python or said else "none is named"
         raise AstraflowError(
             Reason.INVALID_FIELD,
             f"raas.engine.kind {settings.kind} needs the interpreter of an environment that has"
-            f" it, and {named} is none: set raas.engine.python or {variable}, or attach by"
-            " raas.engine.url",
+            f" it, and {what}: set raas.engine.python or {variable}, or attach by raas.engine.url",
         )
     return named
