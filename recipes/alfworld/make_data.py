@@ -19,8 +19,8 @@ ROOMS_PER_TASK, HELD_OUT_ROOMS = 8, 8
 DEMONSTRATION_COUNT, MAX_TURNS = 400, 8
 # Of all tasks.
 HELD_OUT_SHARE = 0.2
-# Of the turns, which are a legal command drawn at random.
-STRAY_SHARE = 0.3
+# Of the demonstrations, in which every second command is a legal one drawn at random.
+DISTRACTED_SHARE = 0.6
 
 
 def is_held_out(task: Mapping[str, str]) -> bool:
@@ -34,16 +34,17 @@ def tasks(*, held_out: bool) -> Sequence[Mapping[str, str]]:
 
 
 def plan(world: Household, rng: random.Random) -> Iterator[str]:
-    """Yield the next command of somebody who knows how, and is often distracted.
+    """Yield the next command of somebody who knows how, and may be distracted.
 
     It looks into one receptacle after the other for the thing, then brings it where it belongs.
     """
     room = world.room
     left = list(room.contents)
+    stray_share = 0.5 if rng.random() < DISTRACTED_SHARE else 0.0
     while True:
         at = room.place
         wanted = [each for each in room.contents.get(at, ()) if kind_of(each) == room.thing]
-        if rng.random() < STRAY_SHARE:
+        if rng.random() < stray_share:
             can = [each for each in room.commands() if each.split()[0] in STRAYS]
             yield rng.choice(can)
         elif room.held and kind_of(room.held) != room.thing:
