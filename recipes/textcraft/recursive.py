@@ -226,16 +226,16 @@ class RecursiveAgents:
             return "ERROR: agents cannot be spawned any deeper; craft it yourself"
         if not isinstance(subtasks, list) or not subtasks:
             return 'ERROR: spawn needs {"subtasks": [{"targets": {name: count}}]}'
+        asked = [subtask_of(each, options.child_steps) for each in subtasks[: options.max_breadth]]
+        parts = [each for each in asked if each is not None]
+        if len(parts) < len(asked):
+            return "ERROR: a subtask has targets {name: count from 1 on} and max_steps from 1 on"
         held = await tree.inventory()
-        children: list[tuple[Agent, Mapping[str, Any]]] = []
-        for each in subtasks[: options.max_breadth]:
-            targets = targets_of(each)
-            steps = each.get("max_steps", options.child_steps) if targets else 0
-            if not targets or type(steps) is not int or steps < 1:
-                return "ERROR: a subtask has targets {name: count from 1 on} and max_steps from 1 on"
-            begun = self._begin(tree, agent, targets, held)
-            children.append((begun, {"steps": steps, "context": str(each.get("context", ""))}))
-        played = (self._play(tree, child, **how) for child, how in children)
+        children = [self._begin(tree, agent, part.targets, held) for part in parts]
+        played = (
+            self._play(tree, child, steps=part.steps, context=part.context)
+            for child, part in zip(children, parts, strict=True)
+        )
         return spawn_result(await _together(played))
 
     async def _reward(self, tree: Tree, agent: Agent) -> None:
@@ -277,14 +277,25 @@ def action_of(text: str) -> Mapping[str, Any] | None:
     return {**arguments, "type": found.group(1)} if isinstance(arguments, dict) else None
 
 
-def targets_of(subtask: Any) -> Mapping[str, int] | None:
-    """Return the targets of a subtask; None: they are none."""
-    targets = subtask.get("targets") if isinstance(subtask, dict) else None
-    if not isinstance(targets, dict) or not targets:
-        return None
-    if not all(type(count) is int and count > 0 for count in targets.values()):
-        return None
-    return {_named(item): count for item, count in targets.items()}
+@dataclass(frozen=True)
+class Subtask:
+    """What a child is asked for."""
+
+    targets: Mapping[str, int]
+    steps: int
+    context: str
+
+
+def subtask_of(asked: Any, steps: int) -> Subtask | None:
+    """Return what was asked for, with `steps` where it names no number; None: it makes no sense."""
+    match asked:
+        case {"targets": dict(targets), **rest} if targets:
+            steps = rest.get("max_steps", steps)
+            counts = [steps, *targets.values()]
+            if all(type(count) is int and count > 0 for count in counts):
+                names = {_named(item): count for item, count in targets.items()}
+                return Subtask(names, steps, str(rest.get("context", "")))
+    return None
 
 
 def opening(
