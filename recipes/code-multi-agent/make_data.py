@@ -1,0 +1,131 @@
+"""Writes the rows of coder and tester, and what a sloppy tutor shows each of them.
+
+    python recipes/code-multi-agent/make_data.py
+
+The problems are those of recipes/code on numbers. Three in ten of the coder's programs are right,
+at the first attempt and at the second. The tester shows what each step makes of its inputs, then
+writes the cases; four in ten of its answers are right. In the others the last step is forgotten,
+the candidate is believed, a case is missing, or the JSON is broken.
+"""
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "code")]
+from coder_tester import shown_results  # noqa: E402 - lies beside this file
+from small_functions import (  # noqa: E402 - of recipes/code
+    KINDS,
+    Step,
+    demonstration,
+    distinct,
+    outputs_of,
+    program_of,
+    prompt_of,
+    rows_of,
+)
+
+from astraflow.workflows.rewards.code import Verdict  # noqa: E402
+from astraflow.workflows.rewards.code_tests import parse_tests  # noqa: E402
+
+TRAIN_COUNT, HELD_OUT_COUNT, CODER_COUNT, TESTER_COUNT = 192, 64, 800, 800
+TESTER_RIGHT_SHARE = 0.4
+INPUTS = range(5)
+RESULTS = "{results}\nAgain."
+
+
+def number_problems(*, held_out: bool, seed: int) -> Iterator[tuple[str, list[Step]]]:
+    return (row for row in rows_of(held_out=held_out, seed=seed) if row[0] == "number")
+
+
+def results_of(source: str, inputs: list[object], expected: list[object]) -> str:
+    """Return what a coder is told of its program."""
+    cases = {"fn_name": "f", "inputs": [[each] for each in inputs], "outputs": expected}
+    got = outputs_of(source, inputs)
+    verdicts = [
+        Verdict(is_passed=False, why="crash", error="SyntaxError: expected ':'")
+        if got is None
+        else Verdict(is_passed=mine == right, why="wrong", got=str(mine))
+        for mine, right in zip(got or expected, expected, strict=True)
+    ]
+    return shown_results(parse_tests(cases), verdicts)
+
+
+def coder_chat(kind: str, steps: list[Step], rng: random.Random) -> list[dict[str, str]]:
+    first, second = (demonstration(kind, steps, rng) for _ in range(2))
+    inputs: list[object] = sorted(rng.sample(INPUTS, 2))
+    expected = outputs_of(program_of(kind, steps), inputs)
+    chat = [
+        {"role": "user", "content": prompt_of(kind, steps)},
+        {"role": "assistant", "content": f"```python\n{first}```"},
+    ]
+    if outputs_of(first, inputs) != expected:
+        told = RESULTS.format(results=results_of(first, inputs, expected or []))
+        chat += [
+            {"role": "user", "content": told},
+            {"role": "assistant", "content": f"```python\n{second}```"},
+        ]
+    return chat
+
+
+def tester_chat(kind: str, steps: list[Step], rng: random.Random) -> list[dict[str, str]]:
+    candidate = demonstration(kind, steps, rng)
+    inputs: list[object] = rng.sample(INPUTS, 2)
+    worked = [
+        outputs_of(program_of(kind, steps[:count]), inputs) or []
+        for count in range(1, len(steps) + 1)
+    ]
+    mistake = rng.choice(("last step", "candidate", "one case", "broken"))
+    if rng.random() < TESTER_RIGHT_SHARE:
+        mistake = ""
+    if mistake == "last step":
+        worked = worked[:-1] or [inputs]
+    elif mistake == "candidate":
+        worked = [outputs_of(candidate, inputs) or inputs]
+    count = 1 if mistake == "one case" else 2
+    lines = [f"{inputs[n]}: {', '.join(str(values[n]) for values in worked)}" for n in range(count)]
+    made = {"inputs": [[each] for each in inputs[:count]], "outputs": worked[-1][:count]}
+    text = json.dumps(made)
+    if mistake == "broken":
+        text = text.replace("]]", "]", 1)
+    said = "\n".join([*lines, "```json", text, "```"])
+    asked = f"{prompt_of(kind, steps)}\n{candidate.strip()}\nTwo cases."
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+
+
+def write(name: str, rows: list[dict[str, object]]) -> None:
+    (HERE / name).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+def main() -> None:
+    """Write the files beside this one."""
+    files = {"train": (False, TRAIN_COUNT), "held_out": (True, HELD_OUT_COUNT)}
+    for name, (held_out, count) in files.items():
+        rows: list[dict[str, object]] = []
+        for kind, steps in distinct(number_problems(held_out=held_out, seed=0), count):
+            solution, inputs = program_of(kind, steps), KINDS[kind][3]
+            tests = {
+                "fn_name": "f",
+                "inputs": [[value] for value in inputs],
+                "outputs": outputs_of(solution, inputs),
+            }
+            rows.append({"prompt": prompt_of(kind, steps), "solution": solution, "tests": tests})
+        write(f"{name}.jsonl", rows)
+    for name, chat_of, count in (
+        ("coder", coder_chat, CODER_COUNT),
+        ("tester", tester_chat, TESTER_COUNT),
+    ):
+        rng = random.Random(2)  # noqa: S311
+        shown = islice(number_problems(held_out=False, seed=1), count)
+        write(
+            f"{name}_demonstrations.jsonl",
+            [{"messages": chat_of(kind, steps, rng)} for kind, steps in shown],
+        )
+
+
+if __name__ == "__main__":
+    main()
