@@ -24,34 +24,43 @@ _SIMILAR = 0.85
 class Shop:
     """One customer, one errand."""
 
-    def __init__(self, products: str, per_page: int = 5, pages: int = 3) -> None:
+    def __init__(
+        self,
+        products: str = "products.jsonl",
+        per_page: int = 5,
+        pages: int = 3,
+        *,
+        list_buttons: bool = True,
+    ) -> None:
         """Open the shop; needs bm25s.
 
         Args:
-            products: JSONL, as make_products.py writes it; relative to where the node runs.
+            products: JSONL, as make_products.py writes it; relative to this file.
             per_page: Products on a page of results.
             pages: Of results at most.
+            list_buttons: Tell with every page what can be clicked; off: for short contexts.
         """
         bm25s: Any = import_module("bm25s")
-        with Path(products).open(encoding="utf-8") as file:
-            self._products = [json.loads(line) for line in file]
-        self._by_id = {product["id"].lower(): product for product in self._products}
+        with (Path(__file__).parent / products).open(encoding="utf-8") as file:
+            self.products = [json.loads(line) for line in file]
+        self._by_id = {product["id"].lower(): product for product in self.products}
         texts = [
             " ".join([each["title"], each["description"], *each["features"]])
-            for each in self._products
+            for each in self.products
         ]
         self._tokens: Any = lambda words: bm25s.tokenize(words, show_progress=False)
         self._index: Any = bm25s.BM25()
         self._index.index(self._tokens(texts), show_progress=False)
         self._per_page, self._most = per_page, min(per_page * pages, len(texts))
-        self._goal: Mapping[str, Any] = {}
+        self._list_buttons = list_buttons
+        self.goal: Mapping[str, Any] = {}
         self._begin()
 
     def reset(self, task: Mapping[str, Any], seed: int) -> str:
         """Say what is wanted; a row may have the whole `goal`."""
-        self._goal = task.get("goal") or self._drawn(random.Random(seed))  # noqa: S311
+        self.goal = task.get("goal") or self._drawn(random.Random(seed))  # noqa: S311
         self._begin()
-        return self._page(self._goal["instruction"])
+        return self._page(self.goal["instruction"])
 
     def step(self, action: str) -> Step:
         """Search or click; anything else is told to be neither."""
@@ -78,7 +87,7 @@ class Shop:
         self._details = ""
 
     def _drawn(self, rng: random.Random) -> Mapping[str, Any]:
-        product = rng.choice(self._products)
+        product = rng.choice(self.products)
         options = {name: rng.choice(values) for name, values in product["options"].items()}
         attributes = rng.sample(product["attributes"], 2)
         limit = 10 * (int(product["price"]) // 10 + rng.randint(1, 3))
@@ -97,14 +106,14 @@ class Shop:
             self._tokens([words]), k=self._most, show_progress=False
         )
         found = zip(numbers[0].tolist(), scores[0].tolist(), strict=True)
-        self._results = [self._products[number] for number, score in found if score > 0]
+        self._results = [self.products[number] for number, score in found if score > 0]
         return Step(self._page("" if self._results else "Nothing was found."))
 
     def _click(self, button: str) -> Step:
         product = self._product
         match button:
             case "buy now" if product is not None:
-                parts = reward_of(self._goal, product, self._chosen)
+                parts = reward_of(self.goal, product, self._chosen)
                 return Step("", parts["reward"], is_done=True, metrics=parts)
             case "back to search":
                 self._begin()
@@ -154,6 +163,8 @@ class Shop:
         else:
             shown = self._shown()
             lines += [f"[{each['id']}] {each['title']}, {each['price']:.2f}" for each in shown]
+        if not self._list_buttons:
+            return "\n".join(lines)
         can = [f"click[{button}]" for button in self._buttons()] or ["search[words]"]
         return "\n".join([*lines, f"You can: {', '.join(can)}"])
 

@@ -79,10 +79,10 @@ def test_what_is_asked_for_can_be_bought(shop):
         said = world.reset({"seed": seed}, seed)
         assert said.startswith("Find me ")
         assert said == world.reset({"seed": seed}, seed)
-        goal = world._goal
+        goal = world.goal
         pages = world.step(f"search[{goal['title']} {' '.join(goal['attributes'])}]").observation
         wanted = next(
-            each["id"].lower() for each in world._products if each["title"] == goal["title"]
+            each["id"].lower() for each in world.products if each["title"] == goal["title"]
         )
         assert wanted in buttons(pages)
         world.step(f"click[{wanted}]")
