@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from countryinfo import CountryInfo, all_countries
+from countryinfo import all_countries
 
 HERE = Path(__file__).parent
 # Of all countries.

@@ -1,4 +1,4 @@
-"""Writes train.jsonl, held_out.jsonl and demonstrations.jsonl: questions at a shop desk.
+"""Writes demonstrations.jsonl, train.jsonl, held_out.jsonl, and gpu_*.jsonl: questions at a shop.
 
     python recipes/tools/make_data.py
 
@@ -11,6 +11,7 @@ and rewards have something to choose from.
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -19,23 +20,33 @@ from tool_desk import Call, task_of, write_call  # noqa: E402 - lies beside this
 
 SYSTEM = "Tools: price(item), stock(item), times(a, b)"
 KINDS = ("price", "stock", "total")
-ITEMS = (
-    "lamp cup book pen chair table clock phone ring boat bag hat coat shoe ball kite drum bell "
-    "rope tent bowl plate spoon fork mirror basket candle pillow blanket carpet guitar camera"
-).split()
-HELD_OUT_ITEMS = "bottle kettle jacket bike radio towel ladder hammer pencil button".split()
+GPU_KINDS = ("total", "both", "change", "rest")
+# fmt: off
+ITEMS = [
+    "lamp", "cup", "book", "pen", "chair", "table", "clock", "phone", "ring", "boat", "bag", "hat",
+    "coat", "shoe", "ball", "kite", "drum", "bell", "rope", "tent", "bowl", "plate", "spoon",
+    "fork", "mirror", "basket", "candle", "pillow", "blanket", "carpet", "guitar", "camera",
+]
+HELD_OUT_ITEMS = [
+    "bottle", "kettle", "jacket", "bike", "radio", "towel", "ladder", "hammer", "pencil", "button",
+]
+# fmt: on
 SLOPPY = 0.4
 TRAIN_COUNT, HELD_OUT_COUNT, DEMONSTRATION_COUNT = 1536, 128, 256
 
 
-def questions(items: list[str], count: int, rng: random.Random) -> list[dict[str, object]]:
+def questions(
+    items: list[str], count: int, rng: random.Random, kinds: Sequence[str] = KINDS
+) -> list[dict[str, object]]:
     """Return rows, every kind as often as another; a seed is used once."""
     rows: list[dict[str, object]] = []
     for number in range(count):
-        kind = KINDS[number % len(KINDS)]
+        kind = kinds[number % len(kinds)]
         row: dict[str, object] = {"kind": kind, "item": rng.choice(items)}
-        if kind == "total":
+        if kind in ("total", "rest"):
             row["count"] = rng.randint(2, 9)
+        if kind == "both":
+            row["other"] = rng.choice([each for each in items if each != row["item"]])
         rows.append({**row, "seed": rng.randrange(2**31)})
     return rows
 
@@ -83,6 +94,8 @@ def main() -> None:
         "train": [*questions(ITEMS, TRAIN_COUNT, rng)],
         "held_out": [*questions(HELD_OUT_ITEMS, HELD_OUT_COUNT, rng)],
         "demonstrations": [{"messages": demonstration(row, rng)} for row in shown],
+        "gpu_train": [*questions(ITEMS, TRAIN_COUNT, rng, GPU_KINDS)],
+        "gpu_held_out": [*questions(HELD_OUT_ITEMS, HELD_OUT_COUNT, rng, GPU_KINDS)],
     }
     for name, rows in files.items():
         text = "\n".join(map(json.dumps, rows)) + "\n"
