@@ -8,6 +8,7 @@ ones; what it buys is exactly what was asked for in about one errand of six.
 
 import json
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 from shop import Shop, reward_of  # noqa: E402 - lies beside this file
 
-COUNT = 280
+COUNT = 300
 # Those of cpu.yaml begin at 0 and 100000.
 FIRST_SEED = 200_000
 
@@ -42,8 +43,10 @@ def errand(shop: Shop, seed: int, rng: random.Random) -> tuple[list[dict[str, st
 
 def _choices(shop: Shop, page: str, rng: random.Random) -> list[str]:
     """Return what is clicked from the first page of results on."""
-    goal, shown = shop.goal, [line[1:6] for line in page.splitlines() if line[0] == "["]
-    products = {each["id"]: each for each in shop.products}
+    goal = shop.goal
+    numbers = re.findall(r"^\[(\d)\]", page, re.MULTILINE)
+    products = {number: shop.results[int(number) - 1] for number in numbers}
+    shown = list(products)
     best = max(shown, key=lambda each: reward_of(goal, products[each], goal["options"])["reward"])
     chosen = rng.choice(shown) if rng.random() < 0.5 else best
     clicks = [chosen]
@@ -58,7 +61,7 @@ def _choices(shop: Shop, page: str, rng: random.Random) -> list[str]:
 def main() -> None:
     """Write the file beside this one."""
     rng = random.Random(0)  # noqa: S311
-    shop = Shop(per_page=3, pages=1, list_buttons=False)
+    shop = Shop(per_page=3, pages=1, is_short=True)
     errands = [errand(shop, FIRST_SEED + number, rng) for number in range(COUNT)]
     text = "\n".join(json.dumps({"messages": chat}) for chat, _ in errands) + "\n"
     (HERE / "demonstrations.jsonl").write_text(text, "utf-8")

@@ -1,0 +1,48 @@
+"""Every recipe that trains on two cores, shortened: whole runs whose books add up."""
+
+import pytest
+
+from astraflow.config.run_dir import RunDir
+
+from .conftest import ROOT, running
+
+pytestmark = pytest.mark.e2e
+
+# ruff: noqa: E501
+# fmt: off
+# By folder: what makes cpu.yaml short, and spares it models that are downloaded.
+SHORT = {
+    "search": [
+        "policies.reader.model={tiny: {context: 512}, warm_up: {demonstrations: ../tools/demonstrations.jsonl, step_count: 2, batch_size: 4}}",
+        "policies.reader.trainer.step_count=2",
+        "policies.reader.trainer.optimizer.decay=null",
+        "data.held_out.limit=8",
+    ],
+    "tools": [
+        "policies.clerk.model={tiny: {}, warm_up: {demonstrations: demonstrations.jsonl, step_count: 20, batch_size: 8}}",
+        "policies.clerk.trainer.step_count=3",
+        "policies.clerk.trainer.optimizer.decay=null",
+        "data.held_out.limit=8",
+    ],
+    "webshop": [
+        "policies.shopper.model.warm_up.step_count=10",
+        "policies.shopper.trainer.step_count=3",
+        "policies.shopper.trainer.optimizer.decay=null",
+        "data.held_out.seeds=[100000, 100008]",
+    ],
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_shortened_recipe_trains(name, tmp_path, cache, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    sets = [part for override in SHORT[name] for part in ("--set", override)]
+    arguments = ("run", f"recipes/{name}/cpu.yaml", "--runs", str(tmp_path), "--name", name, *sets)
+    with running(*arguments, run_dir=RunDir(tmp_path / name), cache=cache) as run:
+        code = run.wait()
+    assert code == 0, run.output
+    assert run.summary["state"] == "done"
+    assert run.summary["accuracy_before"] is not None
+    assert run.summary["accuracy_after"] is not None
+    assert all(account["balanced"] for account in run.books)
