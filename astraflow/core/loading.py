@@ -60,4 +60,5 @@ class Loading:
 
 
 def _has_failed(member: RaasMember, policy: Policy) -> bool:
-    return member.failed.get(policy.policy_id, -1) >= policy.versions.shown_version
+    failed = member.failed.get(policy.policy_id)
+    return failed is not None and failed >= policy.versions.shown_version

@@ -24,34 +24,43 @@ _SIMILAR = 0.85
 class Shop:
     """One customer, one errand."""
 
-    def __init__(self, products: str, per_page: int = 5, pages: int = 3) -> None:
+    def __init__(
+        self,
+        products: str = "products.jsonl",
+        per_page: int = 5,
+        pages: int = 3,
+        *,
+        is_short: bool = False,
+    ) -> None:
         """Open the shop; needs bm25s.
 
         Args:
-            products: JSONL, as make_products.py writes it; relative to where the node runs.
+            products: JSONL, as make_products.py writes it; relative to this file.
             per_page: Products on a page of results.
             pages: Of results at most.
+            is_short: For small models: a product is clicked by its number on the page, and pages do
+                not end with all that can be clicked.
         """
         bm25s: Any = import_module("bm25s")
-        with Path(products).open(encoding="utf-8") as file:
-            self._products = [json.loads(line) for line in file]
-        self._by_id = {product["id"].lower(): product for product in self._products}
+        with (Path(__file__).parent / products).open(encoding="utf-8") as file:
+            self.products = [json.loads(line) for line in file]
         texts = [
             " ".join([each["title"], each["description"], *each["features"]])
-            for each in self._products
+            for each in self.products
         ]
         self._tokens: Any = lambda words: bm25s.tokenize(words, show_progress=False)
         self._index: Any = bm25s.BM25()
         self._index.index(self._tokens(texts), show_progress=False)
         self._per_page, self._most = per_page, min(per_page * pages, len(texts))
-        self._goal: Mapping[str, Any] = {}
+        self._is_short = is_short
+        self.goal: Mapping[str, Any] = {}
         self._begin()
 
     def reset(self, task: Mapping[str, Any], seed: int) -> str:
         """Say what is wanted; a row may have the whole `goal`."""
-        self._goal = task.get("goal") or self._drawn(random.Random(seed))  # noqa: S311
+        self.goal = task.get("goal") or self._drawn(random.Random(seed))  # noqa: S311
         self._begin()
-        return self._page(self._goal["instruction"])
+        return self._page(self.goal["instruction"])
 
     def step(self, action: str) -> Step:
         """Search or click; anything else is told to be neither."""
@@ -60,7 +69,7 @@ class Shop:
             return Step(self._page("Write search[words] or click[button]."))
         kind, words = found.group(1).lower(), found.group(2).strip().lower()
         if kind == "search":
-            if self._product is not None or self._results:
+            if self._product is not None or self.results:
                 return Step(self._page("Click back to search first."))
             return self._search(words)
         if words not in self._buttons():
@@ -71,14 +80,14 @@ class Shop:
         """Nothing to let go of."""
 
     def _begin(self) -> None:
-        self._results: list[Mapping[str, Any]] = []
+        self.results: list[Mapping[str, Any]] = []
         self._first = 0
         self._product: Mapping[str, Any] | None = None
         self._chosen: dict[str, str] = {}
         self._details = ""
 
     def _drawn(self, rng: random.Random) -> Mapping[str, Any]:
-        product = rng.choice(self._products)
+        product = rng.choice(self.products)
         options = {name: rng.choice(values) for name, values in product["options"].items()}
         attributes = rng.sample(product["attributes"], 2)
         limit = 10 * (int(product["price"]) // 10 + rng.randint(1, 3))
@@ -97,14 +106,14 @@ class Shop:
             self._tokens([words]), k=self._most, show_progress=False
         )
         found = zip(numbers[0].tolist(), scores[0].tolist(), strict=True)
-        self._results = [self._products[number] for number, score in found if score > 0]
-        return Step(self._page("" if self._results else "Nothing was found."))
+        self.results = [self.products[number] for number, score in found if score > 0]
+        return Step(self._page("" if self.results else "Nothing was found."))
 
     def _click(self, button: str) -> Step:
         product = self._product
         match button:
             case "buy now" if product is not None:
-                parts = reward_of(self._goal, product, self._chosen)
+                parts = reward_of(self.goal, product, self._chosen)
                 return Step("", parts["reward"], is_done=True, metrics=parts)
             case "back to search":
                 self._begin()
@@ -122,22 +131,26 @@ class Shop:
                 name = next(key for key, values in product["options"].items() if button in values)
                 self._chosen[name] = button
             case _:
-                self._product, self._chosen, self._details = self._by_id[button], {}, ""
+                shown = {name.lower(): each for name, each in self._shown().items()}
+                self._product, self._chosen, self._details = shown[button], {}, ""
         return Step(self._page(""))
 
     def _buttons(self) -> Sequence[str]:
         if self._product is not None:
             offered = [each for values in self._product["options"].values() for each in values]
             return ["back to search", "< prev", "description", "features", *offered, "buy now"]
-        if not self._results:
+        if not self.results:
             return []
         shown = self._shown()
         turns = ["< prev"] * (self._first > 0)
-        turns += ["next >"] * (self._first + len(shown) < len(self._results))
-        return ["back to search", *turns, *(each["id"].lower() for each in shown)]
+        turns += ["next >"] * (self._first + len(shown) < len(self.results))
+        return ["back to search", *turns, *(name.lower() for name in shown)]
 
-    def _shown(self) -> Sequence[Mapping[str, Any]]:
-        return self._results[self._first : self._first + self._per_page]
+    def _shown(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the products of the page, by what is clicked."""
+        page = self.results[self._first : self._first + self._per_page]
+        names = map(str, range(1, len(page) + 1)) if self._is_short else (x["id"] for x in page)
+        return dict(zip(names, page, strict=True))
 
     def _page(self, said: str) -> str:
         """Return what the customer sees, and what can be clicked."""
@@ -152,8 +165,12 @@ class Shop:
             ]
             lines += [self._details] if self._details else []
         else:
-            shown = self._shown()
-            lines += [f"[{each['id']}] {each['title']}, {each['price']:.2f}" for each in shown]
+            lines += [
+                f"[{name}] {each['title']}, {each['price']:.2f}"
+                for name, each in self._shown().items()
+            ]
+        if self._is_short:
+            return "\n".join(lines)
         can = [f"click[{button}]" for button in self._buttons()] or ["search[words]"]
         return "\n".join([*lines, f"You can: {', '.join(can)}"])
 

@@ -49,6 +49,17 @@ def test_node_that_loads_it_after_all_saves_the_run(make_world):
     world.work(second)
 
 
+def test_nodes_wait_for_a_trainer_that_takes_long_to_publish(make_world):
+    world = make_world()
+    world.join("node0")
+    pass_time(world, 70)
+    assert not world.state.is_final
+    trainer = world.register()
+    world.publish(trainer)
+    world.open_stream(trainer)
+    assert not world.state.is_final
+
+
 def test_a_trainer_hears_of_a_version_that_does_not_verify(make_world):
     world = make_world()
     trainer, node = world.started()

@@ -8,6 +8,7 @@ from .conftest import ROOT, running
 
 pytestmark = pytest.mark.e2e
 
+# ruff: noqa: E501
 # fmt: off
 # By folder: what makes cpu.yaml short, and spares it models that are downloaded.
 SHORT = {
@@ -28,6 +29,30 @@ SHORT = {
         "policies.tester.trainer.groups_per_batch=4",
         "policies.tester.trainer.optimizer.decay=null",
         "data.held_out.limit=8",
+    ],
+    "math": [
+        "policies.solver.model={tiny: {}, warm_up: {demonstrations: ../tools/demonstrations.jsonl, step_count: 2, batch_size: 4}}",
+        "policies.solver.trainer.step_count=2",
+        "policies.solver.trainer.optimizer.decay=null",
+        "data.held_out.limit=8",
+    ],
+    "search": [
+        "policies.reader.model={tiny: {context: 512}, warm_up: {demonstrations: ../tools/demonstrations.jsonl, step_count: 2, batch_size: 4}}",
+        "policies.reader.trainer.step_count=2",
+        "policies.reader.trainer.optimizer.decay=null",
+        "data.held_out.limit=8",
+    ],
+    "tools": [
+        "policies.clerk.model={tiny: {}, warm_up: {demonstrations: demonstrations.jsonl, step_count: 20, batch_size: 8}}",
+        "policies.clerk.trainer.step_count=3",
+        "policies.clerk.trainer.optimizer.decay=null",
+        "data.held_out.limit=8",
+    ],
+    "webshop": [
+        "policies.shopper.model.warm_up.step_count=10",
+        "policies.shopper.trainer.step_count=3",
+        "policies.shopper.trainer.optimizer.decay=null",
+        "data.held_out.seeds=[100000, 100008]",
     ],
 }
 # fmt: on

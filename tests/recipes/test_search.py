@@ -1,41 +1,73 @@
-"""The corpus and the questions of recipes/search, made from a package that ships facts."""
+"""The questions of recipes/search can be answered from its corpus, in the ways it shows."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from astraflow.config.loader import load_recipe
+from astraflow.launch.check import check_recipe
+from astraflow.workflows.data_sets.rows import JsonLines
 from astraflow.workflows.environments.search import Search
 
-FOLDER = Path(__file__).parents[2] / "recipes" / "search"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "recipes" / "search"
 
 
-def rows_of(name):
-    return [json.loads(line) for line in (FOLDER / name).read_text("utf-8").splitlines()]
+@pytest.fixture
+def options(monkeypatch):
+    """Options of the environment, from where the recipe is started."""
+    monkeypatch.chdir(ROOT)
+    return load_recipe(FOLDER / "cpu.yaml").workflows["ask"].options
 
 
-@pytest.fixture(scope="module")
-def world():
-    return Search(str(FOLDER / "corpus.jsonl"))
+@pytest.fixture
+def search(options):
+    return Search(**options["environment_options"])
 
 
-@pytest.mark.parametrize("name", ["train.jsonl", "held_out.jsonl"])
-def test_what_is_asked_can_be_found_and_answered(world, name):
+def rows(name):
+    return list(JsonLines(FOLDER / f"{name}.jsonl"))
+
+
+def test_the_answer_of_a_held_out_question_is_in_the_best_passage_for_what_it_asks_about(search):
     found = 0
-    rows = rows_of(name)
-    for row in rows:
-        world.reset(row, 0)
-        step = world.step(f"<search>{row['question']}</search>")
-        found += row["answer"] in step.observation
-        last = world.step(f"<answer>{row['answer']}</answer>")
-        assert (last.reward, last.metrics["em"]) == (1.0, 1.0)
-    assert found / len(rows) > 0.95
+    for row in rows("held_out"):
+        assert search.reset(row, 0).endswith(f"Question: {row['question']}")
+        words = row["question"].rstrip("?").removesuffix(" called")
+        step = search.step(f"<search>{words}</search>")
+        found += row["answer"] in str(step.observation)
+    # BM25 takes questions as they are, and some names stand in two documents.
+    assert found / len(rows("held_out")) > 0.85
 
 
-def test_no_country_is_asked_about_in_training_and_held_out():
-    train, held_out = (
-        {row["id"].split("/")[0] for row in rows_of(name)}
-        for name in ("train.jsonl", "held_out.jsonl")
+def test_the_example_of_the_prompt_is_what_search_says(search, options):
+    example = options["environment_options"]["prompt"].split("\n\n")[0]
+    question, query, *_ = example.splitlines()
+    search.reset({"question": question, "answer": "Lima"}, 0)
+    observation = search.step(query).observation
+    assert observation in example
+    assert search.step(example.splitlines()[-1]).reward == 1
+
+
+def test_a_country_is_asked_about_in_one_file_only():
+    documents = {json.dumps(row["contents"]) for row in rows("corpus")}
+    asked = {name: {row["question"] for row in rows(name)} for name in ("train", "held_out")}
+    assert len(documents) == len(rows("corpus"))
+    assert len(asked["held_out"]) == len(rows("held_out"))
+    capitals = {
+        name: {row["answer"] for row in rows(name) if row["question"].startswith("What is the cap")}
+        for name in asked
+    }
+    assert capitals["held_out"]
+    assert not capitals["train"] & capitals["held_out"]
+    assert not any("Peru" in question for part in asked.values() for question in part)
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu-8", "gpu-2x8"])
+def test_the_recipes_can_be_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    report = check_recipe(
+        FOLDER / f"{name}.yaml", runs=tmp_path, is_elsewhere=name != "cpu", limit_s=60.0
     )
-    assert not train & held_out
-    assert len(train | held_out) == len(rows_of("corpus.jsonl"))
+    assert report.errors == []

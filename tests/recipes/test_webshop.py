@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.launch.check import check_recipe
 from astraflow.workflows.environments.pool import EnvironmentPool, PoolOptions
 
 ROOT = Path(__file__).parents[2]
@@ -79,10 +80,10 @@ def test_what_is_asked_for_can_be_bought(shop):
         said = world.reset({"seed": seed}, seed)
         assert said.startswith("Find me ")
         assert said == world.reset({"seed": seed}, seed)
-        goal = world._goal
+        goal = world.goal
         pages = world.step(f"search[{goal['title']} {' '.join(goal['attributes'])}]").observation
         wanted = next(
-            each["id"].lower() for each in world._products if each["title"] == goal["title"]
+            each["id"].lower() for each in world.products if each["title"] == goal["title"]
         )
         assert wanted in buttons(pages)
         world.step(f"click[{wanted}]")
@@ -106,6 +107,16 @@ def test_pages_are_turned_and_details_are_read(shop):
     assert "It is" in world.step("click[features]").observation
     assert buttons(world.step("click[< prev]").observation) == second
     assert buttons(world.step("click[back to search]").observation) == []
+
+
+def test_short_pages_have_numbers_to_click_and_no_list(shop):
+    world = shop.Shop(is_short=True, per_page=3, pages=1)
+    assert world.reset({"goal": GOAL}, 0) == GOAL["instruction"]
+    page = world.step("search[desk lamp]").observation
+    assert [line[:3] for line in page.splitlines()] == ["[1]", "[2]", "[3]"]
+    second = page.splitlines()[1].removeprefix("[2] ")
+    assert world.step("click[2]").observation.startswith(second)
+    assert "There is no button 2." in world.step("click[2]").observation
 
 
 @pytest.mark.parametrize(
@@ -141,3 +152,27 @@ def test_the_products_are_what_the_script_makes(tmp_path):
     made = (tmp_path / "products.jsonl").read_text("utf-8")
     assert made == (FOLDER / "products.jsonl").read_text("utf-8")
     assert len({json.loads(line)["id"] for line in made.splitlines()}) == 200
+
+
+def test_demonstrations_are_what_the_sloppy_shopper_does(tmp_path):
+    for name in ("make_demonstrations.py", "shop.py", "products.jsonl"):
+        shutil.copy(FOLDER / name, tmp_path)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "make_demonstrations.py"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    made = (tmp_path / "demonstrations.jsonl").read_text("utf-8")
+    assert made == (FOLDER / "demonstrations.jsonl").read_text("utf-8")
+    exact = float(done.stdout.split()[-1])
+    assert 0 < exact < 0.3
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu-8", "gpu-2x8"])
+def test_the_recipes_can_be_run(name, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    report = check_recipe(
+        FOLDER / f"{name}.yaml", runs=tmp_path, is_elsewhere=name != "cpu", limit_s=60.0
+    )
+    assert report.errors == []

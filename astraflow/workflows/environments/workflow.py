@@ -4,9 +4,9 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
@@ -40,6 +40,9 @@ class EnvironmentOptions(PoolOptions):
     """System message of the chat; empty: none."""
     examples: tuple[dict[str, str], ...] = ()
     """Messages before the first observation: {role, content} each."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Functions that the chat template shows, as in OpenAI's API. What calls them, and what they
+    return, is the environment's: its observations may be messages of the role tool."""
     observation: str = "{observation}"
     """The text around each observation, which stands where {observation} does."""
     reward: Literal["sum", "last"] = "sum"
@@ -52,6 +55,12 @@ class EnvironmentOptions(PoolOptions):
     def _action_is_known(cls, action: str) -> str:
         action_finder(action)
         return action
+
+    @model_validator(mode="after")
+    def _tools_are_shown(self) -> Self:
+        if self.tools and not self.chat:
+            raise ValueError("a chat template shows tools, and chat is off; tell of them in text")
+        return self
 
     @field_validator("observation")
     @classmethod
@@ -139,7 +148,7 @@ class EnvironmentWorkflow:
 
     def _tell(self, talk: Recorder, messages: Sequence[Message]) -> None:
         if self._options.chat:
-            talk.chat(messages)
+            talk.chat(messages, self._options.tools)
         else:
             talk.observe("".join(str(message["content"]) for message in messages))
 

@@ -700,6 +700,16 @@ def test_data_of_the_hub_is_a_note_until_it_is_here(folder, tmp_path, monkeypatc
         assert told.severity is NOTE
 
 
+def test_tasks_that_come_from_seeds_need_no_file(folder):
+    (folder / "world.py").write_text("class World:\n    pass\n", "utf-8")
+    report = checked(
+        folder,
+        "data={train: {seeds: [0, 8]}, held_out: {seeds: [8, 12]}}",
+        f"{ANSWER}={{name: environment, options: {{environment: world:World}}}}",
+    )
+    assert report.errors == []
+
+
 def test_what_starts_processes_is_left_to_the_run(folder):
     for override in (scored("starts_process"), own("OwnProcess")):
         report = checked(folder, override)
