@@ -45,7 +45,7 @@ def _here(
 ) -> Generator[Finding, None, DataSet | None]:
     """Return the settings of what is on this machine; None: nothing is, or not yet."""
     if settings.hub is None:
-        if settings.path is not None and settings.path.exists():
+        if settings.path is None or settings.path.exists():
             return settings
         yield error_here(
             f"{where}.path",
