@@ -300,7 +300,9 @@ def _of_raised(where: str, raised: Exception) -> Finding:
     if isinstance(raised, AstraflowError) and raised.__cause__ is None:
         field = raised.metadata.get("field", "")
         has_field = field and "." not in field and not where.endswith(field)
-        return of_error(f"{where}.{field}" if has_field else where, raised)
+        # An interpreter is one of this machine.
+        is_local = field == "python"
+        return of_error(f"{where}.{field}" if has_field else where, raised, is_local=is_local)
     cause = raised.__cause__ if isinstance(raised, AstraflowError) else raised
     if isinstance(cause, ModuleNotFoundError) and not lines:
         return error(where, f"there is no module '{cause.name}'", _LOOKED_FOR)
