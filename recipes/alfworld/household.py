@@ -12,7 +12,16 @@ from typing import Any
 
 from astraflow.workflows.environments.protocol import Step
 
-RECEPTACLES = ("armchair", "cabinet", "countertop", "desk", "drawer", "fridge", "microwave", "shelf")
+RECEPTACLES = (
+    "armchair",
+    "cabinet",
+    "countertop",
+    "desk",
+    "drawer",
+    "fridge",
+    "microwave",
+    "shelf",
+)
 OPENABLE = frozenset({"cabinet", "drawer", "fridge", "microwave"})
 THINGS = ("apple", "book", "bowl", "candle", "egg", "key", "knife", "mug", "pen", "vase")
 
@@ -61,13 +70,15 @@ class Room:
             if kind_of(place) in OPENABLE:
                 can.append(f"{'open' if self.is_shut(place) else 'close'} {place}")
             if not self.is_shut(place):
-                can += [f"take {each} from {place}" for each in self.contents[place] if not self.held]
+                can += [
+                    f"take {each} from {place}" for each in self.contents[place] if not self.held
+                ]
                 can += [f"move {self.held} to {place}"] * bool(self.held)
         return sorted(can)
 
 
 def kind_of(name: str) -> str:
-    """"fridge" of "fridge 1"."""
+    """ "fridge" of "fridge 1"."""
     return name.rpartition(" ")[0]
 
 
@@ -139,7 +150,9 @@ class Household:
                 return f"You are facing the {room.place}. Next to it, you see nothing."
             case ["look"]:
                 # So says ALFWorld, though it has just named the receptacles.
-                return "You are in the middle of a room. Looking quickly around you, you see nothing."
+                return (
+                    "You are in the middle of a room. Looking quickly around you, you see nothing."
+                )
             case ["inventory"]:
                 held = f": a {room.held}" if room.held else ""
                 return f"You are carrying{held}." if held else "You are not carrying anything."
@@ -182,7 +195,7 @@ class Household:
 
 
 def listed(names: Sequence[str] | Mapping[str, Any]) -> str:
-    """"a mug 1, and a pen 1" of both."""
+    """ "a mug 1, and a pen 1" of both."""
     words = [f"a {name}" for name in names]
     if len(words) > 1:
         words[-1] = f"and {words[-1]}"

@@ -172,7 +172,9 @@ class Player:
                     say("spawn", subtasks=[{"targets": wanted}])
                     hear(spawn_result([self.play(wanted, CHILD_STEPS, kind)]))
             slip = self.slip() and self.rng.choice((-1, 1))
-            ingredients = {name: max(1, each * times + slip) for name, each in recipe.ingredients.items()}
+            ingredients = {
+                name: max(1, each * times + slip) for name, each in recipe.ingredients.items()
+            }
             total = times * recipe.count + (self.slip() and self.rng.choice((-1, 1)))
             if not self.slip():
                 craft = {"ingredients": ingredients, "target": [item, total]}

@@ -50,9 +50,9 @@ def test_data_has_one_place():
     assert DataSet.model_validate({"hub": "openai/gsm8k", "config": "main"}).split == "train"
     # As a resolved recipe has it.
     DataSet.model_validate(DataSet.model_validate({"path": "a"}).model_dump(mode="json"))
-    with pytest.raises(ValidationError, match="exactly one of 'path' and 'hub'"):
+    with pytest.raises(ValidationError, match="exactly one of 'path', 'hub' and 'seeds'"):
         DataSet.model_validate({})
-    with pytest.raises(ValidationError, match="exactly one of 'path' and 'hub'"):
+    with pytest.raises(ValidationError, match="exactly one of 'path', 'hub' and 'seeds'"):
         DataSet.model_validate({"path": "a", "hub": "b"})
     with pytest.raises(ValidationError, match="only data of 'hub' has that"):
         DataSet.model_validate({"path": "a", "config": "main"})

@@ -34,12 +34,6 @@ def check_groups(subject: Subject) -> Iterator[Finding]:
                 f"raise it, set policies.{name}.trainer.advantages.baseline to none, or take a "
                 "critic",
             )
-        if policy.sampling.temperature == 0 and _needs_groups(policy):
-            yield warning(
-                f"policies.{name}.sampling.temperature",
-                "with 0 all rollouts of a group are alike, and their advantages 0",
-                "1.0 samples from the policy itself",
-            )
         most = policy.trainer.buffer.max_groups
         if most is not None and most < policy.trainer.groups_per_batch:
             yield warning(

@@ -634,11 +634,6 @@ def test_all_faults_are_told_at_once(folder):
         (("raas.capacity=3",), "raas.capacity", "groups are spread"),
         ((f"{TRAINER}.step_count=null",), f"{TRAINER}.step_count", "never ends"),
         (("rollouts.epochs=1", f"{TRAINER}.step_count=40"), "rollouts.epochs", "5 of 40 steps"),
-        (
-            ("policies.solver.sampling.temperature=0",),
-            "policies.solver.sampling.temperature",
-            "alike",
-        ),
         (("policies.solver.sampling.max_new_tokens=1",), "policies.solver.sampling", "is cut by"),
         ((scored("half"),), f"{ANSWER}.scorer", "scores 0.5, not 1"),
         (("hub.listen=0.0.0.0:0",), "hub.tls", "plain text"),

@@ -60,8 +60,8 @@ def test_seeds_are_rows_without_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "give a path, or seeds"),
-        ({"path": "x.jsonl", "seeds": (0, 2)}, "one of them"),
+        ({}, "exactly one of"),
+        ({"path": "x.jsonl", "seeds": (0, 2)}, "exactly one of"),
         ({"seeds": (4, 4)}, "has no seed"),
         ({"seeds": (-1, 4)}, "greater than or equal to 0"),
     ],
