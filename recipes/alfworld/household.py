@@ -12,9 +12,13 @@ from typing import Any
 
 from astraflow.workflows.environments.protocol import Step
 
-RECEPTACLES = ("armchair", "cabinet", "countertop", "desk", "drawer", "fridge", "microwave", "shelf")
+RECEPTACLES = (
+    *("armchair", "cabinet", "countertop", "desk"),
+    *("drawer", "fridge", "microwave", "shelf"),
+)
 OPENABLE = frozenset({"cabinet", "drawer", "fridge", "microwave"})
 THINGS = ("apple", "book", "bowl", "candle", "egg", "key", "knife", "mug", "pen", "vase")
+_IN_THE_MIDDLE = "You are in the middle of a room. Looking quickly around you, you see"
 
 
 @dataclass
@@ -61,13 +65,15 @@ class Room:
             if kind_of(place) in OPENABLE:
                 can.append(f"{'open' if self.is_shut(place) else 'close'} {place}")
             if not self.is_shut(place):
-                can += [f"take {each} from {place}" for each in self.contents[place] if not self.held]
+                can += [
+                    f"take {each} from {place}" for each in self.contents[place] if not self.held
+                ]
                 can += [f"move {self.held} to {place}"] * bool(self.held)
         return sorted(can)
 
 
 def kind_of(name: str) -> str:
-    """"fridge" of "fridge 1"."""
+    """Return "fridge" of "fridge 1"."""
     return name.rpartition(" ")[0]
 
 
@@ -117,7 +123,7 @@ class Household:
         self.room = draw(task, seed, **self._size)
         seen = listed(self.room.contents)
         return self._told(
-            f"You are in the middle of a room. Looking quickly around you, you see {seen}.\n"
+            f"{_IN_THE_MIDDLE} {seen}.\n"
             f"Your task is to: put a {self.room.thing} in {self.room.target}."
         )
 
@@ -132,14 +138,14 @@ class Household:
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def _done(self, command: str) -> str:
+    def _done(self, command: str) -> str:  # noqa: PLR0911 - one per command
         room = self.room
         match command.split():
             case ["look"] if room.place:
                 return f"You are facing the {room.place}. Next to it, you see nothing."
             case ["look"]:
                 # So says ALFWorld, though it has just named the receptacles.
-                return "You are in the middle of a room. Looking quickly around you, you see nothing."
+                return f"{_IN_THE_MIDDLE} nothing."
             case ["inventory"]:
                 held = f": a {room.held}" if room.held else ""
                 return f"You are carrying{held}." if held else "You are not carrying anything."
@@ -182,7 +188,7 @@ class Household:
 
 
 def listed(names: Sequence[str] | Mapping[str, Any]) -> str:
-    """"a mug 1, and a pen 1" of both."""
+    """Return "a mug 1, and a pen 1" of both."""
     words = [f"a {name}" for name in names]
     if len(words) > 1:
         words[-1] = f"and {words[-1]}"

@@ -41,8 +41,12 @@ class RecipeBook:
             named(item): sorted(map(_recipe, recipes), key=lambda each: (-each.count, str(each)))
             for item, recipes in tree.itemid_recipes.items()
         }
-        used = {name for some in self._recipes.values() for each in some for name in each.ingredients}
-        self._depths = {name: int(tree.get_min_depth(_id(name))) for name in {*self._recipes, *used}}
+        used = {
+            name for some in self._recipes.values() for each in some for name in each.ingredients
+        }
+        self._depths = {
+            name: int(tree.get_min_depth(_id(name))) for name in {*self._recipes, *used}
+        }
         self._members: dict[str, list[str]] = {}
         for item, tag in sorted(tree.item_id_to_tag.items()):
             if named(tag) in used - {*self._recipes}:
@@ -87,7 +91,7 @@ class Crafting:
         self._book = RecipeBook()
         self._held: Counter[str] = Counter()
 
-    def reset(self, task: Mapping[str, Any], seed: int) -> str:
+    def reset(self, task: Mapping[str, Any], seed: int) -> str:  # noqa: ARG002 - a row is whole
         """Begin with the row's `inventory`; the seed is not used."""
         unknown = [item for item in task["targets"] if not self._book.recipes(named(item))]
         if unknown:
@@ -137,7 +141,9 @@ class Crafting:
             return _error(f"{item} cannot be crafted")
         ways = "; or ".join(map(str, recipes[:_SHOWN_RECIPES]))
         if total < 1 or all(total % each.count for each in recipes):
-            return _error(f"the total of {item} has to be a multiple of what a recipe gives: {ways}")
+            return _error(
+                f"the total of {item} has to be a multiple of what a recipe gives: {ways}"
+            )
         if not any(
             total % each.count == 0 and self._book.fits(each, total // each.count, given)
             for each in recipes
@@ -153,12 +159,12 @@ class Crafting:
 
 
 def named(item: str) -> str:
-    """"oak planks" of "minecraft:oak_planks"."""
+    """Return "oak planks" of "minecraft:oak_planks"."""
     return item.removeprefix("minecraft:").replace("_", " ").strip().lower()
 
 
 def listed(items: Mapping[str, int]) -> str:
-    """"6 stick, 1 stone" of the two."""
+    """Return "6 stick, 1 stone" of the two."""
     return ", ".join(f"{count} {name}" for name, count in items.items()) or "nothing"
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
-from crafting import Crafting, Recipe, RecipeBook, listed
+from crafting import Crafting, Recipe, RecipeBook
 from recursive import opening, spawn_result
 
 HERE = Path(__file__).parent
@@ -172,7 +172,9 @@ class Player:
                     say("spawn", subtasks=[{"targets": wanted}])
                     hear(spawn_result([self.play(wanted, CHILD_STEPS, kind)]))
             slip = self.slip() and self.rng.choice((-1, 1))
-            ingredients = {name: max(1, each * times + slip) for name, each in recipe.ingredients.items()}
+            ingredients = {
+                name: max(1, each * times + slip) for name, each in recipe.ingredients.items()
+            }
             total = times * recipe.count + (self.slip() and self.rng.choice((-1, 1)))
             if not self.slip():
                 craft = {"ingredients": ingredients, "target": [item, total]}
@@ -237,7 +239,7 @@ def write(name: str, rows: Iterable[Mapping[str, object]], *, most_nbytes: int =
 
 
 def main() -> None:
-    rng = random.Random(0)
+    rng = random.Random(0)  # noqa: S311 - no secret
     small = tasks(small_goals(), rng, {False: 400, True: 100}, most=1)
     write("cpu_train.jsonl", (task.row for task in small[False]))
     write("cpu_held_out.jsonl", (task.row for task in small[True]))

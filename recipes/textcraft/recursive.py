@@ -127,7 +127,9 @@ class RecursiveAgents:
 
     def __init__(self, options: RecursiveOptions, scorer: GuardedScorer | None) -> None:
         if scorer is not None:
-            raise AstraflowError(Reason.INVALID_FIELD, "the inventory rewards; leave the scorer out")
+            raise AstraflowError(
+                Reason.INVALID_FIELD, "the inventory rewards; leave the scorer out"
+            )
         self._options = options
         self._pool = EnvironmentPool(options)
 
