@@ -12,12 +12,9 @@ from typing import Any
 
 from astraflow.workflows.environments.protocol import Step
 
-RECEPTACLES = (
-    *("armchair", "cabinet", "countertop", "desk"),
-    *("drawer", "fridge", "microwave", "shelf"),
-)
-OPENABLE = frozenset({"cabinet", "drawer", "fridge", "microwave"})
-THINGS = ("apple", "book", "bowl", "candle", "egg", "key", "knife", "mug", "pen", "vase")
+RECEPTACLES = ("cabinet", "countertop", "desk", "drawer", "fridge", "shelf")
+OPENABLE = frozenset({"cabinet", "drawer", "fridge"})
+THINGS = ("apple", "book", "bowl", "egg", "knife", "mug", "pen", "vase")
 _IN_THE_MIDDLE = "You are in the middle of a room. Looking quickly around you, you see"
 
 
@@ -105,12 +102,12 @@ class Household:
         """Set the size of the rooms.
 
         Args:
-            receptacles: In a room, 2 to 8.
-            things: In a room, 1 to 10.
+            receptacles: In a room, 2 to 6.
+            things: In a room, 1 to 8.
             commands: Tell in each observation what can be done, as the adapter `alfworld` does.
         """
         if not 2 <= receptacles <= len(RECEPTACLES) or not 1 <= things <= len(THINGS):
-            raise ValueError("a room has 2 to 8 receptacles and 1 to 10 things")
+            raise ValueError("a room has 2 to 6 receptacles and 1 to 8 things")
         self._size = {"receptacles": receptacles, "things": things}
         self._shows_commands = commands
         self.room = draw({}, 0, **self._size)

@@ -17,12 +17,12 @@ from household import RECEPTACLES, THINGS, Household, kind_of
 
 HERE = Path(__file__).parent
 ROOM = {"receptacles": 3, "things": 2}
-ROOMS_PER_TASK, HELD_OUT_ROOMS = 8, 8
-DEMONSTRATION_COUNT, MAX_TURNS = 272, 8
+ROOMS_PER_TASK, HELD_OUT_ROOMS = 16, 10
+DEMONSTRATION_COUNT, MAX_TURNS = 290, 8
 # Of all tasks.
 HELD_OUT_SHARE = 0.2
 # Of the demonstrations, in which every second command leads to somewhere at random.
-DISTRACTED_SHARE = 0.7
+DISTRACTED_SHARE = 0.6
 
 
 def is_held_out(task: Mapping[str, str]) -> bool:
