@@ -12,18 +12,10 @@ from typing import Any
 
 from astraflow.workflows.environments.protocol import Step
 
-RECEPTACLES = (
-    "armchair",
-    "cabinet",
-    "countertop",
-    "desk",
-    "drawer",
-    "fridge",
-    "microwave",
-    "shelf",
-)
-OPENABLE = frozenset({"cabinet", "drawer", "fridge", "microwave"})
-THINGS = ("apple", "book", "bowl", "candle", "egg", "key", "knife", "mug", "pen", "vase")
+RECEPTACLES = ("cabinet", "countertop", "desk", "drawer", "fridge", "shelf")
+OPENABLE = frozenset({"cabinet", "drawer", "fridge"})
+THINGS = ("apple", "book", "bowl", "egg", "knife", "mug", "pen", "vase")
+_IN_THE_MIDDLE = "You are in the middle of a room. Looking quickly around you, you see"
 
 
 @dataclass
@@ -78,7 +70,7 @@ class Room:
 
 
 def kind_of(name: str) -> str:
-    """ "fridge" of "fridge 1"."""
+    """Return "fridge" of "fridge 1"."""
     return name.rpartition(" ")[0]
 
 
@@ -110,12 +102,12 @@ class Household:
         """Set the size of the rooms.
 
         Args:
-            receptacles: In a room, 2 to 8.
-            things: In a room, 1 to 10.
+            receptacles: In a room, 2 to 6.
+            things: In a room, 1 to 8.
             commands: Tell in each observation what can be done, as the adapter `alfworld` does.
         """
         if not 2 <= receptacles <= len(RECEPTACLES) or not 1 <= things <= len(THINGS):
-            raise ValueError("a room has 2 to 8 receptacles and 1 to 10 things")
+            raise ValueError("a room has 2 to 6 receptacles and 1 to 8 things")
         self._size = {"receptacles": receptacles, "things": things}
         self._shows_commands = commands
         self.room = draw({}, 0, **self._size)
@@ -128,7 +120,7 @@ class Household:
         self.room = draw(task, seed, **self._size)
         seen = listed(self.room.contents)
         return self._told(
-            f"You are in the middle of a room. Looking quickly around you, you see {seen}.\n"
+            f"{_IN_THE_MIDDLE} {seen}.\n"
             f"Your task is to: put a {self.room.thing} in {self.room.target}."
         )
 
@@ -143,16 +135,14 @@ class Household:
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def _done(self, command: str) -> str:
+    def _done(self, command: str) -> str:  # noqa: PLR0911 - one per command
         room = self.room
         match command.split():
             case ["look"] if room.place:
                 return f"You are facing the {room.place}. Next to it, you see nothing."
             case ["look"]:
                 # So says ALFWorld, though it has just named the receptacles.
-                return (
-                    "You are in the middle of a room. Looking quickly around you, you see nothing."
-                )
+                return f"{_IN_THE_MIDDLE} nothing."
             case ["inventory"]:
                 held = f": a {room.held}" if room.held else ""
                 return f"You are carrying{held}." if held else "You are not carrying anything."
@@ -195,7 +185,7 @@ class Household:
 
 
 def listed(names: Sequence[str] | Mapping[str, Any]) -> str:
-    """ "a mug 1, and a pen 1" of both."""
+    """Return "a mug 1, and a pen 1" of both."""
     words = [f"a {name}" for name in names]
     if len(words) > 1:
         words[-1] = f"and {words[-1]}"

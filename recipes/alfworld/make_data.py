@@ -1,8 +1,10 @@
-"""Writes demonstrations.jsonl, train.jsonl and held_out.jsonl: `python recipes/alfworld/make_data.py`.
+"""Writes demonstrations.jsonl, train.jsonl and held_out.jsonl.
 
-A task is a kind of thing and where it belongs. Whether a task is held out is decided by a digest
-of it alone, so no held-out task is seen before, in a demonstration or in training; rooms of both are
-drawn in the same way.
+    python recipes/alfworld/make_data.py
+
+A task is a kind of thing and where it belongs. Whether it is held out is decided by a digest of it
+alone, so no held-out task is seen in a demonstration or in training; the rooms of all are drawn in
+the same way.
 """
 
 import hashlib
@@ -11,16 +13,16 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from household import OPENABLE, RECEPTACLES, THINGS, Household, kind_of
+from household import RECEPTACLES, THINGS, Household, kind_of
 
 HERE = Path(__file__).parent
 ROOM = {"receptacles": 3, "things": 2}
-ROOMS_PER_TASK, HELD_OUT_ROOMS = 8, 8
-DEMONSTRATION_COUNT, MAX_TURNS = 272, 8
+ROOMS_PER_TASK, HELD_OUT_ROOMS = 16, 10
+DEMONSTRATION_COUNT, MAX_TURNS = 290, 8
 # Of all tasks.
 HELD_OUT_SHARE = 0.2
 # Of the demonstrations, in which every second command leads to somewhere at random.
-DISTRACTED_SHARE = 0.7
+DISTRACTED_SHARE = 0.6
 
 
 def is_held_out(task: Mapping[str, str]) -> bool:
@@ -60,7 +62,7 @@ def plan(world: Household, rng: random.Random) -> Iterator[str]:
 
 
 def demonstration(task: Mapping[str, str], seed: int) -> Mapping[str, object]:
-    world, rng = Household(**ROOM), random.Random(seed)
+    world, rng = Household(**ROOM), random.Random(seed)  # noqa: S311 - no secret
     messages = [{"role": "user", "content": world.reset(task, seed)}]
     commands = plan(world, rng)
     for _ in range(MAX_TURNS):

@@ -91,7 +91,7 @@ class Crafting:
         self._book = RecipeBook()
         self._held: Counter[str] = Counter()
 
-    def reset(self, task: Mapping[str, Any], seed: int) -> str:
+    def reset(self, task: Mapping[str, Any], seed: int) -> str:  # noqa: ARG002 - a row is whole
         """Begin with the row's `inventory`; the seed is not used."""
         unknown = [item for item in task["targets"] if not self._book.recipes(named(item))]
         if unknown:
@@ -159,12 +159,12 @@ class Crafting:
 
 
 def named(item: str) -> str:
-    """ "oak planks" of "minecraft:oak_planks"."""
+    """Return "oak planks" of "minecraft:oak_planks"."""
     return item.removeprefix("minecraft:").replace("_", " ").strip().lower()
 
 
 def listed(items: Mapping[str, int]) -> str:
-    """ "6 stick, 1 stone" of the two."""
+    """Return "6 stick, 1 stone" of the two."""
     return ", ".join(f"{count} {name}" for name, count in items.items()) or "nothing"
 
 

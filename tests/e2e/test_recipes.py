@@ -12,6 +12,13 @@ pytestmark = pytest.mark.e2e
 # fmt: off
 # By folder: what makes cpu.yaml short, and spares it models that are downloaded.
 SHORT = {
+    "alfworld": [
+        "policies.player.model.warm_up.step_count=10",
+        "policies.player.trainer.step_count=3",
+        "policies.player.trainer.optimizer.decay=null",
+        "rollouts.filters=[]",
+        "data.held_out.limit=8",
+    ],
     "code": [
         "policies.coder.model.warm_up.step_count=10",
         "policies.coder.trainer.step_count=2",
@@ -40,6 +47,13 @@ SHORT = {
         "policies.reader.model={tiny: {context: 512}, warm_up: {demonstrations: ../tools/demonstrations.jsonl, step_count: 2, batch_size: 4}}",
         "policies.reader.trainer.step_count=2",
         "policies.reader.trainer.optimizer.decay=null",
+        "data.held_out.limit=8",
+    ],
+    "textcraft": [
+        "policies.crafter.model.warm_up.step_count=10",
+        "policies.crafter.trainer.step_count=3",
+        "policies.crafter.trainer.optimizer.decay=null",
+        "rollouts.filters=[]",
         "data.held_out.limit=8",
     ],
     "tools": [

@@ -1,4 +1,6 @@
-"""Plays games in ALFWorld's engine, in an interpreter that has it: `alfworld_engine.py GAMES FOLDER`.
+"""Plays games in ALFWorld's engine, for the interpreter that has it.
+
+`alfworld_engine.py GAMES FOLDER`.
 
 GAMES is a JSON list of {thing, target, contents, openable, played: [[command, _], ...]}; what the
 engine says to the same commands is printed in the same form.
@@ -100,4 +102,5 @@ def played(game, path):
 
 
 games, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-print(json.dumps([list(played(game, folder / "game.tw-pddl")) for game in games]))
+said = [list(played(game, folder / "game.tw-pddl")) for game in games]
+sys.stdout.write(json.dumps(said))

@@ -92,7 +92,7 @@ def test_rooms_are_those_of_their_seeds_and_never_won_at_the_beginning(household
     assert world.reset({"thing": "egg", "target": "desk"}, 1).count("put a egg in desk.") == 1
     with pytest.raises(ValueError, match="thing: 'cow' is none of apple,"):
         world.reset({"thing": "cow"}, 1)
-    with pytest.raises(ValueError, match="2 to 8 receptacles"):
+    with pytest.raises(ValueError, match="2 to 6 receptacles"):
         household.Household(receptacles=9)
 
 

@@ -1,4 +1,4 @@
-"""Recursive agents in TextCraft's world: actions, the shared inventory and budget, who earns what."""
+"""Recursive agents in TextCraft's world: actions, what they share, who earns what."""
 
 import hashlib
 import json
