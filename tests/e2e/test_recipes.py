@@ -29,6 +29,13 @@ SHORT = {
         "policies.tester.trainer.optimizer.decay=null",
         "data.held_out.limit=8",
     ],
+    "terminal": [
+        "policies.agent.model.warm_up.step_count=10",
+        "policies.agent.trainer.step_count=2",
+        "policies.agent.trainer.groups_per_batch=4",
+        "policies.agent.trainer.optimizer.decay=null",
+        "data.held_out.limit=8",
+    ],
 }
 # fmt: on
 
