@@ -1,0 +1,93 @@
+"""Writes the problems of solver and verifier, and what both are warmed up on: sums.
+
+    pip install reasoning-gym==0.1.25
+    python recipes/math-multi-agent/make_data.py
+
+train.jsonl and held_out.jsonl: sums of two to four numbers of one digit.
+solver.jsonl: sums with an answer that is right three times in ten, else some numbers off; a third of
+them come after a wrong answer that was rejected.
+verifier.jsonl: sums with an answer, as often right as wrong, and a verdict that is true eight times
+in ten.
+
+Whether a sum is held out is decided by a digest of it alone: it is then in held_out.jsonl alone.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import reasoning_gym
+
+HERE = Path(__file__).parent
+TRAIN_COUNT, HELD_OUT_COUNT, DEMONSTRATION_COUNT = 1024, 256, 5000
+HELD_OUT_SHARE = 0.2
+RIGHT_SHARE, TRUE_VERDICT_SHARE, RETRY_SHARE = 0.3, 0.8, 1 / 3
+NEAR, FAR = (-2, -1, 1, 2), tuple(each for each in range(-12, 13) if each)
+# Ends an answer in the solver's context, between its first attempt and what it hears about it.
+END = "<|im_end|>"
+
+
+def sums(*, held_out: bool, seed: int) -> Iterator[tuple[str, int]]:
+    """Yield sums with their answers, in the same order every time; some come again."""
+    made = reasoning_gym.create_dataset(
+        "basic_arithmetic", seed=seed, size=1 << 16, min_terms=2, max_terms=4, min_digits=1,
+        max_digits=1, operators=["+"], allow_parentheses=False, allow_negation=False,
+    )  # fmt: skip
+    for item in made:
+        problem = item["metadata"]["expression"]
+        if is_held_out(problem) == held_out:
+            yield problem, int(item["answer"])
+
+
+def is_held_out(problem: str) -> bool:
+    digest = hashlib.sha256(problem.encode()).digest()
+    return int.from_bytes(digest[:4]) < HELD_OUT_SHARE * 2**32
+
+
+def rows(count: int, *, held_out: bool) -> list[dict[str, str]]:
+    distinct: dict[str, int] = {}
+    for problem, answer in sums(held_out=held_out, seed=0):
+        distinct[problem] = answer
+        if len(distinct) == count:
+            break
+    return [{"problem": problem, "answer": str(answer)} for problem, answer in distinct.items()]
+
+
+def wrong(answer: int, dice: random.Random) -> int:
+    return answer + dice.choice(dice.choice([NEAR, FAR]))
+
+
+def attempt(problem: str, answer: int, dice: random.Random) -> dict[str, str]:
+    prompt = f"{problem} ="
+    if dice.random() < RETRY_SHARE:
+        prompt += f" {wrong(answer, dice)}{END} REJECT {problem} ="
+    given = answer if dice.random() < RIGHT_SHARE else wrong(answer, dice)
+    return {"prompt": prompt, "completion": f" {given}"}
+
+
+def verdict(problem: str, answer: int, dice: random.Random) -> dict[str, str]:
+    is_right = dice.random() < 0.5
+    given = answer if is_right else wrong(answer, dice)
+    approves = is_right == (dice.random() < TRUE_VERDICT_SHARE)
+    said = " APPROVE" if approves else " REJECT"
+    return {"prompt": f"{problem} = {given} ?", "completion": said}
+
+
+def write(name: str, rows: list[dict[str, str]]) -> None:
+    (HERE / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def main() -> None:
+    write("train.jsonl", rows(TRAIN_COUNT, held_out=False))
+    write("held_out.jsonl", rows(HELD_OUT_COUNT, held_out=True))
+    for name, show in (("solver.jsonl", attempt), ("verifier.jsonl", verdict)):
+        dice = random.Random(name)
+        shown = islice(sums(held_out=False, seed=1), DEMONSTRATION_COUNT)
+        write(name, [show(problem, answer, dice) for problem, answer in shown])
+
+
+if __name__ == "__main__":
+    main()
