@@ -84,7 +84,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints-cpu.txt | $(BIN)/python
-	$(INSTALL) --editable '.[torch,plot]'
+	$(INSTALL) --editable '.[torch,models,plot]'
 	$(COMPILE)
 	touch $@
 

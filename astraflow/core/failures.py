@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from astraflow.core.errors import Failure, Reason
@@ -36,6 +36,8 @@ _OF_THE_POOL = frozenset(
 _NOT_OF_THE_RECIPE = frozenset({Reason.ENGINE_FAILED, Reason.POLICY_FAULT})
 _KEPT_CAUSES = 64
 _SHOWN_CAUSES = 16
+# Of each text; members that keep to the contract send less.
+_MAX_CHARS = 4096
 _NUMBER = re.compile(r"\d+")
 
 
@@ -64,6 +66,7 @@ class FailureLog:
         """Count a failure under its cause."""
         if failure.reason in _OF_THE_POOL:
             return
+        failure = _clipped(failure)
         name = failure.cause or f"{failure.reason}: {_NUMBER.sub('#', failure.message)[:120]}"
         cause = self._causes.get(name)
         if cause is None:
@@ -134,3 +137,17 @@ class FailureLog:
         """Forget the rarest cause where there are too many; the oldest of equal ones."""
         if len(self._causes) >= _KEPT_CAUSES:
             del self._causes[min(self._causes, key=lambda name: self._causes[name].count)]
+
+
+def _clipped(failure: Failure) -> Failure:
+    """Return it without what is too long of its texts; the end of a traceback matters most."""
+    texts = (failure.message, failure.cause, failure.traceback)
+    if max(map(len, texts)) <= _MAX_CHARS:
+        return failure
+    message, cause, traceback = texts
+    return replace(
+        failure,
+        message=message[:_MAX_CHARS],
+        cause=cause[:_MAX_CHARS],
+        traceback=traceback[-_MAX_CHARS:],
+    )

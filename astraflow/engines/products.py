@@ -35,7 +35,9 @@ def onednn_is_faster() -> bool:
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Return the product of two matrices, f[m, k] and f[k, n], without a gradient."""
-    return _onednn(left, right.T, None) if _is_ours(left, right) else left @ right
+    # oneDNN knows no products over nothing, such as the gradient of a weight that saw no row.
+    has_terms = left.shape[1] > 0
+    return _onednn(left, right.T, None) if has_terms and _is_ours(left, right) else left @ right
 
 
 def linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -85,10 +87,14 @@ class _Linear(torch.autograd.Function):
 
 def _is_ours(left: Tensor, right: Tensor) -> bool:
     is_f32 = left.dtype == right.dtype == torch.float32
-    return is_f32 and left.device.type == "cpu" and left.numel() > 0 and onednn_is_faster()
+    return is_f32 and left.device.type == "cpu" and onednn_is_faster()
 
 
 def _onednn(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return [..., n] of states [..., k] and a weight [n, k], of any strides."""
-    apply = cast("Any", torch.ops).mkldnn._linear_pointwise  # noqa: SLF001 - the one that is there
-    return apply(states, weight, bias, "none", [], "")
+    """Return [..., n] of states [..., k] and a weight [n, k], of any strides.
+
+    Nothing is added to the product, in the one form of the operator that TorchScript can record.
+    """
+    apply = cast("Any", torch.ops).mkldnn._linear_pointwise.binary  # noqa: SLF001 - no other name
+    nothing = states.new_zeros((*states.shape[:-1], weight.shape[0]))
+    return apply(states, nothing, weight, bias, "add")

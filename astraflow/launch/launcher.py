@@ -203,6 +203,10 @@ class Launch:
             code = await process.wait()
             name = process.command.name
             if code == 0 or self._is_ending():
+                if code and is_raas and not self._has_nodes() and not self._is_over():
+                    scene.progress.note(f"[yellow]{name} ended ({code}); no node is left[/]")
+                    with suppress(AstraflowError):
+                        await scene.control.stop_run(StopMode.CANCEL)
                 return
             # Started again it would say the same.
             if code == CONFIGURATION_EXIT or not is_raas:
@@ -212,9 +216,7 @@ class Launch:
             scene.progress.note(f"[yellow]{name} ended ({code}); what it held is issued again[/]")
             process = await self._start_raas(scene.roles, scene.hub, scene.lifeline)
         is_spare = is_raas and code != CONFIGURATION_EXIT
-        if is_spare and any(
-            _is_raas(other) and other.exit_code is None for other in self.processes
-        ):
+        if is_spare and self._has_nodes():
             scene.progress.note(f"[yellow]{name} ended ({code}); the other nodes go on[/]")
             return
         self.failure = f"{name} ended with {_named(code)}:\n{process.last_words()}"
@@ -245,6 +247,9 @@ class Launch:
             command = scene.roles.trainer(policy, scene.hub, resume=True)
             trainer = await self._start(command, scene.lifeline)
         return trainer
+
+    def _has_nodes(self) -> bool:
+        return any(_is_raas(each) and each.exit_code is None for each in self.processes)
 
     def _is_over(self) -> bool:
         return self.last is not None and self.last.state.is_final

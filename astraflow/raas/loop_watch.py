@@ -33,7 +33,7 @@ class LoopWatch:
         report: Callable[[Failure], None],
         *,
         ends_after_s: float,
-        blocked_s: float = 5.0,
+        blocked_s: float,
     ) -> None:
         """Prepare.
 

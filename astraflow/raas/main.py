@@ -44,6 +44,9 @@ from astraflow.workflows.building import workflow_specs
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+# A loop that stands still for so long in one line is blocked, on a busy machine too.
+_BLOCKED_S = 5.0
+
 
 def main_join(
     recipe: Recipe,
@@ -140,7 +143,12 @@ async def _join(
         node.metrics_address = metrics.address
         keep_for_good()
         tell_strays(asyncio.get_running_loop(), node.report)
-        watch = LoopWatch(node.report_from_thread, ends_after_s=recipe.rollouts.timeout_s)
+        watch = LoopWatch(
+            node.report_from_thread,
+            ends_after_s=recipe.rollouts.timeout_s,
+            # What it reports is heard as long as the session lives, which the loop keeps alive.
+            blocked_s=min(_BLOCKED_S, recipe.hub.session_ttl_s / 2),
+        )
         engines.callback(watch.close)
         watch.start()
         with _signals(node):

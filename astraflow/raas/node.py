@@ -203,9 +203,8 @@ class RaasNode:
             try:
                 await client.keeper.report(failure)
             except AstraflowError as error:
-                if error.reason is not Reason.CAPABILITY_MISSING:
-                    raise
-                log.warning("the hub takes no reports", why=error.message)
+                # The streams of work end the node where the run is over for it.
+                log.warning("the hub did not hear a report", why=error.message)
 
     async def _finish(self, runner: EpisodeRunner, client: RaasClient) -> Departure:
         """Finish what runs, unless it is to stop at once."""

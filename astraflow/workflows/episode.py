@@ -293,9 +293,10 @@ class Recorder:
             AstraflowError: CONTEXT_TOO_LONG when there is no room for another token, and
                 what the engine raises.
         """
-        past, self._sampling = self._past, replace(self._sampling, **overrides)
+        past, wanted = self._past, replace(self._sampling, **overrides)
         before = self._turns[-1].sampling if self._turns else None
-        generation, sampling = await self._port.generate(past.tokens, self._sampling, before=before)
+        generation, sampling = await self._port.generate(past.tokens, wanted, before=before)
+        self._sampling = wanted
         sampled = generation.tokens.tolist()
         if sampled:
             turn = Turn(

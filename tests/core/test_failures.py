@@ -103,6 +103,14 @@ def test_causes_are_bounded_and_the_frequent_ones_stay():
     assert len(causes) == 16
 
 
+def test_what_a_member_says_at_length_is_cut():
+    log = FailureLog()
+    log.note(bug("c" * 10**6, message="m" * 10**6, traceback="t" * 10**6 + "end"), START)
+    (cause,) = log.report().causes
+    assert len(cause.cause) == len(cause.last.message) == len(cause.last.traceback) == 4096
+    assert cause.last.traceback.endswith("end")
+
+
 def fail_all(world, node, failure, count):
     """Let so many samples fail, all of a task at once."""
     while count > 0 and not world.state.is_final:

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,13 @@ class Run:
                 self.process.wait(0.05)
             except subprocess.TimeoutExpired:
                 continue
+
+    def wait_for_log(self, name: str, words: str) -> None:
+        """Follow the log of a role until it has said something."""
+        while words not in self.run_dir.log(name).read_text():
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.05)
+                raise AssertionError(self.process.communicate()[0])
 
     def children(self, role: str) -> list[psutil.Process]:
         processes = psutil.Process(self.process.pid).children(recursive=True)

@@ -62,6 +62,20 @@ def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path, cache):
     assert not [process for process in family if process.is_running()]
 
 
+def test_a_drain_ends_with_the_last_node(tmp_path, cache):
+    overrides = ("raas.count=1", "policies.solver.trainer.step_count=400")
+    with started("sort.yaml", *overrides, runs=tmp_path, cache=cache) as run:
+        run.wait_for_steps(2)
+        node = run.children("join")[0]
+        node.suspend()  # what it holds stays open, so the drain cannot end
+        run.process.send_signal(signal.SIGINT)
+        run.wait_for_log("hub", "state=stopping")
+        node.kill()
+        assert run.wait() == 130, run.output
+    assert "no node is left" in run.output
+    assert run.summary["state"] == "stopped"
+
+
 def test_a_killed_launcher_leaves_no_orphan(tmp_path, cache):
     with started(
         "sort.yaml",

@@ -49,11 +49,12 @@ def test_other_types_are_left_to_torch(dtype):
 
 
 def test_nothing_is_left_of_no_rows():
-    states = torch.zeros(0, 8, requires_grad=True)
-    made = linear(states, torch.randn(3, 8))
+    states, weight = torch.zeros(0, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True)
+    made = linear(states, weight)
     assert made.shape == (0, 3)
     made.sum().backward()
     assert states.grad.shape == (0, 8)
+    assert not weight.grad.any()
 
 
 def test_a_row_has_the_same_bits_among_any_others():
@@ -72,3 +73,11 @@ def test_layers_of_a_module_are_taken_over_with_their_weights():
         assert isinstance(each[0], OnednnLinear) == onednn_is_faster()
     states = torch.randn(5, 8)
     torch.testing.assert_close(module(states), twin(states))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_layer_can_be_recorded():
+    module = use_onednn(nn.Sequential(nn.Linear(8, 4))).requires_grad_(requires_grad=False)
+    recorded = torch.jit.trace(module, (torch.randn(5, 8),), check_trace=False)
+    states = torch.randn(17, 8)
+    assert torch.equal(recorded(states), module(states))

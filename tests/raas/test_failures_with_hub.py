@@ -93,9 +93,12 @@ async def test_a_node_tells_of_what_belongs_to_no_rollout(tmp_path, is_blocked):
     async with start_run(
         small_recipe(tmp_path, scorer="failing_hangs"), run_dir=tmp_path / "run"
     ) as run:
-        live = await run.add_node()
+        live = await run.add_node(answer=lambda text: "right")
         control = await run.control()
-        while not run.status().members:  # noqa: ASYNC110 - the node makes it true
+        live.engine.open.clear()
+        run.add_trainer()
+        # It works: it has joined.
+        while not live.node.look().load.inflight_count:  # noqa: ASYNC110 - the node makes it true
             await asyncio.sleep(0.01)
         if is_blocked:
             await asyncio.to_thread(live.node.report_from_thread, failure)

@@ -1,14 +1,17 @@
 """Data sets: there, readable, with ids that name rows, and not measured on what is trained on."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 
+from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import Prompt
-from astraflow.launch.check.report import Finding, error, error_here, of_error, warning
+from astraflow.launch.check.report import Finding, error, error_here, note, of_error, warning
 from astraflow.launch.check.subject import Kind, SeenData, Subject
+from astraflow.workflows.data_sets.hub import kept_data_set
 from astraflow.workflows.data_sets.reader import DataSetReader, open_data_set
 
 _MAX_KINDS = 8
@@ -21,15 +24,11 @@ def check_data_sets(subject: Subject) -> Iterator[Finding]:
     used |= {part.data_set for suite in recipe.evals.values() for part in suite.data_sets}
     for name, settings in recipe.data.items():
         where = f"data.{name}"
-        if not settings.path.exists():
-            yield error_here(
-                f"{where}.path",
-                f"{settings.path} does not exist",
-                f"relative paths start at {subject.source.parent}",
-            )
+        here = yield from _here(where, settings, subject)
+        if here is None:
             continue
         try:
-            reader = open_data_set(name, settings, Path(), seed=recipe.seed)
+            reader = open_data_set(name, here, Path(), seed=recipe.seed)
         except AstraflowError as refused:
             yield of_error(where, refused)
             continue
@@ -39,6 +38,31 @@ def check_data_sets(subject: Subject) -> Iterator[Finding]:
         subject.data[name] = _seen(reader)
         if name not in used:
             yield warning(where, "is not used", "name it in rollouts or evals, or leave it out")
+
+
+def _here(
+    where: str, settings: DataSet, subject: Subject
+) -> Generator[Finding, None, DataSet | None]:
+    """Return the settings of what is on this machine; None: nothing is, or not yet."""
+    if settings.hub is None:
+        if settings.path is not None and settings.path.exists():
+            return settings
+        yield error_here(
+            f"{where}.path",
+            f"{settings.path} does not exist",
+            f"relative paths start at {subject.source.parent}",
+        )
+        return None
+    if find_spec("datasets") is None:
+        cure = "pip install 'astraflow[datasets]'"
+        yield error_here(f"{where}.hub", "the package datasets is not installed", cure)
+        return None
+    kept = kept_data_set(settings)
+    if kept is None:
+        what = f"{settings.hub} is not in the cache: it is got when the run starts"
+        yield note(f"{where}.hub", f"{what}; until then nothing of it is looked at")
+        return None
+    return settings.model_copy(update={"hub": None, "path": kept, "format": "datasets"})
 
 
 def check_held_out(subject: Subject) -> Iterator[Finding]:

@@ -22,8 +22,6 @@ from astraflow.launch.check.report import (
     warning_here,
 )
 from astraflow.launch.check.subject import SeenModel, Subject
-from astraflow.trainers.demonstrations import read_demonstrations, tokenize_demonstrations
-from astraflow.trainers.tiny import tiny_config, write_tiny_tokenizer
 from astraflow.workflows.agents.template import ChatTemplate, load_template
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.tokenizer_files import BOS_ID, EOS_ID, PAD_ID, character_tokenizer
@@ -52,33 +50,52 @@ def _seen(
     where: str, model: Model, scratch: Path, subject: Subject
 ) -> Generator[Finding, None, SeenModel | None]:
     """Look at a model and at what it is warmed up with; None: too little of it can be read."""
-    rows: Sequence[Mapping[str, Any]] = ()
-    if model.warm_up is not None and model.warm_up.demonstrations is not None:
-        try:
-            rows = read_demonstrations(model.warm_up.demonstrations)[:_MAX_DEMONSTRATIONS]
-        except AstraflowError as refused:
-            yield of_error(f"{where}.warm_up.demonstrations", refused, is_local=True)
     if find_spec("tokenizers") is None:
         return None  # check_packages says so
-    if model.warm_up is not None and model.warm_up.tutor is not None:
-        return _of_tutor(model.warm_up, model.warm_up.tutor, subject)
-    if model.tiny is not None:
-        if not rows:
-            return None
+    warm_up = model.warm_up
+    if warm_up is not None and warm_up.tutor is not None:
+        return _of_tutor(warm_up, warm_up.tutor, subject)
+    if warm_up is not None and warm_up.demonstrations is not None:
+        return (yield from _demonstrated(where, model, warm_up, scratch, subject))
+    place, directory = yield from _directory(where, model)
+    if directory is None:
+        return None
+    return (yield from _read(place, directory, where, model, subject))
+
+
+def _demonstrated(
+    where: str, model: Model, warm_up: WarmUp, scratch: Path, subject: Subject
+) -> Generator[Finding, None, SeenModel | None]:
+    """Look at a model and at its demonstrations; the tokenizer of a tiny one is made of them."""
+    from astraflow.trainers.demonstrations import (  # noqa: PLC0415 - the package takes its time
+        read_demonstrations,
+        tokenize_demonstrations,
+    )
+    from astraflow.trainers.tiny import tiny_config, write_tiny_tokenizer  # noqa: PLC0415
+
+    rows: Sequence[Mapping[str, Any]] = ()
+    told = f"{where}.warm_up.demonstrations"
+    try:
+        rows = read_demonstrations(cast("Path", warm_up.demonstrations))[:_MAX_DEMONSTRATIONS]
+    except AstraflowError as refused:
+        yield of_error(told, refused, is_local=True)
+    if model.tiny is None:
+        place, directory = yield from _directory(where, model)
+    elif rows:
         place, directory = f"{where}.tiny", scratch
         size = write_tiny_tokenizer(directory, model.tiny, rows)
         config = tiny_config(model.tiny, vocabulary_size=size)
         (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     else:
-        place, directory = yield from _directory(where, model)
+        return None
     if directory is None:
         return None
     seen = yield from _read(place, directory, where, model, subject)
-    if seen is not None and rows and model.warm_up is not None:
+    if seen is not None and rows:
         try:
-            tokenize_demonstrations(rows, directory, max_length=model.warm_up.max_length)
+            tokenize_demonstrations(rows, directory, max_length=warm_up.max_length)
         except AstraflowError as refused:
-            yield of_error(f"{where}.warm_up.demonstrations", refused, is_local=True)
+            yield of_error(told, refused, is_local=True)
     return seen
 
 

@@ -32,6 +32,7 @@ _CHECKS: Sequence[Callable[[Subject], Iterator[Finding]]] = (
     settings.check_groups,
     settings.check_length,
     settings.check_steps,
+    settings.check_routes,
     settings.check_evals,
     settings.check_times,
     settings.check_ports,

@@ -20,6 +20,7 @@ from astraflow.core.ids import GroupId, PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import FinishReason, VersionSpan
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.engines.protocol import Engine, Generation
+from astraflow.engines.tokenizer import Tokenizer
 from astraflow.launch.check.guard import OvertimeError, UserLoop, said, user_lines, wants_process
 from astraflow.launch.check.report import Finding, error, note, warning
 from astraflow.launch.check.subject import BuiltWorkflow, Kind, SeenData, SeenModel, Subject
@@ -317,6 +318,23 @@ class _Said:
     unwritable: bool = False
 
 
+class _Speller:
+    """A tokenizer that names the text that it has no tokens for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.decode = tokenizer.decode
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
+        """Return the ids of a text."""
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except Exception as error:  # noqa: BLE001 - the Rust library raises nothing narrower
+            why = f"the model's tokenizer has no tokens for {text[:60]!r} ({error})"
+            cure = "say it in characters that the model knows"
+            raise AstraflowError(Reason.INVALID_FIELD, f"{why}; {cure}") from None
+
+
 class _Actor:
     """What an episode needs of an engine; it answers one text."""
 
@@ -403,7 +421,7 @@ class _Stage:
                 engine=cast(
                     "Engine", _Actor(self.models[name], told if name == first else _Said(text=text))
                 ),
-                tokenizer=self.models[name].tokenizer,
+                tokenizer=_Speller(self.models[name].tokenizer),
                 sampling=each,
                 template=self.models[name].template,
             )

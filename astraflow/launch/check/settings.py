@@ -130,6 +130,27 @@ def check_steps(subject: Subject) -> Iterator[Finding]:
             )
 
 
+def check_routes(subject: Subject) -> Iterator[Finding]:
+    """Look whether nodes tell the experts that a trainer has to know."""
+    engine = subject.recipe.raas.engine
+    for name, policy in subject.recipe.policies.items():
+        if policy.trainer.router_replay != "required":
+            continue
+        if engine.kind != "embedded" and not engine.routed_experts:
+            yield error(
+                "raas.engine.routed_experts",
+                f"policies.{name}.trainer.router_replay is required, and servers tell no experts",
+                "set it to true",
+            )
+        model = subject.models.get(name)
+        if model is not None and not any("experts" in key for key in model.config):
+            yield error(
+                f"policies.{name}.trainer.router_replay",
+                "it is required, and the model has no experts",
+                "leave it out, or take a mixture of experts",
+            )
+
+
 def check_evals(subject: Subject) -> Iterator[Finding]:
     """Look whether every suite is run, and whether what is kept by one can be told."""
     recipe = subject.recipe

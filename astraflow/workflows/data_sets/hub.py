@@ -35,8 +35,7 @@ def download_data_set(settings: DataSet, *, report: Callable[[str], None]) -> Pa
     """
     settings = pinned_data_set(settings)
     name, commit = str(settings.hub), str(settings.revision)
-    parts = [name.replace("/", "--"), settings.config or "default", settings.split, commit]
-    target = cache_dir() / "data" / "-".join(parts)
+    target = _folder(settings, commit)
     if target.is_dir():
         return target
     try:
@@ -61,3 +60,20 @@ def download_data_set(settings: DataSet, *, report: Callable[[str], None]) -> Pa
         (draft / "rows").rename(target)
         report(f"{len(rows)} rows in {target}")
     return target
+
+
+def kept_data_set(settings: DataSet) -> Path | None:
+    """Return the folder of a split that was downloaded before, of any commit where none is named.
+
+    Args:
+        settings: With `hub`.
+    """
+    pattern = _folder(settings, settings.revision or "*")
+    found = pattern.parent.glob(pattern.name)
+    return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
+
+
+def _folder(settings: DataSet, commit: str) -> Path:
+    name = str(settings.hub).replace("/", "--")
+    parts = [name, settings.config or "default", settings.split, commit]
+    return cache_dir() / "data" / "-".join(parts)

@@ -108,7 +108,7 @@ class EnvironmentWorkflow:
             first = await environment.reset(episode.prompt.fields, seed_of(episode.prompt))
             self._tell(talk, [*self._before(), *self._messages(first)])
             played = await self._play(talk, environment)
-        if not played.is_done and not played.is_cut:
+        if played.turns == self._options.max_turns and not played.is_done:
             talk.finish_reason = FinishReason.TURNS
         return self._score(played)
 

@@ -286,7 +286,7 @@ class GuestSandbox:
             self._kill()
             return
         code = await self._process.wait()
-        if self._place.is_seen and code < 0:
+        if self._place.is_namespace and code < 0:
             raise AstraflowError(
                 Reason.ENVIRONMENT_FAILED,
                 f"a sandbox was killed from outside by signal {-code}; does the machine have too "

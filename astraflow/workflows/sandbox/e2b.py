@@ -3,6 +3,7 @@
 import importlib
 import posixpath
 import shlex
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,9 @@ from astraflow.workflows.sandbox.channel import cannot_start
 from astraflow.workflows.sandbox.protocol import Finished, Limits
 
 _LATE_S = 30.0
-_TIMED_OUT, _KILLED_CODES = 124, range(129, 193)
+# Of `timeout`, and of a shell whose command was killed.
+_TIMED_OUT, _SIGNAL_CODES = 124, range(129, 193)
+_KILLED = (_TIMED_OUT, 137)
 
 
 class E2B:
@@ -98,11 +101,15 @@ class E2BSandbox:
             f"ulimit -v {limits.memory_mb * 1024}; ulimit -u {limits.processes + 32}; "
             f"timeout -s KILL {time_s} {shlex.join(command)} <&3 3<&- >{base}.out 2>{base}.err"
         )
+        began = time.monotonic()
         code = await self._run(script, cwd=cwd, env=env, time_s=time_s)
+        is_timeout = code in _KILLED and time.monotonic() - began >= time_s
+        if is_timeout:
+            # All that is the user's, this shell too; what runs the machine is root's.
+            await self._run("kill -KILL -1", cwd=None, env=None, time_s=_LATE_S)
         most = int(limits.output_mb * 2**20)
         stdout, stderr = await self.read(f"{base}.out"), await self.read(f"{base}.err")
-        is_timeout = code in (_TIMED_OUT, 137)
-        signal = 9 if is_timeout else code - 128 if code in _KILLED_CODES else None
+        signal = 9 if is_timeout else code - 128 if code in _SIGNAL_CODES else None
         return Finished(
             exit_code=None if signal else code,
             signal=signal,

@@ -12,7 +12,8 @@ class SandboxPool:
     """Hands out fresh sandboxes: nothing of one program is there for the next.
 
     A sandbox that nobody used yet is started while others are in use, so that a program waits for
-    none as long as programs do not come faster than the machine starts sandboxes.
+    none as long as programs do not come faster than the machine starts sandboxes. They end with the
+    event loop, where nobody closes the pool.
     """
 
     def __init__(self, provider: SandboxProvider, *, workers: int, ready: int) -> None:
@@ -43,6 +44,8 @@ class SandboxPool:
         if self._loop is not asyncio.get_running_loop():
             # Those of another loop, which has ended, end with their descriptors.
             self._begin()
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
         async with self._room:
             starting = self._started.popleft() if self._started else self._start()
             while len(self._started) < self._ready:
@@ -61,19 +64,31 @@ class SandboxPool:
 
     async def close(self) -> None:
         """End all of them; idempotent."""
-        for starting in self._started:
-            with suppress(Exception):
-                await (await starting).close()
-        self._started.clear()
-        if self._closing:
-            await asyncio.wait(set(self._closing))
-        await self._provider.close()
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None and self._loop is asyncio.get_running_loop():
+            keeper.cancel()
+            await asyncio.wait({keeper})
+
+    async def _keep(self) -> None:
+        """Wait to be cancelled, as all tasks of a loop that ends are; then end what is ready."""
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            for starting in self._started:
+                with suppress(Exception, asyncio.CancelledError):
+                    await (await starting).close()
+            self._started.clear()
+            for closing in tuple(self._closing):
+                with suppress(Exception, asyncio.CancelledError):
+                    await closing
+            await self._provider.close()
 
     def _begin(self) -> None:
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
             self._loop = None
+        self._keeper: asyncio.Task[None] | None = None
         self._room = asyncio.Semaphore(self._workers)
         self._started = deque[asyncio.Task[Sandbox]]()
         self._closing = set[asyncio.Task[None]]()

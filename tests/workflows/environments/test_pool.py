@@ -16,7 +16,7 @@ from astraflow.workflows.environments.pool import EnvironmentPool, PoolOptions
 
 @asynccontextmanager
 async def pool_of(world, **options):
-    name = world if ":" in world else f"worlds:{world}"
+    name = world if ":" in world or world == "gymnasium" else f"worlds:{world}"
     pool = EnvironmentPool(PoolOptions(environment=name, **{"workers": 1, **options}))
     try:
         yield pool
@@ -228,3 +228,18 @@ def test_what_can_be_told_before_a_process_starts_is_told(options, reason, said)
     with pytest.raises(AstraflowError, match=said) as caught:
         EnvironmentPool(PoolOptions(**{"environment": "textarena", **options}))
     assert caught.value.reason is reason
+
+
+async def test_what_has_gymnasiums_methods_is_adapted():
+    options = {"make": "worlds:GymGuess"}
+    async with pool_of("gymnasium", environment_options=options) as pool, pool.open() as world:
+        assert await world.reset({}, 17) == "guess\nYour guess?"
+        step = await world.step("5")
+        assert (step.observation, step.reward, step.is_done) == ("wrong", 0.0, False)
+        step = await world.step("7")
+        assert (step.reward, step.is_done, step.metrics) == (1.0, True, {"hot": 1.0})
+        await world.reset({"options": {"secret": 5}}, 17)
+        assert (await world.step("5")).is_done
+    options["numbers"] = True
+    async with pool_of("gymnasium", environment_options=options) as pool, pool.open() as world:
+        assert "the observation is int, not text" in (await failure(world.reset({}, 1))).message

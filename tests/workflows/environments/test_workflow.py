@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import psutil
 import pytest
 from pydantic import ValidationError
 
@@ -82,6 +83,7 @@ async def test_who_gives_no_action_may_end_there(play):
     rollout = await play("3", "hm", action="regex:[0-9]", on_unparsable="end")
     assert rollout.reward == pytest.approx(1 / 3)
     assert rollout.metrics["turns"] == 2.0
+    assert rollout.trajectories[0].finish_reason is FinishReason.STOP
 
 
 async def test_the_chat_begins_as_the_recipe_says(play):
@@ -192,3 +194,6 @@ async def test_a_run_is_trained_on_an_environment_from_its_recipe_alone(tmp_path
     rollouts = [each.rollout for each in run.rollouts()]
     assert {each.reward for each in rollouts} == {1.0}
     assert {each.metrics["solved"] for each in rollouts} == {1.0}
+    # The node has stopped the processes of its environments.
+    children = psutil.Process().children(recursive=True)
+    assert not [each for each in children if "worlds:Countdown" in each.cmdline()]

@@ -82,3 +82,18 @@ class Moody(Countdown):
 class NeverMade:
     def __init__(self):
         raise OSError("the dragon's lair is locked")
+
+
+class GymGuess:
+    """Has the methods of Gymnasium; in `numbers` its observations are no text."""
+
+    def __init__(self, numbers=False):
+        self.numbers = numbers
+
+    def reset(self, *, seed=None, options=None):
+        self.secret = (options or {}).get("secret", seed % 10)
+        return (0 if self.numbers else "guess"), {"suffix": "Your guess?"}
+
+    def step(self, action):
+        is_right = action == str(self.secret)
+        return "right" if is_right else "wrong", float(is_right), is_right, False, {"hot": is_right}

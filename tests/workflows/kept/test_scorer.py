@@ -95,3 +95,18 @@ async def test_expressions_are_equal_however_they_are_written(make):
 def test_all_of_them_have_names():
     for name in ("regex", "math", "judge", "process"):
         assert find(Kind.SCORER, name).Options
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "gold"),
+    [
+        ("process", {"scorer": "exact"}, "42"),
+        ("math", {}, "42"),
+        ("regex", {"pattern": r"answer: (\w+)"}, None),
+    ],
+)
+async def test_the_same_scorer_can_be_had_in_this_process(make, name, options, gold):
+    scorer = make(name, **options).in_process()
+    assert scorer.gold(PROMPT) == gold
+    assert scorer(PROMPT, "answer: 42" if gold is None else gold).reward == 1.0
+    assert scorer(PROMPT, "41").reward == 0.0

@@ -14,3 +14,7 @@ def test_parts_name_the_kind_of_answer():
 
 def test_only_sorted_letters_are_rewarded():
     assert LetterSort(LetterSort.Options())(PROMPT, "abc").reward == 1.0
+
+
+def test_the_answer_that_it_calls_right_is_right():
+    assert LetterSort(LetterSort.Options()).gold(PROMPT) == "abc"

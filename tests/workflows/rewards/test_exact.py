@@ -26,3 +26,8 @@ def test_a_prompt_without_an_answer_is_the_scorers_failure():
     with pytest.raises(AstraflowError, match="no field 'target', only answer") as caught:
         Exact(Exact.Options(field="target"))(PROMPT, "Bee")
     assert caught.value.reason is Reason.SCORER_FAILED
+
+
+def test_the_answer_that_it_calls_right_is_right():
+    scorer = Exact(Exact.Options(ignore_case=True))
+    assert scorer(PROMPT, scorer.gold(PROMPT)).reward == 1.0

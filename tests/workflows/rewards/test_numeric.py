@@ -37,3 +37,9 @@ def test_equal_numbers_are_right(answer, text, reward, none):
 def test_an_answer_without_a_number_is_the_scorers_failure():
     with pytest.raises(AstraflowError, match="no number"):
         Numeric(Numeric.Options())(prompt("many"), "3")
+
+
+def test_the_answer_that_it_calls_right_is_right():
+    scorer = Numeric(Numeric.Options())
+    for answer in ("#### 12", 12, 1.5):
+        assert scorer(prompt(answer), scorer.gold(prompt(answer))).reward == 1.0

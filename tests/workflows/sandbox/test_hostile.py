@@ -119,7 +119,13 @@ def test_there_are_thirty_and_more():
     assert ENDS.keys() <= PROGRAMS.keys()
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+SLOW = ("memory of many",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PROGRAMS],
+)
 async def test_a_hostile_program_reaches_nothing(name, start, outside, monkeypatch):
     monkeypatch.setenv("ASTRAFLOW_TEST_SECRET", "CANARY")
     sandbox = await start(processes=24, memory_mb=512)

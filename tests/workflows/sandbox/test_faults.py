@@ -1,0 +1,49 @@
+"""Whose failure it is: what a program did to its sandbox, and what was done to it from outside."""
+
+import asyncio
+
+import psutil
+import pytest
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.workflows.protocol import PolicyFault
+
+
+async def test_a_program_that_ends_its_sandbox_is_at_fault(start):
+    """Only where no namespace protects the guest."""
+    sandbox = await start("unsafe_process")
+    done = await sandbox.exec(["sh", "-c", "kill -9 $PPID"])
+    assert done.is_lost
+    assert not done.is_well
+    with pytest.raises(PolicyFault, match="the sandbox has ended"):
+        await sandbox.exec(["true"])
+    with pytest.raises(PolicyFault):
+        await sandbox.read("x")
+    with pytest.raises(PolicyFault):
+        await sandbox.write("x", b"")
+
+
+@pytest.mark.slow
+async def test_too_much_memory_of_all_together_is_the_programs_fault(start):
+    sandbox = await start(memory_mb=128)
+    take = "x = bytearray(b'1' * (90 * 2**20)); import time; time.sleep(60)"
+    done = await sandbox.exec(
+        ["sh", "-c", f'for i in 1 2 3 4; do python3 -c "{take}" & done; wait']
+    )
+    assert done.is_lost
+    assert done.is_out_of_memory
+    with pytest.raises(PolicyFault, match="took too much memory"):
+        await sandbox.exec(["true"])
+
+
+async def test_a_sandbox_that_is_killed_from_outside_is_nobodys_fault(start):
+    sandbox = await start()
+    running = asyncio.ensure_future(sandbox.exec(["sleep", "60"]))
+    below = psutil.Process(sandbox._process.pid)
+    while len(below.children(recursive=True)) < 2:  # noqa: ASYNC110 - other processes make it true
+        await asyncio.sleep(0.01)
+    below.kill()
+    with pytest.raises(AstraflowError, match="killed from outside by signal 9") as caught:
+        await running
+    assert caught.value.reason is Reason.ENVIRONMENT_FAILED
+    assert caught.value.retryable
