@@ -22,7 +22,7 @@ from pathlib import Path
 import reasoning_gym
 
 HERE = Path(__file__).parent
-TRAIN_COUNT, HELD_OUT_COUNT = 96, 64  # Of each kind.
+TRAIN_COUNT, HELD_OUT_COUNT = 128, 64  # Of each kind.
 DEMONSTRATION_COUNTS = {"easy": 1500, "middle": 2500, "hopeless": 500}
 HELD_OUT_SHARE = 0.2
 RIGHT_SHARE = 0.3
@@ -33,7 +33,11 @@ def problems(kind: str) -> Iterator[dict[str, str]]:
     if kind == "hopeless":
         settings = {"min_digits": 2, "max_digits": 2}
         for item in reasoning_gym.create_dataset("products", seed=0, size=8192, **settings):
-            yield {"kind": kind, "problem": item["metadata"]["expression"], "answer": item["answer"]}
+            yield {
+                "kind": kind,
+                "problem": item["metadata"]["expression"],
+                "answer": item["answer"],
+            }
         return
     count = 3 if kind == "easy" else 5
     settings = {"min_numbers": count, "max_numbers": count, "min_value": 0, "max_value": 9,
@@ -54,7 +58,9 @@ def is_held_out(problem: str) -> bool:
 
 
 def distinct(kind: str, count: int, *, held_out: bool) -> list[dict[str, str]]:
-    rows = {row["problem"]: row for row in problems(kind) if is_held_out(row["problem"]) == held_out}
+    rows = {
+        row["problem"]: row for row in problems(kind) if is_held_out(row["problem"]) == held_out
+    }
     if len(rows) < count:
         raise ValueError(f"only {len(rows)} {kind} problems, not {count}; lower the counts")
     return list(rows.values())[:count]

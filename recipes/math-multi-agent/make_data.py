@@ -3,9 +3,9 @@
     pip install reasoning-gym==0.1.25
     python recipes/math-multi-agent/make_data.py
 
-train.jsonl and held_out.jsonl: sums of two to four numbers of one digit.
-solver.jsonl: sums with an answer that is right three times in ten, else some numbers off; a third of
-them come after a wrong answer that was rejected.
+train.jsonl and held_out.jsonl: sums of two or three numbers of one digit.
+solver.jsonl: sums with an answer that is right 35 times in a hundred, else some numbers off; a fifth
+of them come after a wrong answer that was rejected.
 verifier.jsonl: sums with an answer, as often right as wrong, and a verdict that is true eight times
 in ten.
 
@@ -22,9 +22,9 @@ from pathlib import Path
 import reasoning_gym
 
 HERE = Path(__file__).parent
-TRAIN_COUNT, HELD_OUT_COUNT, DEMONSTRATION_COUNT = 1024, 256, 5000
+TRAIN_COUNT, HELD_OUT_COUNT, DEMONSTRATION_COUNT = 512, 128, 5400
 HELD_OUT_SHARE = 0.2
-RIGHT_SHARE, TRUE_VERDICT_SHARE, RETRY_SHARE = 0.3, 0.8, 1 / 3
+RIGHT_SHARE, TRUE_VERDICT_SHARE, RETRY_SHARE = 0.35, 0.8, 0.2
 NEAR, FAR = (-2, -1, 1, 2), tuple(each for each in range(-12, 13) if each)
 # Ends an answer in the solver's context, between its first attempt and what it hears about it.
 END = "<|im_end|>"
@@ -33,12 +33,12 @@ END = "<|im_end|>"
 def sums(*, held_out: bool, seed: int) -> Iterator[tuple[str, int]]:
     """Yield sums with their answers, in the same order every time; some come again."""
     made = reasoning_gym.create_dataset(
-        "basic_arithmetic", seed=seed, size=1 << 16, min_terms=2, max_terms=4, min_digits=1,
+        "basic_arithmetic", seed=seed, size=1 << 16, min_terms=2, max_terms=3, min_digits=1,
         max_digits=1, operators=["+"], allow_parentheses=False, allow_negation=False,
     )  # fmt: skip
     for item in made:
         problem = item["metadata"]["expression"]
-        if is_held_out(problem) == held_out:
+        if "10" not in problem and is_held_out(problem) == held_out:
             yield problem, int(item["answer"])
 
 
