@@ -30,7 +30,7 @@ def run(recipe: str, seed: int, runs: Path) -> Path:
     if not (folder / "summary.json").exists():
         command = [sys.executable, "-m", "astraflow", "run", str(HERE / f"{recipe}.yaml"),
                    "--set", f"seed={seed}", "--runs", str(runs), "--name", folder.name]  # fmt: skip
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True)  # noqa: S603 - our own words
     return folder
 
 
@@ -90,8 +90,9 @@ def tell(curves: dict[str, dict[int, Curve]]) -> None:
             print(f"seed {seed}: {goal:.3f} is not reached, only {best:.3f}")
             continue
         print(
-            f"seed {seed}: {plain[0][1]:.3f} at the start; {goal:.3f} after {needs['plain']:,.0f} "
-            f"rollouts plain and {needs['cpu']:,.0f} efficient: {needs['plain'] / needs['cpu']:.1f} x fewer"
+            f"seed {seed}: {plain[0][1]:.3f} at the start, {goal:.3f} after {needs['plain']:,.0f} "
+            f"rollouts plain and {needs['cpu']:,.0f} efficient, {needs['plain'] / needs['cpu']:.1f} "
+            "times fewer"
         )
 
 

@@ -1,4 +1,4 @@
-"""Writes train.jsonl, held_out.jsonl and demonstrations.jsonl: three kinds of problems, a third each.
+"""Writes train.jsonl, held_out.jsonl and demonstrations.jsonl: problems of three kinds.
 
     pip install reasoning-gym==0.1.25
     python recipes/math-efficient-data/make_data.py
@@ -90,7 +90,7 @@ def main() -> None:
         ("held_out.jsonl", HELD_OUT_COUNT, True),
     ):
         write(name, [row for kind in kinds for row in distinct(kind, count, held_out=held_out)])
-    dice = random.Random(0)
+    dice = random.Random(0)  # noqa: S311 - problems are no secrets
     shown = [
         demonstration(row, dice)
         for kind, count in DEMONSTRATION_COUNTS.items()

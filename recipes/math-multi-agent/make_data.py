@@ -4,8 +4,8 @@
     python recipes/math-multi-agent/make_data.py
 
 train.jsonl and held_out.jsonl: sums of two or three numbers of one digit.
-solver.jsonl: sums with an answer that is right 35 times in a hundred, else some numbers off; a fifth
-of them come after a wrong answer that was rejected.
+solver.jsonl: sums with an answer that is right 35 times in a hundred, else some numbers off; a
+fifth of them come after a wrong answer that was rejected.
 verifier.jsonl: sums with an answer, as often right as wrong, and a verdict that is true eight times
 in ten.
 
@@ -84,7 +84,7 @@ def main() -> None:
     write("train.jsonl", rows(TRAIN_COUNT, held_out=False))
     write("held_out.jsonl", rows(HELD_OUT_COUNT, held_out=True))
     for name, show in (("solver.jsonl", attempt), ("verifier.jsonl", verdict)):
-        dice = random.Random(name)
+        dice = random.Random(name)  # noqa: S311 - problems are no secrets
         shown = islice(sums(held_out=False, seed=1), DEMONSTRATION_COUNT)
         write(name, [show(problem, answer, dice) for problem, answer in shown])
 

@@ -57,7 +57,7 @@ def test_demonstrations_of_the_middle_kind_alone_are_sloppy():
         count[kind] += 1
         right[kind] += row["completion"].strip() == right_answer(problem)
     share = {kind: right[kind] / count[kind] for kind in count}
-    five_numbers = len("sort 1 2 3 4 5".split())
+    five_numbers = 1 + 5
     assert 0.27 < share.pop(five_numbers) < 0.33
     assert set(share.values()) == {1.0}
 
