@@ -89,10 +89,10 @@ def tell(curves: dict[str, dict[int, Curve]]) -> None:
             best = max(y for _, y in smooth(curves["cpu"][seed]))
             print(f"seed {seed}: {goal:.3f} is not reached, only {best:.3f}")
             continue
+        share = needs["plain"] / needs["cpu"]
         print(
             f"seed {seed}: {plain[0][1]:.3f} at the start, {goal:.3f} after {needs['plain']:,.0f} "
-            f"rollouts plain and {needs['cpu']:,.0f} efficient, {needs['plain'] / needs['cpu']:.1f} "
-            "times fewer"
+            f"rollouts plain and {needs['cpu']:,.0f} efficient, {share:.1f} times fewer"
         )
 
 

@@ -4,10 +4,11 @@
     python recipes/math-multi-agent/make_data.py
 
 train.jsonl and held_out.jsonl: sums of two or three numbers of one digit.
-solver.jsonl: sums with an answer that is right 35 times in a hundred, else some numbers off; a
-fifth of them come after a wrong answer that was rejected.
-verifier.jsonl: sums with an answer, as often right as wrong, and a verdict that is true eight times
-in ten.
+solver.jsonl: sums with an answer that is right 35 times in a hundred, else some numbers off. A
+quarter of them come after a wrong answer that was rejected; then half of the answers are the
+verifier's sum.
+verifier.jsonl: sums with an answer, as often right as wrong. The verifier adds up itself, right
+half of the time, and approves of what it has found itself.
 
 Whether a sum is held out is decided by a digest of it alone: it is then in held_out.jsonl alone.
 """
@@ -22,9 +23,9 @@ from pathlib import Path
 import reasoning_gym
 
 HERE = Path(__file__).parent
-TRAIN_COUNT, HELD_OUT_COUNT, DEMONSTRATION_COUNT = 512, 128, 5400
+TRAIN_COUNT, HELD_OUT_COUNT, DEMONSTRATION_COUNT = 512, 128, 5200
 HELD_OUT_SHARE = 0.2
-RIGHT_SHARE, TRUE_VERDICT_SHARE, RETRY_SHARE = 0.35, 0.8, 0.2
+RIGHT_SHARE, VERIFIER_RIGHT_SHARE, RETRY_SHARE, TRUST_SHARE = 0.35, 0.5, 0.25, 0.5
 NEAR, FAR = (-2, -1, 1, 2), tuple(each for each in range(-12, 13) if each)
 # Ends an answer in the solver's context, between its first attempt and what it hears about it.
 END = "<|im_end|>"
@@ -60,20 +61,24 @@ def wrong(answer: int, dice: random.Random) -> int:
     return answer + dice.choice(dice.choice([NEAR, FAR]))
 
 
+def sloppy(answer: int, right_share: float, dice: random.Random) -> int:
+    return answer if dice.random() < right_share else wrong(answer, dice)
+
+
 def attempt(problem: str, answer: int, dice: random.Random) -> dict[str, str]:
-    prompt = f"{problem} ="
+    prompt, given = f"{problem} =", sloppy(answer, RIGHT_SHARE, dice)
     if dice.random() < RETRY_SHARE:
-        prompt += f" {wrong(answer, dice)}{END} REJECT {problem} ="
-    given = answer if dice.random() < RIGHT_SHARE else wrong(answer, dice)
+        found = sloppy(answer, VERIFIER_RIGHT_SHARE, dice)
+        prompt += f" {wrong(answer, dice)}{END} {found} REJECT {problem} ="
+        given = found if dice.random() < TRUST_SHARE else given
     return {"prompt": prompt, "completion": f" {given}"}
 
 
 def verdict(problem: str, answer: int, dice: random.Random) -> dict[str, str]:
-    is_right = dice.random() < 0.5
-    given = answer if is_right else wrong(answer, dice)
-    approves = is_right == (dice.random() < TRUE_VERDICT_SHARE)
-    said = " APPROVE" if approves else " REJECT"
-    return {"prompt": f"{problem} = {given} ?", "completion": said}
+    given = sloppy(answer, 0.5, dice)
+    found = sloppy(answer, VERIFIER_RIGHT_SHARE, dice)
+    word = "APPROVE" if found == given else "REJECT"
+    return {"prompt": f"{problem} = {given} ?", "completion": f" {found} {word}"}
 
 
 def write(name: str, rows: list[dict[str, str]]) -> None:

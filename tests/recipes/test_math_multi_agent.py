@@ -37,27 +37,33 @@ def test_what_is_held_out_is_shown_and_trained_on_nowhere():
         assert not held_out & {first_problem(row["prompt"]) for row in rows_of(name)}
 
 
-def test_the_solver_is_shown_answers_that_are_right_a_third_of_the_time():
-    rows = rows_of("solver.jsonl")
-    right = [int(row["completion"]) == value(first_problem(row["prompt"])) for row in rows]
-    assert 0.32 < sum(right) / len(rows) < 0.38
-    retries = [row for row in rows if "REJECT" in row["prompt"]]
-    assert 0.15 < len(retries) / len(rows) < 0.25
+def test_the_solver_is_shown_answers_that_are_seldom_right_and_retries():
+    first, retries = [], []
+    for row in rows_of("solver.jsonl"):
+        (retries if "REJECT" in row["prompt"] else first).append(row)
+    right = [int(row["completion"]) == value(first_problem(row["prompt"])) for row in first]
+    assert 0.32 < sum(right) / len(right) < 0.38
+    assert 0.22 < len(retries) / (len(first) + len(retries)) < 0.28
+    trusted = 0
     for row in retries:
-        first, again = row["prompt"].split("<|im_end|> REJECT ")
-        problem, given = first.split(" = ")
+        attempt, rest = row["prompt"].split("<|im_end|> ")
+        problem, given = attempt.split(" = ")
+        found, again = rest.split(" REJECT ")
         assert int(given) != value(problem)
         assert again == f"{problem} ="
+        trusted += int(row["completion"]) == int(found)
+    assert 0.5 < trusted / len(retries) < 0.75
 
 
-def test_the_verifier_is_shown_verdicts_that_are_true_four_times_in_five():
-    true = 0
+def test_the_verifier_approves_of_what_it_has_found_itself():
+    found_right = 0
     rows = rows_of("verifier.jsonl")
     for row in rows:
         problem, given = row["prompt"].removesuffix(" ?").split(" = ")
-        is_right = int(given) == value(problem)
-        true += row["completion"] == (" APPROVE" if is_right else " REJECT")
-    assert 0.77 < true / len(rows) < 0.83
+        found, word = row["completion"].split()
+        assert word == ("APPROVE" if int(found) == int(given) else "REJECT")
+        found_right += int(found) == value(problem)
+    assert 0.47 < found_right / len(rows) < 0.53
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu-8", "gpu-2x8"])
