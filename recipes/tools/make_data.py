@@ -3,7 +3,7 @@
     python recipes/tools/make_data.py
 
 Held-out questions are about other things than those trained on, in the same mix of kinds. The
-demonstrator is sloppy: at every turn it is right 6 times in 10, else it takes another tool,
+demonstrator is sloppy: at every turn it is right 8 times in 10, else it takes another tool,
 names another thing, or misreads a number. So a warmed-up model writes calls, but often wrong ones,
 and rewards have something to choose from.
 """
@@ -31,7 +31,7 @@ HELD_OUT_ITEMS = [
     "bottle", "kettle", "jacket", "bike", "radio", "towel", "ladder", "hammer", "pencil", "button",
 ]
 # fmt: on
-SLOPPY = 0.4
+SLOPPY = 0.2
 TRAIN_COUNT, HELD_OUT_COUNT, DEMONSTRATION_COUNT = 1536, 128, 256
 
 

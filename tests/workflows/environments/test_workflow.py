@@ -108,6 +108,25 @@ async def test_plain_text_needs_no_template(parrot, episode, loaded):
     assert texts(rollout) == ("[s]from 3go on", "32")
 
 
+async def test_the_template_shows_tools(parrot, episode, loaded):
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    options = {"environment": "worlds:Countdown", "workers": 1, "max_turns": 2, "tools": tools}
+    workflow = EnvironmentWorkflow(EnvironmentWorkflow.Options(**options), None)
+    run = episode(fields={}, solver=parrot("3", "2", max_context_token_count=99))
+    (port,) = run._policies.values()
+    template = ChatTemplate(
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    run._policies = {port.policy_id: replace(port, template=template)}
+    rollout = await run_episode(loaded(workflow), run)
+    await workflow.close()
+    told, said = texts(rollout)
+    assert '"name": "look"' in told
+    assert told.count("look") == 1
+    assert (told[-11:], said) == ("from 3go on", "32")
+
+
 async def test_an_environment_may_speak_in_messages(play):
     rollout = await play("a", "b", world="Talk", max_turns=2)
     assert texts(rollout)[0] == "[s][u][again]"
@@ -151,6 +170,7 @@ def test_actions_are_found(how, text, action):
         ({"action": "tag"}, "'tag' is none of text, last_line, tag:NAME, regex:PATTERN"),
         ({"action": "regex:("}, "no regular expression"),
         ({"observation": "hello"}, r"put \{observation\} into it"),
+        ({"tools": [{"type": "function"}], "chat": False}, "tell of them in text"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options, said):
