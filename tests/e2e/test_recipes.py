@@ -8,7 +8,6 @@ from .conftest import ROOT, running
 
 pytestmark = pytest.mark.e2e
 
-<<<<<<< HEAD
 # ruff: noqa: E501
 # fmt: off
 # By folder: what makes cpu.yaml short, and spares it models that are downloaded.
@@ -38,14 +37,28 @@ SHORT = {
         "policies.tester.trainer.optimizer.decay=null",
         "data.held_out.limit=8",
     ],
-# ruff: noqa: E501
-# fmt: off
-# By folder: what makes cpu.yaml short, and spares it models that are downloaded.
-SHORT = {
     "math": [
         "policies.solver.model={tiny: {}, warm_up: {demonstrations: ../tools/demonstrations.jsonl, step_count: 2, batch_size: 4}}",
         "policies.solver.trainer.step_count=2",
         "policies.solver.trainer.optimizer.decay=null",
+        "data.held_out.limit=8",
+    ],
+    "math-efficient-data": [
+        "policies.solver.model.warm_up.step_count=10",
+        "policies.solver.trainer.step_count=2",
+        # So early no group is right and wrong at once.
+        "rollouts.filters=[]",
+        "evals.held_out.every=null",
+        "data.held_out.limit=8",
+    ],
+    "math-multi-agent": [
+        "policies.solver.model.warm_up.step_count=10",
+        "policies.solver.trainer.step_count=2",
+        "policies.solver.trainer.optimizer.decay=null",
+        "policies.verifier.model.warm_up.step_count=10",
+        "policies.verifier.trainer.step_count=2",
+        "policies.verifier.trainer.optimizer.decay=null",
+        "evals.held_out.every=null",
         "data.held_out.limit=8",
     ],
     "search": [
@@ -80,29 +93,6 @@ SHORT = {
         "policies.shopper.trainer.optimizer.decay=null",
         "data.held_out.seeds=[100000, 100008]",
     ],
-=======
-# fmt: off
-# By folder: what makes cpu.yaml short, and spares it models that are downloaded.
-SHORT = {
-    "math-efficient-data": [
-        "policies.solver.model.warm_up.step_count=10",
-        "policies.solver.trainer.step_count=2",
-        # So early no group is right and wrong at once.
-        "rollouts.filters=[]",
-        "evals.held_out.every=null",
-        "data.held_out.limit=8",
-    ],
-    "math-multi-agent": [
-        "policies.solver.model.warm_up.step_count=10",
-        "policies.solver.trainer.step_count=2",
-        "policies.solver.trainer.optimizer.decay=null",
-        "policies.verifier.model.warm_up.step_count=10",
-        "policies.verifier.trainer.step_count=2",
-        "policies.verifier.trainer.optimizer.decay=null",
-        "evals.held_out.every=null",
-        "data.held_out.limit=8",
-    ],
->>>>>>> r3
 }
 # fmt: on
 
