@@ -60,7 +60,8 @@ cd /app
 for name in *; do
   if [ -d "$name" ]; then echo "$name/"; else sed "s|^|$name: |" "$name"; fi
 done > /tmp/found.txt
-if diff /tests/expected.txt /tmp/found.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+diff /tests/expected.txt /tmp/found.txt && reward=1 || reward=0
+echo $reward > /logs/verifier/reward.txt
 """
 
 

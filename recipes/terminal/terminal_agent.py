@@ -57,9 +57,12 @@ def command_of(said: str, *, is_plain: bool) -> str:
 def run(command: str) -> str:
     """Run a command in the shell that TASK_SHELL names, and return what it says."""
     shell = shlex.split(os.environ.get("TASK_SHELL", "bash"))
-    done = subprocess.run(  # noqa: S603 - that is what it is for
-        [*shell, "-c", command], capture_output=True, text=True, errors="replace", check=False
-    )
+    try:
+        done = subprocess.run(  # noqa: S603 - that is what it is for
+            [*shell, "-c", command], capture_output=True, text=True, errors="replace", check=False
+        )
+    except (OSError, ValueError) as error:  # It is too long, or has a null byte.
+        return f"[this cannot be run: {error}]"
     output = done.stdout + done.stderr
     if len(output) > SHOWN_CHARS:
         half = SHOWN_CHARS // 2

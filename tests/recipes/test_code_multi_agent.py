@@ -139,6 +139,25 @@ async def test_the_first_solution_that_passes_is_the_reference(pair):
     assert caught.value.reason is Reason.SCORER_FAILED
 
 
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        "[[NaN], [Infinity]]",
+        '[["\\ud800"], [{}]]',
+        "[[[[[[]]]]], [null]]",
+        "[3, true]",
+        '[{"a": 1}, 1e999]',
+        f"[{'[' * 200}{']' * 200}, 1]",
+        "[[1, 2, 3], []]",
+    ],
+)
+async def test_strange_cases_are_a_reward_of_the_testers(pair, inputs):
+    cases = f'```json\n{{"inputs": {inputs}, "outputs": [4, "\\ud800"]}}\n```'
+    _, rewards = await run(pair, Script(RIGHT, RIGHT), Script(cases))
+    assert rewards["coder"] == 1
+    assert rewards["tester"] == 0
+
+
 async def test_programs_that_read_and_write_are_tested_too(pair):
     row = {
         "prompt": "Add one.",

@@ -182,6 +182,11 @@ async def test_an_agent_works_in_the_sandbox_and_is_rewarded(tasks, tmp_path):
     assert len(rollout.trajectories) == 1
 
 
+@pytest.mark.parametrize("command", ["ls \0", "echo " + "x" * 2**18])
+def test_what_cannot_be_a_command_is_told(command):
+    assert import_module("terminal_agent").run(command).startswith("[this cannot be run: ")
+
+
 def test_the_files_are_what_the_script_makes(tasks, tmp_path):
     for name in ("make_data.py", "harbor_tasks.py"):
         shutil.copy(FOLDER / name, tmp_path)
@@ -193,13 +198,14 @@ def test_the_files_are_what_the_script_makes(tasks, tmp_path):
     assert tasks.read_task(tmp_path / "tasks" / "train-000").instruction
 
 
-async def test_its_solutions_are_worth_1(tasks, harbor):
+async def test_its_solutions_are_worth_1_and_nothing_is_worth_0(tasks, harbor):
     provider = build_sandboxes("bubblewrap", FOLDERS, where="options")
     rows = [json.loads(line) for line in (FOLDER / "held_out.jsonl").read_text().splitlines()]
     for row in rows[:6]:
         task = tasks.task_of_row(row)
         sandbox = await provider.start()
         build = await harbor.build_task(sandbox, task, is_built=False)
+        assert (await harbor.verify(sandbox, task, build)).reward == 0
         await sandbox.exec(["bash", "-c", task.files["solution/solve.sh"].decode()], cwd="/app")
         assert (await harbor.verify(sandbox, task, build)).reward == 1
         await sandbox.close()
