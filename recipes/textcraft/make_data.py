@@ -198,7 +198,7 @@ def small_goals() -> Sequence[str]:
         and item.endswith(FAMILIES)
         and len(BOOK.recipes(item)) == 1
         and is_sound(item, item.split()[0])
-        and [*BOOK.recipes(item)[0].ingredients][0].endswith(("planks", "logs", "stems"))
+        and next(iter(BOOK.recipes(item)[0].ingredients)).endswith(("planks", "logs", "stems"))
     ]
 
 
