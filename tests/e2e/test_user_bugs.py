@@ -50,6 +50,7 @@ def buggy(tmp_path_factory, cache):
             *NO_EVALS,
             runs=tmp_path_factory.mktemp("runs"),
             cache=cache,
+            is_checked=False,
         ) as run:
             code = run.wait()
     assert code == 0, run.output
@@ -94,6 +95,7 @@ def test_a_scorer_that_raises_on_wrong_answers_ends_the_run(tmp_path, cache):
         *NO_EVALS,
         runs=tmp_path,
         cache=cache,
+        is_checked=False,
     ) as run:
         assert run.wait() == 1
     assert "more than rollouts.max_failed_share (0.5) allows" in run.output
@@ -110,6 +112,7 @@ def test_a_typo_in_an_option_ends_the_run_at_once(tmp_path, cache):
         *NO_EVALS,
         runs=tmp_path,
         cache=cache,
+        is_checked=False,
     ) as run:
         assert run.wait() == 1
     assert "cannot work as it is set up" in run.output
@@ -128,6 +131,7 @@ def test_a_loop_that_blocks_its_node_is_told_while_it_blocks(tmp_path, cache):
         *NO_EVALS,
         runs=tmp_path,
         cache=cache,
+        is_checked=False,
     ) as run:
         lines = queue.Queue()
         reader = threading.Thread(target=read_into, args=(run.process.stdout, lines))

@@ -102,6 +102,7 @@ def look(hub, tmp_path):
                 "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_address[1]}",
                 "HF_HOME": str(tmp_path / "hf"),
                 "HF_HUB_DISABLE_XET": "1",
+                "HF_HUB_OFFLINE": "0",
                 **environment,
             },
             capture_output=True,

@@ -299,7 +299,7 @@ def test_model_that_is_not_there_is_an_exit_code(tmp_path, make_recipe, capfd):
     place = TrainerPlace(hub="127.0.0.1:1", token="join", run_dir=RunDir(tmp_path))
     nowhere = tmp_path / "nowhere"
     code = main_run(make_recipe(), policy_id="solver", model_dir=nowhere, place=place)
-    assert code == 1
+    assert code == 78
     assert "nowhere has no config.json" in capfd.readouterr().err
 
 

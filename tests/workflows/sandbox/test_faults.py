@@ -26,7 +26,8 @@ async def test_a_program_that_ends_its_sandbox_is_at_fault(start):
 @pytest.mark.slow
 async def test_too_much_memory_of_all_together_is_the_programs_fault(start):
     sandbox = await start(memory_mb=128)
-    take = "x = bytearray(b'1' * (90 * 2**20)); import time; time.sleep(60)"
+    # Each alone is within the limit, the interpreter included.
+    take = "x = bytearray(60 * 2**20); x[::4096] = b'1' * 15360; import time; time.sleep(60)"
     done = await sandbox.exec(
         ["sh", "-c", f'for i in 1 2 3 4; do python3 -c "{take}" & done; wait']
     )
