@@ -55,7 +55,7 @@ except OSError as error: print(error)
 """,
     "files of the machine": """
 import glob, os
-for place in ("/etc/shadow", "/root/.bashrc", "{secret}", "/work", "/home", "/var/log", "/sys/kernel", "/boot"):
+for place in ("/etc/shadow", "/root/.bashrc", "{secret}", "/srv", "/home", "/var/log", "/sys/kernel", "/boot"):
     try: print("REACHED", place, os.listdir(place) if os.path.isdir(place) else open(place).read(10))
     except OSError as error: print(error)
 for folder, _, files in os.walk("/"):
