@@ -134,7 +134,8 @@ def test_every_token_says_which_experts_it_went_through(model, batches):
         assert np.array_equal(own[is_clear], told[is_clear])
         assert (routes[-1] == UNROUTED).all()
         clear.append(is_clear)
-    assert np.concatenate(clear).mean() > 0.5
+    # So that it compares many. Which rows the first batch has depends on timing: .49 to .53 was seen.
+    assert np.concatenate(clear).mean() > 0.4
 
 
 def test_replay_takes_the_jumps_out_of_the_mismatch(model, batches):
