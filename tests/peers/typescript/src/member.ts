@@ -76,10 +76,11 @@ export class Member {
   // Repeat a call while the run cannot be reached; join again when the session ended.
   async call<T>(make: (call: CallOptions) => Promise<T>): Promise<T> {
     for (const end = Date.now() + PATIENCE_MS; ; ) {
+      const { session } = this;
       try {
         return await make({ ...this.auth(), timeoutMs: 5000 });
       } catch (error) {
-        await this.mend(error, end);
+        await this.mend(error, end, session);
       }
     }
   }
@@ -88,6 +89,7 @@ export class Member {
   async *stream<T>(make: (call: CallOptions, signal: AbortSignal) => AsyncIterable<T>): AsyncGenerator<T> {
     for (let end = Date.now() + PATIENCE_MS; ; ) {
       const open = new AbortController();
+      const { session } = this;
       try {
         for await (const event of make(this.auth(), open.signal)) {
           end = Date.now() + PATIENCE_MS;
@@ -95,16 +97,17 @@ export class Member {
         }
         return;
       } catch (error) {
-        await this.mend(error, end);
+        await this.mend(error, end, session);
       } finally {
         open.abort();
       }
     }
   }
 
-  private async mend(error: unknown, end: number): Promise<void> {
+  // Joins anew unless another call did since: a second time would end what that one opened.
+  private async mend(error: unknown, end: number, session: Session): Promise<void> {
     if (!(error instanceof ConnectError) || Date.now() > end) throw error;
-    if (reasonOf(error) === "SESSION_ENDED") return await this.join();
+    if (reasonOf(error) === "SESSION_ENDED") return session === this.session ? await this.join() : undefined;
     if (reasonOf(error) ? reasonOf(error) !== "NOT_READY" : !CUT.includes(error.code)) throw error;
     await pause(50);
   }
