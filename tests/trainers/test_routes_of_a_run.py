@@ -54,7 +54,7 @@ def batches(tmp_path_factory, model):
     folder = tmp_path_factory.mktemp("run")
     write_tokenizer(folder / "tokenizer", "abcdefghij>")
     save_model(model.module, folder / "model", companions_of=folder / "tokenizer")
-    rows = [dict(row) for row in prompt_rows(64, held_out=False, seed=0)]
+    rows = [dict(row) for row in prompt_rows(GROUPS, held_out=False, seed=0)]
     recipe = small_recipe(folder, scorer="letter_sort", prompts=rows, changes=CHANGES)
     return asyncio.run(both_batches(recipe, folder, model))
 
@@ -134,8 +134,8 @@ def test_every_token_says_which_experts_it_went_through(model, batches):
         assert np.array_equal(own[is_clear], told[is_clear])
         assert (routes[-1] == UNROUTED).all()
         clear.append(is_clear)
-    # So that it compares many. Which rows the first batch has depends on timing; .499 was seen.
-    assert np.concatenate(clear).mean() > 0.4
+    # So that it compares many. The batch has every prompt, whichever groups finished first.
+    assert np.concatenate(clear).mean() > 0.5
 
 
 def test_replay_takes_the_jumps_out_of_the_mismatch(model, batches):
