@@ -5,11 +5,9 @@ import json
 import math
 import os
 import shutil
-import socket
 import sys
-import tempfile
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -23,12 +21,11 @@ from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.agents.command import environment as environment_variables
 from astraflow.workflows.environments.protocol import Message, Observation, Step
-from astraflow.workflows.kept.program import Limits, Program
+from astraflow.workflows.kept.program import Limits, Worker
 from astraflow.workflows.registry import Kind, target_of
 
 _WORKER = Path(__file__).with_name("worker.py")
 _PACKAGES = Path(astraflow.__file__).parents[1]
-_MAX_LINE_NBYTES = 16 * 2**20
 _SHOWN_CHARS = 600
 
 
@@ -58,41 +55,8 @@ class PoolOptions(Strict):
     """Processes that one may have below it, itself included."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Process:
-    """A worker that runs, and the line to it."""
-
-    program: Program
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    folder: tempfile.TemporaryDirectory[str]
-
-    async def ask(self, told: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """Send a line, unless there is none, and return the answer; None: it died."""
-        if told is not None:
-            self.writer.write(json.dumps(told).encode() + b"\n")
-        with suppress(ConnectionError):
-            await self.writer.drain()
-            answer = await self.reader.readline()
-            if answer.endswith(b"\n"):
-                return json.loads(answer)
-        return None
-
-    @property
-    def last_words(self) -> str:
-        path = Path(self.folder.name) / "stderr"
-        return path.read_text("utf-8", "replace").strip()[-_SHOWN_CHARS:] if path.is_file() else ""
-
-    async def stop(self) -> None:
-        self.writer.close()
-        await self.program.stop()
-        with suppress(OSError):
-            await self.writer.wait_closed()
-        self.folder.cleanup()
-
-
 @dataclass(slots=True, eq=False)
-class _Worker:
+class _Host:
     """A place for one process.
 
     Attributes:
@@ -103,7 +67,7 @@ class _Worker:
 
     free: set[int]
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    process: _Process | None = None
+    process: Worker | None = None
 
 
 class EnvironmentPool:
@@ -127,7 +91,7 @@ class EnvironmentPool:
         self._target = target_of(Kind.ENVIRONMENT, options.environment, or_as_it_is=is_elsewhere)
         if self._target.startswith(f"{__package__}."):
             _check_options(self._target, options)
-        self._workers = [_Worker(set(range(options.per_worker))) for _ in range(options.workers)]
+        self._hosts = [_Host(set(range(options.per_worker))) for _ in range(options.workers)]
         self._places = asyncio.Semaphore(options.workers * options.per_worker)
         self._refusal: AstraflowError | None = None
         self._asking: set[asyncio.Task[Any]] = set()
@@ -136,33 +100,33 @@ class EnvironmentPool:
     async def open(self) -> AsyncGenerator["PooledEnvironment"]:
         """Have an environment for one episode; waits for a free one."""
         async with self._places:
-            worker = max(self._workers, key=lambda each: len(each.free))
+            host = max(self._hosts, key=lambda each: len(each.free))
             # The lowest: as few environments are made as are played at once.
-            number = min(worker.free)
-            worker.free.remove(number)
+            number = min(host.free)
+            host.free.remove(number)
             try:
-                yield PooledEnvironment(self, worker, number)
+                yield PooledEnvironment(self, host, number)
             finally:
-                worker.free.add(number)
+                host.free.add(number)
 
     async def close(self) -> None:
         """Stop every process; idempotent. Nobody may be in the middle of an episode."""
         for task in tuple(self._asking):
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
-        for worker in self._workers:
-            async with worker.turn:
-                await _clear(worker)
+        for host in self._hosts:
+            async with host.turn:
+                await _clear(host)
 
     async def ask(
-        self, worker: _Worker, told: Mapping[str, Any], started: _Process | None
-    ) -> tuple[dict[str, Any], _Process]:
-        """Send a line to a worker, and return the answer and the process that gave it.
+        self, host: _Host, told: Mapping[str, Any], started: Worker | None
+    ) -> tuple[dict[str, Any], Worker]:
+        """Send a line to a process, and return the answer and the process that gave it.
 
         A process that is in the middle of an answer finishes it, though nobody may wait for it.
 
         Args:
-            worker: Which.
+            host: Whose process.
             told: The line.
             started: The process that it is for; None: any, and one is started where there is none.
 
@@ -170,7 +134,7 @@ class EnvironmentPool:
             AstraflowError: ENVIRONMENT_FAILED; CODE_UNKNOWN or INVALID_FIELD when the environment
                 cannot be made.
         """
-        task = asyncio.ensure_future(self._asked(worker, told, started))
+        task = asyncio.ensure_future(self._asked(host, told, started))
         self._asking.add(task)
         task.add_done_callback(self._done)
         return await asyncio.shield(task)
@@ -181,33 +145,33 @@ class EnvironmentPool:
             task.exception()
 
     async def _asked(
-        self, worker: _Worker, told: Mapping[str, Any], started: _Process | None
-    ) -> tuple[dict[str, Any], _Process]:
+        self, host: _Host, told: Mapping[str, Any], started: Worker | None
+    ) -> tuple[dict[str, Any], Worker]:
         options = self._options
-        async with worker.turn:
-            process = worker.process
+        async with host.turn:
+            process = host.process
             if process is None or (started is not None and process is not started):
                 if started is not None:
                     raise self._failed("the process that it was in is gone")
-                process = worker.process = await self._start()
+                process = host.process = await self._start()
             try:
                 async with asyncio.timeout(options.step_time_s):
                     answer = await process.ask(told)
             except TimeoutError:
-                await _clear(worker)
+                await _clear(host)
                 what = "reset" if "task" in told else f"step on {told['action']!r}"
                 raise self._failed(
                     f"{what[:_SHOWN_CHARS]} took longer than {options.step_time_s:g} s "
                     "(step_time_s), and its process was killed"
                 ) from None
             if answer is None:
-                raise await self._died(worker, process)
+                raise await self._died(host, process)
         if "error" in answer:
             raise self._failed(answer["error"], answer)
         return answer, process
 
-    async def _died(self, worker: _Worker, process: _Process) -> AstraflowError:
-        worker.process = None
+    async def _died(self, host: _Host, process: Worker) -> AstraflowError:
+        host.process = None
         words = process.last_words
         await process.stop()
         return self._failed(
@@ -215,31 +179,19 @@ class EnvironmentPool:
             f"{self._options.memory_mb} MiB, raise memory_mb"
         )
 
-    async def _start(self) -> _Process:
+    async def _start(self) -> Worker:
         if self._refusal is not None:
             raise self._refusal
         options = self._options
-        ours, theirs = socket.socketpair()
-        folder = tempfile.TemporaryDirectory(prefix="astraflow-environment-")
         own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} if not options.python else {}
         # The order of sets is in what some environments say.
         fixed = {"PYTHONHASHSEED": "0", **own, **options.env}
-        command = (options.python or sys.executable, str(_WORKER), str(theirs.fileno()))
-        with ExitStack() as undo, theirs:
-            undo.callback(ours.close)
-            undo.callback(folder.cleanup)
-            program = await Program.start(
-                (*command, str(_PACKAGES), self._target, json.dumps(options.environment_options)),
-                limits=Limits(
-                    time_s=None, memory_mb=options.memory_mb, processes=options.processes
-                ),
-                folder=Path(folder.name),
-                env=environment_variables(fixed),
-                pass_fds=(theirs.fileno(),),
-            )
-            undo.pop_all()
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE_NBYTES)
-        process = _Process(program=program, reader=reader, writer=writer, folder=folder)
+        process = await Worker.start(
+            (options.python or sys.executable, str(_WORKER)),
+            (str(_PACKAGES), self._target, json.dumps(options.environment_options)),
+            limits=Limits(time_s=None, memory_mb=options.memory_mb, processes=options.processes),
+            env=environment_variables(fixed),
+        )
         try:
             await self._started(process)
         except BaseException:
@@ -247,7 +199,7 @@ class EnvironmentPool:
             raise
         return process
 
-    async def _started(self, process: _Process) -> None:
+    async def _started(self, process: Worker) -> None:
         """Wait until a process has made its first environment."""
         options = self._options
         try:
@@ -287,12 +239,12 @@ class EnvironmentPool:
 class PooledEnvironment:
     """An environment in a process of the pool; for one episode."""
 
-    def __init__(self, pool: EnvironmentPool, worker: _Worker, number: int) -> None:
+    def __init__(self, pool: EnvironmentPool, host: _Host, number: int) -> None:
         """Take over a place; `EnvironmentPool.open` is the way to get one."""
         self._pool = pool
-        self._worker = worker
+        self._host = host
         self._number = number
-        self._process: _Process | None = None
+        self._process: Worker | None = None
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
         """Begin the episode.
@@ -301,7 +253,7 @@ class PooledEnvironment:
             AstraflowError: ENVIRONMENT_FAILED with what the environment raised.
         """
         told = {"slot": self._number, "task": dict(task), "seed": seed}
-        answer, self._process = await self._pool.ask(self._worker, told, None)
+        answer, self._process = await self._pool.ask(self._host, told, None)
         return _observation(answer["observation"], "reset")
 
     async def step(self, action: str) -> Step:
@@ -312,7 +264,7 @@ class PooledEnvironment:
                 that it gave is not finite.
         """
         told = {"slot": self._number, "action": action}
-        answer, _ = await self._pool.ask(self._worker, told, self._process)
+        answer, _ = await self._pool.ask(self._host, told, self._process)
         numbers = {"the reward": answer["reward"], **answer["metrics"]}
         strange = [f"{name} is {value}" for name, value in numbers.items() if not _is_finite(value)]
         if strange:
@@ -353,8 +305,8 @@ def _is_finite(value: float) -> bool:
     return math.isfinite(value)
 
 
-async def _clear(worker: _Worker) -> None:
-    process, worker.process = worker.process, None
+async def _clear(host: _Host) -> None:
+    process, host.process = host.process, None
     if process is not None:
         await process.stop()
 

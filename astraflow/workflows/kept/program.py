@@ -3,15 +3,20 @@
 import asyncio
 import contextlib
 import json
+import socket
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from astraflow.core.errors import AstraflowError, Reason
 
 _KEEPER = Path(__file__).with_name("keeper.py")
+_MAX_LINE_NBYTES = 16 * 2**20
+_LAST_WORDS_CHARS = 600
 
 
 class Ended(StrEnum):
@@ -138,3 +143,65 @@ class Program:
             self._process.stdin.close()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await asyncio.shield(self._reading)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Worker:
+    """A program that answers every line of JSON with one, and stays."""
+
+    program: Program
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    folder: tempfile.TemporaryDirectory[str]
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        arguments: Sequence[str],
+        *,
+        limits: Limits,
+        env: Mapping[str, str],
+    ) -> "Worker":
+        """Start one; between `command` and `arguments` it is told the descriptor of its line."""
+        ours, theirs = socket.socketpair()
+        folder = tempfile.TemporaryDirectory(prefix="astraflow-worker-")
+        with contextlib.ExitStack() as undo, theirs:
+            undo.callback(ours.close)
+            undo.callback(folder.cleanup)
+            program = await Program.start(
+                (*command, str(theirs.fileno()), *arguments),
+                limits=limits,
+                folder=Path(folder.name),
+                env=env,
+                pass_fds=(theirs.fileno(),),
+            )
+            undo.pop_all()
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE_NBYTES)
+        return cls(program=program, reader=reader, writer=writer, folder=folder)
+
+    async def ask(self, told: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Send a line, unless there is none, and return the answer; None: it died."""
+        if told is not None:
+            self.writer.write(json.dumps(told).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):
+            await self.writer.drain()
+            answer = await self.reader.readline()
+            if answer.endswith(b"\n"):
+                return json.loads(answer)
+        return None
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it printed on stderr."""
+        path = Path(self.folder.name) / "stderr"
+        said = path.read_text("utf-8", "replace") if path.is_file() else ""
+        return said.strip()[-_LAST_WORDS_CHARS:]
+
+    async def stop(self) -> None:
+        """Kill it and all that came of it."""
+        self.writer.close()
+        await self.program.stop()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+        self.folder.cleanup()

@@ -3,13 +3,8 @@
 import asyncio
 import json
 import os
-import socket
 import sys
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -18,10 +13,9 @@ from astraflow.config.strict import Options, Strict
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
 from astraflow.workflows.building import build_scorer
-from astraflow.workflows.kept.program import Limits, Program
+from astraflow.workflows.kept.program import Limits, Worker
 from astraflow.workflows.protocol import PolicyFault, Score, Scorer
 
-_MAX_LINE_NBYTES = 16 * 2**20
 _STARTING_S = 60.0
 
 
@@ -44,23 +38,6 @@ class KeptOptions(Strict):
     memory_mb or processes. What the scorer's own code raises is its failure in any case."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Worker:
-    """A process that scores one answer after the other."""
-
-    program: Program
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    folder: tempfile.TemporaryDirectory[str]
-
-    async def stop(self) -> None:
-        self.writer.close()
-        await self.program.stop()
-        with suppress(OSError):
-            await self.writer.wait_closed()
-        self.folder.cleanup()
-
-
 class KeptScorer:
     """Has answers scored by processes of their own; each is started when it is needed."""
 
@@ -75,7 +52,7 @@ class KeptScorer:
         self._name = name
         self._scorer_options = dict(scorer_options)
         self._options = options
-        self._workers: asyncio.LifoQueue[_Worker | None] | None = None
+        self._workers: asyncio.LifoQueue[Worker | None] | None = None
 
     async def __call__(self, prompt: Prompt, text: str) -> Score:
         """Return what an answer is worth.
@@ -116,33 +93,26 @@ class KeptScorer:
                 await worker.stop()
         self._workers = None
 
-    def _idle(self) -> "asyncio.LifoQueue[_Worker | None]":
+    def _idle(self) -> "asyncio.LifoQueue[Worker | None]":
         if self._workers is None:
             self._workers = asyncio.LifoQueue()
             for _ in range(self._options.workers):
                 self._workers.put_nowait(None)
         return self._workers
 
-    async def _start(self) -> _Worker:
-        ours, theirs = socket.socketpair()
-        folder = tempfile.TemporaryDirectory(prefix="astraflow-scorer-")
+    async def _start(self) -> Worker:
         options = self._options
-        limits = Limits(time_s=None, memory_mb=options.memory_mb, processes=options.processes)
-        told = json.dumps([self._name, self._scorer_options])
-        module = "astraflow.workflows.kept.worker"
-        with theirs:
-            program = await Program.start(
-                (sys.executable, "-m", module, str(theirs.fileno()), told),
-                limits=limits,
-                folder=Path(folder.name),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                pass_fds=(theirs.fileno(),),
-            )
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE_NBYTES)
-        worker = _Worker(program=program, reader=reader, writer=writer, folder=folder)
+        worker = await Worker.start(
+            (sys.executable, "-m", "astraflow.workflows.kept.worker"),
+            (json.dumps([self._name, self._scorer_options]),),
+            limits=Limits(time_s=None, memory_mb=options.memory_mb, processes=options.processes),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
         try:
             async with asyncio.timeout(_STARTING_S):
-                _score_or_raise(await reader.readline(), worker)
+                answer = await worker.ask(None)
+            died = {"error": f"the process of the scorer died: {worker.last_words}"}
+            _require_no_error(died if answer is None else answer)
         except BaseException:
             await worker.stop()
             raise
@@ -159,24 +129,22 @@ class KeptScorer:
             f"{message}; raise scorer_options.time_s or make it faster",
         )
 
-    async def _asked(self, worker: _Worker, prompt: Prompt, text: str) -> dict[str, Any]:
+    async def _asked(self, worker: Worker, prompt: Prompt, text: str) -> dict[str, Any]:
         told = {
             "prompt_id": prompt.prompt_id,
             "data_set": prompt.data_set,
             "fields": dict(prompt.fields),
             "text": text,
         }
-        worker.writer.write(json.dumps(told).encode() + b"\n")
-        with suppress(ConnectionError):
-            await worker.writer.drain()
-        line = await worker.reader.readline()
-        if not line:
-            said = _last_words(worker) or "it said nothing"
+        answer = await worker.ask(told)
+        if answer is None:
+            said = worker.last_words or "it said nothing"
             message = f"the process of scorer {self._name} died at an answer: {said}"
             if self._options.on_death == "policy_fault":
                 raise PolicyFault(message, parts={"died": 1.0})
             raise AstraflowError(Reason.SCORER_FAILED, message)
-        return _score_or_raise(line, worker)
+        _require_no_error(answer)
+        return answer
 
 
 class Kept:
@@ -206,17 +174,12 @@ class Kept:
         await self._scorer.close()
 
 
-def _score_or_raise(line: bytes, worker: _Worker) -> dict[str, Any]:
-    """Return what a process said.
+def _require_no_error(answer: Mapping[str, Any]) -> None:
+    """Raise what a process said of its scorer.
 
     Raises:
-        AstraflowError: SCORER_FAILED when it said why, or died.
+        AstraflowError: SCORER_FAILED.
     """
-    if not line:
-        raise AstraflowError(
-            Reason.SCORER_FAILED, f"the process of the scorer died: {_last_words(worker)}"
-        )
-    answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise AstraflowError(
             Reason.SCORER_FAILED,
@@ -224,12 +187,6 @@ def _score_or_raise(line: bytes, worker: _Worker) -> dict[str, Any]:
             cause=str(answer.get("cause", "")),
             traceback=str(answer.get("traceback", "")),
         )
-    return answer
-
-
-def _last_words(worker: _Worker) -> str:
-    path = Path(worker.folder.name) / "stderr"
-    return path.read_text("utf-8", "replace")[-300:].strip() if path.is_file() else ""
 
 
 def _score(answer: Mapping[str, Any]) -> Score:
