@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # As pip does for what is installed and not editable: else every process that starts compiles.
 COMPILE := $(BIN)/python -m compileall -q astraflow gen
 
-.PHONY: demo test test-e2e test-slow unit unit-models unit-weights unit-rest check format proto clean
+.PHONY: demo test test-e2e test-recipes test-slow unit unit-models unit-weights unit-rest check format proto clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -31,11 +31,17 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(MAKE) unit
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-e2e test-slow
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-e2e test-slow test-recipes
 
-# Whole runs, whose processes wait for each other, leave the rest of two cores to long tests.
+# Whole runs, whose processes wait for each other, leave the rest of two cores to long tests. The
+# recipes come when one of both is done.
+RECIPES := tests/e2e/test_recipes.py
+
 test-e2e: $(VENV)/.dev
-	$(BIN)/python -m pytest -m e2e
+	$(BIN)/python -m pytest -m e2e --ignore $(RECIPES)
+
+test-recipes: $(VENV)/.dev
+	$(BIN)/python -m pytest -m e2e $(RECIPES)
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow and not e2e"
