@@ -20,11 +20,11 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "code")]
 from coder_tester import shown_results  # noqa: E402 - lies beside this file
 from small_functions import (  # noqa: E402 - of recipes/code
-    KINDS,
     Step,
     demonstration,
     distinct,
     outputs_of,
+    problem_of,
     program_of,
     prompt_of,
     rows_of,
@@ -115,15 +115,8 @@ def main() -> None:
     """Write the files beside this one."""
     files = {"train": (False, TRAIN_COUNT), "held_out": (True, HELD_OUT_COUNT)}
     for name, (held_out, count) in files.items():
-        rows: list[dict[str, object]] = []
-        for kind, steps in distinct(easy_problems(held_out=held_out, seed=0), count):
-            solution, inputs = program_of(kind, steps), KINDS[kind][3]
-            tests = {
-                "fn_name": "f",
-                "inputs": [[value] for value in inputs],
-                "outputs": outputs_of(solution, inputs),
-            }
-            rows.append({"prompt": prompt_of(kind, steps), "solution": solution, "tests": tests})
+        chosen = distinct(easy_problems(held_out=held_out, seed=0), count)
+        rows = [problem_of(kind, steps) for kind, steps in chosen]
         write(f"{name}.jsonl", rows)
     for name, chat_of, shown in (
         ("coder", coder_chat, islice(number_problems(held_out=False, seed=1), CODER_COUNT)),

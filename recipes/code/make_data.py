@@ -16,11 +16,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 from small_functions import (  # noqa: E402 - lies beside this file
-    KINDS,
     demonstration,
     distinct,
-    outputs_of,
-    program_of,
+    problem_of,
     prompt_of,
     rows_of,
 )
@@ -36,16 +34,8 @@ def main() -> None:
     """Write the files beside this one."""
     files = {"train": (False, TRAIN_COUNT), "held_out": (True, HELD_OUT_COUNT)}
     for name, (held_out, count) in files.items():
-        rows: list[dict[str, object]] = []
-        for kind, steps in distinct(rows_of(held_out=held_out, seed=0), count):
-            solution, inputs = program_of(kind, steps), KINDS[kind][3]
-            tests = {
-                "fn_name": "f",
-                "inputs": [[value] for value in inputs],
-                "outputs": outputs_of(solution, inputs),
-            }
-            row = {"kind": kind, "prompt": prompt_of(kind, steps), "solution": solution}
-            rows.append({**row, "tests": tests})
+        chosen = distinct(rows_of(held_out=held_out, seed=0), count)
+        rows = [{"kind": kind, **problem_of(kind, steps)} for kind, steps in chosen]
         write(f"{name}.jsonl", rows)
     rng = random.Random(1)  # noqa: S311
     chats: list[dict[str, object]] = []

@@ -129,6 +129,17 @@ def rows_of(*, held_out: bool, seed: int) -> Iterator[tuple[str, list[Step]]]:
             yield from ((kind, next(right_file)) for _ in range(share))
 
 
+def problem_of(kind: str, steps: list[Step]) -> dict[str, object]:
+    """Return the row of a problem: its prompt, a solution, and tests of it."""
+    solution, inputs = program_of(kind, steps), KINDS[kind][3]
+    tests = {
+        "fn_name": "f",
+        "inputs": [[value] for value in inputs],
+        "outputs": outputs_of(solution, inputs),
+    }
+    return {"prompt": prompt_of(kind, steps), "solution": solution, "tests": tests}
+
+
 def distinct(
     rows: Iterator[tuple[str, list[Step]]], count: int
 ) -> Iterator[tuple[str, list[Step]]]:
