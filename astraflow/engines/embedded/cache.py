@@ -51,9 +51,9 @@ class SlotLayer(CacheLayerMixin):
         """Return that it grows as needed."""
         return -1
 
-    def views(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of the first rows and columns."""
-        return self._kept_keys[:rows, :, :columns], self._kept_values[:rows, :, :columns]
+    def views(self, rows: slice, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of some rows and the first columns."""
+        return self._kept_keys[rows, :, :columns], self._kept_values[rows, :, :columns]
 
     def grow(self) -> None:
         """Take the plan's capacity, keeping what is there."""
@@ -112,12 +112,12 @@ class SlotCache(Cache):
         self._plan.first_row = first_row
         self._plan.prompts = prompts
 
-    def step_states(self, *, rows: int, length: int) -> list[torch.Tensor]:
+    def states(self, rows: slice, *, length: int) -> list[torch.Tensor]:
         """Return keys, then values, of each layer in turn, [rows, heads, length, head size].
 
-        They are views: what a decode step writes to them is kept.
+        They are views: what a pass writes to them is kept.
         """
-        self._reserve(rows, length)
+        self._reserve(rows.stop, length)
         return [state for layer in self._layers for state in layer.views(rows, length)]
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:

@@ -11,13 +11,14 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
 from astraflow.engines.embedded.adapters import AdapterPlace, RowAdapters, slots_of
 from astraflow.engines.embedded.cache import SlotCache
+from astraflow.engines.embedded.conversations import Beginning, Conversations
 from astraflow.engines.embedded.model import Architecture, Output, StepMasks
 from astraflow.engines.embedded.prompts import distinct, kept_positions, stretches
 from astraflow.engines.embedded.requests import Ended, Request
 from astraflow.engines.embedded.rows import Rows
 from astraflow.engines.embedded.sampler import Sampler
 from astraflow.engines.embedded.shapes import padded_length, padded_rows
-from astraflow.engines.embedded.step import Stepper
+from astraflow.engines.embedded.step import Stepper, read_on
 from astraflow.engines.embedded.stops import Stops
 from astraflow.engines.embedded.weights import Weights
 from astraflow.engines.protocol import Generation
@@ -115,20 +116,32 @@ class Decoder:
     def install(self, weights: Weights) -> None:
         """Decode with other weights from the next step on; the cache is kept."""
         self._slots[weights.adapter].install(weights)
+        self._conversations.drop(weights.adapter)
         self._versions[weights.adapter] = weights.version
         for row, request in enumerate(self._rows.requests):
             if request.adapter == weights.adapter:
                 request.take_over(weights.version, sampled_count=len(self._rows.sampled(row)[0]))
 
     def admit(self, requests: Sequence[Request]) -> list[Ended]:
-        """Read prompts, and sample the first token of each; return those that ended with it."""
+        """Read prompts, and sample the first token of each; return those that ended with it.
 
-        def length_of(request: Request) -> int:
-            return padded_length(len(request.prompt))
+        Where a prompt goes on from what was sampled before, as the next turn of a chat does, only
+        what is new of it is read.
+        """
 
+        fresh: list[Request] = []
+        going_on: list[tuple[Request, Beginning]] = []
+        for request in requests:
+            beginning = self._conversations.take(request.adapter, request.prompt)
+            if beginning is None or self._is_too_long(request, beginning):
+                fresh.append(request)
+            else:
+                going_on.append((request, beginning))
         ended: list[Ended] = []
-        for length, group in groupby(sorted(requests, key=length_of), key=length_of):
+        for length, group in groupby(sorted(fresh, key=_length), key=_length):
             ended += self._prefill(list(group), length)
+        for length, pairs in groupby(sorted(going_on, key=_new_length), key=_new_length):
+            ended += self._read_on(list(pairs), length)
         return ended
 
     def step(self) -> list[Ended]:
@@ -145,8 +158,8 @@ class Decoder:
             parameters=self._parameters,
             ids=ids,
             positions=places,
-            masks=self._masks.of(places, length),
-            states=self._cache.step_states(rows=computed.stop, length=length),
+            masks=self._masks.of(places[:, None], length),
+            states=self._cache.states(computed, length=length),
             shares=self._adapters.shares(self._rows.column("adapter", computed)),
         )
         experts = self._taps.last(computed.stop, 1)
@@ -184,6 +197,10 @@ class Decoder:
         self._cache = SlotCache(
             layer_count=settings.architecture.layer_count, row_limit=slots, limit=columns
         )
+        # Half of what the cache itself may have.
+        self._conversations = Conversations(
+            token_limit=settings.max_batch * settings.max_context // 2
+        )
 
     def _padded(self, row_count: int) -> int:
         return padded_rows(row_count, step=self._settings.architecture.row_step)
@@ -202,6 +219,48 @@ class Decoder:
         if experts is not None:
             self._rows.route(rows, experts[prompts])
         return self._sample(logits[np.arange(len(firsts)), places][prompts], rows)
+
+    def _read_on(self, pairs: list[tuple[Request, Beginning]], length: int) -> list[Ended]:
+        """Read what is new of each prompt; what it begins with goes back into the cache."""
+        requests = [request for request, _ in pairs]
+        rows = self._rows.add(requests)
+        for request in requests:
+            request.take_over(self._versions[request.adapter], sampled_count=0)
+        known = np.array([beginning.length for _, beginning in pairs])
+        positions = known[:, None] + np.arange(length)
+        columns = padded_length(int(positions.max()) + 1)
+        states = self._cache.states(rows, length=columns)
+        for row, (_, beginning) in enumerate(pairs):
+            for state, begun in zip(states, beginning.states, strict=True):
+                state[row, :, : beginning.length] = begun
+        places = self._tensor(positions)
+        ends = self._rows.column("length", rows) - 1 - known
+        kept, indexes = kept_positions(ends, row_count=len(pairs), length=length)
+        self._adapters.expect(self._rows.column("adapter", rows))
+        logits = read_on(
+            self._module,
+            ids=self._tensor(np.take_along_axis(self._ids(rows, columns), positions, 1)),
+            positions=places,
+            masks=self._masks.of(places, columns),
+            states=states,
+            kept=self._tensor(kept),
+        )
+        return self._sample(logits[np.arange(len(pairs)), indexes], rows)
+
+    def _is_too_long(self, request: Request, beginning: Beginning) -> bool:
+        """Whether a prompt, rounded up after what it begins with, is longer than the cache."""
+        end = beginning.length + _new_length((request, beginning))
+        return padded_length(end) > padded_length(self._settings.max_context)
+
+    def _remember(self, row: int) -> None:
+        """Keep what was computed of a row that ends, if it is all of the version that is live."""
+        request = self._rows.requests[row]
+        if len(request.takeovers) > 1 or self._rows.experts is not None:
+            return
+        # The last token was sampled, and not yet read.
+        tokens = self._rows.tokens[row, : self._rows.column("length", slice(row, row + 1))[0] - 1]
+        states = self._cache.states(slice(row, row + 1), length=len(tokens))
+        self._conversations.keep(request.adapter, tokens, [state[0].clone() for state in states])
 
     def _ids(self, rows: slice, length: int) -> np.ndarray:
         """Return the tokens of rows, i64[rows, length]; what follows the last means nothing."""
@@ -256,6 +315,7 @@ class Decoder:
         return results
 
     def _ended(self, row: int, reason: FinishReason) -> Ended:
+        self._remember(row)
         tokens, logprobs = self._rows.sampled(row)
         request = self._rows.requests[row]
         generation = Generation(
@@ -279,3 +339,12 @@ class Decoder:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array, device=self._settings.device)
+
+
+def _length(request: Request) -> int:
+    return padded_length(len(request.prompt))
+
+
+def _new_length(pair: tuple[Request, Beginning]) -> int:
+    request, beginning = pair
+    return padded_length(len(request.prompt) - beginning.length)

@@ -135,7 +135,7 @@ def twin_of(module: torch.nn.Module) -> torch.nn.Module:
 
 
 class StepMasks:
-    """Additive masks of a decode step, in the form that the model's forward pass takes."""
+    """Additive masks of a pass over what follows, in the form that the model takes."""
 
     def __init__(self, architecture: Architecture, *, dtype: torch.dtype) -> None:
         self._window = architecture.window
@@ -145,17 +145,17 @@ class StepMasks:
         self._columns = torch.empty(0, dtype=torch.long)
 
     def of(self, positions: torch.Tensor, length: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return [rows, 1, 1, length]: what each row's newest token may attend to.
+        """Return [rows, 1, n, length]: what each row's n newest tokens may attend to.
 
         Args:
-            positions: i64[rows], of the newest tokens.
+            positions: i64[rows, n], of the newest tokens.
             length: Columns of the cache that take part.
         """
         if len(self._columns) < length or self._columns.device != positions.device:
             self._columns = torch.arange(2 * length, device=positions.device)
             self._zero = self._zero.to(positions.device)
             self._closed = self._closed.to(positions.device)
-        columns, positions = self._columns[:length], positions[:, None]
+        columns, positions = self._columns[:length], positions[..., None]
         seen = columns <= positions
         if self._window is None:
             full = self._additive(seen)
@@ -166,4 +166,4 @@ class StepMasks:
         return sliding
 
     def _additive(self, seen: torch.Tensor) -> torch.Tensor:
-        return torch.where(seen, self._zero, self._closed)[:, None, None]
+        return torch.where(seen, self._zero, self._closed)[:, None]

@@ -80,8 +80,53 @@ class Stepper:
         return _forward(module, inputs, kinds)
 
 
+def read_on(
+    module: torch.nn.Module,
+    *,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    masks: Masks,
+    states: Sequence[torch.Tensor],
+    kept: torch.Tensor,
+) -> torch.Tensor:
+    """Read what follows in rows whose beginnings are in the cache.
+
+    Args:
+        module: A causal model of transformers, which was told of the rows' adapters.
+        ids: i64[rows, n].
+        positions: i64[rows, n], where they stand; their keys and values are written there.
+        masks: [rows, 1, n, length] each: what they may attend to.
+        states: [rows, heads, length, head size]: keys, then values, of each layer in turn.
+        kept: i64[k], which of the n tokens have their logits returned.
+
+    Returns:
+        Logits, [rows, k, vocabulary].
+    """
+    rows = torch.arange(len(ids), device=ids.device)
+    output: Output = module(
+        input_ids=ids,
+        position_ids=positions,
+        attention_mask=masks,
+        past_key_values=_cache_over(states, rows, positions),
+        logits_to_keep=kept,
+        use_cache=True,
+    )
+    return output.logits
+
+
+def _cache_over(
+    states: Sequence[torch.Tensor], rows: torch.Tensor, positions: torch.Tensor
+) -> Cache:
+    return Cache(
+        layers=[
+            _StepLayer(keys, values, rows[:, None], positions)
+            for keys, values in zip(states[::2], states[1::2], strict=True)
+        ]
+    )
+
+
 class _StepLayer(CacheLayerMixin):
-    """Keys and values of one layer, written in place at one position per row."""
+    """Keys and values of one layer, written in place where the newest tokens stand."""
 
     def __init__(
         self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
@@ -100,7 +145,7 @@ class _StepLayer(CacheLayerMixin):
         """Write the new states; return all that is attended to."""
         rows, positions = self._where
         for kept, new in zip(self._states, (key_states, value_states), strict=True):
-            kept[rows, :, positions] = new[:, :, 0]
+            kept[rows, :, positions] = new.transpose(1, 2)
         return self._states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
@@ -123,15 +168,11 @@ def _forward(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -
         shares.of_rows = taken
     mask_count = max(1, len(kinds))
     masks, states = others[:mask_count], others[mask_count:]
-    layers = [
-        _StepLayer(keys, values, rows, positions)
-        for keys, values in zip(states[::2], states[1::2], strict=True)
-    ]
     output: Output = module(
         input_ids=ids[:, None],
         position_ids=positions[:, None],
         attention_mask=dict(zip(kinds, masks, strict=True)) if kinds else masks[0],
-        past_key_values=Cache(layers=list(layers)),
+        past_key_values=_cache_over(states, rows, positions[:, None]),
         use_cache=True,
     )
     return output.logits[:, -1]

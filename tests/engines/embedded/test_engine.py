@@ -77,6 +77,72 @@ async def test_in_f32_the_company_changes_no_bit(model: Any, group_size: int):
         np.testing.assert_array_equal(one.logprobs.view(np.uint32), other.logprobs.view(np.uint32))
 
 
+@asynccontextmanager
+async def counted_reads():
+    """Yield a list that gets how many tokens each pass of any model reads."""
+    reads: list[int] = []
+
+    def note(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(module, torch.nn.Embedding):
+            reads.append(given[0].numel())
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield reads
+    finally:
+        hook.remove()
+
+
+CHAT = [3 + (i * i) % 11 for i in range(100)]
+
+
+async def turns_of(engine: EmbeddedEngine, count: int):
+    """Return the generations of some chats of two turns; the second one quotes the first."""
+    chats = [[*CHAT, 3 + i] for i in range(count)]
+    first = await asyncio.gather(
+        *(engine.generate(c, knobs(9, seed=i)) for i, c in enumerate(chats))
+    )
+    longer = [
+        [*c, *turn.tokens, 5, 4 + i] for i, (c, turn) in enumerate(zip(chats, first, strict=True))
+    ]
+    async with counted_reads() as reads:
+        second = await asyncio.gather(
+            *(engine.generate(c, knobs(9, seed=i)) for i, c in enumerate(longer))
+        )
+    return longer, second, reads
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_the_next_turn_of_a_chat_is_read_from_where_it_ended(model: Any, count: int):
+    async with running(model) as engine:
+        longer, second, reads = await turns_of(engine, count)
+    assert max(reads) <= 16 * max(1, count)
+    for i, (chat, turn) in enumerate(zip(longer, second, strict=True)):
+        async with running(model) as engine:
+            anew = await engine.generate(chat, knobs(9, seed=i))
+        np.testing.assert_array_equal(turn.tokens, anew.tokens)
+        np.testing.assert_allclose(turn.logprobs, anew.logprobs, atol=1e-5)
+
+
+async def test_after_a_new_version_a_chat_is_read_anew(model: Any):
+    async with running(model) as engine:
+        first = await engine.generate(CHAT, knobs(9))
+        await engine.load_directory(1)
+        async with counted_reads() as reads:
+            await engine.generate([*CHAT, *first.tokens, 5], knobs(9))
+    assert max(reads) > len(CHAT)
+
+
+async def test_a_turn_that_fills_the_context_is_as_good_as_any(model: Any):
+    async with running(model, max_context=120) as engine:
+        first = await engine.generate(CHAT, knobs(9))
+        chat = [*CHAT, *first.tokens, 5, 6]
+        turn = await engine.generate(chat, knobs(9))
+    async with running(model, max_context=120) as engine:
+        anew = await engine.generate(chat, knobs(9))
+    np.testing.assert_array_equal(turn.tokens, anew.tokens)
+
+
 async def test_who_comes_late_is_not_kept_waiting_for_company(model: Any):
     async with running(model) as engine:
         others = [asyncio.ensure_future(engine.generate([3, i], knobs(200))) for i in range(8)]
@@ -101,12 +167,14 @@ async def test_models_of_other_families_agree_with_transformers(
     model = make_model(config, model_class)
     prompts = [[3, 4, 5], [6] * 20, [7, 8]]
     async with running(model) as engine:
-        generations = await asyncio.gather(
-            *(engine.generate(p, knobs(30, seed=i)) for i, p in enumerate(prompts))
-        )
-    for prompt, generation in zip(prompts, generations, strict=True):
-        expected = model.logprobs(0, prompt, generation.tokens)
-        np.testing.assert_allclose(generation.logprobs, expected, atol=2e-5)
+        for _ in range(2):  # The second turn goes on from the first.
+            generations = await asyncio.gather(
+                *(engine.generate(p, knobs(30, seed=i)) for i, p in enumerate(prompts))
+            )
+            for prompt, generation in zip(prompts, generations, strict=True):
+                expected = model.logprobs(0, prompt, generation.tokens)
+                np.testing.assert_allclose(generation.logprobs, expected, atol=2e-5)
+                prompt.extend([*generation.tokens, 5, 9])
 
 
 async def test_a_model_without_keys_and_values_is_refused(make_model: Callable[..., Any]):

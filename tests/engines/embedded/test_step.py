@@ -72,7 +72,7 @@ class _Rig:
             parameters=tuple(module.parameters()),
             ids=torch.randint(0, 24, (rows,), generator=draw),
             positions=positions,
-            masks=self.masks.of(positions, columns),
+            masks=self.masks.of(positions[:, None], columns),
             states=states,
         )
         return [logits, *states]
