@@ -16,9 +16,9 @@ from pathlib import Path
 from household import RECEPTACLES, THINGS, Household, kind_of
 
 HERE = Path(__file__).parent
-ROOM = {"receptacles": 3, "things": 2}
+ROOM = {"receptacles": 3, "things": 1}
 ROOMS_PER_TASK, HELD_OUT_ROOMS = 16, 10
-DEMONSTRATION_COUNT, MAX_TURNS = 290, 8
+DEMONSTRATION_COUNT, MAX_TURNS = 600, 8
 # Of all tasks.
 HELD_OUT_SHARE = 0.2
 # Of the demonstrations, in which every second command leads to somewhere at random.
