@@ -44,7 +44,8 @@ def read_curve(folder: Path) -> Curve:
     for step in lines(folder / "metrics.jsonl"):
         groups = step["data/select/seen"] - step["data/select/skipped"]
         used[int(step["step"])] = int(groups) * GROUP_SIZE
-    evals = lines(folder / "evals.jsonl")
+    # One that was not finished has no result.
+    evals = [row for row in lines(folder / "evals.jsonl") if row["overall"] is not None]
     found = {row["versions"]["solver"]: row["overall"]["mean_reward"] for row in evals}
     return [(used[version], found[version]) for version in sorted(found)]
 

@@ -22,7 +22,8 @@ from pathlib import Path
 import reasoning_gym
 
 HERE = Path(__file__).parent
-TRAIN_COUNT, HELD_OUT_COUNT = 128, 64  # Of each kind.
+TRAIN_COUNTS = {"easy": 64, "middle": 32, "hopeless": 64}
+HELD_OUT_COUNTS = {"easy": 80, "middle": 40, "hopeless": 80}
 DEMONSTRATION_COUNTS = {"easy": 1500, "middle": 2500, "hopeless": 500}
 HELD_OUT_SHARE = 0.2
 RIGHT_SHARE = 0.3
@@ -84,12 +85,12 @@ def write(name: str, rows: list[dict[str, str]]) -> None:
 
 
 def main() -> None:
-    kinds = tuple(DEMONSTRATION_COUNTS)
-    for name, count, held_out in (
-        ("train.jsonl", TRAIN_COUNT, False),
-        ("held_out.jsonl", HELD_OUT_COUNT, True),
+    for name, counts, held_out in (
+        ("train.jsonl", TRAIN_COUNTS, False),
+        ("held_out.jsonl", HELD_OUT_COUNTS, True),
     ):
-        write(name, [row for kind in kinds for row in distinct(kind, count, held_out=held_out)])
+        rows = [distinct(kind, count, held_out=held_out) for kind, count in counts.items()]
+        write(name, [row for some in rows for row in some])
     dice = random.Random(0)  # noqa: S311 - problems are no secrets
     shown = [
         demonstration(row, dice)

@@ -4,7 +4,7 @@
     python recipes/math-multi-agent/make_data.py
 
 train.jsonl and held_out.jsonl: sums of two or three numbers of one digit.
-solver.jsonl: sums with an answer that is right 35 times in a hundred, else some numbers off. A
+solver.jsonl: sums with an answer that is right half of the time, else some numbers off. A
 quarter of them come after a wrong answer that was rejected; then half of the answers are the
 verifier's sum.
 verifier.jsonl: sums with an answer, as often right as wrong. The verifier adds up itself, right
@@ -25,7 +25,7 @@ import reasoning_gym
 HERE = Path(__file__).parent
 TRAIN_COUNT, HELD_OUT_COUNT, DEMONSTRATION_COUNT = 512, 128, 5200
 HELD_OUT_SHARE = 0.2
-RIGHT_SHARE, VERIFIER_RIGHT_SHARE, RETRY_SHARE, TRUST_SHARE = 0.35, 0.5, 0.25, 0.5
+RIGHT_SHARE, VERIFIER_RIGHT_SHARE, RETRY_SHARE, TRUST_SHARE = 0.5, 0.5, 0.25, 0.5
 NEAR, FAR = (-2, -1, 1, 2), tuple(each for each in range(-12, 13) if each)
 # Ends an answer in the solver's context, between its first attempt and what it hears about it.
 END = "<|im_end|>"

@@ -33,11 +33,11 @@ def right_answer(problem):
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "held_out.jsonl"])
-def test_a_third_is_of_each_kind_and_answers_are_right(name):
+def test_a_fifth_teaches_something_and_answers_are_right(name):
     rows = rows_of(name)
     counts = Counter(row["kind"] for row in rows)
-    assert counts.keys() == {"easy", "middle", "hopeless"}
-    assert len(set(counts.values())) == 1
+    share = len(rows) / 5
+    assert counts == {"easy": 2 * share, "middle": share, "hopeless": 2 * share}
     assert all(row["answer"] == right_answer(row["problem"]) for row in rows)
     assert len({row["problem"] for row in rows}) == len(rows)
 

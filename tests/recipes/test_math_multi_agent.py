@@ -42,7 +42,7 @@ def test_the_solver_is_shown_answers_that_are_seldom_right_and_retries():
     for row in rows_of("solver.jsonl"):
         (retries if "REJECT" in row["prompt"] else first).append(row)
     right = [int(row["completion"]) == value(first_problem(row["prompt"])) for row in first]
-    assert 0.32 < sum(right) / len(right) < 0.38
+    assert 0.47 < sum(right) / len(right) < 0.53
     assert 0.22 < len(retries) / (len(first) + len(retries)) < 0.28
     trusted = 0
     for row in retries:
