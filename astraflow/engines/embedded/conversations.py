@@ -1,5 +1,6 @@
 """Conversations: what the cache had of rows that ended, for prompts that go on from them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,19 +33,20 @@ class Conversations:
         self._token_count = 0
         # By policy and tokens, the oldest first.
         self._kept: dict[tuple[int, bytes], Beginning] = {}
+        self._lengths: Counter[int] = Counter()
 
     def keep(self, adapter: int, tokens: np.ndarray, states: Sequence[torch.Tensor]) -> None:
         """Take what was computed of a row of a policy, i32[n]; the oldest make room for it."""
         self._forget((adapter, tokens.tobytes()))
         self._kept[adapter, tokens.tobytes()] = Beginning(len(tokens), states)
+        self._lengths[len(tokens)] += 1
         self._token_count += len(tokens)
         while self._token_count > self._token_limit:
             self._forget(next(iter(self._kept)))
 
     def take(self, adapter: int, prompt: np.ndarray) -> Beginning | None:
         """Return the longest beginning of a prompt, i32[n], which is forgotten; None: none is."""
-        lengths = {each.length for each in self._kept.values() if each.length < len(prompt)}
-        for length in sorted(lengths, reverse=True):
+        for length in sorted((n for n in self._lengths if n < len(prompt)), reverse=True):
             found = self._forget((adapter, prompt[:length].tobytes()))
             if found is not None:
                 return found
@@ -57,5 +59,7 @@ class Conversations:
 
     def _forget(self, key: tuple[int, bytes]) -> Beginning | None:
         found = self._kept.pop(key, None)
-        self._token_count -= found.length if found else 0
+        if found is not None:
+            self._token_count -= found.length
+            self._lengths -= Counter([found.length])
         return found

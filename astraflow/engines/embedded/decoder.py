@@ -27,6 +27,9 @@ from astraflow.engines.routers import RouteTaps
 # Of one pass that reads running sequences anew: bounds the memory that it takes for a while.
 _TOKENS_PER_RECOMPUTE = 8192
 
+# Tokens of a row that are read anew as fast as they are copied.
+_SHORT = 32
+
 # A request that is watched, and i32[n] that it sampled since the last time.
 Shown = tuple[Request, np.ndarray]
 
@@ -128,7 +131,6 @@ class Decoder:
         Where a prompt goes on from what was sampled before, as the next turn of a chat does, only
         what is new of it is read.
         """
-
         fresh: list[Request] = []
         going_on: list[tuple[Request, Beginning]] = []
         for request in requests:
@@ -255,11 +257,12 @@ class Decoder:
     def _remember(self, row: int) -> None:
         """Keep what was computed of a row that ends, if it is all of the version that is live."""
         request = self._rows.requests[row]
-        if len(request.takeovers) > 1 or self._rows.experts is not None:
-            return
         # The last token was sampled, and not yet read.
-        tokens = self._rows.tokens[row, : self._rows.column("length", slice(row, row + 1))[0] - 1]
-        states = self._cache.states(slice(row, row + 1), length=len(tokens))
+        length = int(self._rows.fields[row]["length"]) - 1
+        if length < _SHORT or len(request.takeovers) > 1 or self._rows.experts is not None:
+            return
+        tokens = self._rows.tokens[row, :length]
+        states = self._cache.states(slice(row, row + 1), length=length)
         self._conversations.keep(request.adapter, tokens, [state[0].clone() for state in states])
 
     def _ids(self, rows: slice, length: int) -> np.ndarray:
