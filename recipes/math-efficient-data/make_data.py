@@ -22,7 +22,7 @@ from pathlib import Path
 import reasoning_gym
 
 HERE = Path(__file__).parent
-TRAIN_COUNTS = {"easy": 64, "middle": 32, "hopeless": 64}
+TRAIN_COUNTS = {"easy": 40, "middle": 20, "hopeless": 40}
 HELD_OUT_COUNTS = {"easy": 80, "middle": 40, "hopeless": 80}
 DEMONSTRATION_COUNTS = {"easy": 1500, "middle": 2500, "hopeless": 500}
 HELD_OUT_SHARE = 0.2

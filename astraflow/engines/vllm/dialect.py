@@ -31,7 +31,9 @@ _GENERATE = "/inference/v1/generate"
 _CHANGE = "/astraflow/change"
 _ONE_TOKEN = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "detokenize": False}}
 _QUIET = ("--disable-uvicorn-access-log",)
-_EAGER = ("--enforce-eager",)
+# It draws by a seed of the request's own, and takes back what it drew at the end of a part of a
+# prompt; torch's generator for CPUs cannot, and the server would end. So prompts are read whole.
+_ON_CPU = ("--enforce-eager", "--no-enable-chunked-prefill")
 _EXPERTS = ("--enable-return-routed-experts",)
 _LOOK_S = 0.002
 _LOOK_LIMIT_S = 0.05
@@ -66,7 +68,7 @@ class VllmDialect:
                 "vllm.entrypoints.openai.api_server",
                 *_options(place),
                 *adapter_options(place.adapters),
-                *(_EAGER if is_on_cpu(settings) else ()),
+                *(_ON_CPU if is_on_cpu(settings) else ()),
                 *(_EXPERTS if settings.routed_experts else ()),
                 *settings.args,
             ),
