@@ -70,9 +70,9 @@ SHORT = {
     "terminal": [
         "policies.agent.model.warm_up.step_count=10",
         "policies.agent.trainer.step_count=2",
-        "policies.agent.trainer.groups_per_batch=4",
+        "policies.agent.trainer.groups_per_batch=2",
         "policies.agent.trainer.optimizer.decay=null",
-        "data.held_out.limit=8",
+        "data.held_out.limit=4",
     ],
     "textcraft": [
         "policies.crafter.model.warm_up.step_count=10",
@@ -89,9 +89,10 @@ SHORT = {
     ],
     "webshop": [
         "policies.shopper.model.warm_up.step_count=10",
-        "policies.shopper.trainer.step_count=3",
+        "policies.shopper.trainer.step_count=2",
+        "policies.shopper.trainer.groups_per_batch=4",
         "policies.shopper.trainer.optimizer.decay=null",
-        "data.held_out.seeds=[100000, 100008]",
+        "data.held_out.seeds=[100000, 100004]",
     ],
 }
 # fmt: on
