@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.launch.check import check_recipe
 from astraflow.workflows.environments.pool import EnvironmentPool, PoolOptions
 
 ROOT = Path(__file__).parents[2]
@@ -167,12 +166,3 @@ def test_demonstrations_are_what_the_sloppy_shopper_does(tmp_path):
     assert made == (FOLDER / "demonstrations.jsonl").read_text("utf-8")
     exact = float(done.stdout.split()[-1])
     assert 0 < exact < 0.3
-
-
-@pytest.mark.parametrize("name", ["cpu", "gpu-8", "gpu-2x8"])
-def test_the_recipes_can_be_run(name, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    report = check_recipe(
-        FOLDER / f"{name}.yaml", runs=tmp_path, is_elsewhere=name != "cpu", limit_s=60.0
-    )
-    assert report.errors == []
