@@ -23,8 +23,8 @@ import reasoning_gym
 
 HERE = Path(__file__).parent
 TRAIN_COUNTS = {"easy": 40, "middle": 20, "hopeless": 40}
-HELD_OUT_COUNTS = {"easy": 80, "middle": 40, "hopeless": 80}
-DEMONSTRATION_COUNTS = {"easy": 1500, "middle": 2500, "hopeless": 500}
+HELD_OUT_COUNTS = {"easy": 80, "middle": 80, "hopeless": 80}
+DEMONSTRATION_COUNTS = {"easy": 4000, "middle": 2500, "hopeless": 500}
 HELD_OUT_SHARE = 0.2
 RIGHT_SHARE = 0.3
 
