@@ -18,6 +18,7 @@ from astraflow.raas.agents.dialects import (
 from astraflow.raas.agents.errors import status_of
 from astraflow.raas.agents.request import ChatRequest, unserved
 from astraflow.raas.agents.script import event
+from astraflow.workflows.agents.messages import text_of
 
 _SAME = {
     "model": "model",
@@ -52,8 +53,8 @@ def chat_of(body: Body) -> Body:
     messages: list[Body] = []
     if body.get("system"):
         messages.append({"role": "system", "content": parts_of(body["system"])})
-    for message in body.get("messages") or ():
-        messages += _messages(message)
+    for index, message in enumerate(body.get("messages") or ()):
+        messages += _messages(message, f"messages[{index}].content")
     tools = [
         {
             "type": "function",
@@ -81,23 +82,24 @@ def _choice(given: Body) -> Any:
             return given.get("type", "auto")
 
 
-def _messages(message: Any) -> Iterator[Body]:
+def _messages(message: Any, where: str) -> Iterator[Body]:
     """Yield what a message is in a chat: results of tools are messages of their own."""
     texts: list[Body] = []
     calls: list[Body] = []
-    for block in parts_of(message.get("content")):
+    for index, block in enumerate(parts_of(message.get("content"))):
+        place = f"{where}[{index}]"
         match block:
             case {"type": "text", "text": _}:
                 texts.append(block)
             case {"type": "tool_use", "id": call_id, "name": name, "input": given}:
                 calls.append(call_of(call_id, name, given))
             case {"type": "tool_result", "tool_use_id": call_id, **rest}:
-                content = parts_of(rest.get("content"))
+                content = text_of(rest.get("content"), f"{place}.content")
                 yield {"role": "tool", "tool_call_id": call_id, "content": content}
             case {"type": "thinking" | "redacted_thinking"}:
                 continue
             case _:
-                raise unserved("messages", f"a block is neither text nor of a tool: {block!r:.100}")
+                raise unserved(place, f"it is neither text nor of a tool: {block!r:.100}")
     if texts or calls:
         made = {"role": message.get("role"), "content": texts}
         yield made | ({"tool_calls": calls} if calls else {})

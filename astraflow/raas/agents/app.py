@@ -1,14 +1,16 @@
 """The app: routes, whose request it is, and answers as JSON or as events."""
 
 import asyncio
-import json
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import structlog
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -34,6 +36,8 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 Answer = Callable[[Request], Awaitable[ASGIApp]]
 T = TypeVar("T")
 
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
 _GONE = 499  # As nginx calls a client that did not wait.
 _MAX_WAIT_S = 60.0
 
@@ -43,9 +47,9 @@ class Reward(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    reward: float = Field(allow_inf_nan=False)
-    parts: dict[str, float] = {}
-    metrics: dict[str, float] = {}
+    reward: FiniteFloat
+    parts: dict[str, FiniteFloat] = {}
+    metrics: dict[str, FiniteFloat] = {}
 
 
 class End(BaseModel):
@@ -98,6 +102,10 @@ def _guarded(call: Answer, write: ErrorBody = body_of) -> Answer:
             return answer_of(invalid_body(error), write)
         except ClientDisconnect:
             return Response(status_code=_GONE)
+        except Exception as error:  # where no client may see a traceback, or a text of the server's
+            log.exception("a request of an agent failed", path=request.url.path)
+            broke = AstraflowError(Reason.INTERNAL, f"the node broke: {type(error).__name__}")
+            return answer_of(broke, write)
 
     return answer
 
@@ -133,8 +141,7 @@ class _Desk:
     async def translated(self, dialect: Dialect, request: Request) -> ASGIApp:
         """Answer a chat that is written another way."""
         session = self._session(request)
-        given = _object(await self._body(request))
-        parsed = ChatRequest.model_validate(_chat(dialect, given))
+        parsed = ChatRequest.model_validate(_chat(dialect, _object(await self._body(request))))
         completion = chat_completion(session, parsed)
         if parsed.stream:
             return self._streamed(completion, dialect.script(completion, parsed))
@@ -152,7 +159,7 @@ class _Desk:
         """Hand out the next episode; 204 when there is none in a while."""
         if _bearer(request) != self.endpoint.token:
             raise AstraflowError(Reason.TOKEN_INVALID, "the bearer token is not this node's")
-        wait_s = min(float(request.query_params.get("wait_s", 30)), _MAX_WAIT_S)
+        wait_s = min(_seconds(request.query_params.get("wait_s", "30"), "wait_s"), _MAX_WAIT_S)
         lane = request.query_params.get("lane", "")
         session = await _unless_gone(request, self.endpoint.take(lane, wait_s=wait_s))
         if session is None:
@@ -185,7 +192,7 @@ class _Desk:
         return self.endpoint.session_of_key(_bearer(request))
 
     async def _parsed(self, request: Request, kind: type[Parsed]) -> Parsed:
-        return kind.model_validate_json(await self._body(request) or b"{}")
+        return kind.model_validate(_object(await self._body(request) or b"{}"))
 
     async def _body(self, request: Request) -> bytes:
         settings = self.endpoint.settings
@@ -240,7 +247,7 @@ def _chat(dialect: Dialect, given: dict[str, Any]) -> dict[str, Any]:
     """
     try:
         return dialect.chat(given)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise AstraflowError(
             Reason.INVALID_FIELD, f"the body is not what /{dialect.path} takes: {error!r}"
         ) from error
@@ -253,12 +260,31 @@ def _object(body: bytes) -> dict[str, Any]:
         AstraflowError: INVALID_FIELD when it is none.
     """
     try:
-        given = json.loads(body)
+        given = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise AstraflowError(Reason.INVALID_FIELD, f"the body is no JSON: {error}") from error
     if not isinstance(given, dict):
         raise AstraflowError(Reason.INVALID_FIELD, "the body is no object")
     return cast("dict[str, Any]", given)
+
+
+def _seconds(text: str, name: str) -> float:
+    """Return a number of seconds.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for what is none.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{name} is {text[:40]!r}, no number of seconds from 0",
+            metadata={"field": name},
+        )
+    return seconds
 
 
 def _bearer(request: Request) -> str:

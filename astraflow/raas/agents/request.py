@@ -1,14 +1,16 @@
 """Requests: what an agent asks for, read and checked."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import SamplingParams
 from astraflow.workflows.agents.session import SamplingSource
 
 _MAX_CHOICES = 64
+# What engines count in.
+_I32, _I64 = 2**31, 2**63
 
 
 class StreamOptions(BaseModel):
@@ -29,12 +31,12 @@ class SamplingRequest(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = None
+    top_k: int | None = Field(default=None, ge=-1, lt=_I32)
     min_p: float | None = Field(default=None, ge=0, lt=1)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-_I64, lt=_I64)
     logit_bias: dict[str, float] | None = None
 
     @property
@@ -98,6 +100,19 @@ class ChatRequest(SamplingRequest):
         """Tokens at most."""
         return self.max_completion_tokens or self.max_tokens
 
+    @field_validator("tools")
+    @classmethod
+    def _are_functions(cls, tools: list[Any] | None) -> list[Any] | None:
+        for index, tool in enumerate(tools or ()):
+            match tool:
+                case {"type": "function", "function": {"name": str(), **rest}} if isinstance(
+                    rest.get("parameters"), dict | None
+                ):
+                    continue
+                case _:
+                    raise ValueError(f"[{index}] is no function with a name and parameters")
+        return tools
+
     def offered_tools(self) -> list[dict[str, Any]]:
         """Return the tools that the model is told of.
 
@@ -117,7 +132,7 @@ class ChatRequest(SamplingRequest):
         Raises:
             AstraflowError: INVALID_FIELD for a choice that cannot be forced on a model.
         """
-        names = [tool.get("function", {}).get("name") for tool in self.tools or ()]
+        names = [tool["function"]["name"] for tool in self.tools or ()]
         match self.tool_choice:
             case None | "auto" | "none":
                 return None
@@ -132,7 +147,7 @@ class ChatRequest(SamplingRequest):
 class CompletionRequest(SamplingRequest):
     """A request for `/v1/completions`."""
 
-    prompt: str | list[int] | list[str]
+    prompt: str | list[Annotated[int, Field(ge=0, lt=_I32)]] | list[str]
     echo: Literal[False] | None = None
     suffix: None = None
     logprobs: int | None = None

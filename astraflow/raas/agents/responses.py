@@ -11,6 +11,7 @@ from astraflow.raas.agents.dialects import Body, Dialect, call_of, counts_of, re
 from astraflow.raas.agents.errors import body_of
 from astraflow.raas.agents.request import ChatRequest, unserved
 from astraflow.raas.agents.script import event
+from astraflow.workflows.agents.messages import text_of
 
 _SAME = {
     "model": "model",
@@ -27,7 +28,8 @@ def chat_of(body: Body) -> Body:
     """Return a request as a chat.
 
     Raises:
-        AstraflowError: INVALID_FIELD for what needs a memory of earlier responses.
+        AstraflowError: INVALID_FIELD for what needs a memory of earlier responses, and for
+            contents that are no text.
     """
     for field in ("previous_response_id", "conversation", "background", "prompt"):
         if body.get(field):
@@ -51,7 +53,8 @@ def chat_of(body: Body) -> Body:
 def _messages(items: Sequence[Any]) -> Iterator[Body]:
     """Yield messages; tool calls belong to the assistant's message before them."""
     said: Body | None = None
-    for item in items:
+    for index, item in enumerate(items):
+        where = f"input[{index}]"
         match item:
             case {"type": "function_call", "call_id": call_id, "name": name, "arguments": given}:
                 call = call_of(call_id, name, given)
@@ -61,18 +64,19 @@ def _messages(items: Sequence[Any]) -> Iterator[Body]:
                 if said is not None:
                     yield said
                 said = None
-                yield {"role": "tool", "tool_call_id": call_id, "content": output}
+                content = text_of(output, f"{where}.output")
+                yield {"role": "tool", "tool_call_id": call_id, "content": content}
             case {"type": "reasoning"}:
                 continue
             case {"role": role, "content": content}:
                 if said is not None:
                     yield said
-                message = {"role": role, "content": content}
+                message = {"role": role, "content": text_of(content, f"{where}.content")}
                 said = message if role == "assistant" else None
                 if said is None:
                     yield message
             case _:
-                raise unserved("input", f"an item is none of those that are known: {item!r:.100}")
+                raise unserved(where, f"it is none of the items that are known: {item!r:.100}")
     if said is not None:
         yield said
 

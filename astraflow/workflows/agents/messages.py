@@ -5,11 +5,21 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from pydantic_core import from_json
+
 from astraflow.core.errors import AstraflowError, Reason
 
 Message = Mapping[str, Any]
 
-_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_ROLES = ("assistant", "developer", "function", "system", "tool", "user")
+# Of parts, which field has their text. One without a type is taken for a text.
+_TEXTS = {
+    None: "text",
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
 
 
 def normal_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -50,15 +60,21 @@ def text_of(content: Any, where: str) -> str:
         return content
     if not isinstance(content, list):
         raise _invalid(where, "is neither text nor a list of text parts")
-    return "".join(_part(part, where) for part in cast("list[Any]", content))
+    parts = enumerate(cast("list[Any]", content))
+    return "".join(_part(part, f"{where}[{index}]") for index, part in parts)
 
 
 def _part(part: Any, where: str) -> str:
-    if isinstance(part, Mapping):
-        text = cast("Mapping[str, Any]", part).get("text")
-        if isinstance(text, str):
-            return text
-    raise _invalid(where, "has a part that is not text; only text is served")
+    if not isinstance(part, Mapping):
+        raise _invalid(where, "is no part of a content, which is an object")
+    given = cast("Mapping[str, Any]", part)
+    kind = given.get("type")
+    if not isinstance(kind, str | None) or kind not in _TEXTS:
+        raise _invalid(where, f"is of type {kind!r:.40}; only text is served, leave it out")
+    text = given.get(_TEXTS[kind])
+    if not isinstance(text, str):
+        raise _invalid(f"{where}.{_TEXTS[kind]}", "is no text")
+    return text
 
 
 def _normal(message: Any, where: str) -> dict[str, Any]:
@@ -67,12 +83,22 @@ def _normal(message: Any, where: str) -> dict[str, Any]:
     given = cast("Message", message)
     role = given.get("role")
     if role not in _ROLES:
-        raise _invalid(f"{where}.role", f"is {role!r}, none of {', '.join(sorted(_ROLES))}")
+        raise _invalid(f"{where}.role", f"is {role!r:.40}, none of {', '.join(_ROLES)}")
+    if given.get("audio"):
+        raise _invalid(f"{where}.audio", "is not served; only text is, leave it out")
     made: dict[str, Any] = {"role": "system" if role == "developer" else role}
     made["content"] = text_of(given.get("content"), f"{where}.content")
-    made |= {key: given[key] for key in ("name", "tool_call_id") if given.get(key)}
-    if given.get("tool_calls"):
-        made["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in given["tool_calls"]]
+    for key in ("name", "tool_call_id"):
+        if given.get(key):
+            if not isinstance(given[key], str):
+                raise _invalid(f"{where}.{key}", "is no text")
+            made[key] = given[key]
+    calls = given.get("tool_calls")
+    if calls:
+        if not isinstance(calls, list):
+            raise _invalid(f"{where}.tool_calls", "is no list")
+        numbered = enumerate(cast("list[Any]", calls))
+        made["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in numbered]
     return made
 
 
@@ -83,7 +109,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
             made = {"type": "function", "function": {"name": name, "arguments": arguments}}
             return {"id": str(call.get("id", "")), **made}
         case _:
-            raise _invalid(where, "has a call without function.name")
+            raise _invalid(where, "is no call: it lacks function.name")
 
 
 def _arguments(arguments: Any) -> Any:
@@ -91,7 +117,7 @@ def _arguments(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments or "{}")
+        return from_json(arguments or "{}", allow_inf_nan=False)
     except ValueError:
         return arguments
 

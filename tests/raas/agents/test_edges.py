@@ -11,6 +11,8 @@ from astraflow.workflows.agents.session import SamplingSource, SessionRules
 
 CHAT = "v1/chat/completions"
 HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"type": "text", "text": "what is this?"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 WRONG = {
     "no JSON": ("{", "body"),
@@ -18,9 +20,17 @@ WRONG = {
     "empty messages": ({**HI, "messages": []}, "messages"),
     "a strange role": ({**HI, "messages": [{"role": "cat", "content": ""}]}, "messages[0].role"),
     "an image": (
-        {**HI, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages[0].content",
+        {**HI, "messages": [*HI["messages"], {"role": "user", "content": [TEXT, IMAGE]}]},
+        "messages[1].content[1] is of type 'image_url'",
     ),
+    "a sound": (
+        {**HI, "messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+        "messages[0].content[0]",
+    ),
+    "a tool without a function": ({**HI, "tools": [{"function": None}]}, "tools"),
+    "no number": ('{"messages": [{"role": "user", "content": "hi"}], "seed": NaN}', "body"),
+    "a number beyond all": ({**HI, "seed": 10**30}, "seed"),
+    "too deep": ("[" * 100_000, "body"),
     "a text for a number": ({**HI, "max_tokens": "many"}, "max_tokens"),
     "too many choices": ({**HI, "n": 10**6}, "n"),
     "JSON mode": ({**HI, "response_format": {"type": "json_object"}}, "response_format"),
@@ -55,6 +65,10 @@ async def test_who_is_not_known_gets_nothing(stage):
             assert (answer.status_code, "error" in answer.json()) == (status, True)
         taken = await client.post(f"{root}/sessions", headers={"Authorization": "Bearer x"})
         assert taken.status_code == 401
+        known = {"Authorization": f"Bearer {at.endpoint.token}"}
+        for wait in ("abc", "nan", "-1", ""):
+            taken = await client.post(f"{root}/sessions?wait_s={wait}", headers=known)
+            assert (taken.status_code, taken.json()["error"]["param"]) == (400, "wait_s")
         by_key = {"Authorization": f"Bearer {at.entrance.key}"}
         assert (await client.get(f"{root}/v1/models", headers=by_key)).status_code == 200
 
