@@ -20,6 +20,14 @@ FirstModels = Annotated[
 LegacyPickle = Annotated[
     bool, typer.Option("--legacy-pickle", help="Read pickled requests; nothing in them runs.")
 ]
+HttpToken = Annotated[
+    str,
+    typer.Option(
+        help="That callers show as Authorization: Bearer; unset: they show none.",
+        envvar="ASTRAFLOW_HTTP_TOKEN",
+        show_default=False,
+    ),
+]
 
 
 @app.callback()
@@ -40,6 +48,7 @@ def serve(
             envvar="ASTRAFLOW_OPERATOR_TOKEN",
         ),
     ] = None,
+    http_token: HttpToken = "",
     host: Host = None,
     port: Port = None,
     model: FirstModels = None,
@@ -62,6 +71,7 @@ def serve(
             hub=hub,
             token=token,
             operator_token=operator_token,
+            http_token=http_token,
             models=opt.directories(model),
             tls=tls_of(tls_certificate, tls_key, tls_ca),
             as_json=as_json,
@@ -85,6 +95,7 @@ def raas(
     uid: Annotated[
         str | None, typer.Option(help="Its name at the Dataflow; unset: raas- and a number.")
     ] = None,
+    http_token: HttpToken = "",
     host: Host = None,
     port: Port = None,
     model: FirstModels = None,
@@ -106,6 +117,7 @@ def raas(
             recipe,
             overrides=[*(overrides or []), *_http(host, port, legacy_pickle=legacy_pickle)],
             token=token,
+            http_token=http_token,
             dataflow=dataflow,
             listen=listen,
             uid=uid,

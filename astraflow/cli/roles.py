@@ -81,6 +81,7 @@ def serve_gateway(
     hub: str,
     token: str,
     operator_token: str | None,
+    http_token: str,
     models: Mapping[str, Path],
     tls: Tls | None,
     as_json: bool,
@@ -99,6 +100,7 @@ def serve_gateway(
         hub=hub,
         token=token,
         operator_token=operator_token,
+        http_token=http_token,
         models=models,
         tls=tls,
         as_json=as_json,
@@ -110,6 +112,7 @@ def serve_raas(
     *,
     overrides: Sequence[str],
     token: str,
+    http_token: str,
     dataflow: str | None,
     listen: str,
     uid: str | None,
@@ -127,13 +130,15 @@ def serve_raas(
     with _http_extra():
         from astraflow.gateway.pool.serve import main_pool  # noqa: PLC0415
         from astraflow.gateway.pool.settings import PoolSettings  # noqa: PLC0415
-        from astraflow.gateway.process import rules_of  # noqa: PLC0415
+        from astraflow.gateway.process import dial_of, rules_of  # noqa: PLC0415
     pool = PoolSettings(
         recipe=settings,
         token=token,
+        http_token=http_token,
         listen=listen,
         models=models,
         rules=rules_of(settings.http),
+        dial=dial_of(settings.http),
         tls=tls,
         **({} if uid is None else {"uid": uid}),
     )

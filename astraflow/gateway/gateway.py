@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Self
 
 import structlog
@@ -96,8 +97,12 @@ class Gateway:
     async def _get_run(self) -> RunStatus:
         return await self.control.get_run()
 
-    async def ready(self, ready: Ready) -> None:
+    async def ready(self, ready: Ready, *, caller: str | None) -> None:
         """Let a trainer take its seat; one that was there before leaves first.
+
+        Args:
+            ready: What it says.
+            caller: Its host, which may be dialled.
 
         Raises:
             RefusedError: 422 without a sender, 409 for another batch size.
@@ -113,9 +118,23 @@ class Gateway:
                 f"{ready.train_batch_size}; set policies.{policy.policy_id}.trainer."
                 "groups_per_batch or rollouts.group_size of the recipe",
             )
-        async with self._joining:
-            await self._vacate(policy.policy_id)
-            seat = await self._seated(policy, ready, ready.sender_endpoint)
+        settings = self.settings
+        async with AsyncExitStack() as undo:
+            sender = await undo.enter_async_context(
+                SenderClient(
+                    ready.sender_endpoint,
+                    host=settings.host,
+                    timeout_s=settings.transfer_timeout_s,
+                    dial=settings.dial.also(caller),
+                )
+            )
+            # Nobody waits for a sender that does not answer, and nobody leaves for it.
+            plan = await sender.plan()
+            async with self._joining:
+                await self._vacate(policy.policy_id)
+                # From here on the sender is the seat's.
+                undo.pop_all()
+                seat = self._seated(policy, SenderCopy(sender, plan), ready.recovered_version)
         await seat.ready()
 
     def seat(self, model_id: str | None) -> TrainerSeat:
@@ -137,8 +156,12 @@ class Gateway:
         """
         return await evaluate(self.control, seat.policy.policy_id, label + seat.offset)
 
-    async def register_raas(self, register: RegisterRaas) -> int:
+    async def register_raas(self, register: RegisterRaas, *, caller: str | None) -> int:
         """Let an HTTP RaaS join the pool; one of the same uid leaves first.
+
+        Args:
+            register: What it says.
+            caller: Its host, which may be dialled.
 
         Returns:
             How many are in the pool through this gateway.
@@ -151,7 +174,8 @@ class Gateway:
             raise RefusedError(409, "an HTTP RaaS answers pickles: give --legacy-pickle")
         async with self._joining:
             await self.deregister_raas(register.uid)
-            raas = BridgedRaas(register, self.settings, desks=self._desks, pusher=self._pusher)
+            settings = replace(self.settings, dial=self.settings.dial.also(caller))
+            raas = BridgedRaas(register, settings, desks=self._desks, pusher=self._pusher)
             self._raas[register.uid] = raas
             life = self._raas_lives[register.uid] = self._group.create_task(raas.live())
             life.add_done_callback(lambda _: self._forget(register.uid, raas))
@@ -170,20 +194,10 @@ class Gateway:
         if self._raas.get(uid) is raas:
             del self._raas[uid], self._raas_lives[uid]
 
-    async def _seated(self, policy: GatewayPolicy, ready: Ready, endpoint: str) -> TrainerSeat:
-        settings = self.settings
-        async with AsyncExitStack() as undo:
-            sender = await undo.enter_async_context(
-                SenderClient(endpoint, host=settings.host, timeout_s=settings.transfer_timeout_s)
-            )
-            plan = await sender.plan()
-            # From here on it is the seat's.
-            undo.pop_all()
-        copy = SenderCopy(sender, plan)
-        weights = SeatWeights(policy.policy_id, copy, host=settings.host, loop=self._loop)
-        label = ready.recovered_version
+    def _seated(self, policy: GatewayPolicy, copy: SenderCopy, label: int | None) -> TrainerSeat:
+        weights = SeatWeights(policy.policy_id, copy, host=self.settings.host, loop=self._loop)
         start = SeatStart(label=label or 0, is_recovered=label is not None)
-        seat = TrainerSeat(policy, settings, weights, start)
+        seat = TrainerSeat(policy, self.settings, weights, start)
         self._seats[policy.policy_id] = seat
         self._lives[policy.policy_id] = self._group.create_task(seat.live())
         return seat

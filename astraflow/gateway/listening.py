@@ -5,18 +5,30 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.edge.errors import json_answer
 from astraflow.rpc.address import join_address
+from astraflow.rpc.auth import is_same_secret
 from astraflow.rpc.http import HttpLimits, HttpServer
+from astraflow.rpc.tls import Tls
 
-_CONNECTIONS = 1024
+_CONNECTIONS = 512
+_HOST_CONNECTIONS = 256
 _IDLE_S = 75.0
 
 
 @asynccontextmanager
 async def serve_app(
-    app: FastAPI, *, host: str, rules: BodyRules, port: int = 0
+    app: FastAPI,
+    *,
+    host: str,
+    rules: BodyRules,
+    port: int = 0,
+    token: str = "",
+    tls: Tls | None = None,
 ) -> AsyncGenerator[str]:
     """Serve an app until the end of the block; yield its host:port.
 
@@ -25,28 +37,66 @@ async def serve_app(
         host: To listen on.
         rules: Of requests.
         port: 0 takes a free one.
+        token: That every request shows as `Authorization: Bearer`; empty: none has to.
+        tls: Shown to callers; None: plain text.
 
     Raises:
-        AstraflowError: INVALID_FIELD when it cannot listen there.
+        AstraflowError: INVALID_FIELD when it cannot listen there, or cannot read what TLS needs.
     """
     head_s = rules.head_timeout_s
     limits = HttpLimits(
         head_s=head_s,
         idle_s=_IDLE_S,
         connection_count=_CONNECTIONS,
-        late_answer=_late_answer(head_s),
+        host_connection_count=_HOST_CONNECTIONS,
+        late_answer=_answer("408 Request Timeout", f"no request head came in {head_s:g} s"),
+        wrong_answer=lambda why: _answer("400 Bad Request", why),
     )
-    server = await HttpServer.start(app, listen=join_address(host, port), limits=limits)
+    server = await HttpServer.start(
+        TokenGate(app, token) if token else app,
+        listen=join_address(host, port),
+        limits=limits,
+        tls=tls,
+    )
     try:
         yield server.address
     finally:
         await server.close()
 
 
-def _late_answer(head_s: float) -> bytes:
-    body = json.dumps({"error": f"no request head came in {head_s:g} s"}).encode()
+class TokenGate:
+    """Lets a request through to an app that shows a token; any other learns nothing from it."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        """Guard an app.
+
+        Args:
+            app: What is behind it.
+            token: That is shown.
+        """
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401, or have the app answer."""
+        if is_same_secret(_bearer_of(scope), self._token):
+            await self._app(scope, receive, send)
+            return
+        told = {"error": "show the token of this gateway: Authorization: Bearer ..."}
+        answer = json_answer(told, 401)
+        answer.headers["www-authenticate"] = "Bearer"
+        await answer(scope, receive, send)
+
+
+def _bearer_of(scope: Scope) -> str:
+    scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _answer(status: str, why: str) -> bytes:
+    body = json.dumps({"error": why}).encode()
     head = (
-        "HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n"
+        f"HTTP/1.1 {status}\r\nconnection: close\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

@@ -12,7 +12,7 @@ import structlog
 from astraflow.client.control import ControlClient
 from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError
-from astraflow.gateway.process import rules_of, stop_event
+from astraflow.gateway.process import dial_of, rules_of, stop_event, tls_of
 from astraflow.gateway.serve import serve_gateway
 from astraflow.gateway.settings import GatewaySettings, codes_of, policies_of
 from astraflow.rpc.tls import Tls
@@ -31,6 +31,7 @@ def main_gateway(
     token: str,
     operator_token: str | None,
     models: Mapping[str, Path] | None = None,
+    http_token: str,
     tls: Tls | None,
     as_json: bool,
 ) -> int:
@@ -42,6 +43,7 @@ def main_gateway(
         token: The run's join token.
         models: First weights by policy; a policy left out: the recipe's.
         operator_token: None: /status, /raas_pool and /shutdown are not served.
+        http_token: That callers show; empty: they show none.
         tls: Of the hub; None: plain text.
         as_json: Whether the address is printed as JSON once it serves.
     """
@@ -56,6 +58,9 @@ def main_gateway(
         codes=codes_of(recipe),
         host=http.host,
         rules=rules_of(http),
+        dial=dial_of(http),
+        http_token=http_token,
+        http_tls=tls_of(http),
         batch_timeout_s=http.batch_timeout_s,
         transfer_timeout_s=http.transfer_timeout_s,
         silence_s=http.silence_s,

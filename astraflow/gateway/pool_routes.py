@@ -8,7 +8,9 @@ from fastapi.responses import Response
 from astraflow.core.members import MemberState, MemberStatus, Role
 from astraflow.core.status import RunStatus, StopMode
 from astraflow.gateway.documents import body_of
-from astraflow.gateway.edge.bodies import answer, json_answer, parse, read_body
+from astraflow.gateway.edge.bodies import answer, parse, read_body
+from astraflow.gateway.edge.errors import json_answer
+from astraflow.gateway.edge.peers import caller_of
 from astraflow.gateway.gateway import Gateway
 from astraflow.gateway.requests import DeregisterRaas, RegisterRaas
 
@@ -42,7 +44,7 @@ def pool_routes(gateway: Gateway) -> APIRouter:
     async def register_raas(request: Request) -> Response:
         """Let a RaaS that speaks HTTP join the pool; answers once it has."""
         register = parse(RegisterRaas, await read_body(request, rules))
-        size = await gateway.register_raas(register)
+        size = await gateway.register_raas(register, caller=caller_of(request))
         return json_answer({"ok": True, "uid": register.uid, "pool_size": size})
 
     @router.post("/deregister_raas", openapi_extra=body_of(DeregisterRaas))

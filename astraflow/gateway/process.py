@@ -1,10 +1,13 @@
 """What processes of the gateway have in common."""
 
 import asyncio
+import os
 import signal
 
 from astraflow.config.http import Http
 from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.edge.peers import DialRules
+from astraflow.rpc.tls import Tls
 
 
 def stop_event() -> asyncio.Event:
@@ -22,3 +25,23 @@ def rules_of(http: Http) -> BodyRules:
         max_nbytes=http.max_body_nbytes,
         timeout_s=http.body_timeout_s,
     )
+
+
+def dial_of(http: Http) -> DialRules:
+    """Return what a recipe says of peers that are dialled."""
+    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return DialRules(
+        hosts=http.dial,
+        max_answer_nbytes=http.max_answer_nbytes,
+        max_weights_nbytes=http.max_weights_nbytes or memory_nbytes,
+    )
+
+
+def tls_of(http: Http) -> Tls | None:
+    """Return what a recipe says of TLS on the endpoints; None: plain text.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a certificate without its key.
+    """
+    tls = Tls(certificate=http.tls.certificate, key=http.tls.key, ca=http.tls.ca)
+    return None if tls.is_plain else tls

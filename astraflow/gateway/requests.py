@@ -1,6 +1,44 @@
 """What requests say, field by field."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from astraflow.core.errors import AstraflowError
+from astraflow.rpc.address import join_address, split_address
+
+
+def _is_endpoint(value: str) -> str:
+    try:
+        return join_address(*_dialled(*split_address(value)))
+    except AstraflowError:
+        raise ValueError("it is not host:port") from None
+
+
+def _is_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or parts.query or parts.fragment or parts.username:
+        raise ValueError("it is not http://host:port")
+    _dialled(parts.hostname or "", 1 if parts.port is None else parts.port)
+    return value
+
+
+def _dialled(host: str, port: int) -> tuple[str, int]:
+    if (
+        not port
+        or not host
+        or not host.isascii()
+        or not host.isprintable()
+        or set(host) & set(" /@\\")
+    ):
+        raise ValueError("it names no host and port")
+    return host, port
+
+
+Endpoint = Annotated[str, Field(max_length=300), AfterValidator(_is_endpoint)]
+Url = Annotated[str, Field(max_length=300), AfterValidator(_is_url)]
+Version = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
 class Fields(BaseModel):
@@ -14,20 +52,16 @@ class Ready(Fields):
 
     train_batch_size: int | None = Field(default=None, ge=1, description="Sequences per batch.")
     model_id: str | None = Field(default=None, description="Its policy; unset: the only one.")
-    sender_endpoint: str | None = Field(
-        default=None,
-        pattern=r"^[\w.\-\[\]:]+:\d{1,5}$",
-        description="host:port of its weights.",
-    )
-    recovered_version: int | None = Field(
-        default=None, ge=0, description="Version of the weights that it comes back with."
+    sender_endpoint: Endpoint | None = Field(default=None, description="host:port of its weights.")
+    recovered_version: Version | None = Field(
+        default=None, description="Version of the weights that it comes back with."
     )
 
 
 class NotifyVersion(Fields):
     """A trainer has new weights."""
 
-    version: int = Field(ge=0, description="The trainer's own number, one more than the last.")
+    version: Version = Field(description="The trainer's own number, one more than the last.")
     run_eval: bool = Field(
         default=False, description="Whether to wait for the recipe's evaluations of it."
     )
@@ -38,8 +72,10 @@ class RegisterRaas(Fields):
     """A RaaS that speaks HTTP joins the pool."""
 
     uid: str = Field(min_length=1, max_length=200, description="Its name in the pool.")
-    raas_url: str = Field(pattern=r"^https?://", description="Where it is called.")
-    gpu_count: int | None = Field(default=None, ge=0, description="For the pool's tables.")
+    raas_url: Url = Field(description="Where it is called.")
+    gpu_count: int | None = Field(
+        default=None, ge=0, lt=1 << 20, description="For the pool's tables."
+    )
 
 
 class DeregisterRaas(Fields):

@@ -37,7 +37,12 @@ async def serve_gateway(settings: GatewaySettings, *, port: int = 0) -> AsyncGen
     async with (
         Gateway(settings) as gateway,
         serve_app(
-            make_app(gateway), host=settings.host, rules=settings.rules, port=port
+            make_app(gateway),
+            host=settings.host,
+            rules=settings.rules,
+            port=port,
+            token=settings.http_token,
+            tls=settings.http_tls,
         ) as address,
     ):
         yield Serving(gateway=gateway, address=address)

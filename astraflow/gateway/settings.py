@@ -11,6 +11,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import RegisteredCode
 from astraflow.engines.models import first_model
 from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.edge.peers import DialRules
 from astraflow.rpc.tls import Tls
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -46,6 +47,9 @@ class GatewaySettings:
         codes: Workflows and scorers that an HTTP RaaS is taken to have, by name.
         host: On which it listens, and under which peers dial back.
         rules: Of bodies.
+        dial: Weight senders and RaaS that may be dialled.
+        http_token: That callers show; empty: they show none.
+        http_tls: Of the endpoints; None: plain text.
         batch_timeout_s: How long /batch waits; then it says 504.
         transfer_timeout_s: For one transfer of weights.
         silence_s: A trainer that asks nothing for so long has gone: what it holds returns.
@@ -54,13 +58,16 @@ class GatewaySettings:
     """
 
     hub: str
-    token: str
-    operator_token: str | None = None
+    token: str = field(repr=False)
+    operator_token: str | None = field(default=None, repr=False)
     policies: Mapping[PolicyId, GatewayPolicy]
     group_size: int = 1
     codes: tuple[RegisteredCode, ...] = ()
     host: str = "127.0.0.1"
     rules: BodyRules = field(default_factory=BodyRules)
+    dial: DialRules = field(default_factory=DialRules)
+    http_token: str = field(default="", repr=False)
+    http_tls: Tls | None = None
     batch_timeout_s: float = 3500.0
     transfer_timeout_s: float = 600.0
     silence_s: float = 3600.0

@@ -10,6 +10,7 @@ from astraflow.client.batch_stream import ReceivedBatch
 from astraflow.gateway.documents import ANSWERS, body_of
 from astraflow.gateway.edge.bodies import answer, parse, read_body, stream_answer
 from astraflow.gateway.edge.errors import RefusedError
+from astraflow.gateway.edge.peers import caller_of
 from astraflow.gateway.gateway import Gateway
 from astraflow.gateway.requests import NotifyVersion, Ready
 from astraflow.gateway.seats.columns import padded
@@ -34,7 +35,8 @@ def _add_ready(router: APIRouter, gateway: Gateway) -> None:
         Answers once the first version is published: the weights of the recipe's model, or those
         that the sender holds where recovered_version is given.
         """
-        await gateway.ready(parse(Ready, await read_body(request, gateway.settings.rules)))
+        asked = parse(Ready, await read_body(request, gateway.settings.rules))
+        await gateway.ready(asked, caller=caller_of(request))
         return await answer(request, {"ok": True})
 
 
@@ -43,7 +45,9 @@ def _add_batch(router: APIRouter, gateway: Gateway) -> None:
     async def batch(
         request: Request,
         model_id: Annotated[str | None, Query(description="The policy.")] = None,
-        version: Annotated[int | None, Query(ge=0, description="The trainer's step.")] = None,
+        version: Annotated[
+            int | None, Query(ge=0, lt=1 << 53, description="The trainer's step.")
+        ] = None,
     ) -> Response:
         """Return a batch, padded [batch, seq], when there is one and the version is published.
 

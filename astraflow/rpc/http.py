@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Generator
 from typing import Any
 
@@ -11,8 +12,11 @@ from uvicorn import Config, Server
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.address import join_address, split_address
 from astraflow.rpc.http_protocol import BoundedProtocol, HttpLimits
+from astraflow.rpc.tls import Tls, server_context
 
 _BACKLOG = 1024
+# Taken in one turn of the event loop.
+_ACCEPT_COUNT = 32
 _GRACE_S = 1
 
 
@@ -31,7 +35,12 @@ class HttpServer:
 
     @classmethod
     async def start(
-        cls, app: Any, *, listen: str, limits: HttpLimits | None = None
+        cls,
+        app: Any,
+        *,
+        listen: str,
+        limits: HttpLimits | None = None,
+        tls: Tls | None = None,
     ) -> "HttpServer":
         """Listen.
 
@@ -39,14 +48,19 @@ class HttpServer:
             app: ASGI.
             listen: host:port; port 0 takes a free one.
             limits: Of clients.
+            tls: Shown to clients, which show theirs where it has a `ca`; None: plain text.
 
         Raises:
-            AstraflowError: INVALID_FIELD when the address cannot be listened on.
+            AstraflowError: INVALID_FIELD when the address cannot be listened on, or for a file
+                that cannot be read.
         """
+        limits = limits or HttpLimits()
+        secure = None if tls is None or tls.is_plain else server_context(tls)
         bound = _bound(listen)
-        server = _Server(_config(app, limits or HttpLimits()))
-        task = asyncio.create_task(server.serve(sockets=[bound]))
+        server = _Server(_config(app, limits), bound, secure)
+        task = asyncio.create_task(server.serve(sockets=[]))
         await server.is_ready.wait()
+        bound.listen(_BACKLOG)
         host, port = bound.getsockname()[:2]
         return cls(server, task, join_address(host, port))
 
@@ -60,10 +74,12 @@ class HttpServer:
 class _Server(Server):
     """Leaves signals to the process that it is a part of."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, bound: socket.socket, secure: ssl.SSLContext | None) -> None:
         super().__init__(config)
         self.is_ready = asyncio.Event()
         self._is_closing = asyncio.Event()
+        self._bound = bound
+        self._secure = secure
 
     def close(self) -> None:
         self._is_closing.set()
@@ -74,6 +90,16 @@ class _Server(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        protocol: Any = self.config.http_protocol_class
+        handshake_s = None if self._secure is None else protocol.limits.head_s
+        server = await asyncio.get_running_loop().create_server(
+            lambda: protocol(self.config, self.server_state, self.lifespan.state),
+            sock=self._bound,
+            ssl=self._secure,
+            ssl_handshake_timeout=handshake_s,
+            backlog=_ACCEPT_COUNT,
+        )
+        self.servers.append(server)
         self.is_ready.set()
 
     async def main_loop(self) -> None:
@@ -90,8 +116,6 @@ def _config(app: Any, limits: HttpLimits) -> Config:
         access_log=False,
         server_header=False,
         date_header=False,
-        backlog=_BACKLOG,
-        limit_concurrency=limits.connection_count,
         timeout_keep_alive=int(limits.idle_s),
         timeout_graceful_shutdown=_GRACE_S,
     )

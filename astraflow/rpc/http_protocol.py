@@ -1,6 +1,7 @@
 """One HTTP connection: heads that are late or too large end it."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,14 +18,19 @@ class HttpLimits:
     Attributes:
         head_s: Seconds for the head of a request.
         idle_s: Seconds between two requests of a connection.
-        connection_count: Connections and requests at once; None: no limit.
+        connection_count: Connections at once; None: no limit. One more takes the place of the one
+            that its client keeps waiting longest, and is closed where every one is being answered.
+        host_connection_count: The same, of one host.
         late_answer: Sent, whole, to who took too long for a head; empty: nothing is.
+        wrong_answer: Makes what is sent, whole, to who sent no request, of why; None: plain text.
     """
 
     head_s: float = 10.0
     idle_s: float = 120.0
     connection_count: int | None = None
+    host_connection_count: int | None = None
     late_answer: bytes = b""
+    wrong_answer: Callable[[str], bytes] | None = None
 
 
 class HeadTooLarge(ValueError):  # noqa: N818 - the parser answers it with a 400
@@ -35,6 +41,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """A connection within limits; a subclass has them."""
 
     limits: ClassVar[HttpLimits] = HttpLimits()
+    since_s = 0.0
     _timer: asyncio.TimerHandle | None = None
     _head_nbytes = 0
     # Since the parser last told of anything: a line that does not end.
@@ -43,6 +50,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as the base has it
         """Begin; a head is due."""
         super().connection_made(transport)
+        self.since_s = self.loop.time()
+        self._make_room()
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -52,6 +61,19 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._untold_nbytes > MAX_HEAD_NBYTES and not self.transport.is_closing():
             self.send_400_response(f"A head has at most {MAX_HEAD_NBYTES} bytes here.")
         self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request, and end."""
+        if self.limits.wrong_answer is None:
+            super().send_400_response(msg)
+        else:
+            self.transport.write(self.limits.wrong_answer(msg))
+            self.transport.close()
+
+    def on_response_complete(self) -> None:
+        """End an answer; the next request is due."""
+        self.since_s = self.loop.time()
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
@@ -83,6 +105,33 @@ class BoundedProtocol(HttpToolsProtocol):
         self._untold_nbytes = 0
         super().on_body(body)
 
+    def _make_room(self) -> None:
+        """Close a connection where there are too many, of the same host first."""
+        connections = [
+            each
+            for each in self.connections
+            if isinstance(each, BoundedProtocol) and not each.transport.is_closing()
+        ]
+        own = [each for each in connections if _host(each) == _host(self)]
+        for known, count in (
+            (own, self.limits.host_connection_count),
+            (connections, self.limits.connection_count),
+        ):
+            if count is not None and len(known) > count:
+                min(known, key=self._dispensable).transport.abort()
+                return
+
+    def _dispensable(self, other: "BoundedProtocol") -> tuple[int, float]:
+        """Order connections: those that owe a request, idle ones, this one, those that work."""
+        cycle: Any = other.cycle  # None before the first request
+        if other is self:
+            rank = 2
+        elif cycle is not None and cycle.response_complete:
+            rank = 1
+        else:
+            rank = 0 if cycle is None or cycle.more_body else 3
+        return rank, other.since_s
+
     def _count(self, nbytes: int) -> None:
         self._untold_nbytes = 0
         self._head_nbytes += nbytes
@@ -106,3 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _host(connection: BoundedProtocol) -> str:
+    return connection.client[0] if connection.client else ""

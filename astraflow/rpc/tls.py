@@ -1,5 +1,6 @@
 """TLS: PEM files to credentials."""
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,15 +58,42 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     """
     key, certificate = _read(tls.key, "key"), _read(tls.certificate, "certificate")
     if key is None or certificate is None:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            "a server with TLS needs a certificate and its key",
-            metadata={"field": "tls.certificate"},
-        )
+        raise _no_certificate()
     return grpc.ssl_server_credentials(
         [(key, certificate)],
         root_certificates=_read(tls.ca, "ca"),
         require_client_auth=tls.ca is not None,
+    )
+
+
+def server_context(tls: Tls) -> ssl.SSLContext:
+    """Return what a server of HTTP answers with.
+
+    Raises:
+        AstraflowError: INVALID_FIELD without a certificate, or for a file that is none.
+    """
+    if tls.certificate is None or tls.key is None:
+        raise _no_certificate()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+        if tls.ca is not None:
+            context.load_verify_locations(tls.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"tls: {tls.certificate}, {tls.key} or {tls.ca} cannot be used: {error}",
+            metadata={"field": "tls"},
+        ) from error
+    return context
+
+
+def _no_certificate() -> AstraflowError:
+    return AstraflowError(
+        Reason.INVALID_FIELD,
+        "a server with TLS needs a certificate and its key",
+        metadata={"field": "tls.certificate"},
     )
 
 

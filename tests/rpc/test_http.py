@@ -82,3 +82,42 @@ async def test_a_large_body_is_no_head(address):
     parts = [b"y" * 10_000] * 20
     sent = await answer_to(address, HEAD, b"content-length: 200000\r\n\r\n", *parts)
     assert sent.endswith(b"\r\n\r\n2")
+
+
+async def test_who_owes_a_request_makes_room_for_others():
+    limits = HttpLimits(host_connection_count=3)
+    server = await HttpServer.start(echo, listen="127.0.0.1:0", limits=limits)
+    host, port = server.address.split(":")
+    opened = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+    sent = (b"", HEAD, HEAD + b"content-length: 9\r\n\r\n")
+    for owed, (_, writer) in zip(sent, opened, strict=True):
+        writer.write(owed)
+    try:
+        whole = HEAD + b"content-length: 0\r\n\r\n"
+        for _ in range(3):
+            assert (await answer_to(server.address, whole)).endswith(b"0")
+        assert await opened[0][0].read() == b""
+    finally:
+        for _, writer in opened:
+            writer.transport.abort()
+        await server.close()
+
+
+async def test_what_is_being_answered_stays():
+    answering, going_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope, receive, send):
+        answering.set()
+        await going_on.wait()
+        await echo(scope, receive, send)
+
+    limits = HttpLimits(connection_count=1)
+    server = await HttpServer.start(slow, listen="127.0.0.1:0", limits=limits)
+    try:
+        asked = asyncio.create_task(answer_to(server.address, HEAD, b"content-length: 0\r\n\r\n"))
+        await answering.wait()
+        assert await answer_to(server.address, HEAD) == b""
+        going_on.set()
+        assert (await asked).endswith(b"0")
+    finally:
+        await server.close()

@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Self, cast
 
-import httpx
+import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.gateway.edge.bodies import PICKLE
+from astraflow.gateway.edge.peers import DialRules, Peer
 from astraflow.gateway.pickles import pickle_chunks, read_pickle
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _CALL_S = 30.0
 
@@ -16,18 +19,17 @@ _CALL_S = 30.0
 class RaasCalls:
     """One RaaS; every call raises SOURCE_UNREACHABLE, or ENVIRONMENT_FAILED for what it answers."""
 
-    def __init__(self, url: str, *, load_timeout_s: float, max_nbytes: int) -> None:
+    def __init__(self, url: str, *, load_timeout_s: float, dial: DialRules) -> None:
         """Prepare.
 
         Args:
             url: As it registered.
             load_timeout_s: For a load of weights.
-            max_nbytes: Of an answer.
+            dial: Who may be dialled.
         """
         self.url = url.rstrip("/")
         self._load_timeout_s = load_timeout_s
-        self._max_nbytes = max_nbytes
-        self._http = httpx.AsyncClient(base_url=self.url, timeout=_CALL_S)
+        self._peer = Peer(url, dial)
 
     async def __aenter__(self) -> Self:
         """Return it."""
@@ -35,15 +37,16 @@ class RaasCalls:
 
     async def __aexit__(self, *_: object) -> None:
         """Close its connections."""
-        await self._http.aclose()
+        await self._peer.__aexit__()
 
     async def status(self) -> Mapping[str, Any]:
         """Return what it says of itself."""
-        return _mapping((await self._sent("GET", "/status")).json())
+        return await self._peer.ask_json("GET", "/status")
 
     async def available(self) -> int:
         """Return how many more prompts it takes."""
-        return max(0, int(_mapping((await self._sent("GET", "/availability")).json())["available"]))
+        answer = await self._peer.ask_json("GET", "/availability")
+        return max(0, self._number(answer, "available"))
 
     async def register_workflow(self, fields: Mapping[str, Any]) -> None:
         """Name a workflow that it has."""
@@ -53,16 +56,16 @@ class RaasCalls:
         """Give it a prompt; return its number of the task."""
         path = "/eval_submit" if is_eval else "/submit"
         answer = await self._call(path, {"data": dict(data), "workflow_id": workflow_id})
-        return int(_mapping(answer)["task_id"])
+        return self._number(self._mapping(answer), "task_id")
 
     async def pull(self, *, is_eval: bool) -> list[Mapping[str, Any]]:
         """Take what has finished; what is taken here is nowhere else."""
         path = "/eval_pull" if is_eval else "/pull"
         answer = await self._call(path, {"max_items": 64, "timeout": 0.1})
-        items = _mapping(answer).get("items") if is_eval else answer
+        items = self._mapping(answer).get("items") if is_eval else answer
         if not isinstance(items, list):
             raise AstraflowError(Reason.ENVIRONMENT_FAILED, f"{self.url}{path} answers no list")
-        return [_mapping(each) for each in cast("list[Any]", items)]
+        return [self._mapping(each) for each in cast("list[Any]", items)]
 
     async def mark_evals(self, *, are_on: bool) -> None:
         """Say that evaluations begin, or that they have ended."""
@@ -71,7 +74,7 @@ class RaasCalls:
     async def notify_version(self, model_id: str, version: int, sender: str) -> Mapping[str, Any]:
         """Have it load a version; returns once it has, or not."""
         fields = {"model_id": model_id, "version": version, "sender_endpoint": sender}
-        return _mapping(await self._call("/notify_version", fields, self._load_timeout_s))
+        return self._mapping(await self._call("/notify_version", fields, self._load_timeout_s))
 
     async def shutdown(self) -> None:
         """Ask it to end."""
@@ -79,34 +82,25 @@ class RaasCalls:
 
     async def _call(self, path: str, fields: Mapping[str, Any], timeout_s: float = _CALL_S) -> Any:
         body = b"".join(pickle_chunks(fields))
-        answer = await self._sent("POST", path, body, timeout_s)
-        envelope = _mapping(await asyncio.to_thread(read_pickle, answer.content))
+        answer = await self._peer.ask("POST", path, body, kind=PICKLE, timeout_s=timeout_s)
+        envelope = self._mapping(await asyncio.to_thread(read_pickle, memoryview(answer.raw)))
         if not envelope.get("ok"):
-            raise AstraflowError(
-                Reason.ENVIRONMENT_FAILED, f"{self.url}{path} says {envelope.get('error')}"
-            )
+            # Whoever named the RaaS is told that it refuses; what it says is for this log.
+            log.warning("an HTTP RaaS refuses", url=self.url, path=path, why=_short(envelope))
+            raise AstraflowError(Reason.ENVIRONMENT_FAILED, f"{self.url}{path} refuses")
         return envelope.get("result")
 
-    async def _sent(
-        self, method: str, path: str, body: bytes | None = None, timeout_s: float = _CALL_S
-    ) -> httpx.Response:
-        headers = {} if body is None else {"content-type": PICKLE}
-        try:
-            answer = await self._http.request(
-                method, path, content=body, headers=headers, timeout=timeout_s
-            )
-        except httpx.HTTPError as error:
-            raise AstraflowError(
-                Reason.SOURCE_UNREACHABLE, f"{self.url}{path}: {error!r}", retryable=True
-            ) from error
-        if len(answer.content) > self._max_nbytes:
-            raise AstraflowError(
-                Reason.MESSAGE_TOO_LARGE, f"{self.url}{path} answers {len(answer.content)} bytes"
-            )
-        return answer
+    def _mapping(self, value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, dict):
+            raise AstraflowError(Reason.ENVIRONMENT_FAILED, f"{self.url} answers no dict")
+        return cast("Mapping[str, Any]", value)
+
+    def _number(self, fields: Mapping[str, Any], name: str) -> int:
+        value = fields.get(name)
+        if type(value) is not int:
+            raise AstraflowError(Reason.ENVIRONMENT_FAILED, f"{self.url} says no number of {name}")
+        return value
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise AstraflowError(Reason.ENVIRONMENT_FAILED, f"a RaaS answers {type(value).__name__}")
-    return cast("Mapping[str, Any]", value)
+def _short(envelope: Mapping[str, Any]) -> str:
+    return str(envelope.get("error"))[:300]

@@ -100,7 +100,7 @@ class BridgedRaas:
             self._refuse(error)
         except Exception as error:
             log.exception("an HTTP RaaS does not answer as it should", uid=uid)
-            why = f"{uid} does not answer as it should: {error!r}"
+            why = f"{uid} does not answer as it should: {type(error).__name__}"
             self._refuse(AstraflowError(Reason.ENVIRONMENT_FAILED, why))
         finally:
             self._refuse(AstraflowError(Reason.MEMBER_LOST, f"{uid} left before it had joined"))
@@ -118,7 +118,7 @@ class BridgedRaas:
             RaasCalls(
                 self._register.raas_url,
                 load_timeout_s=settings.transfer_timeout_s,
-                max_nbytes=settings.rules.max_nbytes,
+                dial=self._settings.dial,
             )
         )
         status = await self._ready(calls)
@@ -162,9 +162,8 @@ class BridgedRaas:
             if status.get("status") in ("ready", "idle"):
                 return status
             if monotonic() > deadline:
-                raise AstraflowError(
-                    Reason.NOT_READY, f"{calls.url} is {status.get('status')} after {_READY_S:g} s"
-                )
+                why = f"{calls.url} is not ready after {_READY_S:g} s"
+                raise AstraflowError(Reason.NOT_READY, why)
             await asyncio.sleep(_POLL_S)
 
     async def _courier(

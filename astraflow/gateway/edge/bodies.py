@@ -8,27 +8,61 @@ is no tensor as one JSON text under `json` in the metadata.
 import asyncio
 import json
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
-from astraflow.gateway.edge.errors import RefusedError
+from astraflow.gateway.edge.errors import RefusedError, faults_of, json_answer
+from astraflow.gateway.edge.peers import JSON_NBYTES, caller_of, read_json
 from astraflow.gateway.pickles import pickle_chunks, read_pickle
 
 PICKLE: Final = "application/octet-stream"
 JSON: Final = "application/json"
 SAFETENSORS: Final = "application/vnd.safetensors"
 _WRITE_NBYTES: Final = 1 << 20
+# So much of every body needs no room.
+_FREE_NBYTES: Final = 1 << 16
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class BodyRoom:
+    """Bytes of all bodies that are being read: one caller may have a whole one, all two."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._held: Counter[str | None] = Counter()
+
+    def take(self, caller: str | None, nbytes: int, max_nbytes: int) -> None:
+        """Count what came.
+
+        Args:
+            caller: Its host.
+            nbytes: That came.
+            max_nbytes: Of one body.
+
+        Raises:
+            RefusedError: 503 where others take it all.
+        """
+        if self._held[caller] + nbytes > max_nbytes or self._held.total() + nbytes > 2 * max_nbytes:
+            raise RefusedError(503, "other large bodies are being read; send it again")
+        self._held[caller] += nbytes
+
+    def give(self, caller: str | None, nbytes: int) -> None:
+        """Count what is read."""
+        self._held[caller] -= nbytes
+        if not self._held[caller]:
+            del self._held[caller]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +72,14 @@ class BodyRules:
     Attributes:
         reads_pickles: Whether pickled bodies are read (`--legacy-pickle`).
         max_nbytes: Of one.
+        room: What of them is in memory.
         timeout_s: Seconds in which all of a body must come.
         head_timeout_s: Seconds in which a head must come.
     """
 
     reads_pickles: bool = False
-    max_nbytes: int = 256 << 20
+    max_nbytes: int = 64 << 20
+    room: BodyRoom = field(default_factory=BodyRoom)
     timeout_s: float = 60.0
     head_timeout_s: float = 10.0
 
@@ -54,16 +90,16 @@ async def read_body(request: Request, rules: BodyRules) -> dict[str, Any]:
     Raises:
         RefusedError: 413, 408, 415, 400.
     """
-    raw = await _raw(request, rules)
-    if not raw:
-        return {}
     kind = request.headers.get("content-type", PICKLE).partition(";")[0].strip().lower()
-    if kind == JSON:
-        fields = _from_json(raw)
-    elif kind == PICKLE:
-        fields = await _from_pickle(raw, rules)
-    else:
-        raise RefusedError(415, f"a body is {JSON} or {PICKLE}, not {kind}")
+    async with _taken(request, rules) as raw:
+        if not raw:
+            return {}
+        if kind == JSON:
+            fields = await _from_json(raw)
+        elif kind == PICKLE:
+            fields = await _from_pickle(raw, rules)
+        else:
+            raise RefusedError(415, f"a body is {JSON} or {PICKLE}, not {kind}")
     if not isinstance(fields, dict):
         raise RefusedError(400, "the body must be a dict")
     return cast("dict[str, Any]", fields)
@@ -78,37 +114,48 @@ def parse(model: type[Model], fields: Mapping[str, Any]) -> Model:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors()]
-        raise RefusedError(422, "; ".join(faults)) from None
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        raise RefusedError(422, faults_of(faults)) from None
 
 
-async def _raw(request: Request, rules: BodyRules) -> bytes:
+@asynccontextmanager
+async def _taken(request: Request, rules: BodyRules) -> AsyncGenerator[bytearray]:
+    """Read the bytes of a body; they take room until the end of the block.
+
+    Raises:
+        RefusedError: 413, 408, 503.
+    """
     too_large = RefusedError(413, f"a body has at most {rules.max_nbytes} bytes here")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > rules.max_nbytes:
         raise too_large
-    parts: list[bytes] = []
-    nbytes = 0
+    raw, held, caller = bytearray(), 0, caller_of(request)
     try:
         async with asyncio.timeout(rules.timeout_s):
             async for part in request.stream():
-                nbytes += len(part)
-                if nbytes > rules.max_nbytes:
+                if len(raw) + len(part) > rules.max_nbytes:
                     raise too_large
-                parts.append(part)
+                grown = max(0, len(raw) + len(part) - _FREE_NBYTES) - held
+                rules.room.take(caller, grown, rules.max_nbytes)
+                held += grown
+                raw += part
+        yield raw
     except TimeoutError:
         raise RefusedError(408, f"the body did not come in {rules.timeout_s:g} s") from None
-    return b"".join(parts)
+    finally:
+        rules.room.give(caller, held)
 
 
-def _from_json(raw: bytes) -> Any:
+async def _from_json(raw: bytearray) -> Any:
+    if len(raw) > JSON_NBYTES:
+        raise RefusedError(413, f"a body of JSON has at most {JSON_NBYTES} bytes here")
     try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        return await read_json(raw)
+    except ValueError as error:
         raise RefusedError(400, f"the body is no JSON: {error}") from None
 
 
-async def _from_pickle(raw: bytes, rules: BodyRules) -> Any:
+async def _from_pickle(raw: bytearray, rules: BodyRules) -> Any:
     if not rules.reads_pickles:
         raise RefusedError(
             415,
@@ -116,7 +163,7 @@ async def _from_pickle(raw: bytes, rules: BodyRules) -> Any:
             f"(http.legacy_pickle in a recipe); or send {JSON}",
         )
     try:
-        return await asyncio.to_thread(read_pickle, raw)
+        return await asyncio.to_thread(read_pickle, memoryview(raw))
     except AstraflowError as error:
         raise RefusedError(400, error.message) from None
 
@@ -128,6 +175,8 @@ async def answer(request: Request, fields: Mapping[str, Any], *, status: int = 2
         RefusedError: 406 when it accepts none.
     """
     kind = _accepted(request)
+    if kind == JSON:
+        return json_answer(fields, status)
     return Response(b"".join(_encoded(fields, kind)), status, media_type=kind)
 
 
@@ -151,11 +200,6 @@ async def stream_answer(
         ended(False)
         raise
     return _Streamed(chunks, kind, ended)
-
-
-def json_answer(fields: Any, status: int = 200) -> Response:
-    """Return an answer that is JSON whatever the caller accepts, as published."""
-    return JSONResponse(fields, status)
 
 
 def _accepted(request: Request) -> str:

@@ -1,10 +1,12 @@
 """Errors in this edge's convention: a status and `{"error": ...}`."""
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
 from grpc import StatusCode
 from starlette.exceptions import HTTPException
 
@@ -28,6 +30,8 @@ _BY_STATUS: Final = {
 }
 WriteError: TypeAlias = Callable[[Request, int, dict[str, Any]], Awaitable[Response]]
 
+# Of a sentence on what is wrong: a body may have a million wrong fields.
+_TOLD_COUNT: Final = 2000
 _BY_REASON: Final = {Reason.MESSAGE_TOO_LARGE: 413, Reason.RUN_ENDED: 410}
 
 
@@ -50,9 +54,21 @@ def status_of(reason: Reason) -> int:
     return _BY_REASON.get(reason) or _BY_STATUS[STATUS[reason]]
 
 
+def json_answer(fields: Any, status: int = 200) -> Response:
+    """Return an answer that is JSON whatever the caller accepts, as published."""
+    # Escaped: a text of a request may be none of Unicode.
+    return Response(json.dumps(fields), status, media_type="application/json")
+
+
 async def write_json(_: Request, status: int, fields: dict[str, Any]) -> Response:
     """Answer as most endpoints do."""
-    return JSONResponse(fields, status)
+    return json_answer(fields, status)
+
+
+def faults_of(errors: Sequence[Mapping[str, Any]]) -> str:
+    """Return what is wrong with fields, by their names, as pydantic tells it."""
+    told = [f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in errors]
+    return "; ".join(told)[:_TOLD_COUNT]
 
 
 def add_errors(app: FastAPI, write: WriteError = write_json) -> None:
@@ -70,7 +86,14 @@ def add_errors(app: FastAPI, write: WriteError = write_json) -> None:
             answer.headers.update(error.headers)
         return answer
 
-    for kind in (RefusedError, AstraflowError, HTTPException, Exception):
+    for kind in (
+        RefusedError,
+        AstraflowError,
+        HTTPException,
+        RequestValidationError,
+        MemoryError,
+        Exception,
+    ):
         app.add_exception_handler(kind, refused)
 
 
@@ -81,4 +104,8 @@ def _told(error: Exception) -> tuple[int, dict[str, Any]]:
         return status_of(error.reason), {"error": error.message, "reason": str(error.reason)}
     if isinstance(error, HTTPException):
         return error.status_code, {"error": error.detail}
+    if isinstance(error, RequestValidationError):
+        return 422, {"error": faults_of(error.errors())}
+    if isinstance(error, MemoryError):
+        return 503, {"error": "the gateway has no memory for this", "reason": "MEMORY_EXCEEDED"}
     return 500, {"error": "the gateway failed; its log says why"}

@@ -25,6 +25,7 @@ TORCH_NAMES: Final[Mapping[str, Dtype]] = {
     "int64": Dtype.I64,
 }
 _NAMES: Final = {dtype: f"torch.{name}" for name, dtype in TORCH_NAMES.items()}
+_DIMENSIONS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,30 +91,47 @@ class BufferPlan:
         return {"single_buffer_length": self.nbytes, "tensors_meta": tensors}
 
 
-def read_plan(fields: Mapping[str, Any]) -> BufferPlan:
+def read_plan(fields: Mapping[str, Any], max_nbytes: int) -> BufferPlan:
     """Read what a sender answers.
 
+    Args:
+        fields: As published.
+        max_nbytes: Of all tensors.
+
     Raises:
-        AstraflowError: LAYOUT_MISMATCH for what is none, or another length than its tensors'.
+        AstraflowError: LAYOUT_MISMATCH for what is none, or another length than its tensors',
+            MESSAGE_TOO_LARGE.
     """
     try:
         plan = BufferPlan.of(
             [
-                (str(name), TORCH_NAMES[str(dtype).removeprefix("torch.")], tuple(map(int, shape)))
+                (str(name), TORCH_NAMES[str(dtype).removeprefix("torch.")], _shape(shape))
                 for name, (shape, dtype) in fields["tensors_meta"]
             ]
         )
         nbytes = int(fields["single_buffer_length"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise AstraflowError(
-            Reason.LAYOUT_MISMATCH, f"the sender's buffer info is none: {error!r}"
+            Reason.LAYOUT_MISMATCH, f"the sender's buffer info is none: {type(error).__name__}"
         ) from None
-    if plan.nbytes != nbytes or any(n < 0 for each in plan.tensors for n in each.shape):
+    if plan.nbytes != nbytes:
         raise AstraflowError(
             Reason.LAYOUT_MISMATCH,
-            f"the sender's tensors take {plan.nbytes} bytes, its buffer has {nbytes}",
+            f"the sender's tensors take {plan.nbytes} bytes, its buffer has another length",
+        )
+    if nbytes > max_nbytes:
+        raise AstraflowError(
+            Reason.MESSAGE_TOO_LARGE,
+            f"the sender's tensors take {nbytes} bytes, http.max_weights_nbytes is {max_nbytes}",
         )
     return plan
+
+
+def _shape(lengths: Any) -> tuple[int, ...]:
+    shape = tuple(map(int, lengths))
+    if len(shape) > _DIMENSIONS or any(not 0 <= each < 1 << 48 for each in shape):
+        raise ValueError("no shape of a tensor")
+    return shape
 
 
 def _view(flat: np.ndarray, tensor: PlannedTensor) -> np.ndarray:

@@ -2,16 +2,14 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Self
 
-import httpx
 import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.gateway.edge.peers import JSON_NBYTES, DialRules, Peer
 from astraflow.gateway.legacy.plan import BufferPlan, read_plan
 from astraflow.gateway.legacy.receiver import Receiver, receiving
-
-_CALL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +30,19 @@ class Offered:
 class SenderClient:
     """Asks one sender; every call raises SOURCE_UNREACHABLE, SOURCE_TIMEOUT or what it answers."""
 
-    def __init__(self, endpoint: str, *, host: str, timeout_s: float) -> None:
+    def __init__(self, endpoint: str, *, host: str, timeout_s: float, dial: DialRules) -> None:
         """Prepare.
 
         Args:
             endpoint: host:port.
             host: Under which it dials back.
             timeout_s: For a transfer.
+            dial: Who may be dialled.
         """
         self.endpoint = endpoint
         self._host = host
         self._timeout_s = timeout_s
-        self._http = httpx.AsyncClient(base_url=f"http://{endpoint}", timeout=_CALL_S)
+        self._peer = Peer(f"http://{endpoint}", dial)
 
     async def __aenter__(self) -> Self:
         """Return it."""
@@ -51,15 +50,16 @@ class SenderClient:
 
     async def __aexit__(self, *_: object) -> None:
         """Close its connections."""
-        await self._http.aclose()
+        await self._peer.__aexit__()
 
     async def plan(self) -> BufferPlan:
         """Return what its buffer holds."""
-        return read_plan(await self._call("GET", "/get_buffer_info"))
+        fields = await self._peer.ask_json("GET", "/get_buffer_info", max_nbytes=JSON_NBYTES)
+        return await asyncio.to_thread(read_plan, fields, self._peer.dial.max_weights_nbytes)
 
     async def offered(self) -> Offered:
         """Return what it can send."""
-        fields = await self._call("GET", "/get_capabilities")
+        fields = await self._peer.ask_json("GET", "/get_capabilities")
         version = _number(fields, "version")
         if not fields.get("delta_ready") or fields.get("delta_version") != version:
             return Offered(version=version)
@@ -85,12 +85,13 @@ class SenderClient:
                 receiving(buffer, self._host) as receiver,
             ):
                 instance = await self._register(receiver, len(buffer))
-                fields = await self._call(
-                    "POST", "/request_transfer", {"instance_id": instance, "mode": mode}
+                asked = {"instance_id": instance, "mode": mode}
+                fields = await self._peer.ask_json(
+                    "POST", "/request_transfer", asked, timeout_s=self._timeout_s
                 )
                 if not fields.get("ok"):
-                    why = fields.get("reason") or fields.get("error")
-                    raise AstraflowError(Reason.SOURCE_UNREACHABLE, f"no {mode} transfer: {why}")
+                    why = f"the sender at {self.endpoint} refuses a {mode} transfer"
+                    raise AstraflowError(Reason.SOURCE_UNREACHABLE, why)
                 await receiver.ended()
                 return _number(fields, "version"), receiver.nbytes
         except TimeoutError:
@@ -101,7 +102,7 @@ class SenderClient:
 
     async def _register(self, receiver: Receiver, nbytes: int) -> str:
         """Say where pushes go; addresses count from 0, so that they are offsets."""
-        await self._call(
+        await self._peer.ask_json(
             "POST",
             "/register_sglang_instance",
             {
@@ -118,26 +119,9 @@ class SenderClient:
         )
         return f"{self._host}:{receiver.port}"
 
-    async def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        timeout = self._timeout_s if path == "/request_transfer" else _CALL_S
-        try:
-            answer = await self._http.request(method, path, json=body, timeout=timeout)
-            fields = answer.json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise AstraflowError(
-                Reason.SOURCE_UNREACHABLE, f"the sender at {self.endpoint}: {error!r}"
-            ) from error
-        if answer.is_error or not isinstance(fields, dict):
-            raise AstraflowError(
-                Reason.SOURCE_UNREACHABLE, f"the sender at {self.endpoint}{path} says {fields}"
-            )
-        return cast("dict[str, Any]", fields)
-
 
 def _number(fields: dict[str, Any], name: str) -> int:
     value = fields.get(name)
-    if type(value) is not int or value < 0:
-        raise AstraflowError(
-            Reason.SOURCE_UNREACHABLE, f"the sender's {name} is {value!r}, which is no number"
-        )
+    if type(value) is not int or not 0 <= value < 1 << 53:
+        raise AstraflowError(Reason.SOURCE_UNREACHABLE, f"the sender says no number of {name}")
     return value

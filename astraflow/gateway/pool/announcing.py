@@ -2,10 +2,12 @@
 
 import asyncio
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
-import httpx
 import structlog
 
+from astraflow.core.errors import AstraflowError
+from astraflow.gateway.edge.peers import Peer
 from astraflow.gateway.pool.pool import DataflowPool
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -14,6 +16,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 _REGISTER_S: Final = 150.0
 _ASK_S: Final = 10.0
 _LOOK_S: Final = 15.0
+# Some hundred bytes of each RaaS.
+_POOL_NBYTES: Final = 8 << 20
 # A Dataflow that is not told of a pool's end goes on to send it prompts.
 _CONNECT_RETRIES: Final = 3
 
@@ -35,43 +39,46 @@ class Announcer:
 
     async def run(self) -> None:
         """Register, look, register again, until cancelled; then deregister."""
-        again = httpx.AsyncHTTPTransport(retries=_CONNECT_RETRIES)
-        async with httpx.AsyncClient(
-            base_url=self._dataflow, timeout=_ASK_S, transport=again
-        ) as http:
+        # The operator named it: it may be dialled.
+        dial = self._pool.settings.dial.also(urlsplit(self._dataflow).hostname)
+        async with Peer(self._dataflow, dial, retries=_CONNECT_RETRIES) as peer:
             try:
                 while True:
                     await self._pool.desk.until(lambda: self._pool.is_ready, _LOOK_S)
                     if self._pool.is_ready:
-                        await self._keep(http)
+                        await self._keep(peer)
                     await asyncio.sleep(_LOOK_S / 15 if not self._pool.is_ready else _LOOK_S)
             finally:
-                await self._leave(http)
+                await self._leave(peer)
 
-    async def _keep(self, http: httpx.AsyncClient) -> None:
+    async def _keep(self, peer: Peer) -> None:
         try:
-            if not await self._is_known(http):
-                await self._register(http)
-        except (httpx.HTTPError, ValueError) as error:
-            log.warning("the Dataflow does not answer", url=self._dataflow, why=repr(error))
+            if not await self._is_known(peer):
+                await self._register(peer)
+        except AstraflowError as error:
+            log.warning("the Dataflow does not answer", url=self._dataflow, why=error.message)
 
-    async def _is_known(self, http: httpx.AsyncClient) -> bool:
-        fields = cast("dict[str, Any]", (await http.get("/raas_pool")).json())
-        uids = {each.get("uid") for each in fields.get("instances", [])}
-        return self._pool.settings.uid in uids
+    async def _is_known(self, peer: Peer) -> bool:
+        fields = await peer.ask_json("GET", "/raas_pool", timeout_s=_ASK_S, max_nbytes=_POOL_NBYTES)
+        uid, instances = self._pool.settings.uid, fields.get("instances")
+        known = cast("list[Any]", instances) if isinstance(instances, list) else []
+        return any(
+            isinstance(each, dict) and cast("dict[str, Any]", each).get("uid") == uid
+            for each in known
+        )
 
-    async def _register(self, http: httpx.AsyncClient) -> None:
+    async def _register(self, peer: Peer) -> None:
         fields = {
             "uid": self._pool.settings.uid,
             "raas_url": self._url,
             "gpu_count": self._pool.accelerator_count,
         }
-        answer = await http.post("/register_raas", json=fields, timeout=_REGISTER_S)
-        answer.raise_for_status()
+        await peer.ask_json("POST", "/register_raas", fields, timeout_s=_REGISTER_S)
         log.info("registered", dataflow=self._dataflow, uid=self._pool.settings.uid)
 
-    async def _leave(self, http: httpx.AsyncClient) -> None:
+    async def _leave(self, peer: Peer) -> None:
         try:
-            await http.post("/deregister_raas", json={"uid": self._pool.settings.uid})
-        except httpx.HTTPError as error:
-            log.info("the Dataflow was not told", why=repr(error))
+            uid = {"uid": self._pool.settings.uid}
+            await peer.ask_json("POST", "/deregister_raas", uid, timeout_s=_ASK_S)
+        except AstraflowError as error:
+            log.info("the Dataflow was not told", why=error.message)

@@ -15,6 +15,7 @@ from astraflow.core.tasks import TaskPurpose, VersionRange
 from astraflow.dataflow.access import Access
 from astraflow.dataflow.tokens import HubTokens
 from astraflow.gateway.edge.errors import RefusedError
+from astraflow.gateway.edge.peers import DialRules
 from astraflow.gateway.pool.book import OrderBook
 from astraflow.gateway.pool.desk import OrderDesk
 from astraflow.gateway.pool.nodes import Node
@@ -189,24 +190,28 @@ class DataflowPool:
         labels = {policy_id: each.labels for policy_id, each in self._versions.items()}
         return [item_of(order, labels, self.settings.policy_ids) for order in orders]
 
-    async def load(self, asked: LoadVersion) -> dict[str, Any]:
+    async def load(self, asked: LoadVersion, *, caller: str | None) -> dict[str, Any]:
         """Bring a trainer's version to all nodes; return as published, also where that failed.
+
+        Args:
+            asked: What was asked.
+            caller: Host of who asks: it may be dialled.
 
         Raises:
             RefusedError: 404 for a model that is none.
         """
         policy_id = self._policy(asked.model_id)
         try:
-            loaded = await self._load(policy_id, asked)
+            loaded = await self._load(policy_id, asked, self.settings.dial.also(caller))
         except AstraflowError as error:
             log.warning("a version did not come", version=asked.version, why=str(error))
             return {"ok": False, "reason": str(error)}
         return loaded.to_json(policy_id)
 
-    async def _load(self, policy_id: PolicyId, asked: LoadVersion) -> Loaded:
+    async def _load(self, policy_id: PolicyId, asked: LoadVersion, dial: DialRules) -> Loaded:
         """Publish a version, and wait until every node has it."""
         versions = self._versions[policy_id]
-        loaded = await versions.load(asked.version, asked.sender_endpoint)
+        loaded = await versions.load(asked.version, asked.sender_endpoint, dial)
         newest, timeout_s = versions.newest or 0, self.settings.recipe.http.transfer_timeout_s
 
         def late() -> list[str]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from astraflow.gateway.requests import Fields
+from astraflow.gateway.requests import Endpoint, Fields, Version
 
 
 class RegisterWorkflow(Fields):
@@ -38,10 +38,8 @@ class Pull(Fields):
 class LoadVersion(Fields):
     """A trainer has new weights."""
 
-    version: int = Field(ge=0, description="The trainer's own number.")
-    sender_endpoint: str = Field(
-        pattern=r"^[\w.\-\[\]:]+:\d{1,5}$", description="host:port of its weights."
-    )
+    version: Version = Field(description="The trainer's own number.")
+    sender_endpoint: Endpoint = Field(description="host:port of its weights.")
     model_id: str | None = Field(default=None, description="The policy; unset: the only one.")
 
 

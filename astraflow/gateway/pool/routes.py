@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from astraflow import __version__
 from astraflow.core.tasks import TaskPurpose
 from astraflow.gateway.documents import ANSWERS, body_of
 from astraflow.gateway.edge.bodies import answer, parse, read_body, stream_answer
-from astraflow.gateway.edge.errors import add_errors
+from astraflow.gateway.edge.errors import RefusedError, add_errors, json_answer
+from astraflow.gateway.edge.peers import caller_of
 from astraflow.gateway.pool.pool import DataflowPool
 from astraflow.gateway.pool.requests import (
     LoadVersion,
@@ -46,12 +47,12 @@ def look_routes(pool: DataflowPool) -> APIRouter:
     @router.get("/status")
     async def status() -> Response:
         """Say how the pool stands: ready while a node of it has weights."""
-        return JSONResponse(pool.status())
+        return json_answer(pool.status())
 
     @router.get("/availability")
     async def availability() -> Response:
         """Say how many more prompts there is room for."""
-        return JSONResponse(pool.availability())
+        return json_answer(pool.availability())
 
     return router
 
@@ -123,7 +124,7 @@ def steering_routes(pool: DataflowPool, shutdown: Callable[[], None]) -> APIRout
     async def notify_version(request: Request) -> Response:
         """Fetch a version from the trainer's sender; answers once every node samples with it."""
         asked = parse(LoadVersion, await read_body(request, pool.settings.rules))
-        return await _result(request, await pool.load(asked))
+        return await _result(request, await pool.load(asked, caller=caller_of(request)))
 
     @router.post("/shutdown")
     async def end(request: Request) -> Response:
@@ -183,5 +184,8 @@ async def _result(request: Request, result: Any) -> Response:
 async def _refused(request: Request, status: int, fields: dict[str, Any]) -> Response:
     """Answer a fault as published, in the envelope of all answers."""
     if request.method == "GET":
-        return JSONResponse(fields, status)
-    return await answer(request, {"ok": False, **fields}, status=status)
+        return json_answer(fields, status)
+    try:
+        return await answer(request, {"ok": False, **fields}, status=status)
+    except RefusedError:
+        return json_answer({"ok": False, **fields}, status)

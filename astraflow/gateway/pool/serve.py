@@ -15,7 +15,7 @@ from astraflow.gateway.pool.announcing import Announcer
 from astraflow.gateway.pool.pool import DataflowPool
 from astraflow.gateway.pool.routes import pool_app
 from astraflow.gateway.pool.settings import PoolSettings
-from astraflow.gateway.process import stop_event
+from astraflow.gateway.process import stop_event, tls_of
 from astraflow.telemetry.logging import configure_logging
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -53,12 +53,20 @@ async def serve_pool(
     Raises:
         AstraflowError: INVALID_FIELD when it cannot listen there, or weights cannot be read.
     """
-    ended, host = asyncio.Event(), settings.recipe.http.host
+    ended, host, tls = asyncio.Event(), settings.recipe.http.host, tls_of(settings.recipe.http)
     async with DataflowPool(settings) as pool, AsyncExitStack() as exits:
-        app = serve_app(pool_app(pool, ended.set), host=host, rules=settings.rules, port=port)
+        app = serve_app(
+            pool_app(pool, ended.set),
+            host=host,
+            rules=settings.rules,
+            port=port,
+            token=settings.http_token,
+            tls=tls,
+        )
         address = await exits.enter_async_context(app)
+        scheme = "http" if tls is None else "https"
         if dataflow is not None:
-            announcer = Announcer(pool, dataflow=dataflow, url=f"http://{address}")
+            announcer = Announcer(pool, dataflow=dataflow, url=f"{scheme}://{address}")
             await exits.enter_async_context(beside(announcer.run()))
         yield ServingPool(pool=pool, address=address, ended=ended)
 

@@ -11,6 +11,7 @@ from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
 from astraflow.engines.models import first_model
 from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.edge.peers import DialRules
 from astraflow.rpc.tls import Tls
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -27,6 +28,8 @@ class PoolSettings:
         uid: Its name at the Dataflow.
         models: Directory of the first weights by policy; one left out: the recipe's.
         rules: Of bodies.
+        dial: Weight senders that may be dialled.
+        http_token: That callers show; empty: they show none.
         tls: For nodes; None: plain text.
     """
 
@@ -36,6 +39,8 @@ class PoolSettings:
     uid: str = field(default_factory=lambda: f"raas-{uuid4().hex[:6]}")
     models: Mapping[str, Path] = field(default_factory=dict[str, Path])
     rules: BodyRules = field(default_factory=BodyRules)
+    dial: DialRules = field(default_factory=DialRules)
+    http_token: str = field(default="", repr=False)
     tls: Tls | None = None
 
     @property

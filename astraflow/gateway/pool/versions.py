@@ -19,6 +19,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.versions import Source, SourceKind, SourceState, VersionInfo
+from astraflow.gateway.edge.peers import DialRules
 from astraflow.gateway.legacy.copy import SenderCopy
 from astraflow.gateway.legacy.sender_client import SenderClient
 from astraflow.rpc.tls import Tls
@@ -158,8 +159,13 @@ class PoolVersions:
         layout = Layout.of([(name, each.dtype, each.bits.shape) for name, each in stored.items()])
         await self._publish(layout, tensors, label=0)
 
-    async def load(self, label: int, endpoint: str) -> Loaded:
+    async def load(self, label: int, endpoint: str, dial: DialRules) -> Loaded:
         """Publish what the sender calls `label`, or the newer one that it has by now.
+
+        Args:
+            label: The trainer's number.
+            endpoint: host:port of the sender.
+            dial: Who may be dialled.
 
         Returns:
             What was done; nothing, where the pool has what the sender has.
@@ -169,7 +175,7 @@ class PoolVersions:
                 LAYOUT_MISMATCH; what a transfer raises.
         """
         async with self._one_at_a_time:
-            copy = await self._copy_of(endpoint)
+            copy = await self._copy_of(endpoint, dial)
             offered = await copy.offered()
             if label <= offered == self.label:
                 return Loaded(label=offered, is_new=False)
@@ -186,13 +192,13 @@ class PoolVersions:
                 publish_s=perf_counter() - fetched,
             )
 
-    async def _copy_of(self, endpoint: str) -> SenderCopy:
+    async def _copy_of(self, endpoint: str, dial: DialRules) -> SenderCopy:
         """Return the copy of a sender; another one begins from nothing."""
         if self._copy is not None and self._copy.endpoint == endpoint:
             return self._copy
         async with AsyncExitStack() as undo:
             sender = await undo.enter_async_context(
-                SenderClient(endpoint, host=self._host, timeout_s=self._timeout_s)
+                SenderClient(endpoint, host=self._host, timeout_s=self._timeout_s, dial=dial)
             )
             copy = SenderCopy(sender, await sender.plan())
             # From here on it is the copy's.

@@ -1,0 +1,269 @@
+"""Peers that the gateway dials: hosts of a list, and answers that are bounded before they are read.
+
+An answer is taken as it comes on the wire and not beyond its bound. One that is compressed or leads
+elsewhere is refused, and nothing of its content stands in an error: whoever named the peer would
+read through the gateway what it cannot reach itself.
+"""
+
+import asyncio
+import json
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any, Final, Self, cast
+from urllib.parse import urlsplit
+
+import httpx
+from fastapi import Request
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.address import join_address
+
+SMALL_NBYTES: Final = 1 << 20
+"""Of answers that say how a peer stands."""
+JSON_NBYTES: Final = 32 << 20
+"""Of any JSON: its text may take four times as much."""
+
+_CALL_S: Final = 30.0
+# Above it, reading goes to a thread.
+_QUICK_NBYTES: Final = 1 << 16
+# A dict of one field takes 240 bytes, a list 60; a layout of 80,000 tensors fits.
+_MAX_CONTAINERS: Final = 1 << 18
+_MAX_VALUES: Final = 1 << 19
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialRules:
+    """Who may be dialled, and what may come of it.
+
+    Attributes:
+        hosts: Names, addresses and networks (10.0.0.0/8). A name stands for all of its addresses.
+        max_answer_nbytes: Of one answer.
+        max_weights_nbytes: Of the buffer that a weight sender names; nothing is allocated before.
+    """
+
+    hosts: tuple[str, ...] = ("127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+    max_answer_nbytes: int = 256 << 20
+    max_weights_nbytes: int = 1 << 40
+
+    def also(self, caller: str | None) -> "DialRules":
+        """Return these, with the host that a request came from; None: from nowhere known."""
+        return self if caller is None else replace(self, hosts=(*self.hosts, caller))
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """Return where a host is dialled.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE for a name without an address, INVALID_FIELD for a
+                host that is not on the list.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise _unreachable(f"{host}:{port} has no address") from None
+        known = list(dict.fromkeys(str(each[4][0]) for each in found))
+        allowed = known if host in self.hosts else [each for each in known if self._has(each)]
+        if not allowed:
+            why = f"{host}:{port} may not be dialled from here; http.dial lists what may"
+            raise AstraflowError(Reason.INVALID_FIELD, why, metadata={"field": "http.dial"})
+        return allowed
+
+    def _has(self, address: str) -> bool:
+        given = ip_address(address)
+        if isinstance(given, IPv6Address):
+            given = given.ipv4_mapped or given
+        return any(given in network for network in map(_network, self.hosts) if network is not None)
+
+
+def _network(host: str) -> Any:
+    """Return a network, or the one address that it is; None: a name."""
+    try:
+        return ip_network(host, strict=False)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerAnswer:
+    """What a peer answered.
+
+    Attributes:
+        status: Of HTTP.
+        raw: The body, as it came.
+    """
+
+    status: int
+    raw: bytes | bytearray
+
+
+class Peer:
+    """One peer; every call raises SOURCE_UNREACHABLE, SOURCE_TIMEOUT, MESSAGE_TOO_LARGE.
+
+    Attributes:
+        url: Without a slash at its end.
+        dial: Who may be dialled.
+    """
+
+    def __init__(self, url: str, dial: DialRules, *, retries: int = 0) -> None:
+        """Prepare; nothing is dialled.
+
+        Args:
+            url: http://host:port, with or without a path.
+            dial: Who may be dialled.
+            retries: Of a connection that does not come about.
+        """
+        self.url = url.rstrip("/")
+        self.dial = dial
+        parts = urlsplit(self.url)
+        self._scheme, self._netloc, self._path = parts.scheme, parts.netloc, parts.path
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._scheme == "https" else 80)
+        # A proxy of the environment would dial whom it likes.
+        again = httpx.AsyncHTTPTransport(retries=retries, trust_env=False)
+        self._http = httpx.AsyncClient(transport=again, trust_env=False)
+
+    async def __aenter__(self) -> Self:
+        """Return it."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close its connections."""
+        await self._http.aclose()
+
+    async def ask_json(
+        self,
+        method: str,
+        path: str,
+        fields: Any = None,
+        *,
+        timeout_s: float = _CALL_S,
+        max_nbytes: int = SMALL_NBYTES,
+    ) -> dict[str, Any]:
+        """Return the dict that a peer answers.
+
+        Args:
+            method: GET or POST.
+            path: Behind the url.
+            fields: Sent as JSON; None: no body.
+            timeout_s: For all of it.
+            max_nbytes: Of the answer.
+        """
+        body = None if fields is None else json.dumps(fields).encode()
+        answer = await self.ask(
+            method, path, body, timeout_s=timeout_s, max_nbytes=min(max_nbytes, JSON_NBYTES)
+        )
+        if answer.status // 100 != 2:
+            raise _unreachable(f"{self.url}{path} answers with status {answer.status}")
+        try:
+            found = await read_json(answer.raw)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise _unreachable(f"{self.url}{path} answers what is no dict of JSON")
+        return cast("dict[str, Any]", found)
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        kind: str = "application/json",
+        timeout_s: float = _CALL_S,
+        max_nbytes: int | None = None,
+    ) -> PeerAnswer:
+        """Return what a peer answers.
+
+        Args:
+            method: GET or POST.
+            path: Behind the url.
+            body: None: none.
+            kind: Content type of the body.
+            timeout_s: For all of it.
+            max_nbytes: Of the answer; None: of the rules.
+        """
+        headers = {"host": self._netloc, "accept-encoding": "identity"}
+        if body is not None:
+            headers["content-type"] = kind
+        bound = self.dial.max_answer_nbytes if max_nbytes is None else max_nbytes
+        asked = self._http.build_request(
+            method,
+            "http://unset",
+            content=body,
+            headers=headers,
+            timeout=None,  # the caller's is for all of it
+            extensions={"sni_hostname": self._host},
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                *others, last = await self.dial.addresses(self._host, self._port)
+                for address in others:
+                    with suppress(httpx.ConnectError):
+                        return await self._sent(asked, address, path, bound)
+                return await self._sent(asked, last, path, bound)
+        except TimeoutError:
+            why = f"{self.url}{path} took more than {timeout_s:g} s"
+            raise AstraflowError(Reason.SOURCE_TIMEOUT, why, retryable=True) from None
+        except httpx.HTTPError as error:
+            # Its text may be what the peer said.
+            raise _unreachable(f"{self.url}{path}: {type(error).__name__}") from None
+
+    async def _sent(self, asked: httpx.Request, address: str, path: str, bound: int) -> PeerAnswer:
+        """Ask at one address, and take no more than the bound."""
+        where = join_address(address, self._port)
+        asked.url = httpx.URL(f"{self._scheme}://{where}{self._path}{path}")
+        answer = await self._http.send(asked, stream=True)
+        try:
+            if answer.headers.get("content-encoding", "identity") != "identity":
+                raise _unreachable(f"{self.url}{path} compresses what was asked for as it is")
+            if answer.is_redirect:
+                raise _unreachable(f"{self.url}{path} leads elsewhere, which is not followed")
+            too_large = AstraflowError(
+                Reason.MESSAGE_TOO_LARGE, f"{self.url}{path} answers more than {bound} bytes"
+            )
+            if int(answer.headers.get("content-length", 0)) > bound:
+                raise too_large
+            raw, count = bytearray(), 0
+            async for part in answer.aiter_raw():
+                raw += part
+                count += 1
+                if len(raw) > bound:
+                    raise too_large
+                if count > 4096 + len(raw) // 64:
+                    raise _unreachable(f"{self.url}{path} answers in crumbs")
+                # Parts that are here already come without a wait.
+                await asyncio.sleep(0)
+            return PeerAnswer(status=answer.status_code, raw=raw)
+        finally:
+            await answer.aclose()
+
+
+def caller_of(request: Request) -> str | None:
+    """Return the host that a request came from; None: it is not known."""
+    return None if request.client is None else request.client.host
+
+
+async def read_json(raw: bytes | bytearray) -> Any:
+    """Return the value of a JSON text, read off the event loop where it is large.
+
+    Raises:
+        ValueError: It is none, or of more values than anything here has.
+    """
+    if len(raw) < _QUICK_NBYTES:
+        return _from_json(raw)
+    return await asyncio.to_thread(_from_json, raw)
+
+
+def _from_json(raw: bytes | bytearray) -> Any:
+    if raw.count(b"[") + raw.count(b"{") > _MAX_CONTAINERS or raw.count(b",") > _MAX_VALUES:
+        raise ValueError("it has too many values")
+    try:
+        return json.loads(raw)
+    except RecursionError:
+        raise ValueError("it is too deep") from None
+
+
+def _unreachable(why: str) -> AstraflowError:
+    return AstraflowError(Reason.SOURCE_UNREACHABLE, why, retryable=True)
