@@ -12,7 +12,7 @@ from astraflow.core.errors import AstraflowError
 from astraflow.gateway.documents import body_of
 from astraflow.gateway.edge.bodies import BodyRules, json_answer, parse, read_body
 from astraflow.gateway.edge.errors import RefusedError, add_errors
-from astraflow.gateway.legacy.held import HeldVersion, Sender
+from astraflow.gateway.legacy.held import Offer, Sender
 from astraflow.gateway.legacy.pusher import Instance, Pusher
 from astraflow.gateway.requests import Fields
 
@@ -35,18 +35,17 @@ def sender_app(sender: Sender, pusher: Pusher, rules: BodyRules) -> FastAPI:
 def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules) -> APIRouter:
     """Return the endpoints of one sender."""
     router = APIRouter(tags=["RaaS to Trainer"])
-    instances: dict[str, Instance] = {}
     sending = asyncio.Lock()
 
     @router.get("/get_version")
     async def get_version() -> Response:
         """Return the version that is sent."""
-        return json_answer({"version": sender.require().version})
+        return json_answer({"version": sender.require().number})
 
     @router.get("/get_buffer_info")
     async def get_buffer_info() -> Response:
         """Return the tensors in the order in which they are sent; 503 before there are any."""
-        return json_answer(sender.require().plan.to_json())
+        return json_answer(sender.require().held.plan.to_json())
 
     @router.get("/get_capabilities")
     async def get_capabilities() -> Response:
@@ -58,14 +57,19 @@ def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules) -> APIRouter
         """Register a receiver: where pushes and the completion message go."""
         instance = parse(Instance, await read_body(request, rules))
         _ = instance.addresses
-        instances[instance.instance_id] = instance
+        nbytes = sender.require().held.plan.nbytes
+        if instance.buffer_length != nbytes:
+            why = f"the weights take {nbytes} bytes, the buffer has {instance.buffer_length}"
+            raise RefusedError(422, f"buffer_length: {why}")
+        pusher.receivers[sender.policy_id, instance.instance_id] = instance
         return json_answer(
             {
                 "trainer_global_rank": 0,
                 "trainer_world_size": 1,
-                "trainer_session_ids": [],
+                # Receivers ask again until this is not empty; they use it for nothing else.
+                "trainer_session_ids": [[sender.policy_id]],
                 "trainer_buffer_ptr": 0,
-                "trainer_buffer_length": sender.require().plan.nbytes,
+                "trainer_buffer_length": nbytes,
                 "trainer_hostname": "",
                 "trainer_rpc_port": 0,
             }
@@ -75,63 +79,56 @@ def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules) -> APIRouter
     async def request_transfer(request: Request) -> Response:
         """Push weights to a receiver; answers once it has acknowledged every byte."""
         asked = parse(RequestTransfer, await read_body(request, rules))
-        instance = _instance(instances, asked.instance_id)
+        # Names of a receiver in answers of published ones have the scheme.
+        instance_id = asked.instance_id.removeprefix("http://")
+        instance = pusher.receivers.get((sender.policy_id, instance_id))
+        if instance is None:
+            why = f"{instance_id} is not registered: POST /register_sglang_instance"
+            raise RefusedError(404, why)
         async with sending:
-            return json_answer(await _transfer(sender.require(), instance, asked.mode, pusher))
+            return json_answer(await _transfer(sender, instance, asked.mode, pusher))
 
     return router
 
 
-def _instance(instances: dict[str, Instance], instance_id: str) -> Instance:
-    known = instances.get(instance_id)
-    if known is None and len(instances) == 1:
-        # The published description does not say what receivers call themselves.
-        [known] = instances.values()
-    if known is None:
-        raise RefusedError(404, f"{instance_id} is not registered: POST /register_sglang_instance")
-    return known
-
-
 async def _transfer(
-    held: HeldVersion, instance: Instance, mode: str, pusher: Pusher
+    sender: Sender, instance: Instance, mode: str, pusher: Pusher
 ) -> dict[str, Any]:
-    payload = held.flat if mode == "full" else held.delta
+    offer = sender.require()
+    payload = offer.held.flat if mode == "full" else offer.delta
     if payload is None:
-        why = f"version {held.version} has no delta from the one before"
+        why = f"version {offer.number} has no delta from what this receiver holds"
         return {"ok": False, "fallback": "full", "reason": why}
-    if len(payload) > instance.buffer_length:
-        why = f"{len(payload)} bytes do not fit a buffer of {instance.buffer_length}"
-        return {"ok": False, "error": why}
     try:
         await pusher.send(instance, payload)
     except AstraflowError as error:
         return {"ok": False, "error": error.message}
-    answer: dict[str, Any] = {"ok": True, "version": held.version, "mode": mode}
-    return answer | (_delta(held) | {"compute_time": 0.0} if mode == "delta" else {})
+    sender.pushed = offer.number
+    answer: dict[str, Any] = {"ok": True, "version": offer.number, "mode": mode}
+    if mode == "full":
+        return answer
+    return answer | {
+        "delta_base_version": offer.base,
+        "delta_size": len(payload),
+        "sparsity": _sparsity(offer),
+        "num_nonzero": offer.held.changed_count,
+        "compute_time": 0.0,
+    }
 
 
-def _capabilities(held: HeldVersion) -> dict[str, Any]:
-    known: dict[str, Any] = {"strategies": ["full", "delta"], "version": held.version}
-    if held.delta is None:
+def _capabilities(offer: Offer) -> dict[str, Any]:
+    known: dict[str, Any] = {"strategies": ["full", "delta"], "version": offer.number}
+    if offer.delta is None:
         return known | {"delta_ready": False}
     return known | {
         "delta_ready": True,
-        "delta_base_version": held.version - 1,
-        "delta_version": held.version,
-        "delta_sparsity": _sparsity(held),
-        "delta_num_nonzero": held.changed_count,
-        "delta_size_bytes": len(held.delta),
+        "delta_base_version": offer.base,
+        "delta_version": offer.number,
+        "delta_sparsity": _sparsity(offer),
+        "delta_num_nonzero": offer.held.changed_count,
+        "delta_size_bytes": len(offer.delta),
     }
 
 
-def _delta(held: HeldVersion) -> dict[str, Any]:
-    return {
-        "delta_base_version": held.version - 1,
-        "delta_size": 0 if held.delta is None else len(held.delta),
-        "sparsity": _sparsity(held),
-        "num_nonzero": held.changed_count,
-    }
-
-
-def _sparsity(held: HeldVersion) -> float:
-    return 1.0 - held.changed_count / max(1, held.plan.nbytes // 2)
+def _sparsity(offer: Offer) -> float:
+    return 1.0 - offer.held.changed_count / max(1, offer.held.plan.nbytes // 2)

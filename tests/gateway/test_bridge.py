@@ -36,8 +36,8 @@ async def test_a_raas_serves_a_run(serving, raas, sender, step_count):
         [account] = run.accounts()
     assert account.trained_count == 4 * step_count
     assert {"full", "delta"} >= set(raas.pulls)
-    for version, held in raas.history.items():
-        assert held == weights_of(version).tobytes()
+    for number, held in raas.history.items():
+        assert held == weights_of(number - 1).tobytes()
 
 
 @pytest.mark.slow
@@ -49,9 +49,27 @@ async def test_every_version_can_be_pulled_as_a_delta(serving, raas, sender):
             await asyncio.to_thread(trainer.batch, version)
             sender.hold(version + 1, weights_of(version + 1))
             await asyncio.to_thread(trainer.notify_version, version + 1)
-            await until_loaded(raas, version + 1)
+            await until_loaded(raas, version + 2)
     assert raas.pulls == ["full", *["delta"] * 6]
-    assert raas.history == {v: weights_of(v).tobytes() for v in range(7)}
+    assert raas.history == {v + 1: weights_of(v).tobytes() for v in range(7)}
+
+
+async def test_what_a_raas_of_another_run_holds_is_never_live(serving, sender):
+    """It says of every version up to its own that it need not be pulled."""
+    raas = PeerRaas(version=50)
+    try:
+        async with serving(step_count=2, node=False) as (run, gateway):
+            registering = asyncio.create_task(register(gateway, raas))
+            await asyncio.to_thread(train, PeerTrainer(gateway.address, sender), 2)
+            await registering
+            await run.finish()
+            [account] = run.accounts()
+    finally:
+        raas.close()
+    assert account.trained_count == 8
+    assert raas.history
+    assert min(raas.history) > 50
+    assert weights_of(0).tobytes() in raas.history.values()
 
 
 async def start(gateway, raas, sender):

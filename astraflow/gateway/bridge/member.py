@@ -169,7 +169,7 @@ class BridgedRaas:
     async def _courier(
         self, stack: AsyncExitStack, policy_id: PolicyId, status: Mapping[str, Any]
     ) -> VersionCourier:
-        sender = Sender()
+        sender = Sender(policy_id)
         host, rules = self._settings.host, self._settings.rules
         app = sender_app(sender, self._pusher, rules)
         endpoint = await stack.enter_async_context(serve_app(app, host=host, rules=rules))

@@ -35,28 +35,37 @@ def failed(task: RolloutTask, failure: Failure) -> TaskYield:
 
 
 def yield_of(
-    task: RolloutTask, item: Mapping[str, Any], policy_ids: Sequence[PolicyId]
+    task: RolloutTask, item: Mapping[str, Any], versions: Mapping[PolicyId, Mapping[int, int]]
 ) -> TaskYield:
     """Read an item of /pull.
 
     Args:
         task: That it answers.
-        item: {task_id, result, ok}.
-        policy_ids: Of the workflow; `model_ids` of sequences count in their order.
+        item: {task_id, result}; the result of one that failed is {ok: False, error}.
+        versions: The version of every number that tokens may have, for the policies of the
+            workflow; `model_ids` of sequences count in their order.
     """
     result = item.get("result")
-    if not item.get("ok") or not isinstance(result, Mapping):
-        why = item.get("error") or ("it rejected the prompt" if item.get("ok") else repr(result))
-        return failed(task, Failure(reason=Reason.ENVIRONMENT_FAILED, message=f"the RaaS: {why}"))
+    if not isinstance(result, Mapping):
+        return _environment_failed(task, "it rejected the prompt")
+    fields = cast("Mapping[str, Any]", result)
+    if not fields.get("ok", True):
+        return _environment_failed(task, str(fields.get("error")))
     try:
-        return _read(task, cast("Mapping[str, Any]", result), policy_ids)
+        return _read(task, fields, versions)
     except (AstraflowError, KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
         why = f"the RaaS returned what is no result: {error!r}"
         return failed(task, Failure(reason=Reason.ROLLOUT_INVALID, message=why))
 
 
+def _environment_failed(task: RolloutTask, why: str) -> TaskYield:
+    return failed(task, Failure(reason=Reason.ENVIRONMENT_FAILED, message=f"the RaaS: {why}"))
+
+
 def _read(
-    task: RolloutTask, result: Mapping[str, Any], policy_ids: Sequence[PolicyId]
+    task: RolloutTask,
+    result: Mapping[str, Any],
+    versions: Mapping[PolicyId, Mapping[int, int]],
 ) -> TaskYield:
     rewards = np.asarray(result["rewards"], np.float64).reshape(-1)
     metrics = _numbers(result.get("agent_metrics"))
@@ -79,7 +88,7 @@ def _read(
                 outcome=Outcome.SCORED,
                 reward=float(rewards[place]),
                 trajectories=tuple(
-                    _trajectory(task, f"{rollout_id}-{number}", number, sequence, policy_ids)
+                    _trajectory(task, f"{rollout_id}-{number}", number, sequence, versions)
                     for number, sequence in enumerate(given["sequences"])
                 ),
                 metrics=metrics | _numbers(given.get("stats")),
@@ -94,15 +103,22 @@ def _trajectory(
     name: str,
     number: int,
     sequence: Mapping[str, Any],
-    policy_ids: Sequence[PolicyId],
+    versions: Mapping[PolicyId, Mapping[int, int]],
 ) -> Trajectory:
-    """Read a sequence: tensors [1, L]; what attention_mask hides is padding."""
+    """Read a sequence: tensors [1, L]; what attention_mask hides is padding.
+
+    Raises:
+        ValueError: Tokens were sampled with weights that were not pulled from here.
+    """
     tokens = _row(sequence["input_ids"], np.int32)
     there = _row(sequence.get("attention_mask", np.ones(len(tokens))), np.bool_)
     sampled = _row(sequence["loss_mask"], np.bool_) & there
     logprobs = np.where(sampled, _row(sequence["logprobs"], np.float32), np.float32(0))
-    versions = _row(sequence["versions"], np.int64)
-    policy_id = _policy(sequence.get("model_ids"), policy_ids)
+    policy_id = _policy(sequence.get("model_ids"), tuple(versions))
+    numbers = _row(sequence["versions"], np.int64)[sampled]
+    known = versions[policy_id]
+    if unknown := set(numbers.tolist()) - known.keys():
+        raise ValueError(f"tokens of {policy_id} of version {min(unknown)}, which it never pulled")
     rewards = sequence.get("rewards")
     return Trajectory(
         trajectory_id=TrajectoryId(name),
@@ -110,7 +126,7 @@ def _trajectory(
         tokens=tokens[there],
         sampled_mask=sampled[there],
         logprobs=np.minimum(logprobs[there], np.float32(0)),
-        version_spans=spans_of(versions[sampled]),
+        version_spans=spans_of(np.array([known[each] for each in numbers.tolist()], np.int64)),
         sampling=task.sampling[policy_id],
         finish_reason=FinishReason.STOP,
         segment_index=number,

@@ -1,6 +1,7 @@
 """Versions on their way to an HTTP RaaS: pulled here, sent on the published lane, reported."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from astraflow.core.ids import PolicyId, TaskId
 from astraflow.core.tasks import VersionRange
 from astraflow.core.versions import VersionInfo, VersionReport, VersionState
 from astraflow.gateway.bridge.calls import RaasCalls
-from astraflow.gateway.legacy.held import Sender, WeightDesk
+from astraflow.gateway.legacy.held import Offer, Sender, WeightDesk
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -24,11 +25,13 @@ class VersionCourier:
     """Keeps one policy of one RaaS at the newest version.
 
     While the RaaS loads a version, its sender serves that one and no other: what it labels is what
-    it got.
+    it got. It loads nothing whose number is not above that of what it has, and starts at 0 with
+    weights of its own: versions are told to it under numbers that only rise, from 1.
 
     Attributes:
-        live: The version that the RaaS samples with; None: none of this run.
+        live: The version that the RaaS samples with; None: none that it is known to have pulled.
         moved: Told whenever `live` is another one.
+        versions: What it pulled: the version of every number that its tokens may have.
     """
 
     def __init__(
@@ -51,6 +54,10 @@ class VersionCourier:
         """
         self.live: int | None = None
         self.moved = asyncio.Condition()
+        self.versions: dict[int, int] = {}
+        # Numbers: the last that it was told, and the one that `live` has.
+        self._told = 0
+        self._number: int | None = None
         self._policy_id = policy_id
         self._model_id = model_id
         self._desk = desk
@@ -132,14 +139,24 @@ class VersionCourier:
             lambda: client.versions.versions(self._policy_id),
             client.keeper.session.transfer_token,
         )
-        self._sender.held = held
-        answer = await calls.notify_version(self._model_id, held.version, self._endpoint)
-        if not answer.get("ok") or _version_in(answer) not in (None, held.version):
+        self._told += 1
+        base = self._number if self.live == held.version - 1 else None
+        offer = Offer(held=held, number=self._told, base=base)
+        self._sender.offer, self._sender.pushed = offer, None
+        answer = await calls.notify_version(self._model_id, offer.number, self._endpoint)
+        if answer.get("pulled") is False and answer.get("ok"):
+            # It has a higher number, of this run or of another: what it samples with is unknown.
+            self.live, self._told = None, _local_in(answer) or 2 * offer.number
+            why = f"had weights of a number above {offer.number}, which nobody can vouch for"
+            raise AstraflowError(Reason.APPLY_FAILED, f"{calls.url} {why}; it is told a higher one")
+        if not answer.get("ok") or {self._sender.pushed, _version_in(answer)} != {offer.number}:
             raise AstraflowError(
                 Reason.APPLY_FAILED,
-                f"{calls.url} was told of version {held.version} and answers {dict(answer)}",
+                f"{calls.url} was told of version {held.version} as {offer.number}, got "
+                f"{self._sender.pushed} and answers {dict(answer)}",
             )
-        self.live = held.version
+        self.live, self._number = held.version, offer.number
+        self.versions[offer.number] = held.version
         return held.version
 
     async def _loaded(self) -> None:
@@ -149,8 +166,12 @@ class VersionCourier:
 
 
 def _version_in(answer: Mapping[str, Any]) -> object:
-    """Return the version that was pulled, or else named; None: the answer says neither."""
+    """Return the number that was pulled."""
     pulled = answer.get("pull_result")
-    if isinstance(pulled, dict):
-        return cast("Mapping[str, Any]", pulled).get("version")
-    return answer.get("version")
+    return cast("Mapping[str, Any]", pulled).get("version") if isinstance(pulled, dict) else None
+
+
+def _local_in(answer: Mapping[str, Any]) -> int:
+    """Return the number that the RaaS says it has; 0: it does not say."""
+    found = re.search(r"local=(\d{1,18})\b", str(answer.get("reason")))
+    return int(found[1]) if found else 0

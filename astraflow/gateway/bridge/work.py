@@ -165,8 +165,9 @@ class BridgeWork:
         if task is None:
             return
         policies = self._workflows[task.workflow_id].policy_ids
+        versions = {policy_id: self._couriers[policy_id].versions for policy_id in policies}
         is_wanted = task.task_id not in self._cancelled
-        came = yield_of(task, item, policies) if is_wanted else failed(task, _CANCELLED)
+        came = yield_of(task, item, versions) if is_wanted else failed(task, _CANCELLED)
         for rollout in came.rollouts:
             self._client.rollouts.send(rollout)
         self._client.rollouts.close_task(

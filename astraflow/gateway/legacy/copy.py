@@ -77,7 +77,7 @@ class SenderCopy:
 
     async def _fetch(self, label: int) -> None:
         self._held = None
-        version, nbytes = await self._sender.fetch(self._flat, "full")
+        version, nbytes = await self._sender.fetch(self._flat, "full", self.plan.nbytes)
         _require(version, label)
         if nbytes != len(self._flat):
             raise AstraflowError(
@@ -86,8 +86,8 @@ class SenderCopy:
         self.is_full, self.nbytes = True, nbytes
 
     async def _fetch_delta(self, label: int, nbytes: int) -> None:
-        delta = np.zeros(max(nbytes, 1), np.uint8)
-        version, received = await self._sender.fetch(delta, "delta")
+        delta = np.zeros(min(nbytes, self.plan.nbytes), np.uint8)
+        version, received = await self._sender.fetch(delta, "delta", self.plan.nbytes)
         _require(version, label)
         await asyncio.to_thread(apply_delta, self._flat, delta[:received])
         self.is_full, self.nbytes = False, received

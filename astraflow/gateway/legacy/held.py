@@ -109,22 +109,52 @@ def _held(
     return HeldVersion(version=version, plan=plan, flat=flat, delta=delta, changed_count=changed)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Offer:
+    """A version under the number that one receiver knows it by.
+
+    Attributes:
+        held: The version.
+        number: What the receiver is told; it counts from 1.
+        base: The number of what `held.delta` changes; None: the receiver does not hold that.
+    """
+
+    held: HeldVersion
+    number: int
+    base: int | None = None
+
+    @property
+    def delta(self) -> np.ndarray | None:
+        """What the receiver can apply to what it holds, u8[...]."""
+        return None if self.base is None else self.held.delta
+
+
 class Sender:
     """What one receiver is served: the version that it was told of, until it is told of another.
 
     Attributes:
-        held: None: nothing yet.
+        policy_id: Whose weights.
+        offer: None: nothing yet.
+        pushed: The number of the last version of which the receiver acknowledged every byte; None:
+            of none.
     """
 
-    def __init__(self) -> None:
-        self.held: HeldVersion | None = None
+    def __init__(self, policy_id: PolicyId) -> None:
+        """Serve nothing yet.
 
-    def require(self) -> HeldVersion:
+        Args:
+            policy_id: Whose weights.
+        """
+        self.policy_id = policy_id
+        self.offer: Offer | None = None
+        self.pushed: int | None = None
+
+    def require(self) -> Offer:
         """Return what is served.
 
         Raises:
             AstraflowError: NOT_READY before the first version.
         """
-        if self.held is None:
+        if self.offer is None:
             raise AstraflowError(Reason.NOT_READY, "no version has come yet; ask again")
-        return self.held
+        return self.offer

@@ -24,7 +24,7 @@ TORCH_NAMES: Final[Mapping[str, Dtype]] = {
     "int32": Dtype.I32,
     "int64": Dtype.I64,
 }
-_NAMES: Final = {dtype: f"torch.{name}" for name, dtype in TORCH_NAMES.items()}
+_NAMES: Final = {dtype: name for name, dtype in TORCH_NAMES.items()}
 _DIMENSIONS: Final = 16
 
 

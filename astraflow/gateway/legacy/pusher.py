@@ -10,6 +10,7 @@ import zmq.asyncio
 from pydantic import Field
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
 from astraflow.gateway.legacy.frames import PUSH_ACK, PUSH_HEAD
 from astraflow.gateway.requests import Fields
 
@@ -61,7 +62,12 @@ class Instance(Fields):
 
 
 class Pusher:
-    """Sends transfers; one ZMQ context serves all."""
+    """Sends transfers; one ZMQ context serves all.
+
+    Attributes:
+        receivers: By policy and instance id. A receiver registers once, with the first sender that
+            it is told of, and pulls from every later one.
+    """
 
     def __init__(self, *, timeout_s: float) -> None:
         """Prepare.
@@ -69,6 +75,7 @@ class Pusher:
         Args:
             timeout_s: For one transfer.
         """
+        self.receivers: dict[tuple[PolicyId, str], Instance] = {}
         self._timeout_s = timeout_s
         self._context = zmq.asyncio.Context()
 
@@ -81,17 +88,18 @@ class Pusher:
         self._context.destroy(linger=0)
 
     async def send(self, instance: Instance, payload: np.ndarray) -> None:
-        """Push all of a payload, u8[n], and say that it is there, or that it is not.
+        """Push all of a payload, u8[n], and say that it is there.
+
+        Nothing is said of one that failed: the receiver, which has the answer to its request, would
+        take the message for that of its next transfer.
 
         Raises:
             AstraflowError: SOURCE_UNREACHABLE, SOURCE_TIMEOUT.
         """
-        status = b"1"
         try:
             async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as group:
                 for address, start, stop in _shares(instance.addresses, len(payload)):
                     group.create_task(_push(address, start, payload[start:stop].data))
-            status = b"0"
         except TimeoutError:
             raise AstraflowError(
                 Reason.SOURCE_TIMEOUT, f"a transfer took more than {self._timeout_s:g} s"
@@ -99,15 +107,14 @@ class Pusher:
         except BaseExceptionGroup as errors:
             why = f"{instance.instance_id} took no transfer: {errors.exceptions[0]}"
             raise AstraflowError(Reason.SOURCE_UNREACHABLE, why) from None
-        finally:
-            await self._tell(instance, status)
+        await self._tell(instance)
 
-    async def _tell(self, instance: Instance, status: bytes) -> None:
+    async def _tell(self, instance: Instance) -> None:
         messages: Any = self._context.socket(zmq.PUSH)
         messages.setsockopt(zmq.LINGER, _LINGER_MS)
         try:
             messages.connect(instance.message_address)
-            await messages.send_multipart([b"0", status])
+            await messages.send_multipart([b"0", b"0"])
         finally:
             messages.close()
 

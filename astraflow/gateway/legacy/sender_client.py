@@ -42,6 +42,7 @@ class SenderClient:
         self.endpoint = endpoint
         self._host = host
         self._timeout_s = timeout_s
+        self._port = 0
         self._peer = Peer(f"http://{endpoint}", dial)
 
     async def __aenter__(self) -> Self:
@@ -69,12 +70,14 @@ class SenderClient:
             delta_nbytes=_number(fields, "delta_size_bytes"),
         )
 
-    async def fetch(self, buffer: np.ndarray, mode: str) -> tuple[int, int]:
+    async def fetch(self, buffer: np.ndarray, mode: str, nbytes: int) -> tuple[int, int]:
         """Have a transfer pushed into a buffer.
 
         Args:
             buffer: u8[n], from whose start on it comes.
             mode: full or delta.
+            nbytes: Of the full weights: published senders take no receiver with another number,
+                for a delta neither.
 
         Returns:
             The version that the sender says it sent, and how many bytes came.
@@ -84,7 +87,7 @@ class SenderClient:
                 asyncio.timeout(self._timeout_s),
                 receiving(buffer, self._host) as receiver,
             ):
-                instance = await self._register(receiver, len(buffer))
+                instance = await self._register(receiver, nbytes)
                 asked = {"instance_id": instance, "mode": mode}
                 fields = await self._peer.ask_json(
                     "POST", "/request_transfer", asked, timeout_s=self._timeout_s
@@ -101,13 +104,17 @@ class SenderClient:
             ) from None
 
     async def _register(self, receiver: Receiver, nbytes: int) -> str:
-        """Say where pushes go; addresses count from 0, so that they are offsets."""
+        """Say where pushes go; addresses count from 0, so that they are offsets.
+
+        The name stays: published senders keep a socket for every one that they ever heard.
+        """
+        self._port = self._port or receiver.port
         await self._peer.ask_json(
             "POST",
             "/register_sglang_instance",
             {
                 "sglang_http_host": self._host,
-                "sglang_http_port": receiver.port,
+                "sglang_http_port": self._port,
                 "session_ids": [f"{self._host}:{receiver.port}"],
                 "buffer_ptr": 0,
                 "buffer_length": nbytes,
@@ -117,7 +124,7 @@ class SenderClient:
                 "sender_group_index": 0,
             },
         )
-        return f"{self._host}:{receiver.port}"
+        return f"{self._host}:{self._port}"
 
 
 def _number(fields: dict[str, Any], name: str) -> int:

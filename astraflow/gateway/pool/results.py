@@ -16,7 +16,7 @@ _PASSED_ON = ("query_id", "source")
 
 
 def item_of(order: Order, labels: Labels, policy_ids: Sequence[PolicyId]) -> dict[str, Any]:
-    """Return {task_id, result, ok}, with why it failed where it has.
+    """Return {task_id, result}; the result of one that failed is {ok: False, error}.
 
     Args:
         order: That has ended.
@@ -25,7 +25,7 @@ def item_of(order: Order, labels: Labels, policy_ids: Sequence[PolicyId]) -> dic
     """
     if not order.rollouts:
         why = f"{order.failure.reason}: {order.failure.message}"
-        return {"task_id": order.number, "result": None, "ok": False, "error": why}
+        return {"task_id": order.number, "result": {"ok": False, "error": why}}
     rollouts = [rollout for _, rollout in sorted(order.rollouts.items())]
     fields = order.pattern.prompt.fields
     result: dict[str, Any] = {
@@ -36,7 +36,7 @@ def item_of(order: Order, labels: Labels, policy_ids: Sequence[PolicyId]) -> dic
         "agent_metrics": _means(rollouts),
     }
     result |= {name: fields[name] for name in _PASSED_ON if name in fields}
-    return {"task_id": order.number, "result": result, "ok": True}
+    return {"task_id": order.number, "result": result}
 
 
 def _trajectory(rollout: Rollout, labels: Labels, policy_ids: Sequence[PolicyId]) -> dict[str, Any]:

@@ -21,11 +21,11 @@ import zmq
 class PeerRaas:
     """Serves rollouts over HTTP."""
 
-    def __init__(self, model_id="solver", concurrency=8):
+    def __init__(self, model_id="solver", concurrency=8, version=0):
         self.model_id = model_id
         self.concurrency = concurrency
-        self.buffer = None
-        self.version = -1
+        self.receiver = None
+        self.version = version
         self.pulls = []
         self.history = {}
         self.workflows = {}
@@ -47,6 +47,9 @@ class PeerRaas:
     def close(self):
         self._server.shutdown()
         self._server.server_close()
+        if self.receiver is not None:
+            self.receiver.close()
+            self.receiver = None
 
     def get(self, path):
         if path == "/status":
@@ -96,7 +99,7 @@ class PeerRaas:
     def _item(self, task_id, body):
         if self.fails:
             self.fails -= 1
-            return {"task_id": task_id, "result": None, "ok": False, "error": "an engine died"}
+            return {"task_id": task_id, "result": {"ok": False, "error": "an engine died"}}
         count = self.workflows[body["workflow_id"]]["gconfig_overrides"]["n_samples"]
         result = {
             "prompt_id": body["data"]["prompt_id"],
@@ -104,7 +107,7 @@ class PeerRaas:
             "rewards": torch.tensor([float(self._dice.random() < 0.5) for _ in range(count)]),
             "trajectories": [{"sequences": [self._sequence()]} for _ in range(count)],
         }
-        return {"task_id": task_id, "result": result, "ok": True}
+        return {"task_id": task_id, "result": result}
 
     def _sequence(self):
         prompt, answer = [1, 2, 3], [self._dice.randrange(100) for _ in range(5)]
@@ -119,25 +122,24 @@ class PeerRaas:
         }
 
     def _load(self, version, sender):
+        if version <= self.version:
+            reason = f"version={version} <= local={self.version}"
+            return {"ok": True, "model_id": self.model_id, "pulled": False, "reason": reason}
+        if self.receiver is None:
+            # Once: with the first sender that it is told of.
+            self.receiver = Receiver(sender)
         can = call(sender, "/get_capabilities")
-        is_delta = can["delta_ready"] and can["delta_base_version"] == self.version
-        mode = "delta" if is_delta and self.buffer is not None else "full"
-        if self.buffer is None:
-            self.buffer = bytearray(call(sender, "/get_buffer_info")["single_buffer_length"])
-        size = can["delta_size_bytes"] if mode == "delta" else len(self.buffer)
-        received = receive(sender, mode, bytearray(size))
-        if mode == "delta":
-            apply(self.buffer, received)
-        else:
-            self.buffer = received
+        is_delta = self.version and can["delta_ready"]
+        mode = "delta" if is_delta and can["delta_base_version"] == self.version else "full"
+        answer = self.receiver.pull(sender, mode)
         self.version = version
         self.pulls.append(mode)
-        self.history[version] = bytes(self.buffer)
+        self.history[version] = bytes(self.receiver.weights)
         return {
             "ok": True,
             "model_id": self.model_id,
             "version": version,
-            "pull_result": {"ok": True, "version": can["version"], "mode": mode},
+            "pull_result": answer | {"mode": mode},
         }
 
     def _handler(self):
@@ -175,37 +177,48 @@ def call(endpoint, path, body=None):
         return json.loads(answer.read())
 
 
-def receive(sender, mode, buffer):
-    """Register, ask for a transfer, take its pushes and its message."""
-    with (
-        zmq.Context() as context,
-        context.socket(zmq.PULL) as messages,
-        socket.create_server(("127.0.0.1", 0)) as listener,
-    ):
-        zmq_port = messages.bind_to_random_port("tcp://127.0.0.1")
-        port = listener.getsockname()[1]
-        Thread(target=accept, args=(listener, buffer), daemon=True).start()
-        call(
+class Receiver:
+    """A buffer of the whole model, for deltas too, and the weights that it holds."""
+
+    def __init__(self, sender):
+        nbytes = call(sender, "/get_buffer_info")["single_buffer_length"]
+        self.buffer, self.weights = bytearray(nbytes), bytearray(nbytes)
+        self._messages = zmq.Context.instance().socket(zmq.PULL)
+        zmq_port = self._messages.bind_to_random_port("tcp://127.0.0.1")
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        Thread(target=accept, args=(self._listener, self.buffer), daemon=True).start()
+        answer = call(
             sender,
             "/register_sglang_instance",
             {
                 "sglang_http_host": "127.0.0.1",
                 "sglang_http_port": 30000,
-                "session_ids": [f"127.0.0.1:{port}"],
+                "session_ids": [f"127.0.0.1:{self._listener.getsockname()[1]}"],
                 "buffer_ptr": 140000000000,
-                "buffer_length": len(buffer),
+                "buffer_length": nbytes,
                 "zmq_endpoint": "127.0.0.1",
                 "zmq_port": zmq_port,
                 "handshake_ports": [],
                 "sender_group_index": 0,
             },
         )
-        asked = {"instance_id": "127.0.0.1:30000", "mode": mode}
-        answer = call(sender, "/request_transfer", asked)
+        assert answer["trainer_session_ids"], "it would ask again for ten minutes"
+
+    def pull(self, sender, mode):
+        """Ask for a transfer, take its pushes and its message."""
+        answer = call(sender, "/request_transfer", {"instance_id": "127.0.0.1:30000", "mode": mode})
         assert answer["ok"], answer
-        assert messages.poll(10_000)
-        assert messages.recv_multipart() == [b"0", b"0"]
-        return buffer
+        assert self._messages.poll(10_000)
+        assert self._messages.recv_multipart() == [b"0", b"0"]
+        if mode == "delta":
+            apply(self.weights, self.buffer[: answer["delta_size"]])
+        else:
+            self.weights[:] = self.buffer
+        return answer
+
+    def close(self):
+        self._messages.close(linger=0)
+        self._listener.close()
 
 
 def accept(listener, buffer):

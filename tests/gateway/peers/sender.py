@@ -18,7 +18,7 @@ class PeerSender:
     """Holds two versions of one bf16 tensor and pushes them to who registered."""
 
     def __init__(self, name="w", shape=(100,)):
-        self.meta = [[name, [list(shape), "torch.bfloat16"]]]
+        self.meta = [[name, [list(shape), "bfloat16"]]]
         self.versions = {}
         self.version = -1
         self.instances = {}
@@ -46,17 +46,18 @@ class PeerSender:
             case ("GET", "/get_version"):
                 return 200, {"version": self.version}
             case ("GET", "/get_buffer_info"):
-                length = sum(2 * int(np.prod(shape)) for _, (shape, _) in self.meta)
-                return 200, {"single_buffer_length": length, "tensors_meta": self.meta}
+                return 200, {"single_buffer_length": self._length(), "tensors_meta": self.meta}
             case ("GET", "/get_capabilities"):
                 return 200, self._capabilities()
             case ("POST", "/register_sglang_instance"):
                 key = f"{body['sglang_http_host']}:{body['sglang_http_port']}"
+                if body["buffer_length"] != self._length():
+                    return 500, {"error": "Transfer buffer length mismatch"}
                 self.instances[key] = body
                 return 200, {
                     "trainer_global_rank": 0,
                     "trainer_world_size": 1,
-                    "trainer_session_ids": [],
+                    "trainer_session_ids": [["127.0.0.1_0:0"]],
                     "trainer_buffer_ptr": 0,
                     "trainer_buffer_length": body["buffer_length"],
                     "trainer_hostname": "127.0.0.1",
@@ -66,9 +67,12 @@ class PeerSender:
                 return 200, self._transfer(self.instances[body["instance_id"]], body["mode"])
         return 404, {"error": "no such path"}
 
+    def _length(self):
+        return sum(2 * int(np.prod(shape)) for _, (shape, _) in self.meta)
+
     def _capabilities(self):
         fields = {"strategies": ["full", "delta"], "version": self.version, "delta_ready": False}
-        if self.version - 1 in self.versions:
+        if self.version > 1 and self.version - 1 in self.versions:
             fields |= {
                 "delta_ready": True,
                 "delta_base_version": self.version - 1,
@@ -84,6 +88,8 @@ class PeerSender:
         return head + changed.astype("<u4").tobytes() + new[changed].tobytes()
 
     def _transfer(self, instance, mode):
+        if self.version == 0:
+            return {"ok": False, "version": 0, "error": "No weights available yet"}
         self.modes.append(mode)
         payload = self._delta() if mode == "delta" else self.versions[self.version].tobytes()
         if self.torn:
@@ -91,9 +97,7 @@ class PeerSender:
         host, *ports = instance["session_ids"][0].split(":")
         edges = np.linspace(0, len(payload), self.streams + 1).astype(int)
         threads = [
-            Thread(
-                target=push, args=(host, int(ports[0]), instance["buffer_ptr"] + a, payload[a:b])
-            )
+            Thread(target=push, args=(host, int(ports[0]), a, payload[a:b]))
             for a, b in itertools.pairwise(edges)
         ]
         for thread in threads:
