@@ -51,7 +51,12 @@ def look_at_source(target: str, *, token: str, version: Path, as_json: bool) -> 
 def _require_program(command: str | None) -> None:
     if command is None:
         return
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"--exec '{command}' cannot be split into words: {error}"
+        ) from error
     if not words or shutil.which(words[0]) is None:
         raise AstraflowError(
             Reason.INVALID_FIELD, f"--exec '{command}' names no program that can be started here"

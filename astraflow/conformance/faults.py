@@ -11,6 +11,9 @@ from astraflow.rpc.auth import SESSION_KEY
 class Pass:
     """Lets everything pass."""
 
+    def begin(self, call: Call) -> None:
+        """Leave it."""
+
     def request(self, call: Call, message: Any) -> Sequence[Any]:
         """Return it."""
         del call
@@ -115,7 +118,7 @@ class EndSession(Pass):
     """Has every call of a session answer SESSION_ENDED until its member joined again.
 
     Attributes:
-        rejoined: The call by which it did; None before.
+        rejoined: The call by which it does; None before.
     """
 
     def __init__(self, token: bytes, *, join: str) -> None:
@@ -126,21 +129,23 @@ class EndSession(Pass):
             join: Name of the call that opens one.
         """
         self.rejoined: Call | None = None
+        self._is_joined = False
         self._token = token
         self._join = join
 
     def request(self, call: Call, message: Any) -> Sequence[Any]:
         """Refuse what carries the token."""
         self._refuse(call)
+        if call.name == self._join:
+            self.rejoined = call
         return [message]
 
     def response(self, call: Call, message: Any) -> Sequence[Any]:
         """Cut what was open."""
         self._refuse(call)
-        if call.name == self._join:
-            self.rejoined = call
+        self._is_joined = self._is_joined or call is self.rejoined
         return [message]
 
     def _refuse(self, call: Call) -> None:
-        if self.rejoined is None and call.metadata.get(SESSION_KEY) == self._token:
+        if not self._is_joined and call.metadata.get(SESSION_KEY) == self._token:
             raise AstraflowError(Reason.SESSION_ENDED, "the session has ended; join again")

@@ -80,8 +80,8 @@ async def examine(
         await role.set_up(stage)
         if on_ready is not None:
             on_ready(stage)
-        async with executed(stage, terms.command):
-            with suppress(Settled):
+        with suppress(Settled):
+            async with executed(stage, terms.command):
                 await role.play(stage)
                 stage.keep_laws()
     return checks

@@ -3,11 +3,13 @@
 from collections import Counter
 
 from astraflow.conformance.rollout_record import id_of, items, nacks, results, tasks
-from astraflow.conformance.session_checks import DEADLINES, KEPT_ALIVE, deadlines, pulse
+from astraflow.conformance.session_checks import laws_of_sessions
 from astraflow.conformance.stage import Law
 from astraflow.conformance.tap import Tap
+from astraflow.core.errors import Reason
 from astraflow_proto.common.v1 import failure_pb2
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
+from astraflow_proto.weights.v1 import version_pb2
 
 
 def laws_of(join: str) -> dict[str, Law]:
@@ -16,10 +18,24 @@ def laws_of(join: str) -> dict[str, Law]:
         "rollouts.accepted": _none_is_rejected,
         "rollouts.backpressure": _nothing_comes_twice,
         "tasks.credit": _is_within_credit,
-        "tasks.closed": _results_add_up,
-        KEPT_ALIVE.name: pulse(join),
-        DEADLINES.name: deadlines,
+        "tasks.closed": _results_close,
+        "versions.reported": _versions_rise,
+        **laws_of_sessions(join),
     }
+
+
+def _versions_rise(tap: Tap) -> str | None:
+    newest: dict[str, int] = {}
+    for call in tap.of("ReportVersion"):
+        report = call.requests[0]
+        if call.reason is Reason.VERSION_UNKNOWN:
+            return f"it reported version {report.version}, which was never published"
+        if report.state == version_pb2.VERSION_STATE_LIVE:
+            before = newest.setdefault(report.policy_id, report.version)
+            if report.version < before:
+                return f"it reported version {report.version} LIVE, and {before} before that"
+            newest[report.policy_id] = report.version
+    return None
 
 
 def _none_is_rejected(tap: Tap) -> str | None:
@@ -47,6 +63,20 @@ def _is_within_credit(tap: Tap) -> str | None:
     if failure_pb2.REASON_CAPACITY_EXCEEDED in nacked or failure_pb2.REASON_OVERLOADED in nacked:
         return "it gave a task back that its own credit had asked for"
     return None
+
+
+def _results_close(tap: Tap) -> str | None:
+    nacked = {nack.task_id for nack in nacks(tap)}
+    for call in tap.of("StreamRollouts"):
+        closed: set[str] = set()
+        for item in items(call):
+            if item.HasField("result"):
+                closed.add(item.result.task_id)
+            elif item.rollout.task_id in closed:
+                return f"{id_of(item)} came behind the TaskResult of {item.rollout.task_id}"
+        if given_back := closed & nacked:
+            return f"a TaskResult came of {min(given_back)}, which it had given back by a TaskNack"
+    return _results_add_up(tap)
 
 
 def _results_add_up(tap: Tap) -> str | None:

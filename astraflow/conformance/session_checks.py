@@ -1,12 +1,16 @@
 """What every member does, whatever its role: its session, and deadlines of its calls."""
 
 from itertools import pairwise
+from time import monotonic
 from typing import Any, Final
+
+import grpc
 
 from astraflow.conformance.checks import Broken, Check
 from astraflow.conformance.faults import EndSession
 from astraflow.conformance.stage import Law, Stage
-from astraflow.conformance.tap import Call, Tap
+from astraflow.conformance.tap import Tap
+from astraflow.core.errors import Reason
 
 KEPT_ALIVE: Final = Check(
     name="session.kept_alive",
@@ -15,14 +19,26 @@ KEPT_ALIVE: Final = Check(
 )
 RESUMED: Final = Check(
     name="session.resumed",
-    expected="joins again with SessionResume and the same incarnation once a call was answered"
-    " with SESSION_ENDED, and names what it still holds",
+    expected="joins again once a call was answered with SESSION_ENDED; always with SessionResume,"
+    " the same incarnation and what it still holds",
     source="common/v1/failure.proto, REASON_SESSION_ENDED; common/v1/session.proto, SessionResume",
 )
 DEADLINES: Final = Check(
     name="calls.deadlines",
     expected="gives every unary call to the run a deadline",
     source="common/v1/session.proto, Session",
+)
+VALID: Final = Check(
+    name="calls.valid",
+    expected="sends messages that parse, with fields in their ranges, to methods of the contract:"
+    " no call is answered with INVALID_ARGUMENT or UNIMPLEMENTED",
+    source="common/v1/failure.proto, REASON_INVALID_FIELD",
+)
+SECRETS: Final = Check(
+    name="calls.secrets",
+    expected="carries Session.token as metadata astraflow-session-bin on every call to the run"
+    " after the one that joins, and Session.transfer_token as astraflow-transfer-bin to a source",
+    source="common/v1/session.proto, Session; docs/clients.md, Every member",
 )
 DRAINED: Final = Check(
     name="member.drained",
@@ -32,18 +48,48 @@ DRAINED: Final = Check(
 )
 
 
-def deadlines(tap: Tap) -> str | None:
+EVERY_MEMBERS: Final = (RESUMED, KEPT_ALIVE, SECRETS, VALID, DEADLINES, DRAINED)
+
+
+def laws_of_sessions(join: str) -> dict[str, Law]:
+    """Return what holds all the time for every member, once `join` let it in."""
+    return {
+        RESUMED.name: _resumes(join),
+        SECRETS.name: _secrets,
+        VALID.name: _valid,
+        KEPT_ALIVE.name: _pulse(join),
+        DEADLINES.name: _deadlines,
+    }
+
+
+def _deadlines(tap: Tap) -> str | None:
     """Return a unary call without a deadline."""
     for call in tap.calls:
         is_to_run = call.method.is_unary and call.method.service != "TransferService"
-        if is_to_run and not call.has_deadline:
+        if is_to_run and call.timeout_s is None:
             return f"{call.name} came without a deadline"
     return None
 
 
-def pulse(join: str) -> Law:
-    """Return the law that a session which `join` opened is kept alive."""
+def _valid(tap: Tap) -> str | None:
+    """Return a call that says what nobody can make sense of."""
+    for path in tap.strange_paths:
+        return f"{path} was called, which the contract does not have for members"
+    for call in tap.calls:
+        if call.code is grpc.StatusCode.INVALID_ARGUMENT:
+            return f"{call.name} was refused: {call.text} [{call.reason}]"
+    return None
 
+
+def _secrets(tap: Tap) -> str | None:
+    """Return a call without the secret of its session."""
+    for call in tap.calls:
+        if call.reason in (Reason.TOKEN_INVALID, Reason.ROLE_NOT_ALLOWED):
+            return f"{call.name} was refused: {call.text} [{call.reason}]"
+    return None
+
+
+def _pulse(join: str) -> Law:
     def law(tap: Tap) -> str | None:
         opened = next((call for call in tap.of(join) if call.responses), None)
         if opened is None:
@@ -53,9 +99,34 @@ def pulse(join: str) -> Law:
             span.ToMilliseconds() / 1000 for span in (session.ttl, session.keep_alive_interval)
         )
         times = [opened.began_s, *(call.began_s for call in tap.of("KeepAlive"))]
+        if not tap.of("EndSession"):
+            times.append(monotonic())
         for before, after in pairwise(times):
             if after - before > ttl_s:
-                return f"{after - before:.1f} s passed between two, asked for are {interval_s:g} s"
+                return f"{after - before:.1f} s passed without one, asked for are {interval_s:g} s"
+        return None
+
+    return law
+
+
+def _resumes(join: str) -> Law:
+    """Return the law that who joins again says whom it was."""
+
+    def law(tap: Tap) -> str | None:
+        tokens: list[bytes] = []
+        incarnation = 1
+        for call in tap.of(join):
+            resume = call.requests[0].resume
+            if not tokens:
+                incarnation = max(resume.incarnation, 1)
+            elif resume.resume_token not in tokens:
+                return f"{join} came again without the token of the session before"
+            elif resume.incarnation != incarnation:
+                return (
+                    f"SessionResume.incarnation is {resume.incarnation}; the same start of a"
+                    f" process keeps {incarnation}"
+                )
+            tokens += [response.session.token for response in call.responses]
         return None
 
     return law
@@ -76,8 +147,8 @@ async def check_resume(stage: Stage, join: str) -> None:
     with stage.check(RESUMED.name):
         stage.tap.faults.append(fault)
         again = await stage.until(lambda: fault.rejoined, f"another {join} after SESSION_ENDED")
+        await stage.until(lambda: again.responses or None, f"a {join} that can be answered")
         stage.tap.faults.remove(fault)
-        _require_resume(again, token)
 
 
 def _session(stage: Stage, join: str) -> Any:
@@ -85,14 +156,6 @@ def _session(stage: Stage, join: str) -> Any:
     if opened is None:
         raise Broken(f"no {join} was answered")
     return opened.responses[0].session
-
-
-def _require_resume(again: Call, token: bytes) -> None:
-    resume = again.requests[0].resume
-    if resume.resume_token != token:
-        raise Broken(f"{again.name} came without the token of the session that ended")
-    if resume.incarnation < 1:
-        raise Broken(f"SessionResume.incarnation is {resume.incarnation}; it counts from 1")
 
 
 async def check_drain(stage: Stage, join: str) -> None:

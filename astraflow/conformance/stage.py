@@ -3,23 +3,41 @@
 import asyncio
 import os
 import shlex
+import signal
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
+import grpc
+
 from astraflow.conformance.checks import Broken, CheckList
 from astraflow.conformance.tap import Call, Tap
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.testing.run import LiveRun
 
 POLICY: Final = "solver"
 DIGITS: Final = "0123456789"
 """All that prompts and answers are made of: any model has tokens 0 to 9."""
 
-_START_S: Final = 60.0
+# Processes take their time to start: times the patience.
+_START_FACTOR: Final = 2
 _LOOK_S: Final = 0.05
+# A connection ends before the process of which it is.
+_END_S: Final = 1.0
 _LINES: Final = 5
+_LINE_LENGTH: Final = 1_000
+_READ_NBYTES: Final = 65_536
+_WAITED_FOR: Final = frozenset(
+    {
+        grpc.StatusCode.OK,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    }
+)
 
 Found = TypeVar("Found")
 Law = Callable[[Tap], str | None]
@@ -50,7 +68,7 @@ class Stage:
     patience_s: float
     model: Path | None = None
     peer: asyncio.subprocess.Process | None = None
-    _told: list[str] = field(default_factory=list[str])
+    _told: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
 
     @contextmanager
     def check(self, name: str) -> Generator[None]:
@@ -65,6 +83,9 @@ class Stage:
         except Broken as broken:
             self.checks.failed(name, str(broken))
             raise Settled from broken
+        except AstraflowError as error:
+            self.checks.failed(name, f"{error.message} [{error.reason}]")
+            raise Settled from error
         self.checks.passed(name)
 
     async def until(
@@ -86,17 +107,25 @@ class Stage:
             async with asyncio.timeout(patience_s):
                 while (found := condition()) is None:
                     self.require_laws()
-                    await self._next_event()
+                    await self._next_event(what)
                 return found
-        raise Broken(f"nothing of this came within {patience_s:g} s: {what}")
+        raise Broken(f"nothing of this came within {patience_s:g} s: {what}{self._refusal()}")
 
     async def joined(self, name: str) -> Call:
-        """Return the call by which the member joins; processes take their time to start."""
-        return await self.until(
-            lambda: next((call for call in self.tap.of(name) if call.responses), None),
+        """Return the call by which the member joins.
+
+        Raises:
+            Broken: It did not come in time, or was refused.
+            Settled: A law was broken meanwhile.
+        """
+        call = await self.until(
+            lambda: next((c for c in self.tap.of(name) if c.responses or _is_refused(c)), None),
             f"an answered {name}",
-            patience_s=max(self.patience_s, _START_S),
+            patience_s=_START_FACTOR * self.patience_s,
         )
+        if not call.responses:
+            raise Broken(f"{name} was refused: {call.text} [{call.reason}]")
+        return call
 
     async def call(self, name: str, what: str, *, after: int = 0) -> Call:
         """Return the first call of a method that was answered, of those after the first `after`."""
@@ -137,7 +166,25 @@ class Stage:
                 self.checks.failed(name, broken)
                 raise Settled
 
-    async def _next_event(self) -> None:
+    def _refusal(self) -> str:
+        """Return what the last refused call of the member was told, for a finding."""
+        call = next((call for call in reversed(self.tap.calls) if _is_refused(call)), None)
+        return f"; last refused was {call.name}: {call.text} [{call.reason}]" if call else ""
+
+    async def require_peer(self) -> None:
+        """Judge what must hold all the time, after a call to the member failed.
+
+        Raises:
+            Settled: A law was broken.
+            Broken: The process of the peer ended.
+        """
+        self.require_laws()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                code = await self._end()
+                raise Broken(f"the peer ended, exit code {code}; it said: {self.said()}")
+
+    async def _next_event(self, what: str) -> None:
         changed = asyncio.ensure_future(self.tap.changed())
         ended = asyncio.ensure_future(self._end())
         try:
@@ -147,7 +194,10 @@ class Stage:
             )
             if ended.done():
                 self.require_laws()
-                raise Broken(f"the peer ended, exit code {ended.result()}: {self.said()}")
+                raise Broken(
+                    f"the peer ended, exit code {ended.result()}, before this came: {what};"
+                    f" it said: {self.said()}"
+                )
         finally:
             changed.cancel()
             ended.cancel()
@@ -160,42 +210,63 @@ class Stage:
 
     def said(self) -> str:
         """Return the last lines that the peer wrote to its standard error."""
-        return " | ".join(self._told[-_LINES:]) or "it wrote nothing to its standard error"
+        return " | ".join(self._told) or "nothing on its standard error"
 
     async def listen(self, process: asyncio.subprocess.Process) -> None:
-        """Keep what the peer writes to its standard error."""
-        while process.stderr and (line := await process.stderr.readline()):
-            self._told.append(line.decode(errors="replace").rstrip())
+        """Keep the last lines that the peer writes to its standard error."""
+        rest = ""
+        while process.stderr and (read := await process.stderr.read(_READ_NBYTES)):
+            *lines, rest = (rest + read.decode(errors="replace")).split("\n")
+            rest = rest[-_READ_NBYTES:]
+            self._told.extend(line.rstrip()[:_LINE_LENGTH] for line in lines)
+        if rest:
+            self._told.append(rest.rstrip()[:_LINE_LENGTH])
 
 
 @asynccontextmanager
 async def executed(stage: Stage, command: str | None) -> AsyncGenerator[None]:
-    """Run the member; what is left of it at the end is killed.
+    """Run the member; what is left of it and of what it started is killed at the end.
 
     Args:
         stage: Gets the process.
         command: A line for the shell's words, in which {hub}, {token} and {policy} are replaced;
             they are ASTRAFLOW_HUB, ASTRAFLOW_JOIN_TOKEN and ASTRAFLOW_POLICY in its environment
             too. None: somebody else starts it.
+
+    Raises:
+        Settled: It is no program.
     """
     if command is None:
         yield
         return
-    process = await asyncio.create_subprocess_exec(
-        *_words(command, stage),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | _environment(stage),
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *_words(command, stage),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=os.environ | _environment(stage),
+            start_new_session=True,
+        )
+    except OSError as error:
+        stage.checks.failed(stage.checks.all[0].name, f"'{command}' cannot be started: {error}")
+        raise Settled from error
     stage.peer = process
     listening = asyncio.ensure_future(stage.listen(process))
     try:
         yield
     finally:
         with suppress(ProcessLookupError):
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-        await listening
+        # What left the group of the member may keep its standard error open.
+        listening.cancel()
+        await asyncio.wait({listening})
+
+
+def _is_refused(call: Call) -> bool:
+    is_ours = call.reason is Reason.SESSION_ENDED or call.method.service == "TransferService"
+    return call.code is not None and call.code not in _WAITED_FOR and not is_ours
 
 
 def _words(command: str, stage: Stage) -> Sequence[str]:

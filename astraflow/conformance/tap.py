@@ -12,23 +12,26 @@ from collections.abc import (
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from astraflow.conformance.methods import Method, method_of
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import SESSION_KEY, TRANSFER_KEY
 from astraflow.rpc.channel import dial
-from astraflow.rpc.errors import status_of
+from astraflow.rpc.errors import raised_from, status_of
 from astraflow.rpc.limits import SERVER_OPTIONS
 
 # Its stubs leave the types of messages open.
 _stream_stream = cast("Callable[..., Any]", grpc.stream_stream_rpc_method_handler)  # pyright: ignore[reportUnknownMemberType]
 
+MessageT = TypeVar("MessageT", bound=Message)
+
 _PASSED_ON = frozenset({"authorization", SESSION_KEY, TRANSFER_KEY})
+_CONTRACT = "/astraflow."
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,22 +41,24 @@ class Call:
     Attributes:
         method: Which.
         metadata: The secrets that it carries.
-        has_deadline: Whether the caller gives up at some time.
+        timeout_s: After which the caller gives up; None: never.
         began_s: On the monotonic clock.
         requests: Of the member, in order.
         responses: That reached the member, in order.
         code: How it ended; None while it lasts.
+        reason: Of an error.
         text: Of an error.
         broken: Ends the call with the error that it is given.
     """
 
     method: Method
     metadata: dict[str, str | bytes]
-    has_deadline: bool
+    timeout_s: float | None
     began_s: float
     requests: list[Any] = field(default_factory=list[Any])
     responses: list[Any] = field(default_factory=list[Any])
     code: grpc.StatusCode | None = None
+    reason: Reason | None = None
     text: str = ""
     broken: "asyncio.Future[None]"
 
@@ -69,7 +74,11 @@ class Call:
 
 
 class Fault(Protocol):
-    """What is done to messages that pass."""
+    """What is done to calls and messages that pass."""
+
+    def begin(self, call: Call) -> None:
+        """Change the secrets or the deadline of a call before it goes on."""
+        ...
 
     def request(self, call: Call, message: Any) -> Sequence[Any]:
         """Return what goes on in place of a message of the member.
@@ -89,19 +98,23 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
 
     Attributes:
         calls: All of them, in the order in which they began.
+        strange_paths: Called under a name of the contract that has no such call for members.
         faults: At work now.
         address: host:port, once it serves.
         hub: host:port of the run.
         origin: host:port of what answers calls to TransferService; empty: nobody does.
+        is_closed: Whether the run behind it may end at any time.
     """
 
     def __init__(self) -> None:
         """Prepare; `serve` serves."""
         self.calls: list[Call] = []
+        self.strange_paths: list[str] = []
         self.faults: list[Fault] = []
         self.address = ""
         self.hub = ""
         self.origin = ""
+        self.is_closed = False
         self._channels: dict[str, Any] = {}
         self._gates: dict[str, tuple[asyncio.Event, Callable[[Any], object]]] = {}
         self._changed = asyncio.Event()
@@ -126,6 +139,7 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
 
     async def close(self) -> None:
         """Cut everything."""
+        self.is_closed = True
         await self._server.stop(0)
         for channel in self._channels.values():
             await channel.close(None)
@@ -134,6 +148,9 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
         """Return what answers a call: every kind is a stream both ways on the wire."""
         method = method_of(handler_call_details.method)
         if method is None:
+            if handler_call_details.method.startswith(_CONTRACT):
+                self.strange_paths.append(handler_call_details.method)
+                self.note()
             return None
 
         async def relay(requests: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes]:
@@ -188,21 +205,24 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
             metadata={
                 key: value for key, value in context.invocation_metadata() if key in _PASSED_ON
             },
-            has_deadline=context.time_remaining() is not None,
+            timeout_s=context.time_remaining(),
             began_s=monotonic(),
             broken=asyncio.get_running_loop().create_future(),
         )
         self.calls.append(call)
+        for fault in tuple(self.faults):
+            fault.begin(call)
         try:
             async for response in self._exchange(call, requests):
                 yield response
             call.code = grpc.StatusCode.OK
         except AstraflowError as error:
             code, call.text, trailing = status_of(error)
-            call.code = code
+            call.code, call.reason = code, error.reason
             await context.abort(code, call.text, trailing)
         except grpc.aio.AioRpcError as error:
             call.code, call.text = error.code(), error.details() or ""
+            call.reason = raised_from(error).reason
             await context.abort(call.code, call.text, tuple(error.trailing_metadata()))
         finally:
             call.code = call.code or grpc.StatusCode.CANCELLED
@@ -210,11 +230,13 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
 
     async def _exchange(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
         outgoing = self._channel(call.method).stream_stream(call.method.path)(
-            self._requests(call, requests), metadata=tuple(call.metadata.items())
+            self._requests(call, requests),
+            metadata=tuple(call.metadata.items()),
+            timeout=call.timeout_s,
         )
         try:
             async for message in _until(call.broken, outgoing):
-                response = call.method.response.FromString(message)
+                response = parsed(call.method.response, message)
                 opened, wants = self._gates.get(call.name, (None, bool))
                 if opened is not None and wants(response):
                     await opened.wait()
@@ -234,11 +256,11 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
 
     async def _requests(self, call: Call, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
         async for raw in requests:
-            message = call.method.request.FromString(raw)
-            call.requests.append(message)
-            self.note()
-            passed: list[Any] = [message]
             try:
+                message = parsed(call.method.request, raw)
+                call.requests.append(message)
+                self.note()
+                passed: list[Any] = [message]
                 for fault in tuple(self.faults):
                     passed = [new for each in passed for new in fault.request(call, each)]
             except AstraflowError as error:
@@ -254,20 +276,40 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
         return self._channels[address]
 
 
+def parsed(kind: type[MessageT], raw: bytes) -> MessageT:
+    """Return bytes as a message.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when they are none of this kind.
+    """
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{len(raw)} bytes that are no {kind.DESCRIPTOR.full_name}: generate the messages from"
+            " the protos of this release",
+        ) from error
+
+
 async def _until(
     broken: "asyncio.Future[None]", messages: AsyncIterable[bytes]
 ) -> AsyncGenerator[bytes]:
     """Yield messages until the future raises."""
     reading = aiter(messages)
+    waiting: set[asyncio.Future[Any]] = {broken}
     try:
         while True:
             following = asyncio.ensure_future(anext(reading, None))
-            await asyncio.wait({following, broken}, return_when=asyncio.FIRST_COMPLETED)
+            waiting = {following, broken}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if broken.done():
-                following.cancel()
                 broken.result()
             if (message := await following) is None:
                 return
             yield message
     finally:
-        broken.cancel()
+        for each in waiting:
+            # Who ended with an error that nobody asks for would be logged.
+            if not each.cancel() and not each.cancelled():
+                each.exception()

@@ -3,32 +3,27 @@
 from dataclasses import replace
 from typing import Any, Final
 
-import grpc
-
 from astraflow.conformance.checks import Broken, Check
 from astraflow.conformance.faults import CutResponse
 from astraflow.conformance.pacing import BACKPRESSURE, Pacing, check_pace
 from astraflow.conformance.session_checks import (
-    DEADLINES,
-    DRAINED,
-    KEPT_ALIVE,
-    RESUMED,
+    EVERY_MEMBERS,
     check_drain,
     check_pulse,
     check_resume,
-    deadlines,
-    pulse,
+    laws_of_sessions,
 )
 from astraflow.conformance.stage import DIGITS, Law, Settled, Stage
 from astraflow.conformance.tap import Call, Tap
 from astraflow.conformance.weights import CHECKS as WEIGHT_CHECKS
 from astraflow.conformance.weights import Source, check_source
+from astraflow.core.errors import Reason
 from astraflow.core.versions import VersionInfo
 from astraflow.wire.versions import decode_version_info
+from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
 
 JOIN: Final = "RegisterTrainer"
 _FIRST: Final = 0
-_REFUSED: Final = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS)
 # The record grows with every batch, and is looked through at every message.
 _TOKEN_S: Final = 0.005
 
@@ -52,7 +47,7 @@ CHECKS: Final = (
     ),
     Check(
         name="batches.acked",
-        expected="settles a batch once all its parts came",
+        expected="settles a batch that it was sent once all its parts came",
         source="dataflow/v1/trainer_service.proto, AckBatch",
     ),
     Check(
@@ -67,19 +62,18 @@ CHECKS: Final = (
         source="dataflow/v1/trainer_service.proto, StreamBatches",
     ),
     BACKPRESSURE,
-    RESUMED,
-    KEPT_ALIVE,
-    DEADLINES,
-    DRAINED,
+    *EVERY_MEMBERS,
 )
 
 
 def laws() -> dict[str, Law]:
     """Return what must hold all the time."""
     return {
+        "versions.first": _first_is_taken,
         "versions.next": _versions_are_next,
-        KEPT_ALIVE.name: pulse(JOIN),
-        DEADLINES.name: deadlines,
+        "batches.acked": _settled_are_held,
+        "acks.repeated": _outcome_stays,
+        **laws_of_sessions(JOIN),
     }
 
 
@@ -95,7 +89,7 @@ async def play(stage: Stage) -> None:
     with stage.check("versions.first"):
         _require_first(await stage.call("PublishVersion", "a version"))
     source = _source(joined, stage.tap)
-    if not await check_source(stage.checks, source, keep_laws=stage.require_laws):
+    if not await check_source(stage.checks, source, keep_laws=stage.require_peer):
         raise Settled
     with stage.check("batches.acked"):
         await stage.call("AckBatch", "an AckBatch after the parts of a batch")
@@ -123,11 +117,34 @@ def _require_first(call: Call) -> None:
         raise Broken(f"the first version is {version}, the run asked for {_FIRST}")
 
 
+def _first_is_taken(tap: Tap) -> str | None:
+    return None if tap.answered("PublishVersion") else _refused_version(tap)
+
+
 def _versions_are_next(tap: Tap) -> str | None:
-    for call in tap.of("PublishVersion"):
-        if call.code in _REFUSED:
-            return f"version {call.requests[0].version.version} was refused: {call.text}"
+    return _refused_version(tap) if tap.answered("PublishVersion") else None
+
+
+def _refused_version(tap: Tap) -> str | None:
+    for call in _refused(tap, "PublishVersion", Reason.VERSION_NOT_NEXT, Reason.REQUEST_CONFLICT):
+        return f"version {call.requests[0].version.version} was refused: {call.text}"
     return None
+
+
+def _settled_are_held(tap: Tap) -> str | None:
+    for call in _refused(tap, "AckBatch", Reason.BATCH_UNKNOWN):
+        return f"{call.requests[0].batch_id} was settled, which was never sent: {call.text}"
+    return None
+
+
+def _outcome_stays(tap: Tap) -> str | None:
+    for call in _refused(tap, "AckBatch", Reason.REQUEST_CONFLICT):
+        return f"{call.requests[0].batch_id} was settled in two ways: {call.text}"
+    return None
+
+
+def _refused(tap: Tap, name: str, *reasons: Reason) -> list[Call]:
+    return [call for call in tap.of(name) if call.reason in reasons]
 
 
 def _published(tap: Tap, version: int) -> list[VersionInfo]:
@@ -160,8 +177,11 @@ async def _check_lost_ack(stage: Stage) -> None:
             lambda: _after(stage.tap.of("AckBatch"), lost), "the ack again, whose answer was lost"
         )
         found = again.requests[0]
-        if (found.batch_id, found.outcome) != (wanted.batch_id, wanted.outcome):
+        if found.batch_id != wanted.batch_id:
             raise Broken(f"{wanted.batch_id} was not settled again; {found.batch_id} came instead")
+        if found.outcome != wanted.outcome:
+            names = [pb.BatchOutcome.Name(each.outcome)[14:] for each in (found, wanted)]
+            raise Broken(f"{wanted.batch_id} was settled as {' after '.join(names)}")
 
 
 async def _check_cut_stream(stage: Stage) -> None:
@@ -196,5 +216,5 @@ async def set_up(stage: Stage) -> None:
     """Bring the node that rolls out for the trainer, and watch the trainer's pace."""
     pacing = Pacing()
     stage.tap.faults.append(pacing)
-    stage.laws[BACKPRESSURE.name] = pacing.law
+    stage.laws = {BACKPRESSURE.name: pacing.law, **stage.laws}
     await stage.run.add_node(token_s=_TOKEN_S, alphabet=DIGITS)

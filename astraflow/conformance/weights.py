@@ -1,5 +1,7 @@
 """Checks of a TransferService: that it lets nobody in, and that what it sends is what it said."""
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -9,10 +11,11 @@ import grpc
 from grpc.aio import AioRpcError
 
 from astraflow.conformance.checks import Broken, Check, CheckList
+from astraflow.conformance.tap import parsed
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import Source as VersionSource
 from astraflow.core.versions import SourceKind, SourceState, VersionInfo
-from astraflow.rpc.auth import transfer_metadata
+from astraflow.rpc.auth import MetadataPairs, transfer_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from
 from astraflow.weights.puller import WeightPuller
@@ -26,15 +29,16 @@ from astraflow.wire.transfers import (
 )
 from astraflow.wire.weights import decode_layout, layout_digest
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
-from astraflow_proto.weights.v1.transfer_service_pb2_grpc import TransferServiceStub
 
-_TIMEOUT_S: Final = 10.0
+# All that a puller does to get a version, in calls.
+_PULL_FACTOR: Final = 3
+_PATH: Final = "/astraflow.weights.v1.TransferService/"
 _SERVICE: Final = "weights/v1/transfer_service.proto, "
 
 CHECKS: Final = (
     Check(
         name="weights.secret",
-        expected="answers TOKEN_INVALID to a call without Session.transfer_token",
+        expected="answers TOKEN_INVALID to a GetLayout and a Pull without Session.transfer_token",
         source=_SERVICE + "TransferService",
     ),
     Check(
@@ -55,8 +59,9 @@ CHECKS: Final = (
     ),
     Check(
         name="weights.chunks",
-        expected="sends each planned chunk with the digest that the plan has",
-        source="weights/v1/patch.proto, Chunk",
+        expected="sends each planned chunk once, with the digest that the plan has, and ends the"
+        " stream behind the last",
+        source="weights/v1/patch.proto, Chunk; weights/v1/transfer.proto, TransferPlan.chunk_count",
     ),
     Check(
         name="weights.resumed",
@@ -76,6 +81,9 @@ CHECKS: Final = (
 )
 
 
+KeepLaws = Callable[[], Coroutine[Any, Any, None]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A TransferService, and a version that it serves.
@@ -84,11 +92,13 @@ class Source:
         address: host:port.
         token: Session.transfer_token of the run.
         told: Returns the version as the run has it registered; it may gain patches.
+        patience_s: How long one call may take.
     """
 
     address: str
     token: bytes
     told: Callable[[], VersionInfo]
+    patience_s: float = 10.0
 
     @property
     def info(self) -> VersionInfo:
@@ -106,14 +116,15 @@ class Source:
 
 
 async def check_source(
-    checks: CheckList, source: Source, *, keep_laws: Callable[[], None] = lambda: None
+    checks: CheckList, source: Source, *, keep_laws: KeepLaws | None = None
 ) -> bool:
     """Judge all checks of a source; return whether it passed them all.
 
     Args:
         checks: To be judged.
         source: Of weights.
-        keep_laws: Raises where the peer has broken a law: what it does after that says nothing.
+        keep_laws: Raises where the peer has broken a law or has ended: what it does after that
+            says nothing. None: nobody looks.
     """
     async with _probe(source) as probe:
         found = [await _judge(checks, name, check, keep_laws) for name, check in probe.scripts()]
@@ -124,7 +135,7 @@ async def _judge(
     checks: CheckList,
     name: str,
     check: Callable[[], Coroutine[Any, Any, None]],
-    keep_laws: Callable[[], None],
+    keep_laws: KeepLaws | None,
 ) -> bool:
     try:
         await check()
@@ -132,10 +143,18 @@ async def _judge(
         seen = str(broken)
     except AioRpcError as error:
         seen = f"the call failed: {_told(error)}"
+    except AstraflowError as error:
+        seen = f"what it sent is not sound: {error.message} [{error.reason}]"
+    except TimeoutError:
+        seen = "it took longer than anybody waits"
     else:
         checks.passed(name)
         return True
-    keep_laws()
+    if keep_laws is not None:
+        try:
+            await keep_laws()
+        except Broken as broken:
+            seen = str(broken)
     checks.failed(name, seen)
     return False
 
@@ -143,19 +162,30 @@ async def _judge(
 @asynccontextmanager
 async def _probe(source: Source) -> "AsyncGenerator[_Probe]":
     channel = dial(source.address)
+    log = logging.getLogger("grpc")
+    level = log.level
+    # It logs bytes that do not parse with a traceback; here they are a finding.
+    log.setLevel(logging.CRITICAL)
     try:
-        yield _Probe(source, TransferServiceStub(channel))
+        yield _Probe(source, channel)
     finally:
+        log.setLevel(level)
         await channel.close(None)
 
 
 class _Probe:
     """Calls a source, as a puller does and as no puller should."""
 
-    def __init__(self, source: Source, stub: Any) -> None:
+    def __init__(self, source: Source, channel: Any) -> None:
         self._source = source
-        self._stub = stub
         self._token = transfer_metadata(source.token)
+        # Answers stay bytes until they are looked at.
+        self._get_layout = channel.unary_unary(
+            f"{_PATH}GetLayout", request_serializer=pb.GetLayoutRequest.SerializeToString
+        )
+        self._pull_call = channel.unary_stream(
+            f"{_PATH}Pull", request_serializer=pb.PullRequest.SerializeToString
+        )
 
     def scripts(self) -> list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]]:
         """Return each check by name."""
@@ -171,25 +201,27 @@ class _Probe:
         ]
 
     async def _secret(self) -> None:
-        request = pb.GetLayoutRequest(layout_digest=self._source.info.layout_digest)
         wrong = transfer_metadata(b"not the secret of any run")
-        await _refused(self._stub.GetLayout(request, metadata=wrong), Reason.TOKEN_INVALID)
+        await _refused(self._layout_call(metadata=wrong), Reason.TOKEN_INVALID)
+        chunks = self._pull(self._source.spec, metadata=wrong)
+        await _refused(_first(chunks), Reason.TOKEN_INVALID)
 
     async def _layout(self) -> None:
         wanted = self._source.info.layout_digest
-        answer = await self._stub.GetLayout(
-            pb.GetLayoutRequest(layout_digest=wanted), metadata=self._token, timeout=_TIMEOUT_S
-        )
-        found = layout_digest(decode_layout(answer.layout))
+        answer = await self._layout_call(metadata=self._token)
+        if answer is None:
+            raise Broken("GetLayout ended without an answer")
+        found = layout_digest(decode_layout(parsed(pb.GetLayoutResponse, answer).layout))
         if found != wanted:
             raise Broken(f"its BLAKE3 is {found.hex()}, registered is {wanted.hex()}")
 
     async def _unknown_version(self) -> None:
         spec = replace(self._source.spec, version=self._source.info.version + 1_000_000)
-        await _refused(self._first(spec), Reason.VERSION_UNKNOWN)
+        await _refused(_first(self._pull(spec)), Reason.VERSION_UNKNOWN)
 
     async def _plan(self) -> None:
-        plan, _ = await self._pulled(self._source.spec)
+        plan, chunks = await self._pulled(self._source.spec)
+        await chunks.aclose()
         roots = {patch.root_digest for patch in self._source.info.patches}
         for index in plan.patches:
             root = root_digest(index.chunk_digests, index.shared_tables)
@@ -200,30 +232,39 @@ class _Probe:
 
     async def _chunks(self) -> None:
         plan, chunks = await self._pulled(self._source.spec)
-        if len(chunks) != plan.chunk_count:
-            raise Broken(f"{len(chunks)} chunks came, the plan has {plan.chunk_count}")
-        for message in chunks:
+        came: set[tuple[int, int]] = set()
+        async for message in chunks:
             sent = decode_sent_chunk(message)
-            wanted = plan.patches[sent.patch_index].chunk_digests[sent.chunk.header.index]
+            place = sent.patch_index, sent.chunk.header.index
+            wanted = _planned(plan, *place)
             if (found := digest_of(sent.chunk)) != wanted:
                 raise Broken(
-                    f"chunk {sent.chunk.header.index} has the digest {found.hex()}, the plan says"
-                    f" {wanted.hex()}"
+                    f"chunk {place[1]} of patch {place[0]} has the digest {found.hex()}, the plan"
+                    f" says {wanted.hex()}"
                 )
+            if place in came:
+                raise Broken(f"chunk {place[1]} of patch {place[0]} came twice")
+            came.add(place)
+        if len(came) != plan.chunk_count:
+            raise Broken(f"{len(came)} chunks came, chunk_count of the plan is {plan.chunk_count}")
 
     async def _resumed(self) -> None:
-        plan, _ = await self._pulled(self._source.spec)
+        plan, chunks = await self._pulled(self._source.spec)
+        await chunks.aclose()
         have = tuple(ChunkSet(root_digest=each.patch.root_digest) for each in plan.patches)
         _, chunks = await self._pulled(replace(self._source.spec, have_chunks=have))
-        if chunks:
-            raise Broken(f"{len(chunks)} chunks came again, though have_chunks names all of them")
+        async for chunk in chunks:
+            index = chunk.header.index
+            raise Broken(f"chunk {index} came again, though have_chunks names all of them")
 
     async def _backpressure(self) -> None:
         idle = self._pull(self._source.spec)
         try:
-            if await anext(aiter(idle), None) is None:
+            if await _first(idle) is None:
                 raise Broken("a Pull ended without an item")
-            await self._pulled(self._source.spec)
+            _, chunks = await self._pulled(self._source.spec)
+            async for _ in chunks:
+                pass
         finally:
             idle.cancel()
 
@@ -236,30 +277,73 @@ class _Probe:
         async def listed() -> tuple[VersionInfo, ...]:
             return (self._source.info,)
 
-        puller = WeightPuller(info.policy_id)
+        puller = WeightPuller(info.policy_id, stall_timeout_s=self._source.patience_s)
         try:
-            await puller.pull(info, {info.version: info}, self._source.token, listed=listed)
+            async with asyncio.timeout(_PULL_FACTOR * self._source.patience_s):
+                await puller.pull(info, {info.version: info}, self._source.token, listed=listed)
         except AstraflowError as error:
             raise Broken(f"{error.message} [{error.reason}]") from error
         finally:
             await puller.close()
 
-    async def _pulled(self, spec: TransferSpec) -> tuple[TransferPlan, list[Any]]:
+    async def _pulled(self, spec: TransferSpec) -> tuple[TransferPlan, AsyncGenerator[Any]]:
         """Return plan and chunks of a Pull."""
-        items = [each async for each in self._pull(spec) if not each.HasField("waiting")]
-        if not items or not items[0].HasField("plan"):
+        items = _items(self._pull(spec))
+        first = await anext(items, None)
+        if first is None or not first.HasField("plan"):
             raise Broken("the first item of a Pull is no plan")
         try:
-            return decode_transfer_plan(items[0].plan), [each.chunk for each in items[1:]]
+            return decode_transfer_plan(first.plan), _chunks_of(items)
         except AstraflowError as error:
             raise Broken(f"the plan is not sound: {error.message}") from error
 
-    async def _first(self, spec: TransferSpec) -> Any:
-        return await anext(aiter(self._pull(spec)), None)
+    def _layout_call(self, *, metadata: MetadataPairs) -> Any:
+        return self._get_layout(
+            pb.GetLayoutRequest(layout_digest=self._source.info.layout_digest),
+            metadata=metadata,
+            timeout=self._source.patience_s,
+        )
 
-    def _pull(self, spec: TransferSpec) -> Any:
-        request = pb.PullRequest(spec=encode_transfer_spec(spec))
-        return self._stub.Pull(request, metadata=self._token, timeout=_TIMEOUT_S)
+    def _pull(self, spec: TransferSpec, *, metadata: MetadataPairs | None = None) -> Any:
+        return self._pull_call(
+            pb.PullRequest(spec=encode_transfer_spec(spec)),
+            metadata=metadata or self._token,
+            timeout=self._source.patience_s,
+        )
+
+
+async def _items(call: Any) -> AsyncGenerator[Any]:
+    """Yield what a Pull carries, but for Waiting; the call ends with the generator."""
+    try:
+        async for raw in call:
+            item = parsed(pb.PullResponse, raw)
+            if not item.HasField("waiting"):
+                yield item
+    finally:
+        call.cancel()
+
+
+async def _chunks_of(items: AsyncGenerator[Any]) -> AsyncGenerator[Any]:
+    try:
+        async for item in items:
+            if not item.HasField("chunk"):
+                kind = item.WhichOneof("item") or "message without an item"
+                raise Broken(f"a {kind} came among the chunks")
+            yield item.chunk
+    finally:
+        await items.aclose()
+
+
+async def _first(call: Any) -> Any:
+    return await anext(aiter(_items(call)), None)
+
+
+def _planned(plan: TransferPlan, patch_index: int, index: int) -> bytes:
+    """Return the digest that a plan has of a chunk."""
+    patches = plan.patches
+    if patch_index >= len(patches) or index >= len(patches[patch_index].chunk_digests):
+        raise Broken(f"chunk {index} of patch {patch_index} came, which the plan has not")
+    return patches[patch_index].chunk_digests[index]
 
 
 async def _refused(call: Any, reason: Reason) -> None:

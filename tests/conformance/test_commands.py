@@ -28,11 +28,38 @@ def test_a_member_that_ends_at_once_fails_the_first_check_and_reaches_no_other()
     assert {check["verdict"] for check in others} <= {"not_reached"}
 
 
-def test_a_command_that_cannot_be_started_is_refused():
-    found = said("raas", "--exec", "no-such-program --hub {hub}")
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import sys; sys.stderr.write('x' * 200_000)", "x" * 100),
+        ("import os; os.write(2, bytes(range(128, 256)))", "exit code 0"),
+        ("import subprocess; subprocess.Popen(['sleep', '600'])", "exit code 0"),
+        ("import os; os.kill(os.getpid(), 9)", "exit code -9"),
+    ],
+)
+def test_whatever_a_member_says_and_leaves_behind_is_a_finding(code, told):
+    found = said("trainer", "--json", "--exec", f'{sys.executable} -c "{code}"')
+
+    assert found.exit_code == 1
+    assert told in json.loads(found.stdout)["checks"][0]["seen"]
+
+
+@pytest.mark.parametrize("command", ["no-such-program --hub {hub}", "'", ""])
+def test_a_command_that_cannot_be_started_is_refused(command):
+    found = said("raas", "--exec", command)
 
     assert isinstance(found.exception, AstraflowError)
-    assert "no-such-program" in found.exception.message
+    assert f"--exec '{command}'" in found.exception.message
+
+
+def test_a_file_that_is_no_program_is_a_finding(tmp_path):
+    script = tmp_path / "peer"
+    script.write_bytes(b"\x7fno program")
+    script.chmod(0o700)
+    found = said("raas", "--exec", str(script))
+
+    assert found.exit_code == 1
+    assert "cannot be started" in found.stdout
 
 
 def test_a_port_that_is_taken_is_refused():
