@@ -225,7 +225,7 @@ def _spoil(dice: random.Random, body: Any) -> None:
         case 1:
             body[key] = _deep(dice, body[key])
         case 2:
-            body[key] = [body[key], copy.deepcopy(body[key])]
+            body[key] = [body[key], body[key]]
         case _:
             body[key] = copy.deepcopy(dice.choice(_NASTY))
 

@@ -11,6 +11,20 @@ from astraflow.core.ids import EvalRunId, GroupId, PolicyId, PromptId, TaskId, W
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What a completion has to be; at least one of both.
+
+    Attributes:
+        answer: JSON schema, as text, of an answer that is nothing but JSON.
+        call: JSON schema, as text, of a tool call, which stands between the tags `<tool_call>` and
+            `</tool_call>`.
+    """
+
+    answer: str | None = None
+    call: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """The knobs of one generation; the defaults sample from the model's own distribution.
 
@@ -28,6 +42,10 @@ class SamplingParams:
         repetition_penalty: 1 is off.
         seed: None: chosen by the engine.
         ignore_eos: Go on past the model's end tokens.
+        grammar: Takes away what does not fit it. Which draws it changed is in the generation;
+            they are not trained on, so that it is no knob of `reshaped_by`. It is an agent's wish
+            for one completion, and so is the next: neither goes over the wire.
+        top_logprobs: So many of the likeliest tokens are told of beside each sampled one.
     """
 
     temperature: float = 1.0
@@ -43,6 +61,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int | None = None
     ignore_eos: bool = False
+    grammar: Grammar | None = None
+    top_logprobs: int = 0
 
     @property
     def reshaped_by(self) -> tuple[str, ...]:

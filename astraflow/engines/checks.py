@@ -31,10 +31,13 @@ def check_sampling(sampling: SamplingParams, *, vocab_size: int, reads_text: boo
         "frequency_penalty": math.isfinite(sampling.frequency_penalty),
         "presence_penalty": math.isfinite(sampling.presence_penalty),
         "repetition_penalty": 0 < sampling.repetition_penalty < math.inf,
+        "top_logprobs": 0 <= sampling.top_logprobs <= vocab_size,
+        "grammar": sampling.grammar is None or reads_text,
     }
     for name, is_sound in claims.items():
         if not is_sound:
-            hint = "; the model has no tokenizer.json" if name == "stop_strings" else ""
+            needs_text = name in ("stop_strings", "grammar")
+            hint = "; the model has no tokenizer.json" if needs_text else ""
             raise AstraflowError(
                 Reason.INVALID_FIELD,
                 f"sampling.{name} = {getattr(sampling, name)!r} cannot be honoured{hint}",

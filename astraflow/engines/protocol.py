@@ -10,6 +10,15 @@ from astraflow.core.rollouts import FinishReason, VersionSpan
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.updates import SwapReport, WeightUpdate
 
+UNCHANGED = 1e-3
+"""Probability that a grammar may take away from a draw that counts as the policy's own.
+
+Its log-probability is that much off at most, less than engines and trainers differ in bf16.
+"""
+
+Likeliest = Sequence[tuple[int, float]]
+"""Tokens and their log-probabilities, the likeliest first."""
+
 Watch = Callable[[np.ndarray], None]
 """Told of the tokens, i32[n], that were sampled since the last call; on the event loop."""
 
@@ -21,11 +30,16 @@ class Generation:
     Attributes:
         tokens: i32[n], n may be 0; an end token that was sampled is the last one.
         logprobs: f32[n], log-probability of each token under the distribution that it was
-            sampled from (after penalties, temperature and truncation).
+            sampled from (after penalties, temperature, grammar and truncation).
         version_spans: Cover the n tokens in order.
         finish_reason: STOP at an end token or stop string, LENGTH at a budget.
         routed_experts: u16[prompt + n, layers, k], which experts each token went through, see
             `core.routes`; None: the model has none, or the engine does not tell.
+        constrained: bool[n], true on tokens whose draw a grammar changed: it took away more than
+            `UNCHANGED` of the probability. True on all where the engine cannot tell; None: there
+            was no grammar.
+        likeliest: Of the softmax that each of the n tokens was sampled from, as many as
+            `sampling.top_logprobs` asks for; empty: none were asked for.
     """
 
     tokens: np.ndarray
@@ -33,6 +47,8 @@ class Generation:
     version_spans: tuple[VersionSpan, ...]
     finish_reason: FinishReason
     routed_experts: np.ndarray | None = None
+    constrained: np.ndarray | None = None
+    likeliest: Sequence[Likeliest] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,10 @@ class FastTokenizer:
         """Ids that end, begin or pad a text."""
         return self._special_ids
 
+    def to_json(self) -> str:
+        """Return it as `tokenizer.json` has it."""
+        return self._tokenizer.to_str()
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Sequence[int]:
         """Return the ids of a text; True adds what the tokenizer puts at its ends (bos).
 

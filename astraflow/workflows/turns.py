@@ -6,12 +6,12 @@ trajectory; where a turn is extended twice, the second is a branch.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from astraflow.core.ids import PolicyId, TrajectoryId
-from astraflow.core.rollouts import FinishReason, Trajectory
+from astraflow.core.rollouts import FinishReason, Trajectory, VersionSpan
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.protocol import Generation
 from astraflow.workflows.experts import expert_columns
@@ -39,6 +39,13 @@ class Turn:
     def end(self) -> int:
         """Tokens up to its last one."""
         return self.start + len(self.generation.tokens)
+
+    @property
+    def own_draws(self) -> np.ndarray:
+        """bool[n], which of its tokens the policy drew as it would have without a grammar."""
+        constrained = self.generation.constrained
+        count = len(self.generation.tokens)
+        return np.ones(count, np.bool_) if constrained is None else ~constrained
 
     @property
     def path(self) -> "tuple[Turn, ...]":
@@ -156,6 +163,8 @@ class Owner:
 def trajectories_of(tree: TurnTree, owner: Owner, *, prefix: str) -> Iterator[Trajectory]:
     """Yield a trajectory per branch; a turn that several share is trained on in the first.
 
+    A branch is left out in which nothing can be trained on.
+
     Args:
         tree: Of one policy in one episode.
         owner: Of its turns.
@@ -168,8 +177,10 @@ def trajectories_of(tree: TurnTree, owner: Owner, *, prefix: str) -> Iterator[Tr
         name = TrajectoryId(f"{prefix}/{number}")
         own = [turn for turn in path if turn not in homes]
         parent = homes.get(own[0].parent) if own[0].parent else None
-        yield trajectory_of(own, owner, name=name, parent=parent, index=number)
-        homes |= dict.fromkeys(own, name)
+        made = trajectory_of(own, owner, name=name, parent=parent, index=number)
+        if made.sampled_count:
+            yield made
+            homes |= dict.fromkeys(own, name)
 
 
 def trajectory_of(
@@ -185,7 +196,8 @@ def trajectory_of(
     """Return the trajectory that ends with the last of some turns.
 
     Args:
-        own: At least one, each after the one before; what comes before them is masked.
+        own: At least one, each after the one before; what comes before them is masked, and so is
+            what a grammar drew otherwise than the policy would have: its score has another mean.
         owner: Of the turns.
         name: Of the trajectory.
         parent: Where the turns before `own` are trained on; None: there are none.
@@ -196,8 +208,9 @@ def trajectory_of(
     first, last = own[0], own[-1]
     mask, logprobs = np.zeros(last.end, np.bool_), np.zeros(last.end, np.float32)
     for turn in own:
-        mask[turn.start : turn.end] = True
-        logprobs[turn.start : turn.end] = turn.generation.logprobs
+        own_draws = turn.own_draws
+        mask[turn.start : turn.end] = own_draws
+        logprobs[turn.start : turn.end] = np.where(own_draws, turn.generation.logprobs, 0)
     return Trajectory(
         trajectory_id=name,
         policy_id=owner.policy_id,
@@ -205,7 +218,7 @@ def trajectory_of(
         tokens=last.tokens,
         sampled_mask=mask,
         logprobs=logprobs,
-        version_spans=tuple(span for turn in own for span in turn.generation.version_spans),
+        version_spans=tuple(span for turn in own for span in _own_spans(turn)),
         sampling=last.sampling,
         finish_reason=finish_reason or last.generation.finish_reason,
         parent_trajectory_id=parent,
@@ -215,6 +228,16 @@ def trajectory_of(
         columns=expert_columns(last.end, [turn.generation for turn in last.path]),
         engine=owner.engine,
     )
+
+
+def _own_spans(turn: Turn) -> Iterator[VersionSpan]:
+    """Yield the version spans of a turn without what a grammar drew."""
+    own_draws, at = turn.own_draws, 0
+    for span in turn.generation.version_spans:
+        length = int(np.count_nonzero(own_draws[at : at + span.length]))
+        at += span.length
+        if length:
+            yield replace(span, length=length)
 
 
 def _stands_at(turn: Turn, prompt: np.ndarray, at: int) -> bool:

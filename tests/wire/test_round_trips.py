@@ -204,6 +204,9 @@ def sampling() -> st.SearchStrategy[SamplingParams]:
         top_k=st.none() | st.integers(1, 99),
         repetition_penalty=st.floats(0.1, 2),
         seed=st.none() | st.integers(0, 2**63 - 1),
+        # Wishes of an agent for one completion; they stay with the node.
+        grammar=st.none(),
+        top_logprobs=st.just(0),
     )
 
 

@@ -163,7 +163,7 @@ async def test_tools_stay_for_the_whole_chat():
     ("messages", "tools", "problem"),
     [
         ([{"role": "robot", "content": "x"}], (), "robot"),
-        ([{"role": "user", "content": [{"type": "image"}]}], (), "not text"),
+        ([{"role": "user", "content": [{"type": "image"}]}], (), "only text"),
         ([], (), "at least one message"),
         ([user("x")], ({"type": "function"},), "does not take tools"),
     ],

@@ -1,5 +1,7 @@
 """Turns become trajectories: what extends is one, what parts is a branch, trained once."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from astraflow.core.rollouts import FinishReason, VersionSpan
@@ -74,3 +76,24 @@ def test_a_turn_without_a_token_is_none():
     tree = TurnTree()
     talk(tree, [1])
     assert rows(tree) == []
+
+
+def test_what_a_grammar_drew_is_seen_and_not_trained_on():
+    tree = TurnTree()
+    drawn = replace(said(2, 3, 4), constrained=np.array([True, False, True]))
+    tree.add(tree.open([1]), drawn, SamplingParams())
+    talk(tree, [1, 2, 3, 4, 5], 6, version=2)
+    (trajectory,) = trajectories_of(tree, OWNER, prefix="r")
+    assert rows(tree) == [([1, 2, 3, 4, 5, 6], [2, 5], 0)]
+    assert [(span.version, span.length) for span in trajectory.version_spans] == [(1, 1), (2, 1)]
+    assert np.flatnonzero(trajectory.logprobs).tolist() == [2, 5]
+
+
+def test_a_branch_of_nothing_but_a_grammar_is_left_out():
+    tree = TurnTree()
+    drawn = replace(said(2), constrained=np.array([True]))
+    tree.add(tree.open([1]), drawn, SamplingParams())
+    assert rows(tree) == []
+    talk(tree, [1, 2, 3], 4)
+    talk(tree, [1, 2, 5], 6)
+    assert rows(tree) == [([1, 2, 3, 4], [3], 0), ([1, 2, 5, 6], [3], 2)]

@@ -14,6 +14,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.updates import SwapReport
 from astraflow.engines.embedded.decoder import DecoderSettings
+from astraflow.engines.embedded.grammars import Grammars
 from astraflow.engines.embedded.messages import Commit, Halt, Message, Submit, Withdraw
 from astraflow.engines.embedded.model import build_module, load_config, read_architecture
 from astraflow.engines.embedded.requests import Request
@@ -36,12 +37,14 @@ class Plan:
         module: Its weights mean nothing yet.
         decoding: Of its decoders.
         tokenizer: None: no text is read.
+        grammars: Of its tokens; None: no text is read.
     """
 
     model_dir: Path
     module: torch.nn.Module
     decoding: DecoderSettings
     tokenizer: Tokenizer | None
+    grammars: Grammars | None
 
     @classmethod
     def of(cls, model_dir: Path, settings: EngineSettings) -> "Plan":
@@ -57,11 +60,13 @@ class Plan:
         decoding = decoder_settings(
             settings, read_architecture(config), special=special, tokenizer=tokenizer
         )
+        vocab_size = decoding.architecture.vocab_size
         return cls(
             model_dir=model_dir,
             module=build_module(config, dtype=decoding.dtype, device=decoding.device),
             decoding=decoding,
             tokenizer=tokenizer,
+            grammars=tokenizer and Grammars(tokenizer, vocab_size=vocab_size),
         )
 
 

@@ -12,6 +12,7 @@ from astraflow.core.rollouts import FinishReason
 from astraflow.engines.embedded.adapters import AdapterPlace, RowAdapters, slots_of
 from astraflow.engines.embedded.cache import SlotCache
 from astraflow.engines.embedded.conversations import Beginning, Conversations
+from astraflow.engines.embedded.grammars import cannot_follow
 from astraflow.engines.embedded.model import Architecture, Output, StepMasks
 from astraflow.engines.embedded.prompts import distinct, kept_positions, stretches
 from astraflow.engines.embedded.requests import Ended, Request
@@ -321,12 +322,17 @@ class Decoder:
         self._remember(row)
         tokens, logprobs = self._rows.sampled(row)
         request = self._rows.requests[row]
+        guide = request.guide
+        if guide is not None and guide.error:
+            return Ended(request=request, result=cannot_follow(guide.error))
         generation = Generation(
             tokens=tokens.copy(),
             logprobs=np.minimum(logprobs, 0),
             version_spans=request.spans(len(tokens)),
             finish_reason=reason,
             routed_experts=self._rows.routed(row),
+            constrained=None if guide is None else np.array(guide.constrained, np.bool_),
+            likeliest=request.likeliest,
         )
         return Ended(request=request, result=generation)
 

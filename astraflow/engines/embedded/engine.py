@@ -114,6 +114,9 @@ class EmbeddedEngine:
         """Sample one completion; see `Engine.generate`."""
         request = self._request(prompt, sampling, version)
         request.watch = watch
+        grammars = self._base.plan.grammars
+        if sampling.grammar is not None and grammars is not None:
+            request.guide = await asyncio.to_thread(grammars.guide, sampling.grammar)
         self._base.submit(request)
         try:
             return await request.reply

@@ -8,7 +8,8 @@ import numpy as np
 from astraflow.core.errors import AstraflowError
 from astraflow.core.rollouts import KvPolicy, VersionSpan
 from astraflow.core.tasks import SamplingParams
-from astraflow.engines.protocol import Generation, Watch
+from astraflow.engines.embedded.grammars import Guide
+from astraflow.engines.protocol import Generation, Likeliest, Watch
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -26,6 +27,8 @@ class Request:
         kv: What becomes of its cache when another version takes over.
         watch: Told what is sampled; None: nobody is.
         shown_count: Tokens that it was told of.
+        guide: Follows its grammar; None: it has none.
+        likeliest: Beside each token that it sampled, where that was asked for.
         takeovers: (tokens sampled before, version) of each version that sampled for it.
     """
 
@@ -39,6 +42,8 @@ class Request:
     kv: KvPolicy = KvPolicy.KEEP
     watch: Watch | None = None
     shown_count: int = 0
+    guide: Guide | None = None
+    likeliest: list[Likeliest] = field(default_factory=list[Likeliest])
     takeovers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     def take_over(self, version: int, *, sampled_count: int) -> None:

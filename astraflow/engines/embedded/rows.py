@@ -27,6 +27,8 @@ _FIELDS = np.dtype(
         ("is_greedy", "?"),
         ("is_truncated", "?"),
         ("is_penalised", "?"),
+        ("is_guided", "?"),  # by a grammar
+        ("tells_likeliest", "?"),
         ("ignores_eos", "?"),
         ("has_stops", "?"),  # of its own, beside the model's end tokens
     ],
@@ -176,7 +178,9 @@ def _record(request: Request) -> np.ndarray:
         "is_penalised": knobs.frequency_penalty != 0
         or knobs.presence_penalty != 0
         or knobs.repetition_penalty != 1,
+        "is_guided": request.guide is not None,
+        "tells_likeliest": knobs.top_logprobs > 0,
         "ignores_eos": knobs.ignore_eos,
-        "has_stops": bool(knobs.stop_token_ids or knobs.stop_strings),
+        "has_stops": bool(knobs.stop_token_ids or knobs.stop_strings or request.guide),
     }
     return np.array(tuple(values[name] for name in _FIELDS.names or ()), _FIELDS)

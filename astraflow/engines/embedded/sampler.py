@@ -1,20 +1,22 @@
 """Sampling: from logits to one token per row, and the log-probability it really had."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 
+from astraflow.engines.embedded.grammars import Guide
 from astraflow.engines.embedded.randomness import uniforms
 from astraflow.engines.embedded.requests import Request
 from astraflow.engines.embedded.rows import Rows
+from astraflow.engines.protocol import UNCHANGED
 
 
 class Sampler:
     """Draws for all rows at once.
 
     In order: repetition, frequency and presence penalties; ids that may not come; temperature;
-    top-k, then top-p of what is left, then min-p. Rows without a knob skip its work, and
+    grammar; top-k, then top-p of what is left, then min-p. Rows without a knob skip its work, and
     their bits do not depend on rows that have it.
     """
 
@@ -62,6 +64,11 @@ class Sampler:
             tokens = torch.where(greedy, shaped.argmax(dim=-1), tokens)
             certain = shaped.amax(dim=-1) * 0  # NaN stays NaN
             drawn = torch.where(greedy, certain, drawn)
+        if table.has("tells_likeliest", rows):
+            self._tell_likeliest(logprobs, table, rows)
+        if table.has("is_guided", rows):
+            for index, guide in _guides(table, rows):
+                guide.take(int(tokens[index]))
         return tokens.cpu().numpy(), drawn.cpu().numpy()
 
     def _shaped(self, logits: torch.Tensor, table: Rows, rows: slice) -> torch.Tensor:
@@ -74,9 +81,30 @@ class Sampler:
         if waits.any():
             logits = self._unstoppable(logits, table, rows, np.flatnonzero(waits).tolist())
         logits = logits / self._tensor(table.column("temperature", rows))[:, None]
+        if table.has("is_guided", rows):
+            self._constrain(logits, table, rows)
         if table.has("is_truncated", rows):
             logits = self._truncated(logits, table, rows)
         return logits
+
+    def _constrain(self, logits: torch.Tensor, table: Rows, rows: slice) -> None:
+        """Take away, in place, what grammars do not allow; note whether that changed the draw."""
+        for index, guide in _guides(table, rows):
+            forbidden = self._tensor(~guide.allowed())
+            taken = torch.softmax(logits[index], dim=-1)[forbidden].sum()
+            # The other way round, NaN would be no change.
+            guide.constrained.append(not float(taken) <= UNCHANGED)
+            logits[index, forbidden] = -torch.inf
+
+    def _tell_likeliest(self, logprobs: torch.Tensor, table: Rows, rows: slice) -> None:
+        requests: list[Request] = table.requests[rows]
+        for index in np.flatnonzero(table.column("tells_likeliest", rows)).tolist():
+            request = requests[index]
+            found = logprobs[index].topk(request.sampling.top_logprobs)
+            values, tokens = found.values.cpu().numpy(), found.indices.cpu().numpy()
+            count = int(np.isfinite(values).sum())
+            pairs = zip(tokens[:count].tolist(), values[:count].tolist(), strict=True)
+            request.likeliest.append(list(pairs))
 
     def _unstoppable(
         self, logits: torch.Tensor, table: Rows, rows: slice, waits: list[int]
@@ -138,3 +166,10 @@ class Sampler:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array, device=self._device)
+
+
+def _guides(table: Rows, rows: slice) -> Iterator[tuple[int, Guide]]:
+    requests: list[Request] = table.requests[rows]
+    for index, request in enumerate(requests):
+        if request.guide is not None:
+            yield index, request.guide

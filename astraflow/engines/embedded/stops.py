@@ -12,7 +12,7 @@ from astraflow.engines.tokenizer import Tokenizer
 
 
 class Stops:
-    """End tokens, stop ids, stop strings and budgets."""
+    """End tokens, stop ids, stop strings, grammars and budgets."""
 
     def __init__(
         self, *, vocab_size: int, eos_ids: Iterable[int], tokenizer: Tokenizer | None
@@ -34,7 +34,9 @@ class Stops:
         ]
 
     def _asked(self, table: Rows, row: int) -> bool:
-        sampling = table.requests[row].sampling
+        sampling, guide = table.requests[row].sampling, table.requests[row].guide
+        if guide is not None and guide.is_over:
+            return True
         tokens = table.sampled(row)[0]
         return int(tokens[-1]) in sampling.stop_token_ids or self._completes(tokens, sampling)
 

@@ -67,6 +67,7 @@ class Asking:
             kv=self._kv,
             stops=self._stops(sampling),
             is_greedy=sampling.temperature == 0,
+            is_constrained=sampling.grammar is not None,
             version=None if adapter is None else version,
             prompt_count=len(prompt),
             experts=self._model.experts,

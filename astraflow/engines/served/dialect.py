@@ -11,6 +11,7 @@ import numpy as np
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams
+from astraflow.engines.protocol import Likeliest
 
 # A dead server refuses at once; one that is busy takes its time.
 CONNECT_S = 60.0
@@ -106,6 +107,7 @@ class Piece:
         logprobs: Of each, under the distribution that it was sampled from.
         versions: (version, tokens) that cover them, as the server tells it of its model's weights.
         finish_reason: With the last piece; None before.
+        likeliest: Beside each token, where they were asked for; empty: they are not told.
         experts: Which ones the tokens from the first of the prompt on went through, integers
             [n, layers, k] or flat; None: it does not tell. A later piece tells of all again.
     """
@@ -114,6 +116,7 @@ class Piece:
     logprobs: Sequence[float]
     versions: Sequence[tuple[int, int]]
     finish_reason: FinishReason | None = None
+    likeliest: Sequence[Likeliest] = ()
     experts: np.ndarray | None = None
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, KvPolicy, VersionSpan
-from astraflow.engines.protocol import Generation
+from astraflow.engines.protocol import Generation, Likeliest
 from astraflow.engines.served.dialect import Piece
 from astraflow.engines.served.told_routes import Experts
 from astraflow.engines.stop_texts import StopTexts
@@ -23,6 +23,7 @@ class Gathering:
         kv: What becomes of the cache when another version takes over.
         stops: Texts that end it; None: none do.
         is_greedy: Whether every token was certain, so that its log-probability is 0.
+        is_constrained: Whether a grammar may have changed every draw; servers do not tell which.
         version: What every token is of, whatever happens meanwhile; None: as the server tells.
         prompt_count: Tokens of the prompt.
         experts: How the model chooses them; None: it is dense.
@@ -32,12 +33,14 @@ class Gathering:
     kv: KvPolicy
     stops: StopTexts | None
     is_greedy: bool
+    is_constrained: bool = False
     version: int | None = None
     prompt_count: int = 0
     experts: Experts | None = None
     finish_reason: FinishReason | None = None
     _tokens: list[int] = field(default_factory=list[int])
     _logprobs: list[float] = field(default_factory=list[float])
+    _likeliest: list[Likeliest] = field(default_factory=list[Likeliest])
     _versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     _told: np.ndarray | None = None
 
@@ -53,6 +56,7 @@ class Gathering:
         before = len(self._tokens)
         self._tokens += piece.tokens
         self._logprobs += piece.logprobs
+        self._likeliest += piece.likeliest
         self.finish_reason = piece.finish_reason
         if self.stops is not None:
             self._cut(before)
@@ -84,6 +88,8 @@ class Gathering:
             version_spans=self._spans(),
             finish_reason=reason,
             routed_experts=self._routes(),
+            constrained=np.ones(len(logprobs), np.bool_) if self.is_constrained else None,
+            likeliest=self._likeliest,
         )
 
     def _routes(self) -> np.ndarray | None:
@@ -98,7 +104,7 @@ class Gathering:
         """End it with the first token that completes a stop text."""
         end = self.stops.first_end(self._tokens, before) if self.stops is not None else None
         if end is not None:
-            del self._tokens[end:], self._logprobs[end:]
+            del self._tokens[end:], self._logprobs[end:], self._likeliest[end:]
             self.finish_reason = FinishReason.STOP
 
     def _spans(self) -> tuple[VersionSpan, ...]:

@@ -277,9 +277,7 @@ def _client(url: str) -> httpx.AsyncClient:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     # As many requests as the node has rollouts. Servers (uvicorn) close a connection that is idle
     # for 5 s: one is let go well before, or a request on it would fail now and then.
-    limits = httpx.Limits(
-        max_connections=None, max_keepalive_connections=256, keepalive_expiry=2.0
-    )
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=2.0)
     timeout = httpx.Timeout(_CALL_S, connect=CONNECT_S)
     return httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False)
 

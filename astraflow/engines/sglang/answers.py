@@ -34,6 +34,10 @@ def piece_of(answer: dict[str, Any], *, is_adapted: bool = False) -> Piece:
         logprobs=[value for value, *_ in meta["output_token_logprobs"]],
         versions=[(_number(span["version"]), span["end"] - span["start"]) for span in spans],
         finish_reason=_finish_reason(meta["finish_reason"]),
+        likeliest=[
+            [(token, logprob) for logprob, token, *_ in said or ()]
+            for said in meta.get("output_top_logprobs") or ()
+        ],
         experts=from_i32(meta.get("routed_experts")),
     )
 

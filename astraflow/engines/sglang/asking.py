@@ -27,6 +27,7 @@ def generate_body(request: ServerRequest, *, salt: str) -> dict[str, Any]:
         "sampling_params": _sampling(request),
         "rid": request.request_id,
         "return_logprob": True,
+        "top_logprobs_num": request.sampling.top_logprobs,
         "stream": request.is_streamed,
         "extra_key": salt,
         "return_routed_experts": request.tells_experts,
@@ -83,6 +84,8 @@ def _check(sampling: SamplingParams) -> None:
     for name, is_set in truncated.items():
         if is_set and sampling.temperature > 0:
             raise _refused(name, "its log-probabilities would be those before the cut")
+    if sampling.grammar is not None:
+        raise _refused("grammar", "it is asked with ids alone and reads no tokenizer; take vLLM")
 
 
 def _refused(name: str, why: str) -> AstraflowError:

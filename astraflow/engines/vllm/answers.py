@@ -7,6 +7,7 @@ from typing import Any
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
+from astraflow.engines.protocol import Likeliest
 from astraflow.engines.served.dialect import Piece
 from astraflow.engines.served.told_routes import from_npy
 
@@ -19,8 +20,12 @@ _ENDS = {
 _NO_LOGPROB = -9999.0
 
 
-def piece_of(choice: Mapping[str, Any]) -> Piece:
+def piece_of(choice: Mapping[str, Any], *, top_count: int = 0) -> Piece:
     """Return what one choice of an answer holds.
+
+    Args:
+        choice: Of the answer.
+        top_count: Likeliest tokens that were asked for.
 
     Raises:
         AstraflowError: ENGINE_FAILED for one that ended in a way of its own.
@@ -36,6 +41,9 @@ def piece_of(choice: Mapping[str, Any]) -> Piece:
         logprobs=[_logprob(said["logprob"]) for said in content],
         versions=[_span(said) for said in spans if said["version"].isdecimal()],
         finish_reason=None if reason is None else _ENDS[reason],
+        likeliest=[_likeliest(said["top_logprobs"], top_count) for said in content]
+        if top_count
+        else (),
         experts=from_npy(choice.get("routed_experts")),
     )
 
@@ -46,6 +54,13 @@ def _span(said: Mapping[str, Any]) -> tuple[int, int]:
 
 def _logprob(said: float | None) -> float:
     return math.nan if said is None or said <= _NO_LOGPROB else said
+
+
+def _likeliest(said: Sequence[Mapping[str, Any]], count: int) -> Likeliest:
+    """Return the likeliest tokens; the one that was sampled is told too, before them."""
+    pairs = [(int(each["token"].removeprefix("token_id:")), each["logprob"]) for each in said]
+    finite = [pair for pair in pairs if pair[1] > _NO_LOGPROB]
+    return sorted(finite, key=lambda pair: -pair[1])[:count]
 
 
 def event_of(line: str) -> Any:

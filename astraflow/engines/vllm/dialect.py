@@ -1,6 +1,7 @@
 """vLLM's own words: its command line and its HTTP routes."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import httpx
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
+from astraflow.core.tasks import Grammar
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.served.devices import is_on_cpu
 from astraflow.engines.served.dialect import (
@@ -97,6 +99,7 @@ class VllmDialect:
         self, http: httpx.AsyncClient, request: ServerRequest
     ) -> AsyncGenerator[Piece]:
         """Sample one completion."""
+        top_count = request.sampling.top_logprobs
         body = {
             "model": request.adapter or _MODEL,
             "request_id": request.request_id,
@@ -107,14 +110,14 @@ class VllmDialect:
         }
         if not request.is_streamed:
             answer = await _asked(http, "POST", _GENERATE, json=body, timeout=NO_END)
-            yield piece_of(answer["choices"][0])
+            yield piece_of(answer["choices"][0], top_count=top_count)
             return
         async with http.stream("POST", _GENERATE, json=body, timeout=NO_END) as answer:
             await _require_success(answer)
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
                     for choice in event_of(line)["choices"]:
-                        yield piece_of(choice)
+                        yield piece_of(choice, top_count=top_count)
 
     async def abort(self, http: httpx.AsyncClient, request_id: str) -> None:
         """Withdraw a request."""
@@ -205,6 +208,8 @@ def _options(place: ServerPlace) -> tuple[str, ...]:
         "dtype": _DTYPES[settings.dtype],
         "max-model-len": place.max_context,
         "max-num-seqs": settings.max_batch,
+        # 20 of the likeliest tokens, as agents may ask for, and the one that was sampled.
+        "max-logprobs": 21,
         "tensor-parallel-size": settings.tensor_parallel,
         "logprobs-mode": "processed_logprobs",
         "generation-config": "vllm",
@@ -238,9 +243,26 @@ def _sampling(request: ServerRequest) -> dict[str, Any]:
         "seed": sampling.seed,
         "logit_bias": {str(token): _NEVER for token in request.never_sampled} or None,
         "ignore_eos": True,
-        "logprobs": 0,
+        # The one that was sampled is told first, and counts.
+        "logprobs": sampling.top_logprobs + 1 if sampling.top_logprobs else 0,
+        "structured_outputs": None if sampling.grammar is None else _structure(sampling.grammar),
         "detokenize": False,
     }
+
+
+def _structure(grammar: Grammar) -> dict[str, str]:
+    """Return a grammar as vLLM has it; JSON or a tool call as a structural tag of xgrammar."""
+    if grammar.answer is not None and grammar.call is None:
+        return {"json": grammar.answer}
+    ways: list[dict[str, Any]] = []
+    if grammar.answer is not None:
+        ways.append({"type": "json_schema", "json_schema": json.loads(grammar.answer)})
+    if grammar.call is not None:
+        content = {"type": "json_schema", "json_schema": json.loads(grammar.call)}
+        tags = {"begin": "<tool_call>\n", "end": "\n</tool_call>"}
+        ways.append({"type": "tag", **tags, "content": content})
+    shape = ways[0] if len(ways) == 1 else {"type": "or", "elements": ways}
+    return {"structural_tag": json.dumps({"type": "structural_tag", "format": shape})}
 
 
 async def _call(http: httpx.AsyncClient, method: str, *args: str) -> Sequence[Mapping[str, Any]]:

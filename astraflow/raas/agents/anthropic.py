@@ -14,6 +14,7 @@ from astraflow.raas.agents.dialects import (
     counts_of,
     parts_of,
     renamed,
+    response_format,
 )
 from astraflow.raas.agents.errors import status_of
 from astraflow.raas.agents.request import ChatRequest, unserved
@@ -46,8 +47,7 @@ def chat_of(body: Body) -> Body:
         AstraflowError: INVALID_FIELD for blocks that are neither text nor tools.
     """
     shape: Body = body.get("output_config") or {}
-    if shape.get("format") or body.get("output_format"):
-        raise unserved("output_config.format")
+    shape = shape.get("format") or body.get("output_format") or {}
     choice = _choice(body.get("tool_choice") or {})
     made = renamed(body, _SAME)
     messages: list[Body] = []
@@ -68,6 +68,7 @@ def chat_of(body: Body) -> Body:
         if "input_schema" in tool
     ]
     made |= {"messages": messages, "tool_choice": choice}
+    made |= {"response_format": response_format(shape)} if shape else {}
     return made | ({"tools": tools} if tools else {})
 
 

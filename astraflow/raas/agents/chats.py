@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from astraflow.core.errors import AstraflowError
@@ -22,7 +23,7 @@ def chat_completion(session: AgentSession, request: ChatRequest) -> Completion:
         AstraflowError: INVALID_FIELD, or POLICY_UNKNOWN for the model.
     """
     capture = session.capture_of(request.model)
-    messages, tools = normal_messages(request.messages), request.offered_tools()
+    messages, tools = normal_messages(request.messages), request.offered_tools
 
     def keep(choice: Choice) -> None:
         (answer,) = normal_messages([message_of(choice)])
@@ -62,10 +63,11 @@ def chat_body(
             "message": message_of(choice),
             "logprobs": _logprobs(completion, choice) if request.logprobs else None,
             "finish_reason": choice.finish,
+            **token_ids(request, choice),
         }
         for choice in ordered
     ]
-    head = _head("chat.completion", request)
+    head = {**_head("chat.completion", request), **prompt_token_ids(completion)}
     return {**head, "choices": made, "usage": usage_of(completion, choices)}
 
 
@@ -111,7 +113,7 @@ class ChunkScript:
 
 
 class ChatScript(ChunkScript):
-    """Writes a chat; log-probabilities come with the last chunk of each choice."""
+    """Writes a chat; log-probabilities and token ids come with the last chunk of each choice."""
 
     def __init__(self, completion: Completion, request: ChatRequest) -> None:
         head = _head("chat.completion.chunk", request)
@@ -122,8 +124,8 @@ class ChatScript(ChunkScript):
     def begin(self) -> bytes:
         """Open every choice."""
         opened = {"role": "assistant", "content": "", "refusal": None}
-        indexes = range(self._request.count)
-        return b"".join(self.chunks.chunk(_delta(index, opened)) for index in indexes)
+        indexes, read = range(self._request.count), prompt_token_ids(self.completion)
+        return b"".join(self.chunks.chunk(_delta(index, opened), **read) for index in indexes)
 
     def close(self, choice: Choice) -> bytes:
         """Write tool calls, and why the choice ended."""
@@ -133,7 +135,7 @@ class ChatScript(ChunkScript):
             told += self.chunks.chunk(_delta(choice.index, {"tool_calls": calls}))
         logprobs = _logprobs(self.completion, choice) if self._request.logprobs else None
         last = _delta(choice.index, {}, finish_reason=choice.finish, logprobs=logprobs)
-        return told + self.chunks.chunk(last)
+        return told + self.chunks.chunk({**last, **token_ids(self._request, choice)})
 
 
 def _delta(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -147,19 +149,46 @@ def usage_of(completion: Completion, choices: Sequence[Choice]) -> dict[str, int
     return {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
 
 
+def prompt_token_ids(completion: Completion) -> dict[str, list[int]]:
+    """Return the ids of what was read, as vLLM has them, if they were asked for."""
+    return {"prompt_token_ids": completion.prompt} if completion.request.return_token_ids else {}
+
+
+def token_ids(request: SamplingRequest, choice: Choice) -> dict[str, list[int]]:
+    """Return the ids of what was sampled, as vLLM has them, if they were asked for."""
+    return {"token_ids": choice.turn.generation.tokens.tolist()} if request.return_token_ids else {}
+
+
 def token_logprobs(tokenizer: Tokenizer, choice: Choice) -> list[tuple[str, float]]:
     """Return the text and the log-probability of each sampled token."""
     generation = choice.turn.generation
     pairs = zip(generation.tokens.tolist(), generation.logprobs.tolist(), strict=True)
+    return texts_of(tokenizer, pairs)
+
+
+def likeliest_of(tokenizer: Tokenizer, choice: Choice) -> list[list[tuple[str, float]]]:
+    """Return the same of the likeliest tokens beside each one; empty: they are not told."""
+    return [texts_of(tokenizer, pairs) for pairs in choice.turn.generation.likeliest]
+
+
+def texts_of(tokenizer: Tokenizer, pairs: Iterable[tuple[int, float]]) -> list[tuple[str, float]]:
+    """Return tokens as texts."""
     return [(tokenizer.decode([token]), logprob) for token, logprob in pairs]
 
 
 def _logprobs(completion: Completion, choice: Choice) -> dict[str, Any]:
+    tokenizer = completion.capture.port.tokenizer
+    beside = zip_longest(token_logprobs(tokenizer, choice), likeliest_of(tokenizer, choice))
     content = [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, logprob in token_logprobs(completion.capture.port.tokenizer, choice)
+        {**_told(own), "top_logprobs": [_told(pair) for pair in likeliest or ()]}
+        for own, likeliest in beside
     ]
     return {"content": content, "refusal": None}
+
+
+def _told(pair: tuple[str, float]) -> dict[str, Any]:
+    text, logprob = pair
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def _head(kind: str, request: ChatRequest) -> dict[str, Any]:

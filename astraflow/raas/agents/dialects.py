@@ -48,6 +48,13 @@ def call_of(call_id: Any, name: Any, arguments: Any) -> Body:
     return {"id": call_id, "type": "function", "function": function}
 
 
+def response_format(given: Body) -> Body:
+    """Return a format as a chat has it: there a schema stands one level deeper."""
+    if given["type"] != "json_schema":
+        return given
+    return {"type": "json_schema", "json_schema": given}
+
+
 def counts_of(completion: Completion, choice: Choice) -> Body:
     """Return how many tokens were read and sampled."""
     sampled = len(choice.turn.generation.tokens)

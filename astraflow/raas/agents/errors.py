@@ -11,6 +11,7 @@ from astraflow.core.errors import AstraflowError, Reason
 # Reason: status, type, code.
 _TABLE: Mapping[Reason, tuple[int, str, str]] = {
     Reason.INVALID_FIELD: (400, "invalid_request_error", "invalid_value"),
+    Reason.CAPABILITY_MISSING: (400, "invalid_request_error", "unsupported"),
     Reason.CONTEXT_TOO_LONG: (400, "invalid_request_error", "context_length_exceeded"),
     Reason.TOKEN_INVALID: (401, "authentication_error", "invalid_api_key"),
     Reason.POLICY_UNKNOWN: (404, "invalid_request_error", "model_not_found"),

@@ -1,14 +1,18 @@
 """Requests: what an agent asks for, read and checked."""
 
-from typing import Annotated, Any, Literal
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.tasks import SamplingParams
+from astraflow.core.tasks import Grammar, SamplingParams
 from astraflow.workflows.agents.session import SamplingSource
 
 _MAX_CHOICES = 64
+# As OpenAI's API has it; vLLM's, too.
+_MAX_LIKELIEST = 20
 # What engines count in.
 _I32, _I64 = 2**31, 2**63
 
@@ -38,6 +42,7 @@ class SamplingRequest(BaseModel):
     stop: str | list[str] | None = None
     seed: int | None = Field(default=None, ge=-_I64, lt=_I64)
     logit_bias: dict[str, float] | None = None
+    return_token_ids: bool | None = None
 
     @property
     def count(self) -> int:
@@ -60,6 +65,16 @@ class SamplingRequest(BaseModel):
         """Tokens at most."""
         return self.max_tokens
 
+    @property
+    def likeliest_count(self) -> int:
+        """How many of the likeliest tokens are told of beside each sampled one."""
+        return 0
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What an answer has to be; None: anything."""
+        return None
+
     def overrides(self, own: SamplingParams, source: SamplingSource) -> dict[str, Any]:
         """Return what differs from the task's sampling.
 
@@ -72,7 +87,11 @@ class SamplingRequest(BaseModel):
         """
         if self.logit_bias:
             raise unserved("logit_bias")
-        changes: dict[str, Any] = {"stop_strings": (*own.stop_strings, *self.stops)}
+        changes: dict[str, Any] = {
+            "stop_strings": (*own.stop_strings, *self.stops),
+            "top_logprobs": self.likeliest_count,
+            "grammar": self.grammar,
+        }
         if self.budget is not None:
             most = own.max_new_tokens or self.budget
             changes["max_new_tokens"] = min(most, self.budget)
@@ -93,7 +112,7 @@ class ChatRequest(SamplingRequest):
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=_MAX_LIKELIEST)
 
     @property
     def budget(self) -> int | None:
@@ -113,35 +132,82 @@ class ChatRequest(SamplingRequest):
                     raise ValueError(f"[{index}] is no function with a name and parameters")
         return tools
 
+    @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """Return the tools that the model is told of.
-
-        Raises:
-            AstraflowError: INVALID_FIELD for what no engine here can do.
-        """
-        if (self.response_format or {}).get("type", "text") != "text":
-            raise unserved("response_format")
-        if self.top_logprobs:
-            raise unserved("top_logprobs")
+        """The tools that the model is told of."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def forced_tool(self) -> str | None:
-        """The name of the tool that has to be called; None: the model may call any, or none.
+        """The name of the tool whose call the prompt begins; None: no call is begun.
 
         Raises:
             AstraflowError: INVALID_FIELD for a choice that cannot be forced on a model.
         """
-        names = [tool["function"]["name"] for tool in self.tools or ()]
+        forced = self._forced
+        is_begun = len(forced) == 1 and not forced[0].get("strict")
+        return forced[0]["name"] if is_begun else None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What an answer has to be: JSON of its format, the call of a tool, or either.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for a format that is none, or a choice of no tool.
+        """
+        schema, forced = self._schema, self._forced
+        answer = None if schema is None or forced else json.dumps(schema)
+        if self.forced_tool is not None or (answer is None and not forced):
+            return None
+        callable_tools = forced or [tool["function"] for tool in self.offered_tools]
+        return Grammar(answer=answer, call=_calls_of(callable_tools) if callable_tools else None)
+
+    @property
+    def likeliest_count(self) -> int:
+        """How many of the likeliest tokens are told of beside each sampled one.
+
+        Raises:
+            AstraflowError: INVALID_FIELD where log-probabilities are not asked for.
+        """
+        if self.top_logprobs and not self.logprobs:
+            raise unserved("top_logprobs", "it needs logprobs: true")
+        return self.top_logprobs or 0
+
+    @property
+    def _forced(self) -> list[dict[str, Any]]:
+        """The functions one of which has to be called; empty: none has to."""
+        functions = [tool["function"] for tool in self.tools or ()]
         match self.tool_choice:
             case None | "auto" | "none":
-                return None
-            case "required" if len(names) == 1:
-                return names[0]
-            case {"type": "function", "function": {"name": str(name)}} if name in names:
-                return name
+                return []
+            case "required" if functions:
+                return functions
+            case {"type": "function", "function": {"name": str(name)}}:
+                named = [function for function in functions if function["name"] == name]
+                if named:
+                    return named[:1]
             case _:
-                raise unserved("tool_choice", "choose auto, none, or one of the tools by its name")
+                pass
+        raise unserved(
+            "tool_choice", "choose auto, none, required, or one of the tools by its name"
+        )
+
+    @property
+    def _schema(self) -> dict[str, Any] | None:
+        """The schema of an answer that has to be JSON."""
+        match self.response_format:
+            case None | {"type": "text"}:
+                return None
+            case {"type": "json_object"}:
+                return {"type": "object"}
+            case {"type": "json_schema", "json_schema": {"schema": schema}} if isinstance(
+                schema, dict
+            ):
+                return cast("dict[str, Any]", schema)
+            case _:
+                raise unserved(
+                    "response_format", "its type is text, json_object, or json_schema with a schema"
+                )
 
 
 class CompletionRequest(SamplingRequest):
@@ -150,7 +216,12 @@ class CompletionRequest(SamplingRequest):
     prompt: str | list[Annotated[int, Field(ge=0, lt=_I32)]] | list[str]
     echo: Literal[False] | None = None
     suffix: None = None
-    logprobs: int | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=_MAX_LIKELIEST)
+
+    @property
+    def likeliest_count(self) -> int:
+        """How many of the likeliest tokens are told of beside each sampled one."""
+        return self.logprobs or 0
 
     @property
     def one_prompt(self) -> str | list[int]:
@@ -170,6 +241,42 @@ class CompletionRequest(SamplingRequest):
                 )
             case prompt:
                 return prompt  # pyright: ignore[reportReturnType] - lists of texts are above
+
+
+def _calls_of(functions: Sequence[Mapping[str, Any]]) -> str:
+    """Return the schema of a call of one of some functions."""
+    # What a function's schema defines it refers to from its own root.
+    roots = [function.get("parameters") or {"type": "object"} for function in functions]
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function["name"]},
+                "arguments": _moved(root, f"#/anyOf/{index}/properties/arguments"),
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for index, (function, root) in enumerate(zip(functions, roots, strict=True))
+    ]
+    return json.dumps({"anyOf": calls})
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """Return a schema whose references to its own root (`#/$defs/…`) find it at another place."""
+    match schema:
+        case dict():
+            parts = cast("dict[str, Any]", schema)
+            return {
+                key: f"{root}{value[1:]}"
+                if key == "$ref" and isinstance(value, str) and value.startswith("#")
+                else _moved(value, root)
+                for key, value in parts.items()
+            }
+        case list():
+            return [_moved(part, root) for part in cast("list[Any]", schema)]
+        case _:
+            return schema
 
 
 def unserved(field: str, hint: str = "leave it out") -> AstraflowError:

@@ -7,7 +7,14 @@ from typing import Any
 
 from astraflow.core.errors import AstraflowError
 from astraflow.raas.agents.completion import Choice, Completion, Piece
-from astraflow.raas.agents.dialects import Body, Dialect, call_of, counts_of, renamed
+from astraflow.raas.agents.dialects import (
+    Body,
+    Dialect,
+    call_of,
+    counts_of,
+    renamed,
+    response_format,
+)
 from astraflow.raas.agents.errors import body_of
 from astraflow.raas.agents.request import ChatRequest, unserved
 from astraflow.raas.agents.script import event
@@ -34,15 +41,17 @@ def chat_of(body: Body) -> Body:
     for field in ("previous_response_id", "conversation", "background", "prompt"):
         if body.get(field):
             raise unserved(field, "send the whole input")
-    shape: Body = body.get("text") or {}
-    if shape.get("format", {}).get("type", "text") != "text":
-        raise unserved("text.format")
+    if body.get("top_logprobs"):
+        raise unserved("top_logprobs", "ask for it in a chat completion")
     given = body.get("input", "")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
     messages = list(_messages(items))
     if body.get("instructions"):
         messages.insert(0, {"role": "system", "content": body["instructions"]})
     made = {**renamed(body, _SAME), "messages": messages}
+    shape: Body = body.get("text") or {}
+    if shape.get("format"):
+        made["response_format"] = response_format(shape["format"])
     if isinstance(choice := body.get("tool_choice"), dict) and "name" in choice:
         made["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
     if tools := [_tool(tool) for tool in body.get("tools") or ()]:

@@ -5,7 +5,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from astraflow.raas.agents.chats import ChunkScript, token_logprobs, usage_of
+from astraflow.raas.agents.chats import (
+    ChunkScript,
+    likeliest_of,
+    prompt_token_ids,
+    token_ids,
+    token_logprobs,
+    usage_of,
+)
 from astraflow.raas.agents.completion import Choice, Completion
 from astraflow.raas.agents.request import CompletionRequest
 from astraflow.raas.agents.script import Chunks
@@ -63,16 +70,19 @@ def _choice(
 ) -> dict[str, Any]:
     logprobs = _logprobs(completion, choice) if request.logprobs is not None else None
     made = {"index": choice.index, "text": text, "logprobs": logprobs}
-    return {**made, "finish_reason": choice.finish}
+    ids = {**prompt_token_ids(completion), **token_ids(request, choice)}
+    return {**made, "finish_reason": choice.finish, **ids}
 
 
 def _logprobs(completion: Completion, choice: Choice) -> dict[str, Any]:
-    pairs = token_logprobs(completion.capture.port.tokenizer, choice)
+    tokenizer = completion.capture.port.tokenizer
+    pairs = token_logprobs(tokenizer, choice)
     texts = [text for text, _ in pairs]
     offsets = [sum(map(len, texts[:index])) for index in range(len(texts))]
     logprobs = [logprob for _, logprob in pairs]
     made = {"tokens": texts, "token_logprobs": logprobs}
-    return {**made, "top_logprobs": None, "text_offset": offsets}
+    likeliest = [dict(pairs) for pairs in likeliest_of(tokenizer, choice)] or None
+    return {**made, "top_logprobs": likeliest, "text_offset": offsets}
 
 
 def _head(request: CompletionRequest) -> dict[str, Any]:

@@ -4,12 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import structlog
+
 from astraflow.core.rollouts import Trajectory
 from astraflow.engines.protocol import Watch
 from astraflow.workflows.agents.prompts import Chats, Texts
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.seeds import mixed_seed, trajectory_seed
 from astraflow.workflows.turns import Owner, Turn, TurnTree, trajectories_of
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class Capture:
@@ -65,9 +69,19 @@ class Capture:
         wanted = replace(port.sampling, **overrides, seed=chosen)
         before = None if opening.parent is None else opening.parent.sampling
         generation, sampling = await port.generate(prompt, wanted, before=before, watch=watch)
+        if not port.is_trained:  # no trainer scores it, so all of it counts
+            generation = replace(generation, constrained=None)
+        sampling = replace(sampling, grammar=None, top_logprobs=0)
         return self._tree.add(opening, generation, sampling)
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Yield one per branch."""
+        """Yield one per branch in which anything can be trained on."""
         owner = Owner(policy_id=self.port.policy_id, agent="", engine=self.port.engine.name)
-        return trajectories_of(self._tree, owner, prefix=self._prefix)
+        made = list(trajectories_of(self._tree, owner, prefix=self._prefix))
+        if self.turns and not made:
+            log.warning(
+                "nothing of an episode can be trained on: grammars (response_format, tool_choice) "
+                "changed every draw; ask for them in fewer turns, or in the prompt",
+                policy=self.port.policy_id,
+            )
+        return iter(made)

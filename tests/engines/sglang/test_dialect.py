@@ -10,7 +10,7 @@ import torch
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
-from astraflow.core.tasks import SamplingParams
+from astraflow.core.tasks import Grammar, SamplingParams
 from astraflow.engines.served.dialect import ServerRequest
 from astraflow.engines.sglang.answers import piece_of
 from astraflow.engines.sglang.asking import after_least, generate_body, until_least
@@ -54,7 +54,17 @@ def test_a_request_says_what_ends_it_and_what_is_never_sampled():
     assert body["sampling_params"]["logit_bias"].keys() == {"0", "1"}
 
 
-@pytest.mark.parametrize("wrong", [{"top_p": 0.9}, {"top_k": 4}, {"min_p": 0.1}])
+def test_the_likeliest_tokens_are_asked_for_and_told():
+    request = replace(REQUEST, sampling=replace(REQUEST.sampling, top_logprobs=2))
+    assert generate_body(request, salt="s")["top_logprobs_num"] == 2
+    said = answer([5], "1", [("1", 0, 1)], "stop")
+    said["meta_info"]["output_top_logprobs"] = [[[-0.1, 4, None], [-2.5, 5, None]]]
+    assert piece_of(said).likeliest == [[(4, -0.1), (5, -2.5)]]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"top_p": 0.9}, {"top_k": 4}, {"min_p": 0.1}, {"grammar": Grammar(answer="{}")}]
+)
 def test_knobs_that_would_be_honoured_in_another_way_are_refused(wrong: dict[str, Any]):
     request = replace(REQUEST, sampling=replace(REQUEST.sampling, **wrong))
     with pytest.raises(AstraflowError) as caught:

@@ -29,6 +29,14 @@ def test_a_piece_has_tokens_their_logprobs_and_versions():
     assert math.isnan(piece.logprobs[2])
 
 
+def test_the_likeliest_tokens_are_told_in_order_without_the_one_that_was_sampled():
+    said = [(9, -4.0), (3, -0.5), (7, -1.5)]
+    told = [{"token": f"token_id:{token}", "logprob": logprob} for token, logprob in said]
+    content = [{"logprob": -4.0, "top_logprobs": told}]
+    piece = piece_of(choice(token_ids=[9], logprobs={"content": content}), top_count=2)
+    assert piece.likeliest == [[(3, -0.5), (7, -1.5)]]
+
+
 def test_an_end_is_told_and_an_unknown_one_is_an_error():
     assert piece_of(choice(finish_reason="length")).finish_reason is FinishReason.LENGTH
     with pytest.raises(AstraflowError, match="ended by error"):

@@ -33,7 +33,8 @@ WRONG = {
     "too deep": ("[" * 100_000, "body"),
     "a text for a number": ({**HI, "max_tokens": "many"}, "max_tokens"),
     "too many choices": ({**HI, "n": 10**6}, "n"),
-    "JSON mode": ({**HI, "response_format": {"type": "json_object"}}, "response_format"),
+    "a strange format": ({**HI, "response_format": {"type": "xml"}}, "response_format"),
+    "likeliest tokens without logprobs": ({**HI, "top_logprobs": 2}, "top_logprobs"),
     "a forced tool": ({**HI, "tool_choice": "required"}, "tool_choice"),
     "biased tokens": ({**HI, "logit_bias": {"3": 5}}, "logit_bias"),
 }
