@@ -25,7 +25,7 @@ class Http(Strict):
     """Policies whose trainers come over HTTP: `astraflow run` starts none for them."""
     max_body_nbytes: int = Field(default=64 << 20, ge=1 << 10)
     """Of one request. One host may send so much at once, all together twice of it."""
-    max_answer_nbytes: int = Field(default=256 << 20, ge=1 << 10)
+    max_answer_nbytes: int = Field(default=128 << 20, ge=1 << 10)
     """Of one answer of a peer that is dialled, such as the rollouts of a RaaS."""
     max_weights_nbytes: int | None = Field(default=None, ge=1)
     """Of the weights that a sender names; unset: the memory of this machine."""

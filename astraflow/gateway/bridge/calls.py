@@ -1,6 +1,5 @@
 """Calls to a RaaS that speaks HTTP: pickled bodies in an envelope, JSON where published so."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, Self, cast
 
@@ -9,6 +8,7 @@ import structlog
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.gateway.edge.bodies import PICKLE
 from astraflow.gateway.edge.peers import DialRules, Peer
+from astraflow.gateway.edge.reading import read
 from astraflow.gateway.pickles import pickle_chunks, read_pickle
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -61,7 +61,7 @@ class RaasCalls:
     async def pull(self, *, is_eval: bool) -> list[Mapping[str, Any]]:
         """Take what has finished; what is taken here is nowhere else."""
         path = "/eval_pull" if is_eval else "/pull"
-        answer = await self._call(path, {"max_items": 64, "timeout": 0.1})
+        answer = await self._call(path, {"max_items": 16, "timeout": 0.1})
         items = self._mapping(answer).get("items") if is_eval else answer
         if not isinstance(items, list):
             raise AstraflowError(Reason.ENVIRONMENT_FAILED, f"{self.url}{path} answers no list")
@@ -83,7 +83,7 @@ class RaasCalls:
     async def _call(self, path: str, fields: Mapping[str, Any], timeout_s: float = _CALL_S) -> Any:
         body = b"".join(pickle_chunks(fields))
         answer = await self._peer.ask("POST", path, body, kind=PICKLE, timeout_s=timeout_s)
-        envelope = self._mapping(await asyncio.to_thread(read_pickle, memoryview(answer.raw)))
+        envelope = self._mapping(await read(read_pickle, answer.raw))
         if not envelope.get("ok"):
             # Whoever named the RaaS is told that it refuses; what it says is for this log.
             log.warning("an HTTP RaaS refuses", url=self.url, path=path, why=_short(envelope))

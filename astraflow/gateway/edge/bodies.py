@@ -8,7 +8,6 @@ is no tensor as one JSON text under `json` in the metadata.
 import asyncio
 import json
 from base64 import b64encode
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,51 +17,23 @@ import numpy as np
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.gateway.edge.errors import RefusedError, faults_of, json_answer
-from astraflow.gateway.edge.peers import JSON_NBYTES, caller_of, read_json
+from astraflow.gateway.edge.peers import caller_of
+from astraflow.gateway.edge.reading import JSON_NBYTES, Room, read, read_json
 from astraflow.gateway.pickles import pickle_chunks, read_pickle
 
 PICKLE: Final = "application/octet-stream"
 JSON: Final = "application/json"
 SAFETENSORS: Final = "application/vnd.safetensors"
 _WRITE_NBYTES: Final = 1 << 20
-# So much of every body needs no room.
-_FREE_NBYTES: Final = 1 << 16
+_QUICK_PICKLE_NBYTES: Final = 1 << 11
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class BodyRoom:
-    """Bytes of all bodies that are being read: one caller may have a whole one, all two."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._held: Counter[str | None] = Counter()
-
-    def take(self, caller: str | None, nbytes: int, max_nbytes: int) -> None:
-        """Count what came.
-
-        Args:
-            caller: Its host.
-            nbytes: That came.
-            max_nbytes: Of one body.
-
-        Raises:
-            RefusedError: 503 where others take it all.
-        """
-        if self._held[caller] + nbytes > max_nbytes or self._held.total() + nbytes > 2 * max_nbytes:
-            raise RefusedError(503, "other large bodies are being read; send it again")
-        self._held[caller] += nbytes
-
-    def give(self, caller: str | None, nbytes: int) -> None:
-        """Count what is read."""
-        self._held[caller] -= nbytes
-        if not self._held[caller]:
-            del self._held[caller]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +50,7 @@ class BodyRules:
 
     reads_pickles: bool = False
     max_nbytes: int = 64 << 20
-    room: BodyRoom = field(default_factory=BodyRoom)
+    room: Room = field(default_factory=Room)
     timeout_s: float = 60.0
     head_timeout_s: float = 10.0
 
@@ -123,7 +94,8 @@ async def _taken(request: Request, rules: BodyRules) -> AsyncGenerator[bytearray
     """Read the bytes of a body; they take room until the end of the block.
 
     Raises:
-        RefusedError: 413, 408, 503.
+        RefusedError: 413, 408, 499.
+        AstraflowError: OVERLOADED.
     """
     too_large = RefusedError(413, f"a body has at most {rules.max_nbytes} bytes here")
     length = request.headers.get("content-length", "0")
@@ -135,11 +107,11 @@ async def _taken(request: Request, rules: BodyRules) -> AsyncGenerator[bytearray
             async for part in request.stream():
                 if len(raw) + len(part) > rules.max_nbytes:
                     raise too_large
-                grown = max(0, len(raw) + len(part) - _FREE_NBYTES) - held
-                rules.room.take(caller, grown, rules.max_nbytes)
-                held += grown
+                held = rules.room.take(caller, held, len(raw) + len(part), rules.max_nbytes)
                 raw += part
         yield raw
+    except ClientDisconnect:
+        raise RefusedError(499, "the caller has gone") from None
     except TimeoutError:
         raise RefusedError(408, f"the body did not come in {rules.timeout_s:g} s") from None
     finally:
@@ -150,7 +122,7 @@ async def _from_json(raw: bytearray) -> Any:
     if len(raw) > JSON_NBYTES:
         raise RefusedError(413, f"a body of JSON has at most {JSON_NBYTES} bytes here")
     try:
-        return await read_json(raw)
+        return await read(read_json, raw)
     except ValueError as error:
         raise RefusedError(400, f"the body is no JSON: {error}") from None
 
@@ -163,7 +135,7 @@ async def _from_pickle(raw: bytearray, rules: BodyRules) -> Any:
             f"(http.legacy_pickle in a recipe); or send {JSON}",
         )
     try:
-        return await asyncio.to_thread(read_pickle, memoryview(raw))
+        return await read(read_pickle, raw, quick_nbytes=_QUICK_PICKLE_NBYTES)
     except AstraflowError as error:
         raise RefusedError(400, error.message) from None
 

@@ -8,8 +8,10 @@ read through the gateway what it cannot reach itself.
 import asyncio
 import json
 import socket
+import ssl
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Final, Self, cast
 from urllib.parse import urlsplit
@@ -18,19 +20,13 @@ import httpx
 from fastapi import Request
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.gateway.edge.reading import JSON_NBYTES, Room, read, read_json
 from astraflow.rpc.address import join_address
 
 SMALL_NBYTES: Final = 1 << 20
 """Of answers that say how a peer stands."""
-JSON_NBYTES: Final = 32 << 20
-"""Of any JSON: its text may take four times as much."""
 
 _CALL_S: Final = 30.0
-# Above it, reading goes to a thread.
-_QUICK_NBYTES: Final = 1 << 16
-# A dict of one field takes 240 bytes, a list 60; a layout of 80,000 tensors fits.
-_MAX_CONTAINERS: Final = 1 << 18
-_MAX_VALUES: Final = 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +36,13 @@ class DialRules:
     Attributes:
         hosts: Names, addresses and networks (10.0.0.0/8). A name stands for all of its addresses.
         max_answer_nbytes: Of one answer.
+        room: What of them is in memory.
         max_weights_nbytes: Of the buffer that a weight sender names; nothing is allocated before.
     """
 
     hosts: tuple[str, ...] = ("127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
-    max_answer_nbytes: int = 256 << 20
+    max_answer_nbytes: int = 128 << 20
+    room: Room = field(default_factory=Room)
     max_weights_nbytes: int = 1 << 40
 
     def also(self, caller: str | None) -> "DialRules":
@@ -95,7 +93,7 @@ class PeerAnswer:
     """
 
     status: int
-    raw: bytes | bytearray
+    raw: bytearray
 
 
 class Peer:
@@ -121,7 +119,11 @@ class Peer:
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._scheme == "https" else 80)
         # A proxy of the environment would dial whom it likes.
-        again = httpx.AsyncHTTPTransport(retries=retries, trust_env=False)
+        again = httpx.AsyncHTTPTransport(
+            retries=retries,
+            trust_env=False,
+            verify=_authorities() if parts.scheme == "https" else False,
+        )
         self._http = httpx.AsyncClient(transport=again, trust_env=False)
 
     async def __aenter__(self) -> Self:
@@ -157,7 +159,7 @@ class Peer:
         if answer.status // 100 != 2:
             raise _unreachable(f"{self.url}{path} answers with status {answer.status}")
         try:
-            found = await read_json(answer.raw)
+            found = await read(read_json, answer.raw)
         except ValueError:
             found = None
         if not isinstance(found, dict):
@@ -215,6 +217,7 @@ class Peer:
         where = join_address(address, self._port)
         asked.url = httpx.URL(f"{self._scheme}://{where}{self._path}{path}")
         answer = await self._http.send(asked, stream=True)
+        held, room = 0, self.dial.room
         try:
             if answer.headers.get("content-encoding", "identity") != "identity":
                 raise _unreachable(f"{self.url}{path} compresses what was asked for as it is")
@@ -227,42 +230,30 @@ class Peer:
                 raise too_large
             raw, count = bytearray(), 0
             async for part in answer.aiter_raw():
+                if len(raw) + len(part) > bound:
+                    raise too_large
+                held = room.take(address, held, len(raw) + len(part), self.dial.max_answer_nbytes)
                 raw += part
                 count += 1
-                if len(raw) > bound:
-                    raise too_large
                 if count > 4096 + len(raw) // 64:
                     raise _unreachable(f"{self.url}{path} answers in crumbs")
                 # Parts that are here already come without a wait.
                 await asyncio.sleep(0)
             return PeerAnswer(status=answer.status_code, raw=raw)
         finally:
+            room.give(address, held)
             await answer.aclose()
+
+
+@cache
+def _authorities() -> ssl.SSLContext:
+    """Return whom callers of https trust; they are read once, which takes a while."""
+    return ssl.create_default_context()
 
 
 def caller_of(request: Request) -> str | None:
     """Return the host that a request came from; None: it is not known."""
     return None if request.client is None else request.client.host
-
-
-async def read_json(raw: bytes | bytearray) -> Any:
-    """Return the value of a JSON text, read off the event loop where it is large.
-
-    Raises:
-        ValueError: It is none, or of more values than anything here has.
-    """
-    if len(raw) < _QUICK_NBYTES:
-        return _from_json(raw)
-    return await asyncio.to_thread(_from_json, raw)
-
-
-def _from_json(raw: bytes | bytearray) -> Any:
-    if raw.count(b"[") + raw.count(b"{") > _MAX_CONTAINERS or raw.count(b",") > _MAX_VALUES:
-        raise ValueError("it has too many values")
-    try:
-        return json.loads(raw)
-    except RecursionError:
-        raise ValueError("it is too deep") from None
 
 
 def _unreachable(why: str) -> AstraflowError:

@@ -7,7 +7,8 @@ from typing import Any, Self
 import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.gateway.edge.peers import JSON_NBYTES, DialRules, Peer
+from astraflow.gateway.edge.peers import DialRules, Peer
+from astraflow.gateway.edge.reading import JSON_NBYTES, off_loop
 from astraflow.gateway.legacy.plan import BufferPlan, read_plan
 from astraflow.gateway.legacy.receiver import Receiver, receiving
 
@@ -56,7 +57,7 @@ class SenderClient:
     async def plan(self) -> BufferPlan:
         """Return what its buffer holds."""
         fields = await self._peer.ask_json("GET", "/get_buffer_info", max_nbytes=JSON_NBYTES)
-        return await asyncio.to_thread(read_plan, fields, self._peer.dial.max_weights_nbytes)
+        return await off_loop(read_plan, fields, self._peer.dial.max_weights_nbytes)
 
     async def offered(self) -> Offered:
         """Return what it can send."""

@@ -74,7 +74,7 @@ _TABLE: Final[Mapping[tuple[str, str], Symbol]] = {
 }
 
 
-def read_pickle(body: bytes | memoryview, limits: PickleLimits | None = None) -> Any:
+def read_pickle(body: bytes | bytearray | memoryview, limits: PickleLimits | None = None) -> Any:
     """Return the plain data of a pickled body.
 
     Dicts, lists, tuples, texts, bytes, numbers, booleans and None come as they are; tensors of
