@@ -3,16 +3,21 @@
 git clone https://github.com/Infini-AI-Lab/astraflow CLONE
 scripts/install_upstream.sh VENV
 ASTRAFLOW_UPSTREAM=CLONE ASTRAFLOW_UPSTREAM_PYTHON=VENV/bin/python pytest -m upstream
+
+With ASTRAFLOW_RECORD=1 too, what its roles say is written to golden/: test_golden.py says it again
+where there is no clone.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
 import signal
 import socket
 from asyncio.subprocess import PIPE
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -20,6 +25,7 @@ import numpy as np
 import pytest
 
 from .conftest import bits_of, weights_of
+from .peers.tap import Tap, Wire, encoded
 from .peers.trainer import PeerTrainer
 from .test_trainer import train
 
@@ -32,6 +38,13 @@ pytestmark = [
     pytest.mark.skipif(not (PYTHON and CLONE), reason="ASTRAFLOW_UPSTREAM is not set"),
     pytest.mark.timeout(600),
 ]
+
+
+@pytest.fixture
+def closing():
+    """Closes what it is given at the end."""
+    with ExitStack() as stack:
+        yield lambda each: stack.enter_context(contextlib.closing(each))
 
 
 @asynccontextmanager
@@ -84,15 +97,21 @@ def free_port():
         return listener.getsockname()[1]
 
 
-async def test_the_published_trainer_trains_on_our_run(serving):
+async def test_the_published_trainer_trains_on_our_run(serving, closing):
     """Its client asks for batches, its sender pushes weights: deltas from the second on."""
     step_count = 24
     async with serving(step_count=step_count, patience_s=60.0) as (run, gateway):
-        url = f"http://{gateway.address}"
-        async with started("trainer", url, free_port(), step_count, 4) as process:
+        port, wires = free_port(), []
+        asks = closing(Tap(gateway.address))
+        sends = closing(Tap(f"127.0.0.1:{port}", partial(rewired, closing, wires)))
+        arguments = (f"http://{asks.address}", port, step_count, 4, sends.address)
+        async with started("trainer", *arguments) as process:
             steps, delta_count = await steps_of(process, step_count, no_wait)
         await run.finish()
         [account] = run.accounts()
+        record("trainer", exchanges=asks.exchanges)
+        pushed = [[encoded(wire.sent[0]) for wire in pair] for pair in wires]
+        record("sender", exchanges=sends.exchanges, transfers=pushed[:4])
         engine = run.nodes["raas-1"].engine
         assert np.array_equal(bits_of(engine), weights_of(engine.version))
     assert [step["rows"] for step in steps] == [4] * step_count
@@ -100,7 +119,7 @@ async def test_the_published_trainer_trains_on_our_run(serving):
     assert account.trained_count == 4 * step_count
 
 
-async def test_the_published_raas_serves_our_run(serving, sender):
+async def test_the_published_raas_serves_our_run(serving, sender, closing):
     """Every version that it loads was pulled, bit by bit; its rollouts are trained on."""
     step_count, loads = 50, []
 
@@ -109,23 +128,30 @@ async def test_the_published_raas_serves_our_run(serving, sender):
 
     async with serving(step_count=step_count, node=False, patience_s=60.0) as (run, gateway):
         url = f"http://{gateway.address}"
-        async with started("raas", free_port(), url) as process:
+        port, senders = free_port(), {}
+        answers_it = closing(Tap(f"127.0.0.1:{port}", partial(through, closing, senders)))
+        async with started("raas", port, url, answers_it.address) as process:
             noting = asyncio.create_task(note(process))
             await asyncio.to_thread(train, PeerTrainer(gateway.address, sender), step_count)
             await run.finish()
             [account] = run.accounts()
             process.terminate()
             await noting
+        record("raas", exchanges=answers_it.exchanges)
+        [sender_tap] = senders.values()
+        record("receiver", exchanges=sender_tap.exchanges)
     assert account.trained_count == 4 * step_count
     assert account.is_balanced
     assert loads == sorted(set(loads))
     assert len(loads) >= 20
 
 
-async def test_the_published_dataflow_drives_our_nodes(pooling):
+async def test_the_published_dataflow_drives_our_nodes(pooling, closing):
     """Its trainer trains on rollouts of ours; the pool pulls deltas of its sender."""
     port, step_count = free_port(), 50
-    url = f"http://127.0.0.1:{port}"
+    pools = {}
+    serves = closing(Tap(f"127.0.0.1:{port}", partial(through, closing, pools)))
+    url = f"http://{serves.address}"
     async with started("dataflow", port) as dataflow, asyncio.TaskGroup() as group:
         reading = group.create_task(drain(dataflow))
         await answers(f"{url}/status")
@@ -144,8 +170,41 @@ async def test_the_published_dataflow_drives_our_nodes(pooling):
 
             steps, delta_count = await steps_of(process, step_count, reached)
         reading.cancel()
+    [asks] = pools.values()
+    record("dataflow", exchanges=asks.exchanges, answers=serves.exchanges)
     assert [step["rows"] for step in steps] == [4] * step_count
     assert delta_count == step_count - 1
+
+
+def rewired(closing, wires, path, fields):
+    """Put wires into the addresses that a receiver registers."""
+    if path != "/register_sglang_instance":
+        return False
+    host, port = fields["session_ids"][0].split(":")
+    ends = (host, int(port)), (fields["zmq_endpoint"], fields["zmq_port"])
+    pair = [closing(Wire(*end)) for end in ends]
+    wires.append(pair)
+    fields["session_ids"] = [f"127.0.0.1:{pair[0].port}"]
+    fields["zmq_endpoint"], fields["zmq_port"] = "127.0.0.1", pair[1].port
+    return True
+
+
+def through(closing, taps, path, fields):
+    """Put a tap into the address of a sender, or of a RaaS."""
+    name = {"/notify_version": "sender_endpoint", "/register_raas": "raas_url"}.get(path)
+    if name is None or name not in fields:
+        return False
+    address = fields[name].removeprefix("http://")
+    if address not in taps:
+        taps[address] = closing(Tap(address))
+    fields[name] = fields[name].replace(address, taps[address].address)
+    return True
+
+
+def record(name, **kept):
+    if os.environ.get("ASTRAFLOW_RECORD"):
+        path = HERE.parent / "golden" / f"{name}.json"
+        path.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 async def no_wait(_):

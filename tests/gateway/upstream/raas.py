@@ -1,6 +1,6 @@
 """Runs the published RaaS: its own routes, manager, receiver and registration.
 
-    python raas.py PORT GATEWAY_URL
+    python raas.py PORT GATEWAY_URL [ADDRESS]
 
 What needs a GPU is replaced: the engine draws random tokens, and reports the digest of every file
 of weights that it was given, a line of JSON each. So is the registry of workflows, whose own import
@@ -105,6 +105,8 @@ register_reward("gateway_digits")(lambda *_: 0.0)
 
 def main():
     port, gateway = int(sys.argv[1]), sys.argv[2]
+    [address] = sys.argv[3:] or [f"127.0.0.1:{port}"]
+    seen_host, seen_port = address.split(":")
     manager = RaaS3Manager(service_port=port, service_host="127.0.0.1")
     engine = RandomEngine()
     manager._engine_id = "published"
@@ -122,7 +124,7 @@ def main():
         manager._eval_semaphore = asyncio.Semaphore(CONCURRENCY)
         manager._status = "ready"
         app.state.registering = asyncio.ensure_future(
-            _self_register(gateway, "published", "127.0.0.1", port)
+            _self_register(gateway, "published", seen_host, int(seen_port))
         )
 
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")

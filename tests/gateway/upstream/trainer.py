@@ -1,6 +1,6 @@
 """Runs the published trainer's side: its client, its weight manager and its sender.
 
-    python trainer.py SERVICE_URL SENDER_PORT STEPS BATCH_SIZE
+    python trainer.py SERVICE_URL SENDER_PORT STEPS BATCH_SIZE [ENDPOINT]
 
 What needs a GPU is replaced: pinning memory and waiting for copies. Weights change as in the other
 tests: version v has v + 1 elements that are not 0. A line of JSON tells every step; the next one
@@ -50,6 +50,7 @@ def weights_of(version):
 
 def main():
     url, port, step_count, batch_size = sys.argv[1], *map(int, sys.argv[2:5])
+    [endpoint] = sys.argv[5:] or [f"127.0.0.1:{port}"]
     weight = torch.nn.Parameter(weights_of(0), requires_grad=False)
     manager = WeightManager(
         WeightManagerConfig(
@@ -70,7 +71,7 @@ def main():
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     client = published.AstraFlowClient(url, model_id="solver")
     client.initialize(max_wait=60, verbose=False)
-    client.signal_ready(batch_size, sender_endpoint=f"127.0.0.1:{port}")
+    client.signal_ready(batch_size, sender_endpoint=endpoint)
     for version in range(step_count):
         batch, _ = client.get_batch(version=version)
         weight.copy_(weights_of(version + 1))

@@ -1,0 +1,239 @@
+"""What the published code says, said again: recorded by test_upstream.py, read from golden/."""
+
+import json
+import pickle
+import socket
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.gateway.bridge.calls import RaasCalls
+from astraflow.gateway.bridge.results import yield_of
+from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.edge.peers import DialRules
+from astraflow.gateway.legacy.copy import SenderCopy
+from astraflow.gateway.legacy.held import HeldVersion, Offer, Sender
+from astraflow.gateway.legacy.plan import BufferPlan, read_plan
+from astraflow.gateway.legacy.pusher import Pusher
+from astraflow.gateway.legacy.receiver import receiving
+from astraflow.gateway.legacy.sender_client import SenderClient
+from astraflow.gateway.listening import serve_app
+from astraflow.gateway.pickles import read_pickle
+from astraflow.gateway.pool.requests import LoadVersion, Pull, RegisterWorkflow, Submit
+from astraflow.gateway.requests import NotifyVersion, Ready
+from astraflow.gateway.sender_routes import sender_app
+
+from .conftest import weights_of
+from .peers.tap import Player, decoded
+
+GOLDEN = Path(__file__).parent / "golden"
+GREETING_NBYTES = 64
+# Of the published RaaS: its numbers count from 1.
+VERSIONS = {"solver": {number: number - 1 for number in range(1, 60)}}
+
+
+def golden(role):
+    return json.loads((GOLDEN / f"{role}.json").read_text("utf-8"))
+
+
+def bodies(exchanges, path):
+    return [decoded(each["body"]) for each in exchanges if urlsplit(each["path"]).path == path]
+
+
+def answers(exchanges, path):
+    """Return pickled answers to a path: of the published code, or of a run that it served."""
+    kept = [each for each in exchanges if urlsplit(each["path"]).path == path]
+    return [pickle.loads(decoded(each["answer"])) for each in kept]
+
+
+def replayed(transfers):
+    """Return what a sender does before its answers: it pushes, and sends its message."""
+    to, left, open_ones = {}, list(transfers), []
+
+    def before(path, body):
+        if path == "/register_sglang_instance":
+            to.update(json.loads(body))
+        if path == "/request_transfer":
+            pushed, message = map(decoded, left.pop(0))
+            address = to["session_ids"][0].split(":")
+            with socket.create_connection(address) as connection:
+                connection.sendall(pushed)
+                assert connection.recv(1) == b"\x01"
+            messages = socket.create_connection((to["zmq_endpoint"], to["zmq_port"]))
+            open_ones.append(messages)
+            # A socket of ZMQ passes over what comes before it is ready.
+            messages.sendall(message[:GREETING_NBYTES])
+            said = b""
+            while b"READY" not in said:
+                said += messages.recv(1024)
+            messages.sendall(message[GREETING_NBYTES:])
+
+    return before, open_ones
+
+
+async def test_a_published_senders_weights_arrive():
+    kept = golden("sender")
+    before, open_ones = replayed(kept["transfers"])
+    others = [each for each in kept["exchanges"] if each["path"] != "/get_capabilities"]
+    sender = Player(others + capabilities(kept["exchanges"]), before)
+    try:
+        client = SenderClient(sender.address, host="127.0.0.1", timeout_s=20, dial=DialRules())
+        async with client:
+            copy = SenderCopy(client, await client.plan())
+            kinds = []
+            for version in (1, 2):
+                await copy.fetch(version)
+                assert np.array_equal(copy.tensors()["w"], weights_of(version))
+                kinds.append(copy.is_full)
+    finally:
+        sender.close()
+        for connection in open_ones:
+            connection.close()
+    assert kinds == [True, False]
+
+
+def capabilities(exchanges):
+    """Return what was said of every version: it is asked for before a transfer and after it."""
+    asked = [each for each in exchanges if each["path"] == "/get_capabilities"]
+    by_version = {json.loads(decoded(each["answer"]))["version"]: each for each in asked}
+    return [each for each in by_version.values() for _ in range(2)]
+
+
+async def test_a_published_receiver_gets_what_it_asks_for():
+    """It registers once, for a buffer of everything, and gets the answers of a published sender."""
+    asked, published = golden("receiver")["exchanges"], golden("sender")["exchanges"]
+    flat = weights_of(1).view(np.uint8)
+    plan = read_plan(json.loads(bodies_of_answers(published, "/get_buffer_info")[0]), 1 << 20)
+    assert plan == BufferPlan.of([("w", plan.tensors[0].dtype, (100,))])
+    sender = Sender("solver")
+    sender.offer = Offer(held=HeldVersion(version=0, plan=plan, flat=flat), number=1)
+    buffer, rules = np.zeros(plan.nbytes, np.uint8), BodyRules()
+    async with (
+        Pusher(timeout_s=20) as pusher,
+        serve_app(sender_app(sender, pusher, rules), host="127.0.0.1", rules=rules) as endpoint,
+        receiving(buffer, "127.0.0.1") as receiver,
+        httpx.AsyncClient(base_url=f"http://{endpoint}") as client,
+    ):
+        [register] = bodies(asked, "/register_sglang_instance")
+        fields = json.loads(register) | {
+            "session_ids": [f"127.0.0.1:{receiver.port}"],
+            "zmq_endpoint": "127.0.0.1",
+            "zmq_port": receiver.message_port,
+        }
+        answer = (await client.post("/register_sglang_instance", json=fields)).json()
+        [known, *_] = bodies_of_answers(published, "/register_sglang_instance")
+        assert answer.keys() == json.loads(known).keys()
+        assert answer["trainer_session_ids"]
+        transfer = bodies(asked, "/request_transfer")[0]
+        sent = (await client.post("/request_transfer", json=json.loads(transfer))).json()
+        assert sent == {"ok": True, "version": 1, "mode": "full"}
+        await receiver.ended()
+        info = (await client.get("/get_buffer_info")).json()
+        assert info == json.loads(bodies_of_answers(published, "/get_buffer_info")[0])
+    assert np.array_equal(buffer, flat)
+    assert sender.pushed == 1
+
+
+def bodies_of_answers(exchanges, path):
+    return [decoded(each["answer"]) for each in exchanges if each["path"] == path]
+
+
+async def test_a_published_raas_is_understood():
+    raas = Player(golden("raas")["exchanges"])
+    try:
+        url = f"http://{raas.address}"
+        async with RaasCalls(url, load_timeout_s=20, dial=DialRules()) as calls:
+            assert (await calls.status())["status"] == "ready"
+            assert await calls.available() > 0
+            await calls.register_workflow({"workflow_id": "w"})
+            assert isinstance(await calls.submit({}, "w", is_eval=False), int)
+            loaded = await calls.notify_version("solver", 1, "127.0.0.1:1")
+            items = [item for _ in range(4) for item in await calls.pull(is_eval=False)]
+    finally:
+        raas.close()
+    assert loaded["pull_result"]["version"] == 1
+    assert items
+    for item in items:
+        came = yield_of(task(), item, VERSIONS)
+        assert not came.failures
+        for rollout in came.rollouts:
+            [trajectory] = rollout.trajectories
+            assert trajectory.sampled_mask.sum() == 5
+            assert {span.version for span in trajectory.version_spans} <= set(range(59))
+
+
+async def test_what_was_sampled_before_any_pull_is_no_rollout():
+    [item, *_] = answers(golden("raas")["exchanges"], "/pull")[0]["result"]
+    came = yield_of(task(), item, {"solver": {}})
+    assert not came.rollouts
+    assert "never pulled" in came.failures[0].failure.message
+
+
+def task():
+    return RolloutTask(
+        task_id="t",
+        group_id="g",
+        purpose=TaskPurpose.TRAIN,
+        workflow_id="w",
+        prompt=Prompt(prompt_id="p", data_set="d", fields={}),
+        sample_indexes=(0, 1),
+        versions={},
+        sampling={"solver": SamplingParams()},
+    )
+
+
+def test_every_request_of_a_published_trainer_is_read():
+    asked = golden("trainer")["exchanges"]
+    [ready] = bodies(asked, "/ready")
+    assert Ready.model_validate(read_pickle(ready)).model_id == "solver"
+    told = [
+        NotifyVersion.model_validate(read_pickle(each)) for each in bodies(asked, "/notify_version")
+    ]
+    assert [each.version for each in told] == list(range(1, len(told) + 1))
+    batches = [each["path"] for each in asked if each["path"].startswith("/batch")]
+    assert parse_qs(urlsplit(batches[0]).query) == {"model_id": ["solver"], "version": ["0"]}
+
+
+def test_our_batches_have_the_columns_of_published_ones():
+    ours = answers(golden("trainer")["exchanges"], "/batch")[0]["batch"]
+    published = answers(golden("dataflow")["answers"], "/batch")[0]["batch"]
+    # Only read where there is no mean and deviation of the group.
+    published.pop("normalized_rewards")
+    assert ours.keys() == published.keys()
+    for name, column in published.items():
+        assert type(ours[name]) is type(column)
+        if torch.is_tensor(column):
+            assert (name, ours[name].dtype, ours[name].ndim) == (name, column.dtype, column.ndim)
+
+
+@pytest.mark.parametrize(
+    ("path", "model"),
+    [
+        ("/register_workflow", RegisterWorkflow),
+        ("/submit", Submit),
+        ("/pull", Pull),
+        ("/notify_version", LoadVersion),
+    ],
+)
+def test_every_request_of_a_published_dataflow_is_read(path, model):
+    found = bodies(golden("dataflow")["exchanges"], path)
+    assert found
+    for body in found:
+        model.model_validate(read_pickle(body))
+
+
+def test_our_results_have_the_fields_of_published_ones():
+    [ours, *_] = answers(golden("dataflow")["exchanges"], "/pull")[0]["result"]
+    [published, *_] = answers(golden("raas")["exchanges"], "/pull")[0]["result"]
+    assert ours.keys() == published.keys() == {"task_id", "result"}
+    assert published["result"].keys() <= ours["result"].keys()
+    [mine, theirs] = (
+        each["result"]["trajectories"][0]["sequences"][0] for each in (ours, published)
+    )
+    for name in theirs.keys() - {"rewards"}:
+        assert (name, mine[name].dtype, mine[name].ndim) == (name, theirs[name].dtype, 2)
