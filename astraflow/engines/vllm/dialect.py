@@ -104,7 +104,7 @@ class VllmDialect:
             "model": request.adapter or _MODEL,
             "request_id": request.request_id,
             "token_ids": list(request.prompt),
-            "sampling_params": _sampling(request),
+            "sampling_params": sampling_body(request),
             "cache_salt": request.cache_salt,
             "stream": request.is_streamed,
         }
@@ -226,7 +226,7 @@ def _options(place: ServerPlace) -> tuple[str, ...]:
     return (*(word for pair in pairs for word in pair), "--enable-scale-out", *_QUIET, *bare)
 
 
-def _sampling(request: ServerRequest) -> dict[str, Any]:
+def sampling_body(request: ServerRequest) -> dict[str, Any]:
     """Return vLLM's sampling parameters; end tokens are told one by one."""
     sampling = request.sampling
     return {

@@ -245,21 +245,26 @@ class CompletionRequest(SamplingRequest):
 
 def _calls_of(functions: Sequence[Mapping[str, Any]]) -> str:
     """Return the schema of a call of one of some functions."""
-    # What a function's schema defines it refers to from its own root.
-    roots = [function.get("parameters") or {"type": "object"} for function in functions]
+    # A schema refers to its parts from its own root, and xgrammar finds none inside a list.
+    roots = {
+        f"arguments_{index}": _moved(
+            function.get("parameters") or {"type": "object"}, f"#/$defs/arguments_{index}"
+        )
+        for index, function in enumerate(functions)
+    }
     calls = [
         {
             "type": "object",
             "properties": {
                 "name": {"const": function["name"]},
-                "arguments": _moved(root, f"#/anyOf/{index}/properties/arguments"),
+                "arguments": {"$ref": f"#/$defs/{name}"},
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for index, (function, root) in enumerate(zip(functions, roots, strict=True))
+        for function, name in zip(functions, roots, strict=True)
     ]
-    return json.dumps({"anyOf": calls})
+    return json.dumps({"anyOf": calls, "$defs": roots})
 
 
 def _moved(schema: Any, root: str) -> Any:
