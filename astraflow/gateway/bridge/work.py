@@ -62,6 +62,7 @@ class BridgeWork:
         self._evals = HeldTasks(is_eval=True)
         self._cancelled: set[TaskId] = set()
         self._registered: dict[tuple[WorkflowId, int, SamplingParams], str] = {}
+        self._registering = asyncio.Lock()
         self._measures = False
         self.idle = asyncio.Event()
         self.idle.set()
@@ -154,10 +155,11 @@ class BridgeWork:
         """Return the RaaS's name of a workflow with these samples and sampling."""
         count, sampling = len(task.sample_indexes), task.sampling[spec.policy_ids[0]]
         key = (spec.workflow_id, count, sampling)
-        if key not in self._registered:
-            name = f"{spec.workflow_id}-{len(self._registered)}"
-            await self._calls.register_workflow(_registration(name, spec, count, sampling))
-            self._registered[key] = name
+        async with self._registering:
+            if key not in self._registered:
+                name = f"{spec.workflow_id}-{len(self._registered)}"
+                await self._calls.register_workflow(_registration(name, spec, count, sampling))
+                self._registered[key] = name
         return self._registered[key]
 
     def _return(self, item: Mapping[str, Any], held: HeldTasks) -> None:
