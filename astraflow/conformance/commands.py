@@ -1,6 +1,7 @@
 """What the command line calls: looks at a peer, and says what was found."""
 
 import asyncio
+import logging
 import shlex
 import shutil
 import sys
@@ -27,7 +28,7 @@ def look_at_member(role: Role, terms: Terms, *, as_json: bool) -> bool:
         AstraflowError: INVALID_FIELD for a command that cannot be started.
     """
     _require_program(terms.command)
-    configure_logging("conformance", level="error")
+    _quiet()
     checks = asyncio.run(examine(role, terms, on_ready=_say_where))
     show(checks, as_json=as_json)
     return checks.are_kept
@@ -39,13 +40,19 @@ def look_at_source(target: str, *, token: str, version: Path, as_json: bool) -> 
     Raises:
         AstraflowError: INVALID_FIELD for a token or a version that cannot be read.
     """
-    configure_logging("conformance", level="error")
+    _quiet()
     secret, info = _secret(token), _version(version)
     source = Source(address=target, token=secret, told=lambda: info)
     checks = CheckList(CHECKS)
     asyncio.run(check_source(checks, source))
     show(checks, as_json=as_json)
     return checks.are_kept
+
+
+def _quiet() -> None:
+    configure_logging("conformance", level="error")
+    # It logs bytes that do not parse, and who is gone, with a traceback; here they are findings.
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
 def _require_program(command: str | None) -> None:
