@@ -57,7 +57,7 @@ CHECKS: Final = tuple(
 
 def check_engine(bench: Bench) -> CheckList:
     """Look at an engine; what it raises unasked is a finding, too."""
-    is_asked = isinstance(bench.make(), TellsLikelihoods)
+    is_asked = _tells_likelihoods(bench)
     chosen = {name: law for name, law in LAWS.items() if is_asked or name not in _OPTIONAL}
     checks = CheckList(check for check in CHECKS if check.name in chosen)
     for name, law in chosen.items():
@@ -65,11 +65,20 @@ def check_engine(bench: Bench) -> CheckList:
             law(bench)
         except Broken as finding:
             checks.failed(name, str(finding))
-        except Exception as error:  # noqa: BLE001 - code of others: whatever it is, it is shown
+        # Code of others: whatever it is, it is shown.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             checks.failed(name, f"it raised {type(error).__name__}: {error}")
         else:
             checks.passed(name)
     return checks
+
+
+def _tells_likelihoods(bench: Bench) -> bool:
+    try:
+        return isinstance(bench.make(), TellsLikelihoods)
+    # The checks say what it is.
+    except (Exception, SystemExit):  # noqa: BLE001
+        return False
 
 
 def look_at_engine(factory: str, *, vocabulary_size: int, as_json: bool) -> bool:

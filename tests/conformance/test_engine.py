@@ -186,7 +186,37 @@ class Backwards(Table):
         return -super().gradient(rows)
 
 
+class CannotBeMade(Table):
+    def __init__(self):
+        raise RuntimeError("no accelerator")
+
+
+class Exits(Table):
+    def train_step(self, batch):
+        sys.exit(1)
+
+
+class SaysWords(Table):
+    def train_step(self, batch):
+        return {**super().train_step(batch), "train/loss": "low"}
+
+
+class HasLists(Table):
+    def named_parameters(self):
+        yield "table", self.table.tolist()
+
+
+class SavesNothing(Table):
+    def save(self, directory):
+        pass
+
+
 BROKEN = {
+    CannotBeMade: "engine.prepared",
+    HasLists: "engine.prepared",
+    Exits: "engine.step_count",
+    SaysWords: "engine.step_count",
+    SavesNothing: "engine.saved",
     BeginsAnywhere: "engine.prepared",
     CountsWrong: "engine.step_count",
     SaysNan: "engine.step_count",
