@@ -1,5 +1,6 @@
 """Grammars: which tokens may come next, so that a completion is what was asked for."""
 
+import json
 import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,24 @@ class Guide:
         self._matcher.consume_token(token)
 
 
+class _Plain:
+    """Tokens that are texts, one after the other, as llguidance reads those of its own making."""
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        special = tokenizer.special_ids
+        if not special.eos:
+            raise ValueError("there is no end token")
+        self.eos_token_id = min(special.eos)
+        self.bos_token_id = None
+        self.special_token_ids = sorted(special.eos | special.never_sampled)
+        self.tokens = [tokenizer.decode([token]).encode() for token in range(tokenizer.vocab_size)]
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the first tokens of a text; nothing that is sampled depends on it."""
+        letters = [letter.encode() for letter in text]
+        return [self.tokens.index(letter) for letter in letters if letter in self.tokens]
+
+
 class Grammars:
     """Makes guides for the tokens of a model."""
 
@@ -96,14 +115,21 @@ class Grammars:
 
     def _vocabulary(self) -> "LLTokenizer":
         if self._words is None:
-            from llguidance import LLTokenizer  # noqa: PLC0415 - an extra
+            from llguidance import LLTokenizer, TokenizerWrapper  # noqa: PLC0415 - an extra
 
+            written = self._tokenizer.to_json()
+            decoder: dict[str, Any] = json.loads(written)["decoder"] or {}
             eos = sorted(self._tokenizer.special_ids.eos)
             options: dict[str, Any] = {"n_vocab": self._vocab_size, "eos_token": eos or None}
             try:
-                self._words = LLTokenizer(self._tokenizer.to_json(), **options)
+                words = (
+                    TokenizerWrapper(_Plain(self._tokenizer))
+                    if decoder.get("type") == "Fuse"
+                    else written
+                )
+                self._words = LLTokenizer(words, **options)
             except Exception as error:  # the Rust library raises nothing narrower
-                raise cannot_follow(f"the tokens of this model have no bytes: {error}") from error
+                raise cannot_follow(f"the model's tokens do not fit: {error}") from error
         return self._words
 
 

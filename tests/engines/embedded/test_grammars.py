@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
+from tokenizers import decoders, models
 
 import agent_fuzz
 from astraflow.config.recipe import Engine as EngineSettings
@@ -21,7 +23,7 @@ from astraflow.engines.embedded.randomness import stream_of
 from astraflow.engines.embedded.requests import Request
 from astraflow.engines.embedded.rows import Rows
 from astraflow.engines.embedded.sampler import Sampler
-from astraflow.engines.tokenizer import FastTokenizer, load_tokenizer
+from astraflow.engines.tokenizer import FastTokenizer, SpecialIds, load_tokenizer
 
 SCHEMA = {
     "type": "object",
@@ -130,6 +132,26 @@ async def test_a_schema_that_is_none_is_refused(engine: EmbeddedEngine, schema: 
     with pytest.raises(AstraflowError, match="cannot be followed") as told:
         await engine.generate([70], SamplingParams(grammar=Grammar(answer=json.dumps(schema))))
     assert told.value.reason is Reason.INVALID_FIELD
+
+
+@pytest.mark.parametrize("eos", [{1}, set()])
+async def test_letters_spell_json_too_where_there_is_an_end(eos: set[int]):
+    words = {letter: number for number, letter in enumerate(["<s>", "</s>", *'{}":, abxyz'])}
+    letters = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<s>"))
+    letters.decoder = decoders.Fuse()
+    special = SpecialIds(eos=frozenset(eos), never_sampled=frozenset({0}))
+    grammars = Grammars(FastTokenizer(letters, special), vocab_size=len(words))
+    said = {"type": "object", "properties": {"a": {"enum": ["x", "yy", "zzz"]}}, "required": ["a"]}
+    grammar = Grammar(answer=json.dumps({**said, "additionalProperties": False}))
+    if not eos:
+        with pytest.raises(AstraflowError, match="no end token"):
+            grammars.guide(grammar)
+        return
+    guide, dice, tokens = grammars.guide(grammar), np.random.default_rng(0), []
+    while not guide.is_over:
+        tokens.append(int(dice.choice(np.flatnonzero(guide.allowed()))))
+        guide.take(tokens[-1])
+    assert json.loads(letters.decode(tokens, skip_special_tokens=True).replace("</s>", ""))["a"]
 
 
 async def test_without_the_library_the_extra_is_named(
