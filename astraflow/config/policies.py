@@ -116,6 +116,19 @@ class Sampling(Strict):
     min_new_tokens: int = Field(default=0, ge=0)
     stop_strings: tuple[str, ...] = ()
 
+    @property
+    def params(self) -> SamplingParams:
+        """The same, as tasks have it."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            max_new_tokens=self.max_new_tokens,
+            min_new_tokens=self.min_new_tokens,
+            stop_strings=self.stop_strings,
+        )
+
 
 class Overlong(Strict):
     """Takes off the reward of long rollouts, softly (DAPO's overlong reward shaping)."""

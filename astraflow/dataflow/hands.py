@@ -32,13 +32,13 @@ from astraflow.core.effects import (
 )
 from astraflow.dataflow.mailroom import Mailroom
 from astraflow.dataflow.memory import Memory
-from astraflow.dataflow.outbox import Outbox
 from astraflow.dataflow.recorder import Recorder
-from astraflow.dataflow.seats import Seats, SessionLeft
 from astraflow.dataflow.tallies import Tallies
-from astraflow.dataflow.tokens import ended_error, fenced_error
 from astraflow.dataflow.traces import HubTraces
 from astraflow.dataflow.watches import Watches
+from astraflow.rpc.outbox import Outbox
+from astraflow.rpc.seats import Seats, SessionLeft
+from astraflow.rpc.tokens import ended_error, fenced_error
 
 log = structlog.get_logger(__name__)
 

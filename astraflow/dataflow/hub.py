@@ -47,12 +47,12 @@ from astraflow.dataflow.draws import read_draw
 from astraflow.dataflow.hands import Hands
 from astraflow.dataflow.mailroom import BatchItem
 from astraflow.dataflow.memory import Memory
-from astraflow.dataflow.outbox import Outbox
 from astraflow.dataflow.prompts import DataSets, PromptSources
 from astraflow.dataflow.recorder import Recorder
 from astraflow.dataflow.tallies import Tallies
-from astraflow.dataflow.tokens import SessionTokens, without_secrets
 from astraflow.dataflow.traces import HubTraces
+from astraflow.rpc.outbox import Outbox
+from astraflow.rpc.tokens import SessionTokens, without_secrets
 from astraflow.storage.journal import Journal
 from astraflow.wire.journal import record_bytes
 from astraflow_proto.rollout.v1 import rollout_pb2

@@ -16,8 +16,8 @@ from astraflow.core.events import RunStopped
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
-from astraflow.dataflow.tokens import HubTokens
 from astraflow.rpc.address import join_address, split_address
+from astraflow.rpc.tokens import HubTokens
 from astraflow.storage.fault_points import FaultPoint, arm, reach
 from astraflow.telemetry.garbage import keep_for_good, look_rarely
 

@@ -16,7 +16,7 @@ from astraflow.core.ids import MemberId, PolicyId
 from astraflow.core.members import PoolMembership, Role, TrainerRegistration
 from astraflow.core.tasks import TaskPurpose
 from astraflow.dataflow.roster import Roster
-from astraflow.dataflow.tokens import SessionTokens
+from astraflow.rpc.tokens import SessionTokens
 
 
 class Memory:

@@ -15,7 +15,7 @@ from astraflow.dataflow.prompts import PromptSources
 from astraflow.dataflow.recorder import Recorder
 from astraflow.dataflow.recovery import open_run
 from astraflow.dataflow.replica import Replica
-from astraflow.dataflow.tokens import HubTokens
+from astraflow.rpc.tokens import HubTokens
 from astraflow.storage.journal import Journal
 
 

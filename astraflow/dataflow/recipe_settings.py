@@ -14,7 +14,6 @@ from astraflow.core.ids import PolicyId, RunId, WorkflowId
 from astraflow.core.mixing import MixPhase
 from astraflow.core.replay import ReplaySettings
 from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
-from astraflow.core.tasks import SamplingParams
 from astraflow.workflows.building import workflow_specs
 
 
@@ -70,7 +69,7 @@ def _policy(name: str, policy: config.Policy) -> PolicySettings:
         steps_per_version=policy.trainer.sync.steps_per_version,
         step_count=policy.trainer.step_count,
         advantages=_advantages(policy.trainer.advantages),
-        sampling=sampling_of(policy.sampling),
+        sampling=policy.sampling.params,
         buffer=BufferSettings(
             order=BufferOrder(policy.trainer.buffer.order),
             max_groups=policy.trainer.buffer.max_groups,
@@ -104,19 +103,6 @@ def _replay(trainer: config.Trainer) -> ReplaySettings:
         max_staleness=bound,
         max_groups=replay.max_groups,
         max_nbytes=replay.max_nbytes,
-    )
-
-
-def sampling_of(sampling: config.Sampling) -> SamplingParams:
-    """Return the sampling of a policy."""
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        max_new_tokens=sampling.max_new_tokens,
-        min_new_tokens=sampling.min_new_tokens,
-        stop_strings=sampling.stop_strings,
     )
 
 

@@ -21,7 +21,7 @@ _MODULES = (
     "astraflow.core.",
     "astraflow.dataflow.memory:",
     "astraflow.dataflow.roster:",
-    "astraflow.dataflow.tokens:",
+    "astraflow.rpc.tokens:",
     "astraflow.wire.journal_events:RunOpened",
 )
 

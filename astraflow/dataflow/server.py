@@ -13,7 +13,6 @@ from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import Clock, SteadyClock, SystemClock
 from astraflow.core.status import RunStatus
-from astraflow.dataflow.access import Access
 from astraflow.dataflow.account import Account
 from astraflow.dataflow.compaction import compact_for_ever
 from astraflow.dataflow.hub import Hub
@@ -22,10 +21,11 @@ from astraflow.dataflow.metrics import HubMetrics
 from astraflow.dataflow.opening import Opened, open_hub
 from astraflow.dataflow.recorder import write_whole
 from astraflow.dataflow.servicers import servicers_of
-from astraflow.dataflow.streams import either
-from astraflow.dataflow.tokens import HubTokens
+from astraflow.rpc.access import Access
 from astraflow.rpc.server import RunningServer, start_server
+from astraflow.rpc.streams import either
 from astraflow.rpc.tls import Tls
+from astraflow.rpc.tokens import HubTokens
 from astraflow.telemetry.prometheus import LoopRead, MetricsServer
 
 log = structlog.get_logger(__name__)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from astraflow.core.status import WaitReason
 from astraflow.dataflow.mailroom import BatchItem
-from astraflow.dataflow.outbox import Outbox
+from astraflow.rpc.outbox import Outbox
 
 INTERVAL_S = 3.0
 

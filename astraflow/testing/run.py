@@ -19,8 +19,8 @@ from astraflow.core.status import LedgerAccount, RolloutRecord, RunStatus, StopM
 from astraflow.core.versions import SourceKind
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
-from astraflow.dataflow.tokens import HubTokens
 from astraflow.raas.policies import ServedModel
+from astraflow.rpc.tokens import HubTokens
 from astraflow.testing.engine import CharTokenizer, SmallEngine
 from astraflow.testing.line import Line
 from astraflow.testing.nodes import LiveNode, make_node

@@ -13,7 +13,7 @@ from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.dataflow.main import tokens_from
 from astraflow.dataflow.server import serve_hub
-from astraflow.dataflow.tokens import HubTokens
+from astraflow.rpc.tokens import HubTokens
 
 PROGRAM = """
 import sys

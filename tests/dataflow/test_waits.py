@@ -2,8 +2,8 @@ import asyncio
 from contextlib import suppress
 
 from astraflow.core.status import WaitCause, WaitReason
-from astraflow.dataflow.outbox import Outbox
 from astraflow.dataflow.waits import tell_waits
+from astraflow.rpc.outbox import Outbox
 
 REASON = WaitReason(cause=WaitCause.NO_RAAS, waiter_id="solver")
 

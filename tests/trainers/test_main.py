@@ -20,13 +20,13 @@ from astraflow.core.tasks import RolloutTask, SamplingParams, TaskPurpose
 from astraflow.core.updates import TensorUpdate, WeightUpdate
 from astraflow.dataflow.data import open_data_sets
 from astraflow.dataflow.server import serve_hub
-from astraflow.dataflow.tokens import HubTokens
 from astraflow.engines.embedded import EmbeddedEngine, load_tokenizer
 from astraflow.raas.main import ask_every
 from astraflow.raas.node import RaasNode
 from astraflow.raas.policies import ServedModel
 from astraflow.raas.seeds import seeded_sampling
 from astraflow.raas.settings import NodeSettings
+from astraflow.rpc.tokens import HubTokens
 from astraflow.trainers.causal_model import load_causal_model
 from astraflow.trainers.engine_run import train as train_engine
 from astraflow.trainers.export import export_bits, layout_of

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.servicers.control import ControlServicer
 from astraflow.dataflow.servicers.evals import EvalServicer
@@ -11,6 +10,7 @@ from astraflow.dataflow.servicers.raas import RaasServicer
 from astraflow.dataflow.servicers.session import SessionServicer
 from astraflow.dataflow.servicers.trainer import TrainerServicer
 from astraflow.dataflow.servicers.version import VersionServicer
+from astraflow.rpc.access import Access
 from astraflow.rpc.server import Servicer
 from astraflow_proto.control.v1.control_service_pb2_grpc import add_ControlServiceServicer_to_server
 from astraflow_proto.control.v1.ledger_service_pb2_grpc import add_LedgerServiceServicer_to_server

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 from astraflow.core.events import MemberDrained, RunPaused, RunResumed, RunStopped
 from astraflow.core.ids import MemberId
-from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.streams import Context
+from astraflow.rpc.access import Access
+from astraflow.rpc.streams import Context
 from astraflow.wire import control as wire
 from astraflow.wire import scale
 from astraflow.wire.fields import optional_span

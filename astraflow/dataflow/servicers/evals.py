@@ -4,9 +4,9 @@
 
 from astraflow.core.events import EvalCancelled, EvalCreated
 from astraflow.core.ids import EvalRunId, PolicyId
-from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.streams import Context
+from astraflow.rpc.access import Access
+from astraflow.rpc.streams import Context
 from astraflow.wire import evals as wire
 from astraflow.wire.fields import optional, required
 from astraflow_proto.evals.v1 import eval_service_pb2 as pb

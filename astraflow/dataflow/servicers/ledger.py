@@ -5,11 +5,11 @@
 from astraflow.core.events import PromptRequeued
 from astraflow.core.ids import PolicyId, PromptId
 from astraflow.core.status import DeadLetter, RolloutRecord
-from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.pages import page_of
 from astraflow.dataflow.selection import Selection
-from astraflow.dataflow.streams import Context
+from astraflow.rpc.access import Access
+from astraflow.rpc.streams import Context
 from astraflow.wire import ledger as wire
 from astraflow.wire.fields import encode_time, optional
 from astraflow.wire.rollout import OUTCOMES

@@ -12,11 +12,11 @@ from astraflow.core.ids import MemberId, TaskId
 from astraflow.core.members import Directive, Role
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.core.tasks import RolloutTask
-from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.lots import Arrival, apply_lot
 from astraflow.dataflow.mailroom import TaskItem
-from astraflow.dataflow.streams import Context, either, seated, together
+from astraflow.rpc.access import Access
+from astraflow.rpc.streams import Context, either, seated, together
 from astraflow.storage.fault_points import FaultPoint, reach
 from astraflow.wire import common, rollout, tasks
 from astraflow.wire import raas as wire

@@ -5,9 +5,9 @@
 from astraflow.core.effects import Renewal
 from astraflow.core.events import FailureReported, MemberKeptAlive, SessionLeft
 from astraflow.core.members import RaasLoad, TrainerLoad
-from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.streams import Context
+from astraflow.rpc.access import Access
+from astraflow.rpc.streams import Context
 from astraflow.wire import common as wire
 from astraflow.wire.fields import encode_span, encode_time
 from astraflow_proto.dataflow.v1 import session_service_pb2 as pb

@@ -12,11 +12,11 @@ from astraflow.core.events import BatchAcked, BatchStreamOpened, VersionPublishe
 from astraflow.core.ids import MemberId
 from astraflow.core.members import Directive, Role
 from astraflow.core.status import WaitReason
-from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.mailroom import BatchItem, Order
-from astraflow.dataflow.streams import Context, either, seated
 from astraflow.dataflow.waits import INTERVAL_S, tell_waits
+from astraflow.rpc.access import Access
+from astraflow.rpc.streams import Context, either, seated
 from astraflow.storage.fault_points import FaultPoint, reach
 from astraflow.wire import batches, common, versions
 from astraflow.wire import trainer as wire

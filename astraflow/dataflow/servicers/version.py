@@ -8,9 +8,9 @@ from astraflow.core.events import PublishRequested, VersionReported
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Role
 from astraflow.core.versions import PublishAnswer
-from astraflow.dataflow.access import Access
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.streams import Context, seated
+from astraflow.rpc.access import Access
+from astraflow.rpc.streams import Context, seated
 from astraflow.wire import versions as wire
 from astraflow_proto.weights.v1 import version_service_pb2 as pb
 

@@ -9,7 +9,6 @@ import structlog
 
 from astraflow.core.ids import EvalRunId, GroupId, PolicyId, PromptId, TaskId
 from astraflow.core.tasks import Prompt, RolloutTask, TaskPurpose
-from astraflow.dataflow.recipe_settings import sampling_of
 from astraflow.gateway.edge.errors import RefusedError
 from astraflow.gateway.pool.orders import Order
 from astraflow.gateway.pool.registrations import Registration, registration_of
@@ -38,7 +37,7 @@ class OrderBook:
         self.specs = workflow_specs(settings.recipe)
         self._settings = settings
         self._sampling = {
-            PolicyId(name): sampling_of(policy.sampling)
+            PolicyId(name): policy.sampling.params
             for name, policy in settings.recipe.policies.items()
         }
         self._registered: dict[str, Registration] = {}

@@ -7,7 +7,7 @@ from functools import partial
 from astraflow.core.ids import MemberId, PolicyId, TaskId
 from astraflow.core.members import Directive, JoinPool, RaasLoad
 from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit, TaskPurpose
-from astraflow.dataflow.outbox import Outbox
+from astraflow.rpc.outbox import Outbox
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

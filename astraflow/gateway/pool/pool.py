@@ -12,8 +12,6 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId, RunId
 from astraflow.core.members import Directive, DirectiveKind
 from astraflow.core.tasks import TaskPurpose, VersionRange
-from astraflow.dataflow.access import Access
-from astraflow.dataflow.tokens import HubTokens
 from astraflow.gateway.edge.errors import RefusedError
 from astraflow.gateway.edge.peers import DialRules
 from astraflow.gateway.pool.book import OrderBook
@@ -26,7 +24,9 @@ from astraflow.gateway.pool.servicers import pool_servicers
 from astraflow.gateway.pool.sessions import NodeSessions
 from astraflow.gateway.pool.settings import PoolSettings
 from astraflow.gateway.pool.versions import Loaded, PoolVersions
+from astraflow.rpc.access import Access
 from astraflow.rpc.server import start_server
+from astraflow.rpc.tokens import HubTokens
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -13,13 +13,13 @@ from astraflow.core.members import Directive, DirectiveKind, Role
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.core.tasks import RolloutTask, TaskCancellation
 from astraflow.core.versions import VersionState
-from astraflow.dataflow.access import Access
-from astraflow.dataflow.streams import Context, either, seated
 from astraflow.gateway.pool.desk import OrderDesk
 from astraflow.gateway.pool.nodes import Node
 from astraflow.gateway.pool.sessions import NodeSessions
 from astraflow.gateway.pool.versions import PoolVersions
+from astraflow.rpc.access import Access
 from astraflow.rpc.server import Servicer
+from astraflow.rpc.streams import Context, either, seated
 from astraflow.wire import common, rollout, tasks
 from astraflow.wire import raas as wire
 from astraflow.wire import versions as versions_wire

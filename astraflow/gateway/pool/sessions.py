@@ -12,10 +12,10 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import MemberId, PolicyId, RunId
 from astraflow.core.members import JoinPool, PoolMembership, Role, Session
 from astraflow.core.tasks import WorkflowSpec
-from astraflow.dataflow.seats import Seats, SessionLeft
-from astraflow.dataflow.tokens import SessionTokens, ended_error, token_digest
 from astraflow.gateway.pool.desk import OrderDesk
 from astraflow.gateway.pool.nodes import Node
+from astraflow.rpc.seats import Seats, SessionLeft
+from astraflow.rpc.tokens import SessionTokens, ended_error, token_digest
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -2,7 +2,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import MemberId
-from astraflow.dataflow.tokens import HubTokens, SessionTokens, token_digest
+from astraflow.rpc.tokens import HubTokens, SessionTokens, token_digest
 
 
 def test_each_token_opens_its_own_door():

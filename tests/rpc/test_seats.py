@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from astraflow.core.ids import MemberId
-from astraflow.dataflow.seats import Seats, SessionLeft, StreamReplaced
+from astraflow.rpc.seats import Seats, SessionLeft, StreamReplaced
 
 ME = MemberId("m-1")
 

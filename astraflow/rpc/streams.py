@@ -10,7 +10,7 @@ import grpc.aio
 import structlog
 
 from astraflow.core.ids import MemberId
-from astraflow.dataflow.seats import Seats, SessionLeft, StreamReplaced
+from astraflow.rpc.seats import Seats, SessionLeft, StreamReplaced
 
 log = structlog.get_logger(__name__)
 

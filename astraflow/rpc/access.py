@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import MemberId
 from astraflow.core.members import Role
-from astraflow.dataflow.streams import Context
-from astraflow.dataflow.tokens import HubTokens, SessionTokens
 from astraflow.rpc.auth import SESSION_KEY, bearer_of, secret_of
+from astraflow.rpc.streams import Context
+from astraflow.rpc.tokens import HubTokens, SessionTokens
 
 
 class Access:
