@@ -12,8 +12,9 @@ from astraflow.core.errors import AstraflowError
 from astraflow.gateway.documents import body_of
 from astraflow.gateway.edge.bodies import BodyRules, json_answer, parse, read_body
 from astraflow.gateway.edge.errors import RefusedError, add_errors
+from astraflow.gateway.edge.peers import DialRules, caller_of
 from astraflow.gateway.legacy.held import Offer, Sender
-from astraflow.gateway.legacy.pusher import Instance, Pusher
+from astraflow.gateway.legacy.pusher import Instance, Pusher, Target
 from astraflow.gateway.requests import Fields
 
 
@@ -24,15 +25,19 @@ class RequestTransfer(Fields):
     mode: Literal["full", "delta"] = "full"
 
 
-def sender_app(sender: Sender, pusher: Pusher, rules: BodyRules) -> FastAPI:
+# Nobody has more RaaS; strangers may not fill the memory with names.
+_MOST_RECEIVERS = 4096
+
+
+def sender_app(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRules) -> FastAPI:
     """Return the app of one sender."""
     app = FastAPI(title="astraflow gateway: weight sender", version=__version__)
     add_errors(app)
-    app.include_router(sender_routes(sender, pusher, rules))
+    app.include_router(sender_routes(sender, pusher, rules, dial))
     return app
 
 
-def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules) -> APIRouter:
+def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRules) -> APIRouter:
     """Return the endpoints of one sender."""
     router = APIRouter(tags=["RaaS to Trainer"])
     sending = asyncio.Lock()
@@ -56,12 +61,14 @@ def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules) -> APIRouter
     async def register_sglang_instance(request: Request) -> Response:
         """Register a receiver: where pushes and the completion message go."""
         instance = parse(Instance, await read_body(request, rules))
-        _ = instance.addresses
+        target = await instance.target(dial.also(caller_of(request)))
         nbytes = sender.require().held.plan.nbytes
         if instance.buffer_length != nbytes:
             why = f"the weights take {nbytes} bytes, the buffer has {instance.buffer_length}"
             raise RefusedError(422, f"buffer_length: {why}")
-        pusher.receivers[sender.policy_id, instance.instance_id] = instance
+        if len(pusher.receivers) >= _MOST_RECEIVERS:
+            raise RefusedError(409, f"{_MOST_RECEIVERS} receivers are registered already")
+        pusher.receivers[sender.policy_id, instance.instance_id] = target
         return json_answer(
             {
                 "trainer_global_rank": 0,
@@ -81,26 +88,24 @@ def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules) -> APIRouter
         asked = parse(RequestTransfer, await read_body(request, rules))
         # Names of a receiver in answers of published ones have the scheme.
         instance_id = asked.instance_id.removeprefix("http://")
-        instance = pusher.receivers.get((sender.policy_id, instance_id))
-        if instance is None:
+        target = pusher.receivers.get((sender.policy_id, instance_id))
+        if target is None:
             why = f"{instance_id} is not registered: POST /register_sglang_instance"
             raise RefusedError(404, why)
         async with sending:
-            return json_answer(await _transfer(sender, instance, asked.mode, pusher))
+            return json_answer(await _transfer(sender, target, asked.mode, pusher))
 
     return router
 
 
-async def _transfer(
-    sender: Sender, instance: Instance, mode: str, pusher: Pusher
-) -> dict[str, Any]:
+async def _transfer(sender: Sender, target: Target, mode: str, pusher: Pusher) -> dict[str, Any]:
     offer = sender.require()
     payload = offer.held.flat if mode == "full" else offer.delta
     if payload is None:
         why = f"version {offer.number} has no delta from what this receiver holds"
         return {"ok": False, "fallback": "full", "reason": why}
     try:
-        await pusher.send(instance, payload)
+        await pusher.send(target, payload)
     except AstraflowError as error:
         return {"ok": False, "error": error.message}
     sender.pushed = offer.number

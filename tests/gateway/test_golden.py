@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from astraflow.core.dtype import Dtype
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.gateway.bridge.calls import RaasCalls
 from astraflow.gateway.bridge.results import yield_of
@@ -115,7 +116,9 @@ async def test_a_published_receiver_gets_what_it_asks_for():
     buffer, rules = np.zeros(plan.nbytes, np.uint8), BodyRules()
     async with (
         Pusher(timeout_s=20) as pusher,
-        serve_app(sender_app(sender, pusher, rules), host="127.0.0.1", rules=rules) as endpoint,
+        serve_app(
+            sender_app(sender, pusher, rules, DialRules()), host="127.0.0.1", rules=rules
+        ) as endpoint,
         receiving(buffer, "127.0.0.1") as receiver,
         httpx.AsyncClient(base_url=f"http://{endpoint}") as client,
     ):
@@ -137,6 +140,39 @@ async def test_a_published_receiver_gets_what_it_asks_for():
         assert info == json.loads(bodies_of_answers(published, "/get_buffer_info")[0])
     assert np.array_equal(buffer, flat)
     assert sender.pushed == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"session_ids": ["127.0.0.1:99999"]}, "session_ids"),
+        ({"session_ids": ["127.0.0.1"]}, "session_ids"),
+        ({"session_ids": [":".join(["127.0.0.1", *["80"] * 65])]}, "session_ids"),
+        ({"session_ids": ["198.51.100.1:80"]}, "http.dial"),
+        ({"zmq_endpoint": "tcp://198.51.100.1:80"}, "http.dial"),
+        ({"zmq_endpoint": "tcp://127.0.0.1:x"}, "zmq_endpoint"),
+        ({"zmq_port": 0}, "zmq_endpoint"),
+        ({"buffer_length": 201}, "buffer_length"),
+    ],
+)
+async def test_a_receiver_of_other_addresses_is_refused(changes, named):
+    [register] = bodies(golden("receiver")["exchanges"], "/register_sglang_instance")
+    plan = BufferPlan.of([("w", Dtype.BF16, (100,))])
+    flat, rules = weights_of(1).view(np.uint8), BodyRules()
+    sender, pusher = Sender("solver"), Pusher(timeout_s=20)
+    sender.offer = Offer(held=HeldVersion(version=0, plan=plan, flat=flat), number=1)
+    app = sender_app(sender, pusher, rules, DialRules())
+    async with (
+        pusher,
+        serve_app(app, host="127.0.0.1", rules=rules) as endpoint,
+        httpx.AsyncClient(base_url=f"http://{endpoint}") as client,
+    ):
+        here = {"session_ids": ["127.0.0.1:80"], "zmq_endpoint": "127.0.0.1"}
+        fields = json.loads(register) | here | changes
+        answer = await client.post("/register_sglang_instance", json=fields)
+    assert answer.status_code == 422
+    assert named in answer.json()["error"]
+    assert not pusher.receivers
 
 
 def bodies_of_answers(exchanges, path):

@@ -171,7 +171,7 @@ class BridgedRaas:
     ) -> VersionCourier:
         sender = Sender(policy_id)
         host, rules = self._settings.host, self._settings.rules
-        app = sender_app(sender, self._pusher, rules)
+        app = sender_app(sender, self._pusher, rules, self._settings.dial)
         endpoint = await stack.enter_async_context(serve_app(app, host=host, rules=rules))
         models = cast("list[Any]", status.get("models") or [])
         return VersionCourier(

@@ -34,7 +34,8 @@ class DialRules:
     """Who may be dialled, and what may come of it.
 
     Attributes:
-        hosts: Names, addresses and networks (10.0.0.0/8). A name stands for all of its addresses.
+        hosts: Names, addresses and networks (10.0.0.0/8). A name stands for all of its addresses;
+            other ones of this machine count as 127.0.0.1.
         max_answer_nbytes: Of one answer.
         room: What of them is in memory.
         max_weights_nbytes: Of the buffer that a weight sender names; nothing is allocated before.
@@ -69,10 +70,24 @@ class DialRules:
         return allowed
 
     def _has(self, address: str) -> bool:
-        given = ip_address(address)
+        given = ip_address("127.0.0.1" if _is_outer(address) else address)
         if isinstance(given, IPv6Address):
             given = given.ipv4_mapped or given
         return any(given in network for network in map(_network, self.hosts) if network is not None)
+
+
+def _is_outer(address: str) -> bool:
+    """Whether an address is one of this machine, beside its loopback."""
+    given = ip_address(address)
+    if given.is_loopback or given.is_unspecified or given.is_multicast:
+        return False
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _network(host: str) -> Any:

@@ -1,7 +1,10 @@
 """Pushes bytes to a receiver of the published lane: parallel streams, then one ZMQ message."""
 
 import asyncio
+import re
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -11,10 +14,12 @@ from pydantic import Field
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
+from astraflow.gateway.edge.peers import DialRules
 from astraflow.gateway.legacy.frames import PUSH_ACK, PUSH_HEAD
 from astraflow.gateway.requests import Fields
 
 _STREAMS = 4
+_MOST_PORTS = 64
 _LEAST_NBYTES = 1 << 20
 _LINGER_MS = 5000
 
@@ -24,7 +29,9 @@ class Instance(Fields):
 
     sglang_http_host: str
     sglang_http_port: int = Field(ge=0, lt=1 << 16)
-    session_ids: list[str] = Field(min_length=1, description="host:port[:port ...] of its pushes.")
+    session_ids: list[str] = Field(
+        min_length=1, max_length=_MOST_PORTS, description="host:port[:port ...] of its pushes."
+    )
     buffer_ptr: int = Field(default=0, description="Not used: pushes name offsets.")
     buffer_length: int = Field(ge=0)
     zmq_endpoint: str = Field(description="Host, or tcp://host[:port], of its completion message.")
@@ -37,28 +44,48 @@ class Instance(Fields):
         """What /request_transfer names."""
         return f"{self.sglang_http_host}:{self.sglang_http_port}"
 
-    @property
-    def addresses(self) -> list[tuple[str, int]]:
-        """Where pushes go.
+    async def target(self, dial: DialRules) -> "Target":
+        """Return where it is dialled.
 
         Raises:
-            AstraflowError: INVALID_FIELD for a session id that is none.
+            AstraflowError: INVALID_FIELD for an address that is none or that may not be dialled,
+                SOURCE_UNREACHABLE for a name without one.
         """
-        found: list[tuple[str, int]] = []
+        pushes: list[tuple[str, int]] = []
         for session in self.session_ids:
             host, *ports = session.split(":")
-            if not ports or not all(port.isdecimal() for port in ports):
-                raise AstraflowError(
-                    Reason.INVALID_FIELD, f"session id {session} is not host:port[:port ...]"
-                )
-            found += [(host, int(port)) for port in ports]
-        return found
+            pushes += [await _resolved("session_ids", host, port, dial) for port in ports or [""]]
+        if len(pushes) > _MOST_PORTS:
+            raise _invalid("session_ids", f"{len(pushes)} ports are more than {_MOST_PORTS}")
+        host, _, port = self.zmq_endpoint.removeprefix("tcp://").partition(":")
+        message = await _resolved("zmq_endpoint", host, port or str(self.zmq_port), dial)
+        return Target(name=self.instance_id, pushes=tuple(pushes), message=message)
 
-    @property
-    def message_address(self) -> str:
-        """Where the completion message goes."""
-        given = self.zmq_endpoint.removeprefix("tcp://")
-        return f"tcp://{given}" if ":" in given else f"tcp://{given}:{self.zmq_port}"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a receiver is dialled: addresses that were looked up and allowed, and ports.
+
+    Attributes:
+        name: As it is called.
+        pushes: Of its listeners.
+        message: Of its ZMQ socket.
+    """
+
+    name: str
+    pushes: tuple[tuple[str, int], ...]
+    message: tuple[str, int]
+
+
+async def _resolved(field: str, host: str, port: str, dial: DialRules) -> tuple[str, int]:
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise _invalid(field, f"port {port[:20]!r} of {host[:200]} is none")
+    [address, *_] = await dial.addresses(host, int(port))
+    return address, int(port)
+
+
+def _invalid(field: str, why: str) -> AstraflowError:
+    return AstraflowError(Reason.INVALID_FIELD, f"{field}: {why}", metadata={"field": field})
 
 
 class Pusher:
@@ -75,7 +102,7 @@ class Pusher:
         Args:
             timeout_s: For one transfer.
         """
-        self.receivers: dict[tuple[PolicyId, str], Instance] = {}
+        self.receivers: dict[tuple[PolicyId, str], Target] = {}
         self._timeout_s = timeout_s
         self._context = zmq.asyncio.Context()
 
@@ -87,7 +114,7 @@ class Pusher:
         """Close."""
         self._context.destroy(linger=0)
 
-    async def send(self, instance: Instance, payload: np.ndarray) -> None:
+    async def send(self, target: Target, payload: np.ndarray) -> None:
         """Push all of a payload, u8[n], and say that it is there.
 
         Nothing is said of one that failed: the receiver, which has the answer to its request, would
@@ -98,29 +125,34 @@ class Pusher:
         """
         try:
             async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as group:
-                for address, start, stop in _shares(instance.addresses, len(payload)):
+                for address, start, stop in _shares(target.pushes, len(payload)):
                     group.create_task(_push(address, start, payload[start:stop].data))
         except TimeoutError:
             raise AstraflowError(
                 Reason.SOURCE_TIMEOUT, f"a transfer took more than {self._timeout_s:g} s"
             ) from None
         except BaseExceptionGroup as errors:
-            why = f"{instance.instance_id} took no transfer: {errors.exceptions[0]}"
+            why = f"{target.name} took no transfer: {errors.exceptions[0]}"
             raise AstraflowError(Reason.SOURCE_UNREACHABLE, why) from None
-        await self._tell(instance)
+        await self._tell(target)
 
-    async def _tell(self, instance: Instance) -> None:
+    async def _tell(self, target: Target) -> None:
         messages: Any = self._context.socket(zmq.PUSH)
         messages.setsockopt(zmq.LINGER, _LINGER_MS)
+        messages.setsockopt(zmq.IPV6, 1)
         try:
-            messages.connect(instance.message_address)
+            messages.connect(f"tcp://{_url_host(target.message[0])}:{target.message[1]}")
             await messages.send_multipart([b"0", b"0"])
         finally:
             messages.close()
 
 
+def _url_host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
 def _shares(
-    addresses: list[tuple[str, int]], nbytes: int
+    addresses: Sequence[tuple[str, int]], nbytes: int
 ) -> list[tuple[tuple[str, int], int, int]]:
     """Share a payload out over streams, and those over the receiver's ports."""
     count = max(1, min(_STREAMS * len(addresses), nbytes // _LEAST_NBYTES))
@@ -136,7 +168,8 @@ async def _push(address: tuple[str, int], offset: int, payload: memoryview) -> N
         ConnectionError: It did not say that it has everything.
     """
     loop = asyncio.get_running_loop()
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await loop.sock_connect(connection, address)

@@ -14,6 +14,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.gateway.legacy.frames import PUSH_ACK, PUSH_HEAD
 
 _PIECE_NBYTES = 4 << 20
+# Of a part of the message: a number.
+_MESSAGE_NBYTES = 64
 
 
 class Receiver:
@@ -53,7 +55,7 @@ class Receiver:
         parts = await self._messages.recv_multipart()
         if len(parts) != 2 or parts[1] != b"0":
             raise AstraflowError(
-                Reason.SOURCE_UNREACHABLE, f"the sender says that its transfer failed: {parts}"
+                Reason.SOURCE_UNREACHABLE, "the sender says that its transfer failed"
             )
 
     async def _take(self, connection: socket.socket) -> None:
@@ -102,6 +104,7 @@ async def receiving(buffer: np.ndarray, host: str) -> AsyncGenerator[Receiver]:
         ):
             listener.setblocking(False)
             receiver = Receiver(buffer, listener, messages)
+            messages.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_NBYTES)
             receiver.message_port = messages.bind_to_random_port(f"tcp://{host}")
             async with beside(receiver.serve()):
                 yield receiver
