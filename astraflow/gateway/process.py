@@ -1,7 +1,6 @@
 """What processes of the gateway have in common."""
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -10,6 +9,7 @@ from astraflow.config.http import Http
 from astraflow.gateway.edge.bodies import BodyRules
 from astraflow.gateway.edge.peers import DialRules
 from astraflow.rpc.tls import Tls
+from astraflow.telemetry.garbage import keep_for_good, look_rarely
 
 # A thread that reads a large body gives the interpreter back so often: 5 ms, and a small request
 # that needs it ten times waits for 50.
@@ -19,8 +19,8 @@ _SWITCH_S = 0.0005
 def stop_event() -> asyncio.Event:
     """Return what is set once the process is told to end; keep its pauses short until then."""
     sys.setswitchinterval(_SWITCH_S)
-    # What was loaded stays: the garbage collector need not look through it again.
-    gc.freeze()
+    keep_for_good()
+    look_rarely()
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
