@@ -17,6 +17,7 @@ from astraflow.core.members import PoolMembership, Session, TrainerRegistration
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.rpc.auth import SESSION_KEY, bearer_of, secret_of
 from astraflow.rpc.server import Servicer, start_server
+from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.wire.batches import encode_batch_header, encode_batch_part, encode_end_of_data
 from astraflow.wire.common import decode_raas_load, decode_trainer_load, encode_directive
@@ -437,3 +438,19 @@ def make_mixture():
         return module.eval()
 
     return make
+
+
+@pytest.fixture(scope="session")
+def pem(tmp_path_factory):
+    """A self-signed certificate for localhost, its own authority."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
+        " -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+        f" -keyout {key} -out {certificate}"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    return Tls(certificate=certificate, key=key, ca=certificate)

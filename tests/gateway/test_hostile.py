@@ -3,9 +3,7 @@
 import asyncio
 import gzip
 import json
-import shutil
 import ssl
-import subprocess
 from contextlib import asynccontextmanager
 
 import httpx
@@ -284,22 +282,6 @@ async def test_nothing_is_told_before_the_secret(path):
             assert "solver" not in told.text
         told = await client.get(path, headers={"authorization": "Bearer open-sesame"})
         assert told.status_code in (200, 404)
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory):
-    """A self-signed certificate for localhost, its own authority."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
-        " -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-        f" -keyout {key} -out {certificate}"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    return Tls(certificate=certificate, key=key, ca=certificate)
 
 
 async def test_callers_show_a_certificate_where_one_is_asked_for(pem):

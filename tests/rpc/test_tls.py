@@ -1,6 +1,3 @@
-import shutil
-import subprocess
-
 import grpc
 import grpc.aio
 import pytest
@@ -22,22 +19,6 @@ class Control:
 
 
 SERVICER = Servicer(add=add_ControlServiceServicer_to_server, methods=Control())
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory):
-    """A self-signed certificate for localhost, its own authority."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
-        " -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-        f" -keyout {key} -out {certificate}"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    return Tls(certificate=certificate, key=key, ca=certificate)
 
 
 async def paused(address, tls):
