@@ -7,7 +7,8 @@ from another address asks for something small over a new connection every 10 ms.
 
 - attacks: per attack the peak of the server's memory above idle, and what that caller waited.
 - fuzz: seeded requests per port (paths, methods, parameters, headers, bodies, broken bytes). Wrong
-  is a status of 500, an answer that is no JSON or pickle where it says no, and silence.
+  is a status of 500, and an answer that is no JSON or pickle where it says no. Silence is counted
+  beside it ("none in time"): most of it waits for what a request promised.
 """
 
 import argparse

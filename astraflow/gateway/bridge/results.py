@@ -50,7 +50,7 @@ def yield_of(
         return _environment_failed(task, "it rejected the prompt")
     fields = cast("Mapping[str, Any]", result)
     if not fields.get("ok", True):
-        return _environment_failed(task, str(fields.get("error")))
+        return _environment_failed(task, str(fields.get("error"))[:300])
     try:
         return _read(task, fields, versions)
     except (AstraflowError, KeyError, ValueError, TypeError, IndexError, AttributeError) as error:

@@ -3,11 +3,14 @@
 import asyncio
 
 import numpy as np
+import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.gateway.legacy.frames import apply_delta
 from astraflow.gateway.legacy.plan import BufferPlan
 from astraflow.gateway.legacy.sender_client import SenderClient
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class SenderCopy:
@@ -67,10 +70,11 @@ class SenderCopy:
             await (
                 self._fetch_delta(label, offered.delta_nbytes) if is_delta else self._fetch(label)
             )
-        except AstraflowError:
+        except AstraflowError as error:
             self._held = None
             if not is_delta:
                 raise
+            log.warning("a delta did not come; all weights do", version=label, why=str(error))
             await self._fetch(label)
         _require(await self.offered(), label)
         self._held = label

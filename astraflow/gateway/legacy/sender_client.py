@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.gateway.edge.peers import DialRules, Peer
 from astraflow.gateway.edge.reading import JSON_NBYTES, off_loop
 from astraflow.gateway.legacy.plan import BufferPlan, read_plan
 from astraflow.gateway.legacy.receiver import Receiver, receiving
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,11 @@ class SenderClient:
                     "POST", "/request_transfer", asked, timeout_s=self._timeout_s
                 )
                 if not fields.get("ok"):
+                    # Whoever named it is told that it refuses; what it says is for this log.
+                    said = str(fields.get("reason") or fields.get("error"))[:300]
+                    log.warning(
+                        "a sender refuses a transfer", sender=self.endpoint, mode=mode, why=said
+                    )
                     why = f"the sender at {self.endpoint} refuses a {mode} transfer"
                     raise AstraflowError(Reason.SOURCE_UNREACHABLE, why)
                 await receiver.ended()
