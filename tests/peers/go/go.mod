@@ -1,0 +1,3 @@
+module example.com/astraflow
+
+go 1.19

@@ -1,0 +1,70 @@
+"""Members in other languages, which share nothing with ours but the contract, in real runs."""
+
+import asyncio
+import json
+import shlex
+from functools import partial
+
+import numpy as np
+import pytest
+
+from astraflow.core.dtype import Dtype
+from astraflow.core.layout import Layout
+from astraflow.testing import small_recipe, start_run, train_counter
+from astraflow.testing.made_weights import Flickering
+
+pytestmark = [pytest.mark.peers, pytest.mark.slow]
+
+PROMPTS = [{"prompt": f"row {number}", "answer": "yes"} for number in range(64)]
+
+
+async def join(run, command):
+    parts = [*shlex.split(command), "--hub", run.address, "--token", run.join_token]
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(*parts, stdout=pipe, stderr=pipe)
+
+
+async def said(peer):
+    out, error = await peer.communicate()
+    assert peer.returncode == 0, error.decode()
+    return json.loads(out)
+
+
+async def test_a_trainer_and_a_raas_of_one_language_make_a_run(peers, tmp_path):
+    recipe = small_recipe(tmp_path, scorer="exact", prompts=PROMPTS)
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        raas = await join(run, peers["raas"])
+        trainer = await join(run, peers["trainer"])
+        trained, sampled = await asyncio.gather(said(trainer), said(raas))
+        await run.finish(timeout_s=200)
+
+    assert trained == {"step": 3, "version": 3}
+    (account,) = run.accounts()
+    assert account.trained_count == 12
+    assert sampled["rollouts"] >= 12
+
+
+async def test_a_raas_takes_the_patches_of_our_trainer(peers, tmp_path):
+    layout = Layout.of([("w", Dtype.BF16, (4096,))])
+    weights = Flickering(layout=layout, tensors={"w": np.arange(4096, dtype=np.uint16)})
+    changes = {"policies.solver.trainer.step_count": 12}
+    recipe = small_recipe(tmp_path, scorer="exact", prompts=PROMPTS, changes=changes)
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        raas = await join(run, peers["raas"])
+        train = partial(train_counter, run.address, token=run.join_token, weights=weights)
+        run.add_thread(train)
+        sampled = await said(raas)
+        await run.finish(timeout_s=200)
+
+    assert sampled["rollouts"] >= 48
+    versions = {record.rollout.policy_versions["solver"] for record in run.rollouts()}
+    assert max(versions) >= 10
+
+
+async def test_our_node_takes_the_versions_of_a_trainer(peers, tmp_path):
+    recipe = small_recipe(tmp_path, scorer="exact", prompts=PROMPTS)
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        await run.add_node()
+        trainer = await join(run, peers["trainer"])
+        assert await said(trainer) == {"step": 3, "version": 3}
+        await run.finish(timeout_s=200)
