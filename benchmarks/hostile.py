@@ -2,7 +2,7 @@
 
     python benchmarks/hostile.py --fuzz 100000 --seconds 5 --json FILE
 
-The gateway and a pool serve in a process of their own, attackers are in a second one, and a caller
+The gateway and a node serve in a process of their own, attackers are in a second one, and a caller
 from another address asks for something small over a new connection every 10 ms.
 
 - attacks: per attack the peak of the server's memory above idle, and what that caller waited.
@@ -32,13 +32,16 @@ import numpy as np
 import psutil
 from safetensors.numpy import save_file
 
+from astraflow.core.ids import PolicyId
 from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.pool.serve import serve_pool
-from astraflow.gateway.pool.settings import PoolSettings
 from astraflow.gateway.process import stop_event
+from astraflow.gateway.raas.node import RaasSettings
+from astraflow.gateway.raas.serve import serve_raas
 from astraflow.gateway.serve import serve_gateway
 from astraflow.gateway.settings import GatewaySettings, policies_of
+from astraflow.raas.policies import ServedModel
 from astraflow.telemetry.logging import configure_logging
+from astraflow.testing.engine import CharTokenizer, SmallEngine
 from astraflow.testing.recipes import small_recipe
 
 BARS: Final = {"peak_mib": 400.0, "max_wait_ms": 100.0, "wrong": 0}
@@ -58,12 +61,14 @@ async def serve() -> None:
         settings = GatewaySettings(
             hub="127.0.0.1:1", token="t", policies=policies_of(recipe), group_size=2, rules=rules
         )
+        driven = RaasSettings(recipe=recipe, rules=rules, models={PolicyId("solver"): Path(folder)})
+        engine = ServedModel(engine=SmallEngine(CharTokenizer()), tokenizer=CharTokenizer())
         async with (
             serve_gateway(settings) as gateway,
-            serve_pool(PoolSettings(recipe=recipe, token="t", rules=rules)) as pool,
+            serve_raas(driven, {PolicyId("solver"): engine}) as raas,
         ):
             stopped = stop_event()
-            print(json.dumps({"gateway": gateway.address, "pool": pool.address}), flush=True)
+            print(json.dumps({"gateway": gateway.address, "raas": raas.address}), flush=True)
             await stopped.wait()
 
 
@@ -291,7 +296,7 @@ PATHS: Final[dict[str, dict[str, dict[str, Any] | None]]] = {
         "/openapi.json": None,
         "/nowhere": None,
     },
-    "pool": {
+    "raas": {
         "/status": None,
         "/availability": None,
         "/register_workflow": _WORKFLOW,

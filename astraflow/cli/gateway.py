@@ -82,7 +82,6 @@ def serve(
 @app.command()
 def raas(
     recipe: opt.RecipePath,
-    token: opt.JoinToken,
     *,
     overrides: opt.Overrides = None,
     dataflow: Annotated[
@@ -91,7 +90,6 @@ def raas(
             metavar="URL", help="Dataflow to register at, again where it forgot; unset: at none."
         ),
     ] = None,
-    listen: Annotated[str, typer.Option(help="host:port that nodes join at.")] = "127.0.0.1:7000",
     uid: Annotated[
         str | None, typer.Option(help="Its name at the Dataflow; unset: raas- and a number.")
     ] = None,
@@ -101,28 +99,22 @@ def raas(
     model: FirstModels = None,
     legacy_pickle: LegacyPickle = False,
     as_json: opt.AsJson = False,
-    tls_certificate: opt.CertificateFile = None,
-    tls_key: opt.KeyFile = None,
-    tls_ca: opt.CaFile = None,
 ) -> None:
-    """Serve our nodes to an existing Dataflow, as one RaaS of it.
+    """Serve an existing Dataflow with this machine's engines, as one RaaS of it.
 
-    Nodes join with `astraflow raas join RECIPE --hub` and the address of --listen. There is no run
-    of ours: prompts, versions and evaluations are the Dataflow's.
+    Run it on every machine with engines. There is no run of ours: prompts, versions and evaluations
+    are the Dataflow's, workflows, sampling and engines the recipe's.
     """
-    from astraflow.cli.roles import serve_raas, tls_of  # noqa: PLC0415
+    from astraflow.cli.roles import serve_raas  # noqa: PLC0415
 
     raise typer.Exit(
         serve_raas(
             recipe,
             overrides=[*(overrides or []), *_http(host, port, legacy_pickle=legacy_pickle)],
-            token=token,
-            http_token=http_token,
             dataflow=dataflow,
-            listen=listen,
             uid=uid,
             models=opt.directories(model),
-            tls=tls_of(tls_certificate, tls_key, tls_ca),
+            http_token=http_token,
             as_json=as_json,
         )
     )

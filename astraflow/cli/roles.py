@@ -111,38 +111,30 @@ def serve_raas(
     recipe: Path,
     *,
     overrides: Sequence[str],
-    token: str,
-    http_token: str,
     dataflow: str | None,
-    listen: str,
     uid: str | None,
     models: Mapping[str, Path],
-    tls: Tls | None,
+    http_token: str,
     as_json: bool,
 ) -> int:
-    """Serve our nodes to an existing Dataflow; return the exit code.
+    """Serve a node of ours to an existing Dataflow; return the exit code.
 
     Raises:
         AstraflowError: CAPABILITY_MISSING where `astraflow[http]` is not installed.
     """
     hold_lifeline()
     settings = load_recipe(recipe, overrides)
+    _use_threads(settings.raas.engine.thread_count)
     with _http_extra():
-        from astraflow.gateway.pool.serve import main_pool  # noqa: PLC0415
-        from astraflow.gateway.pool.settings import PoolSettings  # noqa: PLC0415
-        from astraflow.gateway.process import dial_of, rules_of  # noqa: PLC0415
-    pool = PoolSettings(
-        recipe=settings,
-        token=token,
-        http_token=http_token,
-        listen=listen,
+        from astraflow.gateway.raas.serve import main_raas  # noqa: PLC0415
+    return main_raas(
+        settings,
+        dataflow=dataflow,
+        uid=uid,
         models=models,
-        rules=rules_of(settings.http),
-        dial=dial_of(settings.http),
-        tls=tls,
-        **({} if uid is None else {"uid": uid}),
+        http_token=http_token,
+        as_json=as_json,
     )
-    return main_pool(pool, dataflow=dataflow, as_json=as_json)
 
 
 @contextmanager

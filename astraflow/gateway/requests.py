@@ -68,6 +68,14 @@ class NotifyVersion(Fields):
     model_id: str | None = Field(default=None, description="Its policy; unset: the only one.")
 
 
+class LoadVersion(Fields):
+    """A trainer has new weights, which a RaaS is to fetch."""
+
+    version: Version = Field(description="The trainer's own number.")
+    sender_endpoint: Endpoint = Field(description="host:port of its weights.")
+    model_id: str | None = Field(default=None, description="The policy; unset: the only one.")
+
+
 class RegisterRaas(Fields):
     """A RaaS that speaks HTTP joins the pool."""
 

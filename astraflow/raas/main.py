@@ -4,8 +4,8 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import structlog
 from astraflow import __version__
 from astraflow.config.model_dirs import checked_model_dir
 from astraflow.config.recipe import Recipe
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Resources
 from astraflow.core.tasks import RegisteredCode
@@ -121,7 +121,50 @@ async def _join(
     recipe: Recipe, settings: NodeSettings, directories: Mapping[str, Path]
 ) -> Departure:
     # Every mistake in the arguments shows before the first model is loaded.
-    paths = {policy: _directory(recipe, policy, directories) for policy in recipe.policies}
+    paths = model_directories(recipe, directories)
+    async with AsyncExitStack() as exits:
+        models = await exits.enter_async_context(serving_models(recipe, paths))
+        relays = await _relays(recipe, settings, models)
+        if relays is not None:
+            exits.push_async_callback(relays.close)
+
+        puller = partial(_puller, recipe, settings, relays, _copies(recipe, models))
+        node = RaasNode(settings, models=models, puller=puller, relays=relays)
+        metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.look, node_families))
+        # It may wait for the loop that closes it.
+        exits.push_async_callback(asyncio.to_thread, metrics.close)
+        node.metrics_address = metrics.address
+        keep_for_good()
+        with watching(recipe, node.report, node.report_from_thread), _signals(node):
+            return await node.run()
+
+
+def model_directories(recipe: Recipe, given: Mapping[str, Path]) -> dict[PolicyId, Path]:
+    """Return where the model of each policy lies.
+
+    Args:
+        recipe: Names the policies, and models where none are given.
+        given: By policy.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a model that a warm-up is to make, or that is none.
+    """
+    return {PolicyId(policy): _directory(recipe, policy, given) for policy in recipe.policies}
+
+
+@asynccontextmanager
+async def serving_models(
+    recipe: Recipe, paths: Mapping[PolicyId, Path]
+) -> AsyncGenerator[dict[PolicyId, ServedModel]]:
+    """Load the engines of a node, and yield what it has for each policy; they are closed after it.
+
+    Args:
+        recipe: Says which engines.
+        paths: Model directory of each policy.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when a model or its settings do not fit.
+    """
     sharing = policies_by_engine(recipe, paths)
     settled = placed(recipe.raas.engine, [paths[first] for first, *_ in sharing], Machine.here())
     async with AsyncExitStack() as engines:
@@ -131,28 +174,32 @@ async def _join(
             for policy_id, model in loaded.items():
                 engines.push_async_callback(model.engine.close)
                 models[policy_id] = model
-        relays = await _relays(recipe, settings, models)
-        if relays is not None:
-            engines.push_async_callback(relays.close)
+        yield models
 
-        puller = partial(_puller, recipe, settings, relays, _copies(recipe, models))
-        node = RaasNode(settings, models=models, puller=puller, relays=relays)
-        metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.look, node_families))
-        # It may wait for the loop that closes it.
-        engines.push_async_callback(asyncio.to_thread, metrics.close)
-        node.metrics_address = metrics.address
-        keep_for_good()
-        tell_strays(asyncio.get_running_loop(), node.report)
-        watch = LoopWatch(
-            node.report_from_thread,
-            ends_after_s=recipe.rollouts.timeout_s,
-            # What it reports is heard as long as the session lives, which the loop keeps alive.
-            blocked_s=min(_BLOCKED_S, recipe.hub.session_ttl_s / 2),
-        )
-        engines.callback(watch.close)
-        watch.start()
-        with _signals(node):
-            return await node.run()
+
+@contextmanager
+def watching(
+    recipe: Recipe, report: Callable[[Failure], None], report_from_thread: Callable[[Failure], None]
+) -> Generator[None]:
+    """Tell what code of a user blocks the running loop, or raises where nobody awaits it.
+
+    Args:
+        recipe: Has the limits.
+        report: Told on the loop.
+        report_from_thread: Told in a thread of its own, of what blocks the loop.
+    """
+    tell_strays(asyncio.get_running_loop(), report)
+    watch = LoopWatch(
+        report_from_thread,
+        ends_after_s=recipe.rollouts.timeout_s,
+        # What it reports is heard as long as the session lives, which the loop keeps alive.
+        blocked_s=min(_BLOCKED_S, recipe.hub.session_ttl_s / 2),
+    )
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.close()
 
 
 def _puller(

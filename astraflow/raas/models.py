@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-def policies_by_engine(recipe: Recipe, paths: Mapping[str, Path]) -> Sequence[Sequence[str]]:
+def policies_by_engine(
+    recipe: Recipe, paths: Mapping[PolicyId, Path]
+) -> Sequence[Sequence[PolicyId]]:
     """Return which policies share an engine: those with adapters beside the same model.
 
     Args:
         recipe: Of the run.
         paths: Model directory of every policy.
     """
-    groups: dict[tuple[Path, str], list[str]] = {}
+    groups: dict[tuple[Path, str], list[PolicyId]] = {}
     for policy, path in paths.items():
         is_adapted = recipe.policies[policy].model.lora is not None
         groups.setdefault((path.resolve(), "" if is_adapted else policy), []).append(policy)

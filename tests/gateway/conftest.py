@@ -1,7 +1,6 @@
 """A run with a gateway, and peers that know nothing of this project."""
 
-import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -9,14 +8,12 @@ import torch
 from safetensors.torch import save_file
 
 from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.pool.serve import serve_pool
-from astraflow.gateway.pool.settings import PoolSettings
+from astraflow.gateway.raas.node import RaasSettings
+from astraflow.gateway.raas.serve import serve_raas
 from astraflow.gateway.serve import serve_gateway
 from astraflow.gateway.settings import GatewaySettings, codes_of, policies_of
 from astraflow.raas.policies import ServedModel
 from astraflow.testing.engine import CharTokenizer, SmallEngine
-from astraflow.testing.line import Line
-from astraflow.testing.nodes import LiveNode, make_node
 from astraflow.testing.recipes import small_recipe
 from astraflow.testing.run import start_run
 from astraflow.testing.workflows import one_turn
@@ -92,54 +89,24 @@ def bits_of(engine):
 
 
 @pytest.fixture
-def pooling(tmp_path):
-    """Starts a pool whose policy begins with `weights_of(0)`; adds nodes to it."""
+def driven(tmp_path):
+    """Starts a node that a Dataflow drives, whose policy begins with `weights_of(0)`."""
 
     @asynccontextmanager
-    async def start(*, nodes=1, capacity=16, dataflow=None, token_s=0.0, changes=None):
+    async def start(*, capacity=16, dataflow=None, token_s=0.0, changes=None, uid="ours"):
         bits = torch.from_numpy(weights_of(0)).view(torch.bfloat16)
         save_file({"w": bits}, tmp_path / "model.safetensors")
-        recipe = small_recipe(tmp_path, workflow="gateway_digits", changes=changes)
-        settings = PoolSettings(
+        changed = {"raas.capacity": capacity} | (changes or {})
+        recipe = small_recipe(tmp_path, workflow="gateway_digits", changes=changed)
+        settings = RaasSettings(
             recipe=recipe,
-            token="join",
-            uid="ours",
+            uid=uid,
+            models={"solver": tmp_path},
             rules=BodyRules(reads_pickles=True, max_nbytes=1 << 20, timeout_s=2.0),
         )
-        async with (
-            AsyncExitStack() as lines,
-            asyncio.TaskGroup() as group,
-            serve_pool(settings, dataflow=dataflow) as serving,
-        ):
-            lives = [
-                await add_node(
-                    recipe,
-                    f"node-{number}",
-                    line=await lines.enter_async_context(Line(serving.pool.address)),
-                    group=group,
-                    capacity=capacity,
-                    token_s=token_s,
-                )
-                for number in range(nodes)
-            ]
-            try:
-                yield serving, lives
-            finally:
-                for live in lives:
-                    live.node.stop()
+        engine = SmallEngine(CharTokenizer(), token_s=token_s)
+        models = {"solver": ServedModel(engine=engine, tokenizer=CharTokenizer())}
+        async with serve_raas(settings, models, dataflow=dataflow) as serving:
+            yield serving, engine
 
     return start
-
-
-async def add_node(recipe, name, *, line, group, capacity, token_s):
-    engine = SmallEngine(CharTokenizer(), token_s=token_s)
-    node = make_node(
-        recipe,
-        hub=line.address,
-        token="join",
-        name=name,
-        capacity=capacity,
-        models={"solver": ServedModel(engine=engine, tokenizer=CharTokenizer())},
-    )
-    left = group.create_task(node.run())
-    return LiveNode(name=name, node=node, engines={"solver": engine}, line=line, left=left)

@@ -25,8 +25,9 @@ from astraflow.gateway.legacy.receiver import receiving
 from astraflow.gateway.legacy.sender_client import SenderClient
 from astraflow.gateway.listening import serve_app
 from astraflow.gateway.pickles import read_pickle
-from astraflow.gateway.pool.requests import LoadVersion, Pull, RegisterWorkflow, Submit
-from astraflow.gateway.requests import NotifyVersion, Ready
+from astraflow.gateway.raas.routes import Pull
+from astraflow.gateway.raas.workflows import RegisterWorkflow, Submit
+from astraflow.gateway.requests import LoadVersion, NotifyVersion, Ready
 from astraflow.gateway.sender_routes import sender_app
 
 from .conftest import weights_of

@@ -4,23 +4,18 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from astraflow.config.loader import dump_recipe
-from astraflow.raas.node import Departure
-from astraflow.raas.policies import ServedModel
-from astraflow.testing.engine import CharTokenizer, SmallEngine
-from astraflow.testing.nodes import make_node
+from astraflow.config.policies import Model, WarmUp
 from astraflow.testing.recipes import small_recipe
+from astraflow.trainers.warm_up import ensure_model
 
-from .peers.dataflow import RaasClient, register, until
+from .peers.dataflow import RaasClient, register
 
 
 @asynccontextmanager
@@ -58,39 +53,23 @@ async def test_the_command_serves_until_it_is_told_to_end(serving, tmp_path):
 
 
 @pytest.mark.slow
-async def test_nodes_join_again_where_a_gateway_died(tmp_path):
-    """What was under way is gone with it, as with any RaaS: the Dataflow submits it again."""
-
+async def test_a_node_serves_a_dataflow_until_it_is_told_to_end(tmp_path):
     def drive(told):
         raas = RaasClient(f"http://{told['address']}")
-        until(lambda: raas.get("/status")["status"] == "ready")
         register(raas, "default", workflow_cls="single_turn", n_samples=2)
-        data = {"prompt": "row", "answer": "orw"}
+        data = {"prompt": "bca>", "answer": "abc"}
         raas.post("/submit", {"data": data, "workflow_id": "default"})
         [item] = raas.post("/pull", {"timeout": 20})
-        return "ok" not in item["result"]
+        return item["result"]
 
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        listen = f"127.0.0.1:{probe.getsockname()[1]}"
-    options = ("raas", "--listen", listen, "--legacy-pickle")
-    recipe = small_recipe(tmp_path, workflow="single_turn", scorer="exact")
-    save_file({"w": torch.zeros(4)}, tmp_path / "model.safetensors")
-    async with command(recipe, tmp_path, *options) as (told, process):
-        node = node_of(recipe, listen)
-        running = asyncio.create_task(node.run())
-        assert await asyncio.to_thread(drive, told)
-        process.kill()
-        await process.wait()
-    async with command(recipe, tmp_path, *options) as (told, process):
-        assert await asyncio.to_thread(drive, told)
+    warm_up = WarmUp(tutor="letter_sort", step_count=1, batch_size=4)
+    model = ensure_model(Model(warm_up=warm_up), seed=0, cache_dir=tmp_path)
+    changes = {"policies.solver.model.path": str(model)}
+    recipe = small_recipe(tmp_path, scorer="exact", changes=changes)
+    async with command(recipe, tmp_path, "raas", "--legacy-pickle") as (told, process):
+        result = await asyncio.to_thread(drive, told)
         process.send_signal(signal.SIGTERM)
-        assert await running is Departure.STOPPED
         assert await process.wait() == 0
-
-
-def node_of(recipe, hub):
-    engine, tokenizer = SmallEngine(CharTokenizer()), CharTokenizer()
-    models = {"solver": ServedModel(engine=engine, tokenizer=tokenizer)}
-    return make_node(
-        recipe, hub=hub, token="join", name="node", capacity=8, models=models, patience_s=30.0
-    )
+    assert result["n_trajs"] == 2
+    [sequence] = result["trajectories"][0]["sequences"]
+    assert set(sequence["versions"][sequence["loss_mask"] == 1].tolist()) == {0}

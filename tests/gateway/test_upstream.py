@@ -146,34 +146,35 @@ async def test_the_published_raas_serves_our_run(serving, sender, closing):
     assert len(loads) >= 20
 
 
-async def test_the_published_dataflow_drives_our_nodes(pooling, closing):
-    """Its trainer trains on rollouts of ours; the pool pulls deltas of its sender."""
+async def test_the_published_dataflow_drives_our_nodes(driven, closing):
+    """Its trainer trains on rollouts of two nodes; each pulls deltas of its sender."""
     port, step_count = free_port(), 50
-    pools = {}
-    serves = closing(Tap(f"127.0.0.1:{port}", partial(through, closing, pools)))
+    taps = {}
+    serves = closing(Tap(f"127.0.0.1:{port}", partial(through, closing, taps)))
     url = f"http://{serves.address}"
     async with started("dataflow", port) as dataflow, asyncio.TaskGroup() as group:
         reading = group.create_task(drain(dataflow))
         await answers(f"{url}/status")
         async with (
-            pooling(nodes=2, dataflow=url) as (_, nodes),
+            driven(dataflow=url, uid="ours-0") as (_, first),
+            driven(dataflow=url, uid="ours-1") as (_, second),
             started("trainer", url, free_port(), step_count, 4) as process,
         ):
 
             async def reached(version):
-                """Wait until all nodes have what the trainer has."""
+                """Wait until both have what the trainer has."""
                 wanted = weights_of(version).tobytes()
                 async with asyncio.timeout(60):
-                    for live in nodes:
-                        while bits_of(live.engine).tobytes() != wanted:  # noqa: ASYNC110 - polled
+                    for engine in (first, second):
+                        while engine.tensors["w"].tobytes() != wanted:  # noqa: ASYNC110 - polled
                             await asyncio.sleep(0.01)
 
             steps, delta_count = await steps_of(process, step_count, reached)
         reading.cancel()
-    [asks] = pools.values()
+    asks = next(iter(taps.values()))
     record("dataflow", exchanges=asks.exchanges, answers=serves.exchanges)
     assert [step["rows"] for step in steps] == [4] * step_count
-    assert delta_count == step_count - 1
+    assert delta_count == 2 * (step_count - 1)
 
 
 def rewired(closing, wires, path, fields):

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from astraflow.core.errors import Failure, Reason
 from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
-from astraflow.gateway.pool.orders import Order
-from astraflow.gateway.pool.results import item_of, model_index
+from astraflow.gateway.raas.orders import Order
+from astraflow.gateway.raas.results import item_of, model_index
 
 LABELS = {"model0": {7: 3, 8: 5}, "model1": {7: 0}}
 POLICIES = ("model0", "model1")
@@ -16,8 +15,7 @@ POLICIES = ("model0", "model1")
 def order(count=2):
     return Order(
         number=4,
-        max_attempts=2,
-        pattern=RolloutTask(
+        task=RolloutTask(
             task_id="g",
             group_id="g",
             purpose=TaskPurpose.TRAIN,
@@ -60,9 +58,7 @@ def rollout(task_id, index, **changes):
 
 def test_a_result_has_every_policys_tokens_under_the_trainers_own_versions():
     asked = order(1)
-    task = asked.issue(8, {})
-    assert asked.take(rollout(task.task_id, 0))
-    asked.close(task.task_id)
+    asked.rollouts[0] = rollout("g", 0)
     item = item_of(asked, LABELS, POLICIES)
     result = item["result"]
     first, second = result["trajectories"][0]["sequences"]
@@ -74,32 +70,6 @@ def test_a_result_has_every_policys_tokens_under_the_trainers_own_versions():
         [[-1, 1]],
     )
     assert result["agent_metrics"] == {"turns": 2.0}
-
-
-def test_a_sample_that_fails_is_tried_again_and_left_out():
-    asked, lost = order(2), Failure(reason=Reason.ENGINE_FAILED, message="it died")
-    first = asked.issue(2, {})
-    asked.take(rollout(first.task_id, 1))
-    asked.close(first.task_id, (lost,))
-    again = asked.issue(2, {})
-    assert (again.sample_indexes, again.attempt) == ((0,), 1)
-    assert again.task_id != first.task_id
-    asked.close(again.task_id, (lost,))
-    assert asked.is_over
-    assert item_of(asked, LABELS, POLICIES)["result"]["n_trajs"] == 1
-
-
-def test_no_failure_is_a_reward_of_nought():
-    asked = order(1)
-    for _ in range(2):
-        task = asked.issue(1, {})
-        failure = Failure(reason=Reason.SCORER_FAILED, message="no scorer")
-        failed = {"outcome": Outcome.SCORER_FAILED, "reward": None, "failure": failure}
-        asked.take(rollout(task.task_id, 0, **failed))
-        asked.close(task.task_id)
-    item = item_of(asked, LABELS, POLICIES)
-    assert item["result"]["ok"] is False
-    assert "no scorer" in item["result"]["error"]
 
 
 @pytest.mark.parametrize(

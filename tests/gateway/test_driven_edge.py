@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.pool.serve import serve_pool
-from astraflow.gateway.pool.settings import PoolSettings
+from astraflow.gateway.raas.node import RaasSettings
+from astraflow.gateway.raas.serve import serve_raas
+from astraflow.raas.policies import ServedModel
+from astraflow.testing.engine import CharTokenizer, SmallEngine
 from astraflow.testing.recipes import small_recipe
 
 from .conftest import weights_of
@@ -28,9 +30,12 @@ async def client(tmp_path_factory):
     save_file({"w": torch.from_numpy(weights_of(0)).view(torch.bfloat16)}, folder / "m.safetensors")
     rules = BodyRules(reads_pickles=True, max_nbytes=4096, timeout_s=1.0, head_timeout_s=1.0)
     recipe = small_recipe(folder, workflow="gateway_digits")
-    settings = PoolSettings(recipe=recipe, token="join", rules=rules)
+    settings = RaasSettings(recipe=recipe, rules=rules, models={"solver": folder})
+    engine = SmallEngine(CharTokenizer())
+    engine.open.clear()
+    models = {"solver": ServedModel(engine=engine, tokenizer=CharTokenizer())}
     async with (
-        serve_pool(settings) as serving,
+        serve_raas(settings, models) as serving,
         httpx.AsyncClient(base_url=f"http://{serving.address}") as client,
     ):
         await post(client, "/register_workflow", WORKFLOW)
@@ -123,15 +128,19 @@ async def test_a_body_that_does_not_come_is_given_up(client):
         await writer.wait_closed()
 
 
-async def test_what_is_submitted_waits_for_a_node(client):
-    status, envelope = await post(client, "/submit", {"data": {"x": 1}, "workflow_id": "known"})
-    assert (status, envelope["ok"]) == (200, True)
+async def test_what_is_submitted_beyond_the_room_waits(client):
+    count = (await client.get("/availability")).json()["max_concurrency"]
+    for _ in range(count + 1):
+        fields = {"data": {"prompt": "x"}, "workflow_id": "known"}
+        status, envelope = await post(client, "/submit", fields)
+        assert (status, envelope["ok"]) == (200, True)
     known = (await client.get("/status")).json()
-    assert (known["status"], known["queued"], known["workflows"]) == ("starting", 1, ["known"])
+    assert (known["status"], known["queued"], known["workflows"]) == ("ready", 1, ["known"])
     room = (await client.get("/availability")).json()
-    assert (room["available"], room["queued"]) == (0, 1)
-    _, wiped = await post(client, "/reset_training_engine", {"timeout": 0})
-    assert wiped["result"].items() >= {"cancelled": 1, "stragglers": 0, "reset_epoch": 1}.items()
+    assert (room["available"], room["queued"], room["inflight"]) == (0, 1, count + 1)
+    _, wiped = await post(client, "/reset_training_engine", {"timeout": 5})
+    told = {"cancelled": count + 1, "stragglers": 0, "reset_epoch": 1}
+    assert wiped["result"].items() >= told.items()
     assert (await client.get("/status")).json()["queued"] == 0
 
 

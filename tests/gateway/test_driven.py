@@ -1,12 +1,30 @@
-"""An existing Dataflow drives our nodes."""
+"""An existing Dataflow drives a node of ours."""
 
 import asyncio
 
 import numpy as np
 import pytest
 
-from .conftest import bits_of, weights_of
+from astraflow.workflows.registry import workflow
+
+from .conftest import weights_of
 from .peers.dataflow import PeerDataflow, RaasClient, evaluate, register, roll_out, until
+
+
+@workflow("gateway_flaky")
+class Flaky:
+    """Fails its first sample once, its second always."""
+
+    def __init__(self, options, scorer):
+        pass
+
+    async def run(self, episode):
+        if episode.sample_index == 1 or episode.sample_index + episode.task.attempt == 0:
+            raise RuntimeError("no luck")
+        talk = episode.trajectory()
+        talk.observe(episode.prompt.fields["prompt"])
+        await talk.sample()
+        return 1.0
 
 
 @pytest.fixture
@@ -39,11 +57,11 @@ def drive(dataflow, sender):
     return before, loaded, after, measured
 
 
-async def test_a_dataflow_trains_and_measures_on_our_nodes(pooling, dataflow, sender):
-    async with pooling(nodes=2, dataflow=dataflow.url) as (serving, nodes):
+async def test_a_dataflow_trains_and_measures_on_a_node(driven, dataflow, sender):
+    async with driven(dataflow=dataflow.url) as (serving, engine):
         before, loaded, after, measured = await asyncio.to_thread(drive, dataflow, sender)
         assert serving.ended.is_set()
-        assert all(bits_of(live.engine).tobytes() == weights_of(1).tobytes() for live in nodes)
+        assert engine.tensors["w"].tobytes() == weights_of(1).tobytes()
     assert dataflow.pool == {}
     assert loaded["pull_result"].items() >= {"ok": True, "version": 1, "mode": "full"}.items()
     for items, count, version in ((before, 2, 0), (after, 2, 1), (measured, 3, 1)):
@@ -52,12 +70,12 @@ async def test_a_dataflow_trains_and_measures_on_our_nodes(pooling, dataflow, se
     assert [len(items) for items in (before, after, measured)] == [15, 15, 4]
 
 
-async def test_a_dataflow_that_is_away_for_a_moment_hears_that_a_pool_leaves(pooling, dataflow):
+async def test_a_dataflow_that_is_away_for_a_moment_hears_that_a_node_leaves(driven, dataflow):
     async def come_back(port):
         await asyncio.sleep(0.2)
         dataflow.open(port)
 
-    async with pooling(dataflow=dataflow.url):
+    async with driven(dataflow=dataflow.url):
         await asyncio.to_thread(dataflow.raas)
         dataflow.close()
         returning = asyncio.create_task(come_back(int(dataflow.url.rpartition(":")[2])))
@@ -116,39 +134,40 @@ def versions_of(items):
 
 
 @pytest.mark.slow
-async def test_what_a_node_held_that_died_is_done_by_another(pooling):
+async def test_a_sample_that_fails_is_tried_again_and_left_out(driven):
+    """No failure is a reward of 0."""
+
     def drive():
         raas = client_of(serving)
-        until(lambda: raas.get("/availability")["max_concurrency"] == 4)
-        numbers = submit(raas, 4)
-        asyncio.run_coroutine_threadsafe(nodes[0].kill(), loop).result()
-        return numbers, pull_all(raas, 4)
+        for name, count in (("flaky", 3), ("failing", 2)):
+            register(raas, name, workflow_cls="gateway_flaky", n_samples=count)
+            raas.post("/submit", {"data": rows(1)[0], "workflow_id": name})
+        return sorted(pull_all(raas, 2), key=lambda item: item["task_id"])
 
-    loop = asyncio.get_running_loop()
-    changes = {"hub.session_ttl_s": 1}
-    async with pooling(nodes=2, capacity=4, token_s=0.05, changes=changes) as (serving, nodes):
-        numbers, items = await asyncio.to_thread(drive)
-    assert sorted(item["task_id"] for item in items) == numbers
-    assert all(item["result"]["n_trajs"] == 2 for item in items)
+    workflows = {"other": {"name": "gateway_flaky"}}
+    async with driven(changes={"workflows.other": workflows["other"]}) as (serving, _):
+        flaky, failing = await asyncio.to_thread(drive)
+    assert flaky["result"]["rewards"].tolist() == [1.0, 1.0]
+    assert failing["result"]["rewards"].tolist() == [1.0]
 
 
 @pytest.mark.slow
-async def test_streams_that_are_cut_lose_nothing(pooling):
+async def test_a_prompt_of_which_every_sample_fails_is_an_error(driven):
     def drive():
         raas = client_of(serving)
-        numbers = submit(raas, 6)
-        loop.call_soon_threadsafe(nodes[0].line.cut)
-        return numbers, pull_all(raas, 6)
+        register(raas, "broken", n_samples=2)
+        raas.post("/submit", {"data": {"no": "prompt"}, "workflow_id": "broken"})
+        [item] = pull_all(raas, 1)
+        return item["result"]
 
-    loop = asyncio.get_running_loop()
-    async with pooling(token_s=0.02) as (serving, nodes):
-        numbers, items = await asyncio.to_thread(drive)
-    assert sorted(item["task_id"] for item in items) == numbers
-    assert all(item["result"]["n_trajs"] == 2 for item in items)
+    async with driven() as (serving, _):
+        result = await asyncio.to_thread(drive)
+    assert result["ok"] is False
+    assert "prompt" in result["error"]
 
 
 @pytest.mark.slow
-async def test_a_reset_wipes_training_and_nothing_else(pooling):
+async def test_a_reset_wipes_training_and_nothing_else(driven):
     def drive():
         raas = client_of(serving)
         submit(raas, 4)
@@ -160,7 +179,7 @@ async def test_a_reset_wipes_training_and_nothing_else(pooling):
         [found] = raas.post("/eval_pull", {"timeout": 20})["items"]
         return wiped, (number, item), (measured, found)
 
-    async with pooling(capacity=32, token_s=0.05) as (serving, _):
+    async with driven(capacity=32, token_s=0.05) as (serving, _):
         wiped, (number, item), (measured, found) = await asyncio.to_thread(drive)
     assert wiped.items() >= {"cancelled": 4, "stragglers": 0, "ready_for_eval": True}.items()
     assert (item["task_id"], item["result"]["n_trajs"]) == (number, 2)
@@ -168,7 +187,7 @@ async def test_a_reset_wipes_training_and_nothing_else(pooling):
 
 
 @pytest.mark.slow
-async def test_a_label_is_the_version_of_the_bytes(pooling, sender):
+async def test_a_label_is_the_version_of_the_bytes(driven, sender):
     def drive():
         raas = client_of(serving)
         told = []
@@ -180,9 +199,9 @@ async def test_a_label_is_the_version_of_the_bytes(pooling, sender):
         return told
 
     seen = []
-    async with pooling() as (serving, nodes):
+    async with driven() as (serving, engine):
         skipped, following, again, behind, ahead, back = await asyncio.to_thread(drive)
-        assert bits_of(nodes[0].engine).tobytes() == weights_of(2).tobytes()
+        assert engine.tensors["w"].tobytes() == weights_of(2).tobytes()
     assert (skipped["version"], skipped["pull_result"]["mode"]) == (3, "full")
     assert (following["version"], following["pull_result"]["mode"]) == (4, "delta")
     assert again.items() >= {"ok": True, "pulled": False}.items()
@@ -194,14 +213,14 @@ async def test_a_label_is_the_version_of_the_bytes(pooling, sender):
 
 
 @pytest.mark.slow
-async def test_what_a_reader_did_not_read_comes_again(pooling):
+async def test_what_a_reader_did_not_read_comes_again(driven):
     def drive():
         raas = client_of(serving)
         numbers = submit(raas, 3)
         until(lambda: raas.get("/status")["pending_futures"] == 3)
         return numbers
 
-    async with pooling() as (serving, _):
+    async with driven() as (serving, _):
         numbers = await asyncio.to_thread(drive)
         await ask_and_hang_up(serving.address)
         raas = RaasClient(f"http://{serving.address}")
@@ -216,24 +235,3 @@ async def ask_and_hang_up(address):
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"POST /pull HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n")
     writer.transport.abort()
-
-
-@pytest.mark.slow
-async def test_a_node_that_was_silent_goes_on(pooling):
-    """Its session has ended; it comes back with the version that it has."""
-
-    def drive():
-        raas = client_of(serving)
-        submit(raas, 1)
-        items = pull_all(raas, 1)
-        nodes[0].line.unplug()
-        until(lambda: raas.get("/status")["status"] == "starting")
-        submit(raas, 1)
-        loop.call_soon_threadsafe(nodes[0].line.plug)
-        return items + pull_all(raas, 1)
-
-    loop = asyncio.get_running_loop()
-    async with pooling(changes={"hub.session_ttl_s": 1}) as (serving, nodes):
-        items = await asyncio.to_thread(drive)
-    assert ["ok" in item["result"] for item in items] == [False, False]
-    assert versions_of(items) == {0}

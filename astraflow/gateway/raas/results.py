@@ -8,7 +8,7 @@ import numpy as np
 
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import NOT_SAMPLED, Rollout, Trajectory
-from astraflow.gateway.pool.orders import Order
+from astraflow.gateway.raas.orders import Order
 
 Labels = Mapping[PolicyId, Mapping[int, int]]
 
@@ -27,9 +27,9 @@ def item_of(order: Order, labels: Labels, policy_ids: Sequence[PolicyId]) -> dic
         why = f"{order.failure.reason}: {order.failure.message}"
         return {"task_id": order.number, "result": {"ok": False, "error": why}}
     rollouts = [rollout for _, rollout in sorted(order.rollouts.items())]
-    fields = order.pattern.prompt.fields
+    fields = order.task.prompt.fields
     result: dict[str, Any] = {
-        "prompt_id": order.pattern.prompt.prompt_id,
+        "prompt_id": order.task.prompt.prompt_id,
         "n_trajs": len(rollouts),
         "rewards": np.array([each.reward for each in rollouts], np.float32),
         "trajectories": [_trajectory(each, labels, policy_ids) for each in rollouts],

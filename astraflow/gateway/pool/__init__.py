@@ -1,1 +1,0 @@
-"""The pool of an existing Dataflow: our nodes, with it as their only run."""

@@ -1,0 +1,1 @@
+"""A node of ours as one RaaS of an existing Dataflow, over the published HTTP endpoints."""

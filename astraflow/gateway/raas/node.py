@@ -1,0 +1,279 @@
+"""A node that a Dataflow drives: what its endpoints call."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, Self
+from uuid import uuid4
+
+import structlog
+
+from astraflow.config.recipe import Recipe
+from astraflow.core.errors import AstraflowError, Failure
+from astraflow.core.ids import PolicyId
+from astraflow.core.members import RaasLoad
+from astraflow.core.tasks import RolloutTask, TaskPurpose, VersionRange
+from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.edge.errors import RefusedError
+from astraflow.gateway.edge.peers import DialRules
+from astraflow.gateway.raas.orders import Order, OrderDesk
+from astraflow.gateway.raas.results import item_of
+from astraflow.gateway.raas.weights import SenderWeights
+from astraflow.gateway.raas.workflows import Submit, WorkflowBook
+from astraflow.gateway.requests import LoadVersion
+from astraflow.raas.agents.endpoint import AgentEndpoint
+from astraflow.raas.failures import FailureNotes
+from astraflow.raas.places import Places
+from astraflow.raas.policies import PolicyDesk, ServedModel
+from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
+from astraflow.raas.tallies import NodeTallies, NodeView, count_families
+from astraflow.workflows.building import build_workflows, close_workflows
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+# Prompts of a purpose that are not pulled yet; whoever submits more is told to pull.
+_MAX_OPEN: Final = 8192
+_DEFAULT: Final = "default"
+_TRAIN: Final = TaskPurpose.TRAIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaasSettings:
+    """What the node is.
+
+    Attributes:
+        recipe: Workflows, sampling, engines, limits.
+        uid: Its name at the Dataflow.
+        models: Directory of the first weights by policy.
+        rules: Of bodies.
+        dial: Weight senders that may be dialled.
+        http_token: That callers show; empty: they show none.
+    """
+
+    recipe: Recipe
+    uid: str = field(default_factory=lambda: f"raas-{uuid4().hex[:6]}")
+    models: Mapping[PolicyId, Path] = field(default_factory=dict[PolicyId, Path])
+    rules: BodyRules = field(default_factory=BodyRules)
+    dial: DialRules = field(default_factory=DialRules)
+    http_token: str = field(default="", repr=False)
+
+
+class DataflowNode:
+    """Takes prompts of a Dataflow, and weights of its trainers; `async with` starts it.
+
+    Attributes:
+        settings: What it is.
+        book: Workflows that were registered.
+        desk: Orders.
+    """
+
+    def __init__(self, settings: RaasSettings, models: Mapping[PolicyId, ServedModel]) -> None:
+        """Prepare; nothing runs.
+
+        Args:
+            settings: What it is.
+            models: Engine and tokenizer of each policy; the engines stay the caller's.
+
+        Raises:
+            AstraflowError: CODE_UNKNOWN when a workflow or a scorer is not here.
+        """
+        recipe = settings.recipe
+        self.settings = settings
+        self.book = WorkflowBook(recipe, settings.uid)
+        self.desk = OrderDesk(
+            pins=self._pins,
+            capacity=recipe.raas.capacity,
+            max_attempts=recipe.rollouts.max_attempts,
+        )
+        self._policies = PolicyDesk(models)
+        self._weights = {
+            policy_id: SenderWeights(
+                policy_id,
+                engine=model.engine,
+                gate=self._policies.gates[policy_id],
+                host=recipe.http.host,
+                timeout_s=recipe.http.transfer_timeout_s,
+            )
+            for policy_id, model in models.items()
+        }
+        self._tallies = NodeTallies()
+        self._notes = FailureNotes()
+        self._group = asyncio.TaskGroup()
+        self._exits = AsyncExitStack()
+        self._reset_epoch = 0
+
+    async def __aenter__(self) -> Self:
+        """Begin with the first weights."""
+        async with AsyncExitStack() as exits:
+            for policy_id, weights in self._weights.items():
+                exits.push_async_callback(weights.close)
+                await weights.begin(self.settings.models[policy_id])
+            recipe, loaded = self.settings.recipe, build_workflows(self.book.specs)
+            exits.push_async_callback(close_workflows, loaded.values())
+            agents = AgentEndpoint(recipe.raas.agents)
+            exits.push_async_callback(agents.close)
+            await exits.enter_async_context(self._group)
+            runner = self.desk.runner = EpisodeRunner(
+                desk=self._policies,
+                workflows={
+                    spec.workflow_id: NodeWorkflow(
+                        loaded=loaded[spec.workflow_id], policy_ids=spec.policy_ids
+                    )
+                    for spec in self.book.specs
+                },
+                results=self.desk,
+                give_back=self.desk.give_back,
+                group=self._group,
+                places=Places(
+                    capacity=recipe.raas.capacity, eval_extra=recipe.raas.eval_place_count
+                ),
+                run_time=lambda: None,
+                tallies=self._tallies,
+                door=agents,
+            )
+            exits.callback(runner.stop)
+            self._exits = exits.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Abandon what runs."""
+        await self._exits.aclose()
+
+    def report(self, failure: Failure) -> None:
+        """Log what failed beside any rollout."""
+        self._notes.tell(failure)
+
+    @property
+    def _policy_ids(self) -> tuple[PolicyId, ...]:
+        return tuple(self._weights)
+
+    def _versions(self) -> dict[PolicyId, int | None]:
+        models = self._policies.models
+        return {policy_id: model.engine.version for policy_id, model in models.items()}
+
+    @property
+    def _capacity(self) -> int:
+        return self.settings.recipe.raas.capacity
+
+    def _running_count(self) -> int:
+        return 0 if self.desk.runner is None else self.desk.runner.running_count
+
+    def look(self) -> NodeView:
+        """Return the node as it is, for metrics; on its event loop."""
+        loads = [model.engine.load() for model in self._policies.models.values()]
+        load = RaasLoad(
+            inflight_count=self._running_count(),
+            queued_count=0 if self.desk.runner is None else self.desk.runner.queued_count,
+            capacity=self._capacity,
+            kv_fraction=max((each.kv_fraction for each in loads), default=0.0),
+            engine_queued_count=sum(each.queued_count for each in loads),
+        )
+        versions = {str(policy_id): at for policy_id, at in self._versions().items()}
+        return NodeView(load=load, versions=versions, counts=tuple(count_families(self._tallies)))
+
+    def status(self) -> dict[str, Any]:
+        """Say how the node stands; it serves once it has weights, and so is ready."""
+        return {
+            "status": "ready",
+            "engine_id": self.settings.uid,
+            "backend": "astraflow",
+            "models": list(self._policy_ids),
+            "message": "",
+            "max_concurrency": self._capacity // self.book.sample_count,
+            "queued": self.desk.waiting_count(_TRAIN),
+            "inflight": self.desk.open_count(_TRAIN),
+            "pending_futures": self.desk.finished_count(_TRAIN),
+            "workflows": self.book.names,
+        }
+
+    def availability(self) -> dict[str, Any]:
+        """Say for how many more prompts there is room."""
+        queued, count = self.desk.waiting_count(_TRAIN), self.book.sample_count
+        return {
+            "max_concurrency": self._capacity // count,
+            "queued": queued,
+            "inflight": self.desk.open_count(_TRAIN),
+            "available": max(0, self.desk.room // count - queued),
+            "adaptive_enabled": False,
+        }
+
+    def submit(self, asked: Submit, purpose: TaskPurpose) -> int:
+        """Take a prompt; return its number.
+
+        Raises:
+            RefusedError: 429 when too much waits; see `WorkflowBook.order`.
+        """
+        if self.desk.open_count(purpose) + self.desk.finished_count(purpose) >= _MAX_OPEN:
+            raise RefusedError(429, f"{_MAX_OPEN} prompts are open or finished: pull first")
+        order = self.book.order(asked, purpose)
+        self.desk.submit(order)
+        return order.number
+
+    def _pins(self, task: RolloutTask) -> dict[PolicyId, VersionRange]:
+        """Training samples with what is live; an evaluation with the newest version alone."""
+        if task.purpose is _TRAIN:
+            return dict.fromkeys(task.sampling, VersionRange())
+        versions = self._versions()
+        return {
+            each: VersionRange(min=versions[each], max=versions[each]) for each in task.sampling
+        }
+
+    def items(self, orders: list[Order]) -> list[dict[str, Any]]:
+        """Return orders as /pull says them."""
+        labels = {policy_id: each.labels for policy_id, each in self._weights.items()}
+        return [item_of(order, labels, self._policy_ids) for order in orders]
+
+    async def load(self, asked: LoadVersion, *, caller: str | None) -> dict[str, Any]:
+        """Bring a trainer's version to the engine; return as published, also where that failed.
+
+        Args:
+            asked: What was asked.
+            caller: Host of who asks: it may be dialled.
+
+        Raises:
+            RefusedError: 404 for a model that is none.
+        """
+        weights = self._weights[self._policy(asked.model_id)]
+        timeout_s = self.settings.recipe.http.transfer_timeout_s
+
+        async def loaded() -> dict[str, Any]:
+            dial = self.settings.dial.also(caller)
+            try:
+                return await weights.load(asked.version, asked.sender_endpoint, dial)
+            except AstraflowError as error:
+                log.warning("a version did not come", version=asked.version, why=str(error))
+                return {"ok": False, "reason": str(error)}
+
+        # A swap is not broken off where the caller has gone, or has waited for too long.
+        loading = self._group.create_task(loaded())
+        await asyncio.wait({loading}, timeout=timeout_s)
+        if loading.done():
+            return loading.result()
+        return {"ok": False, "reason": f"version {asked.version} is not live after {timeout_s:g} s"}
+
+    def _policy(self, model_id: str | None) -> PolicyId:
+        known = self._policy_ids
+        if model_id in (None, _DEFAULT) and len(known) == 1:
+            return known[0]
+        if model_id is None or model_id not in known:
+            raise RefusedError(404, f"model_id {model_id} is none of {', '.join(known)}")
+        return PolicyId(model_id)
+
+    async def reset(self, timeout_s: float) -> dict[str, Any]:
+        """Withdraw training: what runs is cancelled, what has finished is dropped."""
+        began = perf_counter()
+        self._reset_epoch += 1
+        cancelled = self.desk.cancel(_TRAIN)
+        await self.desk.until(lambda: not self.desk.open_count(_TRAIN), timeout_s)
+        return {
+            "cancelled": cancelled,
+            "stragglers": self.desk.open_count(_TRAIN),
+            "dropped_results": self.desk.drop_finished(_TRAIN),
+            "sglang_running": self._running_count(),
+            "ready_for_eval": True,
+            "reset_epoch": self._reset_epoch,
+            "elapsed": perf_counter() - began,
+        }

@@ -1,0 +1,170 @@
+"""Weights of one policy: fetched from a trainer's sender, made live in the engine."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.layout import Layout
+from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.engines.protocol import Engine
+from astraflow.gateway.edge.peers import DialRules
+from astraflow.gateway.legacy.copy import SenderCopy
+from astraflow.gateway.legacy.sender_client import SenderClient
+from astraflow.raas.gate import VersionGate
+from astraflow.storage.weight_files import read_weights
+
+
+class SenderWeights:
+    """Brings an engine what senders have; one version at a time.
+
+    The engine counts its versions one by one: a trainer may skip numbers, and come back with older
+    ones.
+
+    Attributes:
+        labels: The trainer's own number of every version of the engine.
+    """
+
+    def __init__(
+        self,
+        policy_id: PolicyId,
+        *,
+        engine: Engine,
+        gate: VersionGate,
+        host: str,
+        timeout_s: float,
+    ) -> None:
+        """Prepare; nothing is fetched.
+
+        Args:
+            policy_id: Whose.
+            engine: Gets them.
+            gate: Of tasks that wait for a version.
+            host: Under which senders dial back.
+            timeout_s: For one transfer.
+        """
+        self.labels: dict[int, int] = {}
+        self._policy_id = policy_id
+        self._engine = engine
+        self._gate = gate
+        self._host = host
+        self._timeout_s = timeout_s
+        self._copy: SenderCopy | None = None
+        self._layout: Layout | None = None
+        self._tensors: dict[str, np.ndarray] = {}
+        self._one_at_a_time = asyncio.Lock()
+        engine.restore_from(self._whole)
+
+    async def close(self) -> None:
+        """Let go of the sender."""
+        if self._copy is not None:
+            await self._copy.close()
+
+    async def begin(self, directory: Path) -> None:
+        """Sample with the weights of a model directory, which is what the trainer calls 0."""
+        stored = await asyncio.to_thread(read_weights, directory)
+        layout = Layout.of([(name, each.dtype, each.bits.shape) for name, each in stored.items()])
+        await self._make_live(layout, {name: each.bits for name, each in stored.items()}, label=0)
+
+    async def load(self, label: int, endpoint: str, dial: DialRules) -> dict[str, Any]:
+        """Sample with what a sender calls `label`, or the newer one that it has by now.
+
+        Args:
+            label: The trainer's number.
+            endpoint: host:port of the sender.
+            dial: Who may be dialled.
+
+        Returns:
+            What /notify_version answers.
+
+        Raises:
+            AstraflowError: VERSION_NOT_SERVED when the sender has an older one; LAYOUT_MISMATCH;
+                what a transfer or a swap raises.
+        """
+        async with self._one_at_a_time:
+            copy = await self._copy_of(endpoint, dial)
+            offered = await copy.offered()
+            version = self._engine.version
+            if version is not None and label <= offered == self.labels[version]:
+                return {"ok": True, "pulled": False, "reason": f"version {offered} is here already"}
+            label, began = max(label, offered), perf_counter()
+            await copy.fetch(label)
+            fetched = perf_counter()
+            await self._make_live(copy.plan.layout, copy.tensors(), label=label)
+            swap_s = perf_counter() - fetched
+            pulled = {
+                "ok": True,
+                "version": label,
+                "mode": "full" if copy.is_full else "delta",
+                "shm_path": "",
+                "use_lora": False,
+                "pull_time": fetched - began + swap_s,
+                "tcp_time": fetched - began,
+                "save_time" if copy.is_full else "patch_time": swap_s,
+                "tcp_size_mb": copy.nbytes / 1e6,
+            }
+            model_id = str(self._policy_id)
+            return {"ok": True, "model_id": model_id, "version": label, "pull_result": pulled}
+
+    async def _copy_of(self, endpoint: str, dial: DialRules) -> SenderCopy:
+        """Return the copy of a sender; another one begins from nothing."""
+        if self._copy is not None and self._copy.endpoint == endpoint:
+            return self._copy
+        async with AsyncExitStack() as undo:
+            sender = await undo.enter_async_context(
+                SenderClient(endpoint, host=self._host, timeout_s=self._timeout_s, dial=dial)
+            )
+            copy = SenderCopy(sender, await sender.plan())
+            # From here on it is the copy's.
+            undo.pop_all()
+        await self.close()
+        self._copy = copy
+        return copy
+
+    async def _make_live(
+        self, layout: Layout, tensors: dict[str, np.ndarray], *, label: int
+    ) -> None:
+        _require_same(self._layout, layout)
+        live = self._engine.version
+        version = 0 if live is None else live + 1
+        # Before anything is sampled with it.
+        self.labels[version] = label
+        self._layout, self._tensors = layout, tensors
+        await self._engine.swap(self._update(version))
+        await self._gate.settle()
+
+    def _whole(self) -> WeightUpdate:
+        """Return what is live."""
+        return self._update(self._engine.version or 0)
+
+    def _update(self, version: int) -> WeightUpdate:
+        specs = () if self._layout is None else self._layout.tensors
+        return WeightUpdate(
+            policy_id=self._policy_id,
+            version=version,
+            base_version=None,
+            tensors=tuple(
+                TensorUpdate(spec=each, indices=None, values=self._tensors[each.name].reshape(-1))
+                for each in specs
+            ),
+        )
+
+
+def _require_same(ours: Layout | None, given: Layout) -> None:
+    """Compare tensors by name: their order may differ."""
+    known, found = (
+        {(each.name, each.dtype, each.shape) for each in layout.tensors}
+        for layout in (ours or given, given)
+    )
+    if known != found:
+        names = sorted({name for name, *_ in known ^ found})
+        raise AstraflowError(
+            Reason.LAYOUT_MISMATCH,
+            f"the sender's tensors are not those of the node: {', '.join(names[:5])}; give the "
+            "recipe the model that is trained, in the type that is trained",
+        )
