@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.gateway.pickles import PickleLimits, pickle_chunks, read_pickle
+from astraflow.gateway.pickles import pickle_chunks, read_pickle
 
-LIMITS = PickleLimits(steps=100_000)
+STEPS = 100_000
 WATCHED = (
     "import",
     "exec",
@@ -52,6 +52,9 @@ SPLICES = (
     b"ttttt",
     b"\x94\x94",
     b"h\x00h\x00\x86\x94" * 5,
+    b"Np2305843009213693951\n",
+    b"c\\d\n\\q\n",
+    b"F1e999\n",
 )
 
 
@@ -121,7 +124,7 @@ def fuzz(count: int, *, seed: int) -> dict[str, float]:
         body = mutated(dice, bodies)
         watch.is_on, began = True, time.process_time()
         try:
-            read_pickle(body, LIMITS)
+            read_pickle(body, step_count=STEPS)
             read += 1
         except AstraflowError as error:
             refused += error.reason is Reason.INVALID_FIELD
@@ -142,7 +145,7 @@ def peak_nbytes(count: int, *, seed: int) -> int:
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
         with suppress(AstraflowError):
-            read_pickle(body, LIMITS)
+            read_pickle(body, step_count=STEPS)
         peak = max(peak, tracemalloc.get_traced_memory()[1] - before)
     tracemalloc.stop()
     return peak

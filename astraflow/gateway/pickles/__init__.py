@@ -3,8 +3,7 @@
 Nothing here imports, looks up or calls what a body names: names are keys of a table.
 """
 
-from astraflow.gateway.pickles.budget import PickleLimits
 from astraflow.gateway.pickles.reading import read_pickle
 from astraflow.gateway.pickles.writing import pickle_chunks
 
-__all__ = ["PickleLimits", "pickle_chunks", "read_pickle"]
+__all__ = ["pickle_chunks", "read_pickle"]

@@ -1,103 +1,63 @@
-"""Reading a pickled body: the table of names, and a look at what came out."""
+"""Reading a pickled body: what stands for the names in it, and a look at what came out.
+
+Sizes are compared with the bytes that are there before anything is made.
+"""
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Final, cast
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
-from astraflow.core.errors import AstraflowError
-from astraflow.gateway.pickles.arrays import (
-    ArrayInMaking,
-    make_array,
-    make_array_from_buffer,
-    make_dtype,
-    make_scalar,
-    no_call,
-)
-from astraflow.gateway.pickles.budget import Budget, PickleLimits, refused
-from astraflow.gateway.pickles.cursor import Cursor
-from astraflow.gateway.pickles.instructions import run
-from astraflow.gateway.pickles.machine import Machine, Symbol
-from astraflow.gateway.pickles.tensors import make_storage, make_tensor
+from astraflow.core.dtype import Dtype
+from astraflow.gateway.pickles.machine import Budget, Call, PickleFile, Symbol, refused, run
 
+MAGIC: Final = 0x1950A86A20F9469CFC6C
+PROTOCOL: Final = 1001
+STORAGES: Final[Mapping[str, Dtype]] = {
+    "BoolStorage": Dtype.BOOL,
+    "ByteStorage": Dtype.U8,
+    "CharStorage": Dtype.I8,
+    "ShortStorage": Dtype.I16,
+    "IntStorage": Dtype.I32,
+    "LongStorage": Dtype.I64,
+    "HalfStorage": Dtype.F16,
+    "BFloat16Storage": Dtype.BF16,
+    "FloatStorage": Dtype.F32,
+    "DoubleStorage": Dtype.F64,
+}
+
+_STEPS: Final = 4_000_000
+_DEPTH: Final = 64
+_DIMENSIONS: Final = 32
+_CODES: Final = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _LEAVES: Final = (type(None), bool, int, float, str, bytes, np.ndarray)
 
 
-def _encode(budget: Budget, arguments: tuple[Any, ...]) -> bytes:
-    """_codecs.encode(text, "latin1"): how bytes are written before protocol 3."""
-    if len(arguments) != 2 or type(arguments[0]) is not str or arguments[1] != "latin1":
-        raise refused("bytes of it are written in another way than pickle's")
-    budget.spend(len(arguments[0]))
-    try:
-        return arguments[0].encode("latin-1")
-    except UnicodeEncodeError:
-        raise refused("bytes of it are no bytes") from None
-
-
-def _bytes(_: Budget, arguments: tuple[Any, ...]) -> bytes:
-    """bytes() or bytearray(bytes)."""
-    match arguments:
-        case ():
-            return b""
-        case (bytes() as raw,):
-            return raw
-        case _:
-            raise refused("bytes of it are made of other than bytes")
-
-
-def _ordered_dict(_: Budget, arguments: tuple[Any, ...]) -> dict[Any, Any]:
-    if arguments:
-        raise refused("an ordered dict of it is made of arguments")
-    return {}
-
-
-_TABLE: Final[Mapping[tuple[str, str], Symbol]] = {
-    ("_codecs", "encode"): _encode,
-    ("builtins", "bytes"): _bytes,
-    ("__builtin__", "bytes"): _bytes,
-    ("builtins", "bytearray"): _bytes,
-    ("__builtin__", "bytearray"): _bytes,
-    ("collections", "OrderedDict"): _ordered_dict,
-    ("numpy", "dtype"): make_dtype,
-    ("numpy", "ndarray"): no_call,
-    ("torch._utils", "_rebuild_tensor_v2"): make_tensor,
-    ("torch.storage", "_load_from_bytes"): make_storage,
-    **{
-        (f"numpy.{core}.{module}", name): call
-        for core in ("core", "_core")
-        for module, name, call in (
-            ("multiarray", "_reconstruct", make_array),
-            ("multiarray", "scalar", make_scalar),
-            ("numeric", "_frombuffer", make_array_from_buffer),
-        )
-    },
-}
-
-
-def read_pickle(body: bytes | bytearray | memoryview, limits: PickleLimits | None = None) -> Any:
+def read_pickle(body: bytes | bytearray | memoryview, *, step_count: int = _STEPS) -> Any:
     """Return the plain data of a pickled body.
 
     Dicts, lists, tuples, texts, bytes, numbers, booleans and None come as they are; tensors of
-    torch and arrays of numpy as numpy arrays, which may not be written to and may be views of the
-    body. No code is run, whatever the body says.
+    torch and arrays of numpy as numpy arrays, which may not be written to. No code is run, whatever
+    the body says.
 
     Args:
         body: Of protocol 0 to 5, all of it.
-        limits: None: the usual ones.
+        step_count: Instructions that it may have.
 
     Raises:
         AstraflowError: INVALID_FIELD for anything else, and for what would cost too much.
     """
-    budget = Budget(limits or PickleLimits(), len(body))
-    cursor = Cursor(memoryview(body))
+    budget = Budget(step_count, len(body))
+    file = PickleFile(body, budget)
     try:
-        value = run(Machine(cursor, budget, _TABLE))
-        if cursor.left:
-            raise refused(f"{cursor.left} bytes follow its end")
+        value = run(file, _NAMES)
+        if file.tell() != len(body):
+            raise refused(f"{len(body) - file.tell()} bytes follow its end")
         return _plain(value, budget, 0)
-    except AstraflowError:
-        raise
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, LookupError, RecursionError, Warning) as error:
+        # What the error says may be of the body.
         raise refused(f"it is not well formed ({type(error).__name__})") from None
 
 
@@ -107,13 +67,164 @@ def _plain(value: Any, budget: Budget, depth: int) -> Any:
     kind = cast("type[Any]", type(value))
     if kind in _LEAVES:
         return value
-    if depth > budget.limits.depth:
+    if depth > _DEPTH:
         raise refused("it has too many values within values")
     if kind is dict:
         return {key: _plain(each, budget, depth + 1) for key, each in value.items()}
     if kind is list or kind is tuple:
         values: list[Any] = [_plain(each, budget, depth + 1) for each in value]
         return values if kind is list else tuple(values)
-    if kind is ArrayInMaking and value.array is not None:
+    if kind is _Array and value.array is not None:
         return value.array
     raise refused(f"a value of it is a {kind.__name__}, which is no plain data")
+
+
+# What stands for names: each takes the arguments that the name would be called with.
+
+
+def _encode(budget: Budget, text: Any, codec: Any) -> bytes:
+    """_codecs.encode(text, "latin1"): how bytes are written before protocol 3."""
+    if type(text) is not str or codec != "latin1":
+        raise refused("bytes of it are written in another way than pickle's")
+    budget.spend(len(text))
+    return text.encode("latin-1")
+
+
+def _bytes(_: Budget, raw: Any = b"") -> bytes:
+    """bytes() or bytearray(bytes)."""
+    if type(raw) is not bytes:
+        raise refused("bytes of it are made of other than bytes")
+    return raw
+
+
+def _ordered_dict(_: Budget) -> dict[Any, Any]:
+    return {}
+
+
+def _no_call(*_: Any) -> Any:
+    """What is only named: the class of arrays, and those of storages."""
+    raise refused("it calls a class")
+
+
+class _ElementType:
+    """numpy.dtype(code, align, copy); its state says little-endian, or it is refused."""
+
+    def __init__(self, _: Budget, code: Any, *__: Any) -> None:
+        if code not in _CODES:
+            raise refused("an array of it is neither of numbers nor of booleans")
+        self.numpy = np.dtype(f"<{code}")
+
+    def build(self, _: Any, order: Any, *described: Any) -> None:
+        """Take (version, byte order, subarray, names, fields, size, alignment, flags)."""
+        if order not in ("<", "|", "=") or described[:3] != (None, None, None):
+            raise refused("an array of it is big-endian or has fields")
+
+
+class _Array:
+    """_reconstruct(ndarray, (0,), b"b"): what these say is overwritten by the state."""
+
+    def __init__(self, *_: Any) -> None:
+        self.array: np.ndarray | None = None
+
+    def build(self, _: Any, shape: Any, dtype: Any, is_fortran: Any, raw: Any) -> None:
+        """Take (version, shape, dtype, is_fortran, bytes)."""
+        self.array = _array_of(_, raw, dtype, shape, "F" if is_fortran else "C")
+
+
+def _array_of(_: Any, raw: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+    """_frombuffer(bytes, dtype, shape, order), without a copy."""
+    if type(raw) is not bytes or not isinstance(dtype, _ElementType):
+        raise refused("an array of it is described in another way than numpy's")
+    lengths = _shape(shape)
+    if prod(lengths) * dtype.numpy.itemsize != len(raw):
+        raise refused(f"an array of shape {list(lengths)} has {len(raw)} bytes")
+    return np.frombuffer(raw, dtype.numpy).reshape(lengths, order=order)
+
+
+def _scalar(budget: Budget, dtype: Any, raw: Any) -> Any:
+    """scalar(dtype, bytes), as a Python number."""
+    return _array_of(budget, raw, dtype, (), "C").item()
+
+
+def _shape(lengths: Any) -> tuple[int, ...]:
+    if type(lengths) is not tuple or len(cast("tuple[Any, ...]", lengths)) > _DIMENSIONS:
+        raise refused("the shape of an array is none")
+    shape = cast("tuple[Any, ...]", lengths)
+    if not all(type(length) is int and 0 <= length < 1 << 48 for length in shape):
+        raise refused("a length of an array is none")
+    return shape
+
+
+class _Storage:
+    """_load_from_bytes(bytes): the elements of tensors, one after the other, in a file of torch.
+
+    It is the one before torch's zip files: a magic number, a protocol number, a dict about the
+    machine, a pickle with one persistent id that describes the storage, the list of storages, then
+    the number of elements (u64) and their bytes.
+    """
+
+    def __init__(self, budget: Budget, raw: Any) -> None:
+        if type(raw) is not bytes:
+            raise refused("a storage of it is made of other than bytes")
+        described: list[Any] = []
+        file = PickleFile(raw, budget)
+        parts = [run(file, _STORAGE_NAMES, described.append) for _ in range(5)]
+        match parts, described:
+            case (
+                [int() as magic, int() as protocol, {"little_endian": True}, _, [str() as named]],
+                [("storage", Symbol() as kind, str() as key, _, int() as count, None)],
+            ) if (magic, protocol, named) == (MAGIC, PROTOCOL, key):
+                pass
+            case _:
+                raise refused("a tensor of it is no file of torch's that is read here")
+        dtype = STORAGES[kind.name.removeprefix("torch ")]
+        told, at = int.from_bytes(file.read(8), "little"), file.tell()
+        if told != count or len(raw) - at != count * dtype.itemsize:
+            raise refused(f"a storage of {count} elements has {len(raw) - at} bytes")
+        self.elements = np.frombuffer(raw, dtype.numpy, offset=at)
+        if dtype is Dtype.BF16:
+            budget.spend(4 * count)
+            self.elements = (self.elements.astype(np.uint32) << 16).view(np.float32)
+
+
+def _tensor(budget: Budget, storage: Any, first: Any, size: Any, stride: Any, *_: Any) -> Any:
+    """_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks).
+
+    The array is a view of the storage. bf16, which numpy lacks, becomes f32.
+    """
+    shape, strides = _shape(size), _shape(stride)
+    if not isinstance(storage, _Storage) or type(first) is not int or first < 0:
+        raise refused("a tensor of it is made of other than torch's arguments")
+    elements, count = storage.elements, prod(shape)
+    if not count:
+        return np.empty(shape, elements.dtype)
+    last = first + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    if last >= len(elements):
+        raise refused(f"a tensor reaches element {last} of {len(elements)}")
+    if count > len(elements):
+        budget.spend(count * elements.itemsize)
+    steps = [step * elements.itemsize for step in strides]
+    return as_strided(elements[first:], shape, steps, writeable=False)
+
+
+_STORAGE_NAMES: Final[Mapping[str, Call]] = {f"torch {name}": _no_call for name in STORAGES}
+_NAMES: Final[Mapping[str, Call]] = {
+    "_codecs encode": _encode,
+    "builtins bytes": _bytes,
+    "__builtin__ bytes": _bytes,
+    "builtins bytearray": _bytes,
+    "__builtin__ bytearray": _bytes,
+    "collections OrderedDict": _ordered_dict,
+    "numpy dtype": _ElementType,
+    "numpy ndarray": _no_call,
+    "torch._utils _rebuild_tensor_v2": _tensor,
+    "torch.storage _load_from_bytes": _Storage,
+} | {
+    f"numpy.{core}.{name}": call
+    for core in ("core", "_core")
+    for name, call in (
+        ("multiarray _reconstruct", _Array),
+        ("multiarray scalar", _scalar),
+        ("numeric _frombuffer", _array_of),
+    )
+}

@@ -5,7 +5,8 @@ result where torch is installed.
 """
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from struct import pack
 from typing import Any, Final, TypeAlias, cast
 
@@ -13,9 +14,8 @@ import numpy as np
 
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.gateway.pickles.tensors import MAGIC, PROTOCOL, STORAGES
+from astraflow.gateway.pickles.reading import MAGIC, PROTOCOL, STORAGES
 
-_PROTOCOL: Final = b"\x80\x04"
 _STORAGE_NAMES: Final = {dtype: name for name, dtype in STORAGES.items()}
 _NO_HOOKS: Final = b"\x89ccollections\nOrderedDict\n)R"
 _ABOUT: Final = {
@@ -38,7 +38,7 @@ def pickle_chunks(value: Any) -> list[Chunk]:
     Raises:
         AstraflowError: INTERNAL for anything else.
     """
-    return [_PROTOCOL, *_written(value), b"."]
+    return [b"\x80\x04", *_written(value), b"."]
 
 
 def _written(value: Any) -> Iterator[Chunk]:
@@ -47,7 +47,8 @@ def _written(value: Any) -> Iterator[Chunk]:
     elif isinstance(value, np.ndarray):
         yield from _tensor(cast("np.ndarray", value))
     elif isinstance(value, Mapping):
-        yield from _mapping(cast("Mapping[Any, Any]", value))
+        items = cast("Mapping[Any, Any]", value).items()
+        yield from (b"}(", *_all(chain.from_iterable(items)), b"u")
     elif isinstance(value, tuple):
         yield from (b"(", *_all(cast("tuple[Any, ...]", value)), b"t")
     elif isinstance(value, Sequence):
@@ -56,17 +57,8 @@ def _written(value: Any) -> Iterator[Chunk]:
         raise AstraflowError(Reason.INTERNAL, f"a {type(value).__name__} is not written in bodies")
 
 
-def _all(values: Sequence[Any]) -> Iterator[Chunk]:
-    for value in values:
-        yield from _written(value)
-
-
-def _mapping(value: Mapping[Any, Any]) -> Iterator[Chunk]:
-    yield b"}("
-    for key, each in value.items():
-        yield from _written(key)
-        yield from _written(each)
-    yield b"u"
+def _all(values: Iterable[Any]) -> Iterator[Chunk]:
+    return chain.from_iterable(map(_written, values))
 
 
 def _tensor(array: np.ndarray) -> Iterator[Chunk]:
@@ -77,7 +69,7 @@ def _tensor(array: np.ndarray) -> Iterator[Chunk]:
     yield b"ctorch._utils\n_rebuild_tensor_v2\n(ctorch.storage\n_load_from_bytes\n\x8e"
     yield pack("<Q", len(head) + array.nbytes) + head
     yield array.reshape(-1).view(np.uint8).data
-    yield b"\x85RK\x00" + _lengths(array.shape) + _lengths(strides) + _NO_HOOKS + b"tR"
+    yield b"\x85RK\x00" + _scalar(array.shape) + _scalar(strides) + _NO_HOOKS + b"tR"
 
 
 def _storage_head(dtype: Dtype, count: int) -> bytes:
@@ -90,10 +82,6 @@ def _storage_head(dtype: Dtype, count: int) -> bytes:
         + b"NtQ."
     )
     return _HEAD + describe + pickle.dumps(["0"], protocol=2) + pack("<Q", count)
-
-
-def _lengths(values: tuple[int, ...]) -> bytes:
-    return b"(" + b"".join(map(_scalar, values)) + b"t"
 
 
 def _scalar(value: Any) -> bytes:

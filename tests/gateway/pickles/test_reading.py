@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.gateway.pickles import PickleLimits, read_pickle
+from astraflow.gateway.pickles import read_pickle
 
 PROTOCOLS = range(6)
 
 
-def refusal(body, limits=None):
+def refusal(body, **limits):
     with pytest.raises(AstraflowError) as caught:
-        read_pickle(body, limits)
+        read_pickle(body, **limits)
     assert caught.value.reason is Reason.INVALID_FIELD
     return caught.value.message
 
@@ -65,23 +65,29 @@ def test_bf16_comes_as_f32():
         (b"cbuiltins\neval\n(V1\ntR.", "names builtins.eval"),
         (b"(Vtrue\nios\nsystem\n.", "makes what is no plain data"),
         (b"cnumpy\nndarray\n(K\x01tR.", "calls a class"),
-        (b"cnumpy\nndarray\n.", "is a Symbolic"),
-        (b"ctorch.storage\n_load_from_bytes\n.", "is a Symbolic"),
+        (b"cnumpy\nndarray\n.", "is a Symbol"),
+        (b"ctorch.storage\n_load_from_bytes\n.", "is a Symbol"),
         (b"P1\n.", "makes what is no plain data"),
         (b"NQ.", "persistent ids"),
-        (b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "more than 4 times its size"),
-        (b"X\x10\x00\x00\x00abc.", "bytes early"),
-        (b"\x8b\xff\xff\xff\x7f.", "more than 16 bytes"),
-        (b"I" + b"9" * 5000 + b"\n.", "has no end"),
+        (b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "not well formed"),
+        (b"X\x10\x00\x00\x00abc.", "not well formed"),
+        (b"\x8b\xff\xff\xff\x7f.", "not well formed"),
+        (b"\x8b\x11\x00\x00\x00" + b"a" * 17 + b".", "more than 16 bytes"),
+        (b"I" + b"9" * 5000 + b"\n.", "not well formed"),
+        (b"I" + b"9" * 40 + b"\n.", "more than 16 bytes"),
+        (b"V" + b"a" * (1 << 20) + b"\n.", "not well formed"),
         (b"]q\x00h\x00a.", "values within values"),
         (b"}(K\x01K\x01\x86Nu.", "key of a dict"),
-        (b"h\x07.", "nothing was remembered as 7"),
-        (b"t.", "a mark is missing"),
-        (b".", "where there is none"),
+        (b"h\x07.", "not well formed"),
+        (b"Np%d\n." % (1 << 61), "can be made to collide"),
+        (b"c\\d\n\\q\n.", "refused"),
+        (b"t.", "not well formed"),
+        (b".", "not well formed"),
+        (b"R.", "where there is none"),
         (b"N.N", "1 bytes follow its end"),
         (b"\x80\x06N.", "protocol after 5"),
-        (b"N", "1 bytes early"),
-        (b"", "1 bytes early"),
+        (b"N", "has no end"),
+        (b"", "has no end"),
     ],
 )
 def test_anything_else_is_refused(body, why):
@@ -99,7 +105,37 @@ def test_what_was_remembered_is_not_copied_for_ever():
 
 
 def test_steps_are_bounded():
-    assert "more than 10 instructions" in refusal(b"]" * 20 + b".", PickleLimits(steps=10))
+    assert "too many instructions" in refusal(b"]" * 20 + b".", step_count=10)
+
+
+def torch_file(*, key=b"X\x01\x00\x00\x000", keys=b"X\x01\x00\x00\x000", before=b""):
+    """Return a storage of no elements, as bytes of a body under 0 and what reads them under 1."""
+    head = b"".join(pickle.dumps(each, protocol=2) for each in (0x1950A86A20F9469CFC6C, 1001))
+    about = pickle.dumps({"little_endian": True}, protocol=2)
+    described = b"(X\x07\x00\x00\x00storagectorch\nIntStorage\n" + key + b"NK\x00NtQ."
+    raw = before + head + about + described + b"](" + keys + b"e." + bytes(8)
+    sent = b"B" + len(raw).to_bytes(4, "little") + raw + b"q\x00"
+    return sent + b"ctorch.storage\n_load_from_bytes\nq\x01"
+
+
+def test_lines_are_paid_for_whenever_they_are_read():
+    """A file of torch is written once, and may be read a million times."""
+    body = torch_file(before=b"F" + b"1" * 10_000 + b"\n0")
+    assert read_pickle(body + b"h\x01h\x00\x85R0N.") is None
+    assert "4 times its size" in refusal(body + b"h\x01h\x00\x85R0" * 10 + b"N.")
+
+
+def test_keys_that_double_in_every_step_are_not_compared():
+    doubled = b"]" + b"q\x00h\x00h\x00\x86" * 60
+    body = torch_file(key=doubled, keys=doubled)
+    assert "no file of torch" in refusal(body + b"h\x01h\x00\x85R.")
+
+
+@pytest.mark.parametrize("code", [b"R", b"b"])
+def test_many_arguments_are_not_passed_a_million_times(code):
+    made = b"cnumpy._core.multiarray\n_reconstruct\n"
+    body = made + b"(" + b"N" * 17 + b"tR." if code == b"R" else made + b")R(" + b"N" * 17 + b"tb."
+    assert "no arguments" in refusal(body)
 
 
 def test_an_array_larger_than_its_bytes_is_refused_before_it_is_made():
