@@ -34,11 +34,10 @@ from safetensors.numpy import save_file
 
 from astraflow.core.ids import PolicyId
 from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.process import stop_event
 from astraflow.gateway.raas.node import RaasSettings
 from astraflow.gateway.raas.serve import serve_raas
-from astraflow.gateway.serve import serve_gateway
-from astraflow.gateway.settings import GatewaySettings, policies_of
+from astraflow.gateway.serve import serve_gateway, stop_event
+from astraflow.gateway.settings import GatewaySettings
 from astraflow.raas.policies import ServedModel
 from astraflow.telemetry.logging import configure_logging
 from astraflow.testing.engine import CharTokenizer, SmallEngine
@@ -58,9 +57,7 @@ async def serve() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_file({"w": np.zeros(8, np.float16)}, Path(folder) / "model.safetensors")
         recipe = small_recipe(Path(folder))
-        settings = GatewaySettings(
-            hub="127.0.0.1:1", token="t", policies=policies_of(recipe), group_size=2, rules=rules
-        )
+        settings = GatewaySettings(recipe=recipe, hub="127.0.0.1:1", token="t", rules=rules)
         driven = RaasSettings(recipe=recipe, rules=rules, models={PolicyId("solver"): Path(folder)})
         engine = ServedModel(engine=SmallEngine(CharTokenizer()), tokenizer=CharTokenizer())
         async with (

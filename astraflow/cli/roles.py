@@ -94,7 +94,7 @@ def serve_gateway(
     hold_lifeline()
     settings = load_recipe(recipe, overrides)
     with _http_extra():
-        from astraflow.gateway.main import main_gateway  # noqa: PLC0415
+        from astraflow.gateway.serve import main_gateway  # noqa: PLC0415
     return main_gateway(
         settings,
         hub=hub,

@@ -23,7 +23,7 @@ from astraflow.gateway.requests import Ready, RegisterRaas
 from astraflow.gateway.seats.evals import evaluate
 from astraflow.gateway.seats.seat import SeatStart, TrainerSeat
 from astraflow.gateway.seats.weights import SeatWeights
-from astraflow.gateway.settings import GatewayPolicy, GatewaySettings
+from astraflow.gateway.settings import GatewaySettings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -59,10 +59,10 @@ class Gateway:
         if token is not None:
             control = ControlClient(self.settings.hub, token=token, tls=self.settings.tls)
             self._control = await self._exits.enter_async_context(control)
-        for policy_id in self.settings.policies:
+        for policy_id in self.settings.policy_ids:
             self._desks[policy_id] = WeightDesk(policy_id, tls=self.settings.tls)
             self._closing.push_async_callback(self._desks[policy_id].close)
-        timeout_s = self.settings.transfer_timeout_s
+        timeout_s = self.settings.recipe.http.transfer_timeout_s
         self._pusher = await self._closing.enter_async_context(Pusher(timeout_s=timeout_s))
         return self
 
@@ -108,33 +108,33 @@ class Gateway:
             RefusedError: 422 without a sender, 409 for another batch size.
             AstraflowError: What its sender and the run answer.
         """
-        policy = self._policy(ready.model_id)
+        policy_id, settings = self._policy(ready.model_id), self.settings
+        row_count = settings.row_count(policy_id)
         if ready.sender_endpoint is None:
             raise RefusedError(422, "sender_endpoint is missing: weights are fetched from there")
-        if ready.train_batch_size not in (None, policy.row_count):
+        if ready.train_batch_size not in (None, row_count):
             raise RefusedError(
                 409,
-                f"the run makes batches of {policy.row_count} sequences, the trainer wants "
-                f"{ready.train_batch_size}; set policies.{policy.policy_id}.trainer."
+                f"the run makes batches of {row_count} sequences, the trainer wants "
+                f"{ready.train_batch_size}; set policies.{policy_id}.trainer."
                 "groups_per_batch or rollouts.group_size of the recipe",
             )
-        settings = self.settings
         async with AsyncExitStack() as undo:
             sender = await undo.enter_async_context(
                 SenderClient(
                     ready.sender_endpoint,
-                    host=settings.host,
-                    timeout_s=settings.transfer_timeout_s,
+                    host=settings.recipe.http.host,
+                    timeout_s=settings.recipe.http.transfer_timeout_s,
                     dial=settings.dial.also(caller),
                 )
             )
             # Nobody waits for a sender that does not answer, and nobody leaves for it.
             plan = await sender.plan()
             async with self._joining:
-                await self._vacate(policy.policy_id)
+                await self._vacate(policy_id)
                 # From here on the sender is the seat's.
                 undo.pop_all()
-                seat = self._seated(policy, SenderCopy(sender, plan), ready.recovered_version)
+                seat = self._seated(policy_id, SenderCopy(sender, plan), ready.recovered_version)
         await seat.ready()
 
     def seat(self, model_id: str | None) -> TrainerSeat:
@@ -143,10 +143,10 @@ class Gateway:
         Raises:
             RefusedError: 409 before /ready.
         """
-        policy = self._policy(model_id)
-        if policy.policy_id not in self._seats:
-            raise RefusedError(409, f"no trainer of {policy.policy_id} is here: POST /ready first")
-        return self._seats[policy.policy_id]
+        policy_id = self._policy(model_id)
+        if policy_id not in self._seats:
+            raise RefusedError(409, f"no trainer of {policy_id} is here: POST /ready first")
+        return self._seats[policy_id]
 
     async def evaluate(self, seat: TrainerSeat, label: int) -> dict[str, float] | None:
         """Measure a version of a trainer; see `evaluate`.
@@ -154,7 +154,7 @@ class Gateway:
         Raises:
             RefusedError: 501 without an operator token.
         """
-        return await evaluate(self.control, seat.policy.policy_id, label + seat.offset)
+        return await evaluate(self.control, seat.policy_id, label + seat.offset)
 
     async def register_raas(self, register: RegisterRaas, *, caller: str | None) -> int:
         """Let an HTTP RaaS join the pool; one of the same uid leaves first.
@@ -194,12 +194,12 @@ class Gateway:
         if self._raas.get(uid) is raas:
             del self._raas[uid], self._raas_lives[uid]
 
-    def _seated(self, policy: GatewayPolicy, copy: SenderCopy, label: int | None) -> TrainerSeat:
-        weights = SeatWeights(policy.policy_id, copy, host=self.settings.host, loop=self._loop)
+    def _seated(self, policy_id: PolicyId, copy: SenderCopy, label: int | None) -> TrainerSeat:
+        weights = SeatWeights(policy_id, copy, host=self.settings.recipe.http.host, loop=self._loop)
         start = SeatStart(label=label or 0, is_recovered=label is not None)
-        seat = TrainerSeat(policy, self.settings, weights, start)
-        self._seats[policy.policy_id] = seat
-        self._lives[policy.policy_id] = self._group.create_task(seat.live())
+        seat = TrainerSeat(policy_id, self.settings, weights, start)
+        self._seats[policy_id] = seat
+        self._lives[policy_id] = self._group.create_task(seat.live())
         return seat
 
     async def _vacate(self, policy_id: PolicyId) -> None:
@@ -208,13 +208,12 @@ class Gateway:
             self._seats.pop(policy_id).leave()
             await asyncio.wait([self._lives.pop(policy_id)])
 
-    def _policy(self, model_id: str | None) -> GatewayPolicy:
-        policies = self.settings.policies
-        if model_id in (None, _DEFAULT) and len(policies) == 1:
-            return next(iter(policies.values()))
-        try:
-            return policies[PolicyId(model_id or _DEFAULT)]
-        except KeyError:
+    def _policy(self, model_id: str | None) -> PolicyId:
+        known = self.settings.policy_ids
+        if model_id in (None, _DEFAULT) and len(known) == 1:
+            return known[0]
+        if model_id is None or model_id not in known:
             raise AstraflowError(
-                Reason.POLICY_UNKNOWN, f"model_id {model_id} is none of {', '.join(policies)}"
-            ) from None
+                Reason.POLICY_UNKNOWN, f"model_id {model_id} is none of {', '.join(known)}"
+            )
+        return PolicyId(model_id)

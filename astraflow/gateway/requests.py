@@ -1,11 +1,12 @@
-"""What requests say, field by field."""
+"""What requests say, field by field, and what the page at /docs says beside it."""
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from astraflow.core.errors import AstraflowError
+from astraflow.gateway.edge.bodies import JSON, PICKLE, SAFETENSORS
 from astraflow.rpc.address import join_address, split_address
 
 
@@ -91,3 +92,34 @@ class DeregisterRaas(Fields):
 
     uid: str = Field(min_length=1, max_length=200, description="Its name in the pool.")
     shutdown: bool = Field(default=False, description="Whether to POST /shutdown to it.")
+
+
+_ERROR: Final = {
+    "content": {
+        JSON: {
+            "schema": {
+                "type": "object",
+                "properties": {
+                    "error": {"type": "string", "description": "What to do about it."},
+                    "reason": {"type": "string", "description": "The run's reason, if it is one."},
+                },
+            }
+        }
+    }
+}
+
+ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "Without Accept a pickled dict, as published.",
+        "content": {PICKLE: {}, JSON: {}, SAFETENSORS: {}},
+    },
+    413: {"description": "The body is too large.", **_ERROR},
+    415: {"description": "Pickled bodies are not read here, or the type is unknown.", **_ERROR},
+    422: {"description": "A field is wrong.", **_ERROR},
+}
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the description of a body that is read by hand."""
+    schema = {"schema": model.model_json_schema()}
+    return {"requestBody": {"content": {JSON: schema, PICKLE: schema}}}

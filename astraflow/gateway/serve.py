@@ -1,13 +1,49 @@
-"""Serving the gateway itself."""
+"""Serving the gateway, until its process is told to end or the run is over."""
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
-from astraflow.gateway.app import make_app
+import structlog
+from fastapi import FastAPI
+
+from astraflow import __version__
+from astraflow.client.control import ControlClient
+from astraflow.config.recipe import Recipe
+from astraflow.core.errors import AstraflowError
+from astraflow.gateway.edge.errors import add_errors
 from astraflow.gateway.gateway import Gateway
 from astraflow.gateway.listening import serve_app
-from astraflow.gateway.settings import GatewaySettings
+from astraflow.gateway.routes import run_routes, trainer_routes
+from astraflow.gateway.settings import GatewaySettings, dial_of, first_models, rules_of, tls_of
+from astraflow.rpc.tls import Tls
+from astraflow.telemetry.garbage import keep_for_good, look_rarely
+from astraflow.telemetry.logging import configure_logging
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+# Peers get to know that the run is over.
+_LAST_ANSWERS_S: Final = 5.0
+# A thread that reads a large body gives the interpreter back so often: 5 ms, and a small request
+# that needs it ten times waits for 50.
+_SWITCH_S: Final = 0.0005
+_ABOUT: Final = """
+The endpoints of AstraFlow's published services, on a run of astraflow: an existing trainer or
+RaaS joins it unmodified. The gateway keeps no truth of its own: it is a client of the hub's gRPC
+contract.
+
+**Bodies.** Answers are pickled dicts unless `Accept` names `application/json` (tensors as
+`{dtype, shape, data}`, base64) or `application/vnd.safetensors`. Requests are JSON; pickled
+ones are read with `--legacy-pickle` only, and by a reader that runs nothing.
+
+**Errors** are `{"error": "a sentence that names what to do"}`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +70,98 @@ async def serve_gateway(settings: GatewaySettings, *, port: int = 0) -> AsyncGen
     Raises:
         AstraflowError: INVALID_FIELD when it cannot listen there.
     """
-    async with (
-        Gateway(settings) as gateway,
-        serve_app(
-            make_app(gateway),
-            host=settings.host,
+    http = settings.recipe.http
+    async with Gateway(settings) as gateway:
+        app = FastAPI(title="astraflow gateway", version=__version__, description=_ABOUT)
+        add_errors(app)
+        app.include_router(trainer_routes(gateway))
+        app.include_router(run_routes(gateway))
+        async with serve_app(
+            app,
+            host=http.host,
             rules=settings.rules,
             port=port,
             token=settings.http_token,
-            tls=settings.http_tls,
-        ) as address,
-    ):
-        yield Serving(gateway=gateway, address=address)
+            tls=tls_of(http),
+        ) as address:
+            yield Serving(gateway=gateway, address=address)
+
+
+def main_gateway(
+    recipe: Recipe,
+    *,
+    hub: str,
+    token: str,
+    operator_token: str | None,
+    models: Mapping[str, Path],
+    http_token: str,
+    tls: Tls | None,
+    as_json: bool,
+) -> int:
+    """Serve the gateway of a run; return the exit code.
+
+    Args:
+        recipe: Of the run.
+        hub: host:port.
+        token: The run's join token.
+        operator_token: None: /status, /raas_pool and /shutdown are not served.
+        models: First weights by policy; a policy left out: the recipe's.
+        http_token: That callers show; empty: they show none.
+        tls: Of the hub; None: plain text.
+        as_json: Whether the address is printed as JSON once it serves.
+    """
+    configure_logging("gateway")
+    try:
+        settings = GatewaySettings(
+            recipe=recipe,
+            hub=hub,
+            token=token,
+            operator_token=operator_token,
+            models=first_models(recipe, models),
+            rules=rules_of(recipe.http),
+            dial=dial_of(recipe.http),
+            http_token=http_token,
+            tls=tls,
+        )
+        asyncio.run(_serve(settings, as_json=as_json))
+    except AstraflowError as error:
+        log.error("the gateway failed", reason=error.reason, why=error.message)  # noqa: TRY400
+        return 1
+    return 0
+
+
+async def _serve(settings: GatewaySettings, *, as_json: bool) -> None:
+    stopped = stop_event()
+    async with serve_gateway(settings, port=settings.recipe.http.port or 0) as serving:
+        if as_json:
+            print(json.dumps({"address": serving.address}), flush=True)  # noqa: T201 - asked for
+        log.info("gateway serves", address=serving.address, docs=f"http://{serving.address}/docs")
+        waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(stopped.wait())}
+        if settings.operator_token is not None:
+            waits.add(asyncio.ensure_future(_run_over(serving.gateway.control)))
+        done, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in left:
+            wait.cancel()
+        for wait in done:
+            wait.result()
+        if not stopped.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), _LAST_ANSWERS_S)
+
+
+async def _run_over(control: ControlClient) -> None:
+    """Wait until the state of the run is final."""
+    async for status in control.watch_run():
+        if status.state.is_final:
+            return
+
+
+def stop_event() -> asyncio.Event:
+    """Return what is set once the process is told to end; keep its pauses short until then."""
+    sys.setswitchinterval(_SWITCH_S)
+    keep_for_good()
+    look_rarely()
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    return stopped

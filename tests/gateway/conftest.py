@@ -7,11 +7,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from astraflow.config.recipe import Recipe
 from astraflow.gateway.edge.bodies import BodyRules
 from astraflow.gateway.raas.node import RaasSettings
 from astraflow.gateway.raas.serve import serve_raas
 from astraflow.gateway.serve import serve_gateway
-from astraflow.gateway.settings import GatewaySettings, codes_of, policies_of
+from astraflow.gateway.settings import GatewaySettings, first_models
 from astraflow.raas.policies import ServedModel
 from astraflow.testing.engine import CharTokenizer, SmallEngine
 from astraflow.testing.recipes import small_recipe
@@ -36,17 +37,35 @@ def weights_of(version):
 
 def settings_of(run, **changes):
     known = {
+        "recipe": run.recipe,
         "hub": run.address,
         "token": run.join_token,
         "operator_token": run.operator_token,
-        "policies": policies_of(run.recipe),
-        "group_size": run.recipe.rollouts.group_size,
-        "codes": codes_of(run.recipe),
+        "models": first_models(run.recipe, {}),
         "rules": BodyRules(reads_pickles=True, max_nbytes=1 << 20, timeout_s=2.0),
-        "batch_timeout_s": 20.0,
-        "patience_s": 5.0,
     }
     return GatewaySettings(**(known | changes))
+
+
+def without_a_run(*, http=None, **changes):
+    """Settings of a gateway whose hub is not there."""
+    recipe = Recipe.model_validate(
+        {
+            "name": "test",
+            "policies": {
+                "solver": {
+                    "model": {"warm_up": {"tutor": "letter_sort"}},
+                    "trainer": {"groups_per_batch": 2},
+                }
+            },
+            "data": {"train": {"path": "train.jsonl"}},
+            "workflows": {"main": {"name": "single_turn"}},
+            "rollouts": {"data_set": "train", "workflow": "main", "group_size": 2},
+            "hub": {"patience_s": 0.2},
+            "http": http or {},
+        }
+    )
+    return GatewaySettings(recipe=recipe, hub="127.0.0.1:1", token="join", **changes)
 
 
 @pytest.fixture
@@ -66,7 +85,11 @@ def serving(tmp_path):
     async def start(*, step_count=3, node=True, recipe=None, **changes):
         bits = torch.from_numpy(weights_of(0)).view(torch.bfloat16)
         save_file({"w": bits}, tmp_path / "model.safetensors")
-        changed = {"policies.solver.trainer.step_count": step_count, "hub.patience_s": 5}
+        changed = {
+            "policies.solver.trainer.step_count": step_count,
+            "hub.patience_s": 5,
+            "http.batch_timeout_s": 20,
+        }
         changed |= recipe or {}
         recipe = small_recipe(tmp_path, workflow="gateway_digits", changes=changed)
         async with start_run(recipe, run_dir=tmp_path / "run") as run:

@@ -100,7 +100,7 @@ async def test_what_an_engine_lost_is_no_reward_of_nought(serving, raas, sender)
 @pytest.mark.slow
 async def test_what_a_raas_held_that_died_is_issued_again(serving, raas, sender):
     """The second one takes over; nothing is lost."""
-    async with serving(step_count=2, node=False, patience_s=2.0) as (run, gateway):
+    async with serving(step_count=2, node=False, recipe={"hub.patience_s": 2}) as (run, gateway):
         raas.keeps = True
         await start(gateway, raas, sender)
         async with asyncio.timeout(100):

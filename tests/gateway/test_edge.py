@@ -10,20 +10,15 @@ from safetensors.numpy import load
 
 from astraflow.gateway.edge.bodies import BodyRules
 from astraflow.gateway.serve import serve_gateway
-from astraflow.gateway.settings import GatewayPolicy, GatewaySettings
+
+from .conftest import without_a_run
 
 PICKLE = {"content-type": "application/octet-stream"}
 
 
 def settings():
-    policy = GatewayPolicy(policy_id="solver", groups_per_batch=2, row_count=4, model_dir=None)
-    return GatewaySettings(
-        hub="127.0.0.1:1",
-        token="join",
-        policies={"solver": policy},
-        rules=BodyRules(reads_pickles=True, max_nbytes=4096, timeout_s=1.0, head_timeout_s=1.0),
-        patience_s=0.2,
-    )
+    rules = BodyRules(reads_pickles=True, max_nbytes=4096, timeout_s=1.0, head_timeout_s=1.0)
+    return without_a_run(rules=rules)
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -109,10 +104,7 @@ async def raw(client, sent):
 
 
 async def test_without_the_flag_pickles_are_not_read():
-    rules = BodyRules()
-    known = settings()
-    closed = GatewaySettings(hub=known.hub, token="t", policies=known.policies, rules=rules)
-    async with serve_gateway(closed) as serving, httpx.AsyncClient() as client:
+    async with serve_gateway(without_a_run()) as serving, httpx.AsyncClient() as client:
         url = f"http://{serving.address}/notify_version"
         answer = await client.post(url, content=pickle.dumps({}), headers=PICKLE)
         assert "--legacy-pickle" in await error_of(answer, 415)

@@ -14,8 +14,9 @@ from astraflow.core.errors import AstraflowError
 from astraflow.gateway.edge.bodies import BodyRules
 from astraflow.gateway.edge.peers import DialRules, Peer
 from astraflow.gateway.serve import serve_gateway
-from astraflow.gateway.settings import GatewayPolicy, GatewaySettings
 from astraflow.rpc.tls import Tls
+
+from .conftest import without_a_run
 
 SECRET = "what-only-the-inside-may-read"
 LAYOUT = {"tensors_meta": [["w", [[4], "bfloat16"]]], "single_buffer_length": 8}
@@ -24,15 +25,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def settings(**changes):
-    policy = GatewayPolicy(policy_id="solver", groups_per_batch=2, row_count=4, model_dir=None)
-    known = {
-        "hub": "127.0.0.1:1",
-        "token": "join",
-        "policies": {"solver": policy},
-        "rules": BodyRules(reads_pickles=True, max_nbytes=1 << 20, timeout_s=5.0),
-        "patience_s": 0.2,
-    }
-    return GatewaySettings(**(known | changes))
+    rules = BodyRules(reads_pickles=True, max_nbytes=1 << 20, timeout_s=5.0)
+    return without_a_run(rules=rules, **changes)
 
 
 @asynccontextmanager
@@ -284,11 +278,15 @@ async def test_nothing_is_told_before_the_secret(path):
         assert told.status_code in (200, 404)
 
 
+def tls_fields(tls):
+    return {"certificate": tls.certificate, "key": tls.key, "ca": tls.ca}
+
+
 async def test_callers_show_a_certificate_where_one_is_asked_for(pem):
     known = ssl.create_default_context(cafile=pem.ca)
     shown = ssl.create_default_context(cafile=pem.ca)
     shown.load_cert_chain(pem.certificate, pem.key)
-    async with serve_gateway(settings(http_tls=pem)) as serving:
+    async with serve_gateway(settings(http={"tls": tls_fields(pem)})) as serving:
         url = f"https://{serving.address}/save_buffer"
         async with httpx.AsyncClient(verify=shown) as client:
             assert (await client.post(url)).status_code == 200
@@ -301,5 +299,5 @@ async def test_a_key_that_is_none_is_named(tmp_path):
     (tmp_path / "key").write_text("no key")
     tls = Tls(certificate=tmp_path / "key", key=tmp_path / "key")
     with pytest.raises(AstraflowError, match="cannot be used"):
-        async with serve_gateway(settings(http_tls=tls)):
+        async with serve_gateway(settings(http={"tls": tls_fields(tls)})):
             pass

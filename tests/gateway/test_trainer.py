@@ -113,7 +113,7 @@ async def test_a_label_that_is_not_the_version_of_the_bytes_is_refused(serving, 
 @pytest.mark.slow
 async def test_a_batch_that_does_not_come_is_an_error(serving, sender):
     async with (
-        serving(node=False, batch_timeout_s=0.2) as (_, gateway),
+        serving(node=False, recipe={"http.batch_timeout_s": 0.2}) as (_, gateway),
         httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=100) as client,
     ):
         await asyncio.to_thread(PeerTrainer(gateway.address, sender).ready, 4)
@@ -127,7 +127,7 @@ async def test_a_batch_that_does_not_come_is_an_error(serving, sender):
 
 @pytest.mark.slow
 async def test_what_a_silent_trainer_held_returns(serving, sender):
-    async with serving(silence_s=2.0) as (run, gateway):
+    async with serving(recipe={"http.silence_s": 2}) as (run, gateway):
         trainer = PeerTrainer(gateway.address, sender)
         await asyncio.to_thread(trainer.ready, 4)
         await asyncio.to_thread(trainer.batch, 0)

@@ -100,7 +100,8 @@ def free_port():
 async def test_the_published_trainer_trains_on_our_run(serving, closing):
     """Its client asks for batches, its sender pushes weights: deltas from the second on."""
     step_count = 24
-    async with serving(step_count=step_count, patience_s=60.0) as (run, gateway):
+    patient = {"hub.patience_s": 60}
+    async with serving(step_count=step_count, recipe=patient) as (run, gateway):
         port, wires = free_port(), []
         asks = closing(Tap(gateway.address))
         sends = closing(Tap(f"127.0.0.1:{port}", partial(rewired, closing, wires)))
@@ -126,7 +127,10 @@ async def test_the_published_raas_serves_our_run(serving, sender, closing):
     async def note(process):
         loads.extend([DIGESTS[line["digest"]] async for line in told(process)])
 
-    async with serving(step_count=step_count, node=False, patience_s=60.0) as (run, gateway):
+    async with serving(step_count=step_count, node=False, recipe={"hub.patience_s": 60}) as (
+        run,
+        gateway,
+    ):
         url = f"http://{gateway.address}"
         port, senders = free_port(), {}
         answers_it = closing(Tap(f"127.0.0.1:{port}", partial(through, closing, senders)))

@@ -13,6 +13,7 @@ from astraflow.client.duplex import beside
 from astraflow.client.hooks import Held
 from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
 from astraflow.client.task_stream import TaskSink
+from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import (
@@ -25,7 +26,7 @@ from astraflow.core.members import (
     Resources,
     ServedPolicy,
 )
-from astraflow.core.tasks import TaskCredit
+from astraflow.core.tasks import RegisteredCode, TaskCredit
 from astraflow.gateway.bridge.calls import RaasCalls
 from astraflow.gateway.bridge.versions import VersionCourier
 from astraflow.gateway.bridge.work import BridgeWork
@@ -117,14 +118,14 @@ class BridgedRaas:
         calls = await stack.enter_async_context(
             RaasCalls(
                 self._register.raas_url,
-                load_timeout_s=settings.transfer_timeout_s,
+                load_timeout_s=settings.recipe.http.transfer_timeout_s,
                 dial=self._settings.dial,
             )
         )
         status = await self._ready(calls)
         couriers = {
             policy_id: await self._courier(stack, policy_id, status)
-            for policy_id in settings.policies
+            for policy_id in settings.policy_ids
         }
         client = await stack.enter_async_context(self._dial(status, couriers))
         membership = await client.join()
@@ -170,7 +171,7 @@ class BridgedRaas:
         self, stack: AsyncExitStack, policy_id: PolicyId, status: Mapping[str, Any]
     ) -> VersionCourier:
         sender = Sender(policy_id)
-        host, rules = self._settings.host, self._settings.rules
+        host, rules = self._settings.recipe.http.host, self._settings.rules
         app = sender_app(sender, self._pusher, rules, self._settings.dial)
         endpoint = await stack.enter_async_context(serve_app(app, host=host, rules=rules))
         models = cast("list[Any]", status.get("models") or [])
@@ -190,12 +191,12 @@ class BridgedRaas:
         join = JoinPool(
             name=self._register.uid,
             contract=Contract(software=f"astraflow-gateway/{__version__}"),
-            capacity=prompts * settings.group_size,
+            capacity=prompts * settings.recipe.rollouts.group_size,
             policies=tuple(
                 ServedPolicy(policy_id=policy_id, max_context_token_count=_CONTEXT)
                 for policy_id in couriers
             ),
-            codes=settings.codes,
+            codes=_codes(settings.recipe),
             resources=Resources(accelerator_count=self._register.gpu_count or 0),
         )
         hooks = RaasHooks(
@@ -210,7 +211,7 @@ class BridgedRaas:
             join=join,
             hooks=hooks,
             tls=settings.tls,
-            patience_s=settings.patience_s,
+            patience_s=settings.recipe.hub.patience_s,
         )
 
     async def _look(self, calls: RaasCalls, work: BridgeWork) -> None:
@@ -222,7 +223,7 @@ class BridgedRaas:
                 seen = monotonic()
             except AstraflowError:
                 available = 0
-                if monotonic() - seen > self._settings.patience_s:
+                if monotonic() - seen > self._settings.recipe.hub.patience_s:
                     raise
             if work.stream is not None:
                 work.stream.set_credit(self._credit(work, available))
@@ -232,7 +233,7 @@ class BridgedRaas:
         """Return the room for prompts that it says it has; evaluations have a room of their own."""
         if self._draining.is_set():
             return TaskCredit(max_outstanding=0)
-        room = work.train_sample_count + available * self._settings.group_size
+        room = work.train_sample_count + available * self._settings.recipe.rollouts.group_size
         return TaskCredit(
             max_outstanding=room, max_eval_outstanding=0, max_eval_extra=_EVAL_SAMPLES
         )
@@ -259,3 +260,11 @@ class BridgedRaas:
                 self._leaving.set()
             case DirectiveKind.CONTINUE:
                 pass
+
+
+def _codes(recipe: Recipe) -> tuple[RegisteredCode, ...]:
+    """Return the workflows and scorers that it is taken to have: nobody compares their sources."""
+    names = [
+        name for each in recipe.workflows.values() for name in (each.name, each.scorer) if name
+    ]
+    return tuple(RegisteredCode(name=name) for name in dict.fromkeys(names))

@@ -17,9 +17,10 @@ from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.gateway.edge.peers import Peer
 from astraflow.gateway.listening import serve_app
-from astraflow.gateway.process import dial_of, rules_of, stop_event, tls_of
 from astraflow.gateway.raas.node import DataflowNode, RaasSettings
 from astraflow.gateway.raas.routes import raas_app
+from astraflow.gateway.serve import stop_event
+from astraflow.gateway.settings import dial_of, rules_of, tls_of
 from astraflow.raas.main import model_directories, serving_models, watching
 from astraflow.raas.policies import ServedModel
 from astraflow.raas.tallies import node_families

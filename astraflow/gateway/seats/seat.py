@@ -14,11 +14,12 @@ from astraflow.client.hooks import Held
 from astraflow.client.trainer_member import TrainerHooks, TrainerMember, dial_trainer
 from astraflow.core.batches import AckBatch, BatchOutcome, StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, Directive, DirectiveKind, RegisterTrainer, TrainerLoad
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.gateway.seats.desk import BatchDesk
 from astraflow.gateway.seats.weights import SeatWeights
-from astraflow.gateway.settings import GatewayPolicy, GatewaySettings
+from astraflow.gateway.settings import GatewaySettings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -40,6 +41,7 @@ class TrainerSeat:
     """A trainer from /ready on; used on the event loop.
 
     Attributes:
+        policy_id: Whose trainer it is.
         desk: Its batches.
         label: Its own number of its newest version; None: none was published.
         offset: A version of the run less this is the trainer's own number.
@@ -47,13 +49,13 @@ class TrainerSeat:
 
     def __init__(
         self,
-        policy: GatewayPolicy,
+        policy_id: PolicyId,
         settings: GatewaySettings,
         weights: SeatWeights,
         start: SeatStart,
     ) -> None:
         """Prepare; `live` registers."""
-        self.policy = policy
+        self.policy_id = policy_id
         self.desk = BatchDesk()
         self.label: int | None = None
         self.offset = 0
@@ -75,10 +77,10 @@ class TrainerSeat:
                 stack.push_async_callback(self._weights.close)
                 await self._live(await stack.enter_async_context(self._dial()))
         except AstraflowError as error:
-            log.warning("a trainer's seat is lost", policy_id=self.policy.policy_id, why=str(error))
+            log.warning("a trainer's seat is lost", policy_id=self.policy_id, why=str(error))
             self.desk.close(error)
         except Exception as error:
-            log.exception("a trainer's seat failed", policy_id=self.policy.policy_id)
+            log.exception("a trainer's seat failed", policy_id=self.policy_id)
             self.desk.close(AstraflowError(Reason.INTERNAL, f"the seat failed: {error!r}"))
         finally:
             self.desk.close(
@@ -151,10 +153,12 @@ class TrainerSeat:
 
     def _dial(self) -> AbstractAsyncContextManager[TrainerMember]:
         register = RegisterTrainer(
-            policy_id=self.policy.policy_id,
-            name=f"http-trainer-{self.policy.policy_id}",
+            policy_id=self.policy_id,
+            name=f"http-trainer-{self.policy_id}",
             contract=Contract(software=f"astraflow-gateway/{__version__}"),
-            groups_per_batch=self.policy.groups_per_batch,
+            groups_per_batch=self._settings.recipe.policies[
+                self.policy_id
+            ].trainer.groups_per_batch,
             weight_endpoints=(WeightEndpoint(rank=0, endpoint=self._weights.server.endpoint),),
         )
         hooks = TrainerHooks(
@@ -170,7 +174,7 @@ class TrainerSeat:
             register=register,
             hooks=hooks,
             tls=self._settings.tls,
-            patience_s=self._settings.patience_s,
+            patience_s=self._settings.recipe.hub.patience_s,
         )
 
     async def _live(self, member: TrainerMember) -> None:
@@ -198,12 +202,12 @@ class TrainerSeat:
         await self._move_to(label)
 
     def _model_dir(self) -> Path:
-        if self.policy.model_dir is None:
+        if self.policy_id not in self._settings.models:
             raise AstraflowError(
                 Reason.INVALID_FIELD,
-                f"the recipe has no policies.{self.policy.policy_id}.model.path to begin with",
+                f"the recipe has no policies.{self.policy_id}.model.path to begin with",
             )
-        return self.policy.model_dir
+        return self._settings.models[self.policy_id]
 
     async def _read(self, member: TrainerMember) -> None:
         """Fill the desk; wait for the end of the seat when the data ends before."""
@@ -219,7 +223,7 @@ class TrainerSeat:
     async def _until_left(self) -> None:
         """Wait until it leaves, or says nothing for too long."""
         self.heard()
-        clock, silence_s = asyncio.get_running_loop().time, self._settings.silence_s
+        clock, silence_s = asyncio.get_running_loop().time, self._settings.recipe.http.silence_s
         while not self._leaving.is_set():
             left_s = self._heard_s + silence_s - clock()
             if left_s <= 0:

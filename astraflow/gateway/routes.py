@@ -1,18 +1,26 @@
-"""Trainer -> Dataflow: /ready, /batch, /notify_version, /save_buffer."""
+"""The endpoints of the gateway: those of trainers, and those about the run and its pool."""
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from astraflow.client.batch_stream import ReceivedBatch
-from astraflow.gateway.documents import ANSWERS, body_of
+from astraflow.core.members import MemberState, MemberStatus, Role
+from astraflow.core.status import RunStatus, StopMode
 from astraflow.gateway.edge.bodies import answer, parse, read_body, stream_answer
-from astraflow.gateway.edge.errors import RefusedError
+from astraflow.gateway.edge.errors import RefusedError, json_answer
 from astraflow.gateway.edge.peers import caller_of
 from astraflow.gateway.gateway import Gateway
-from astraflow.gateway.requests import NotifyVersion, Ready
+from astraflow.gateway.requests import (
+    ANSWERS,
+    DeregisterRaas,
+    NotifyVersion,
+    Ready,
+    RegisterRaas,
+    body_of,
+)
 from astraflow.gateway.seats.columns import padded
 from astraflow.gateway.seats.seat import TrainerSeat
 
@@ -20,14 +28,7 @@ from astraflow.gateway.seats.seat import TrainerSeat
 def trainer_routes(gateway: Gateway) -> APIRouter:
     """Return the endpoints of trainers."""
     router = APIRouter(tags=["Trainer to Dataflow"], responses=ANSWERS)
-    _add_ready(router, gateway)
-    _add_batch(router, gateway)
-    _add_notify_version(router, gateway)
-    _add_save_buffer(router)
-    return router
 
-
-def _add_ready(router: APIRouter, gateway: Gateway) -> None:
     @router.post("/ready", openapi_extra=body_of(Ready))
     async def ready(request: Request) -> Response:
         """Join the run as the trainer of a policy.
@@ -39,8 +40,6 @@ def _add_ready(router: APIRouter, gateway: Gateway) -> None:
         await gateway.ready(asked, caller=caller_of(request))
         return await answer(request, {"ok": True})
 
-
-def _add_batch(router: APIRouter, gateway: Gateway) -> None:
     @router.get("/batch")
     async def batch(
         request: Request,
@@ -56,11 +55,11 @@ def _add_batch(router: APIRouter, gateway: Gateway) -> None:
         has ended.
         """
         seat = gateway.seat(model_id)
-        received = await _waited(request, seat, version, gateway.settings.batch_timeout_s)
+        received = await _waited(
+            request, seat, version, gateway.settings.recipe.http.batch_timeout_s
+        )
         return await _written(request, seat, received)
 
-
-def _add_notify_version(router: APIRouter, gateway: Gateway) -> None:
     @router.post("/notify_version", openapi_extra=body_of(NotifyVersion))
     async def notify_version(request: Request) -> Response:
         """Publish the trainer's next version: its weights are fetched from the sender.
@@ -78,12 +77,59 @@ def _add_notify_version(router: APIRouter, gateway: Gateway) -> None:
             request, {"ok": True, "eval_results": results, "weight_transfer_info": info}
         )
 
-
-def _add_save_buffer(router: APIRouter) -> None:
     @router.post("/save_buffer")
     async def save_buffer(request: Request) -> Response:
         """Answer at once: the hub's journal has everything, at any time."""
         return await answer(request, {"ok": True})
+
+    return router
+
+
+def run_routes(gateway: Gateway) -> APIRouter:
+    """Return the endpoints about the run and its pool."""
+    router = APIRouter(tags=["Run and pool"])
+
+    @router.get("/status")
+    async def status() -> Response:
+        """Say how the run stands. Unlike the published service it says so when a run failed."""
+        run = await gateway.run()
+        return json_answer(
+            {
+                "status": "error" if run.failure else "ready",
+                "message": run.failure.message if run.failure else "",
+                "state": run.state,
+                "eval_running": False,
+                "agents": {"default": _agent(run)},
+                "raas_pool": _pool(run),
+            }
+        )
+
+    @router.get("/raas_pool")
+    async def raas_pool() -> Response:
+        """List the RaaS of the pool, those that speak gRPC included."""
+        return json_answer(_pool(await gateway.run()))
+
+    @router.post("/register_raas", openapi_extra=body_of(RegisterRaas))
+    async def register_raas(request: Request) -> Response:
+        """Let a RaaS that speaks HTTP join the pool; answers once it has."""
+        register = parse(RegisterRaas, await read_body(request, gateway.settings.rules))
+        size = await gateway.register_raas(register, caller=caller_of(request))
+        return json_answer({"ok": True, "uid": register.uid, "pool_size": size})
+
+    @router.post("/deregister_raas", openapi_extra=body_of(DeregisterRaas))
+    async def deregister_raas(request: Request) -> Response:
+        """Let such a RaaS leave; what it held is issued again."""
+        gone = parse(DeregisterRaas, await read_body(request, gateway.settings.rules))
+        size = await gateway.deregister_raas(gone.uid, shutdown=gone.shutdown)
+        return json_answer({"ok": True, "uid": gone.uid, "pool_size": size})
+
+    @router.post("/shutdown")
+    async def shutdown(request: Request) -> Response:
+        """End the run: no new prompts, what is out finishes, all members leave."""
+        await gateway.control.stop_run(StopMode.DRAIN, grace_s=30.0)
+        return await answer(request, {"ok": True})
+
+    return router
 
 
 async def _written(request: Request, seat: TrainerSeat, received: ReceivedBatch) -> Response:
@@ -126,3 +172,36 @@ async def _waited(
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _agent(run: RunStatus) -> dict[str, Any]:
+    roles = {member.role for member in run.members}
+    return {
+        "raas_ready": Role.RAAS in roles,
+        "trainer_ready": Role.TRAINER in roles,
+        "started": run.state != "waiting",
+        "version": _version(run),
+    }
+
+
+def _pool(run: RunStatus) -> dict[str, Any]:
+    instances = [_instance(member) for member in run.members if member.role is Role.RAAS]
+    return {"size": len(instances), "version": _version(run), "instances": instances}
+
+
+def _instance(member: MemberStatus) -> dict[str, Any]:
+    return {
+        "uid": member.name,
+        "url": "",
+        "version": min(member.versions.values(), default=None),
+        "initialized": bool(member.versions),
+        "failure_count": 0,
+        "last_availability": max(0, member.max_outstanding - member.outstanding_count),
+        "suspect": member.state is MemberState.SUSPECT,
+        "gpu_count": member.resources.accelerator_count,
+    }
+
+
+def _version(run: RunStatus) -> int:
+    """Return the version that every policy has."""
+    return min((policy.version or 0 for policy in run.policies), default=0)
