@@ -1,6 +1,7 @@
 """The gateway: seats of trainers, and what it asks the run as its operator."""
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Self
@@ -10,6 +11,7 @@ import structlog
 from astraflow.client.control import ControlClient
 from astraflow.client.loop_thread import HostLoop
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.evals import EvalResult, EvalRun, EvalState
 from astraflow.core.ids import PolicyId
 from astraflow.core.status import RunStatus
 from astraflow.gateway.bridge.member import BridgedRaas
@@ -20,9 +22,7 @@ from astraflow.gateway.legacy.held import WeightDesk
 from astraflow.gateway.legacy.pusher import Pusher
 from astraflow.gateway.legacy.sender_client import SenderClient
 from astraflow.gateway.requests import Ready, RegisterRaas
-from astraflow.gateway.seats.evals import evaluate
-from astraflow.gateway.seats.seat import SeatStart, TrainerSeat
-from astraflow.gateway.seats.weights import SeatWeights
+from astraflow.gateway.seats.seat import TrainerSeat
 from astraflow.gateway.settings import GatewaySettings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -134,7 +134,14 @@ class Gateway:
                 await self._vacate(policy_id)
                 # From here on the sender is the seat's.
                 undo.pop_all()
-                seat = self._seated(policy_id, SenderCopy(sender, plan), ready.recovered_version)
+                seat = self._seats[policy_id] = TrainerSeat(
+                    policy_id,
+                    settings,
+                    SenderCopy(sender, plan),
+                    recovered=ready.recovered_version,
+                    loop=self._loop,
+                )
+                self._lives[policy_id] = self._group.create_task(seat.live())
         await seat.ready()
 
     def seat(self, model_id: str | None) -> TrainerSeat:
@@ -149,12 +156,40 @@ class Gateway:
         return self._seats[policy_id]
 
     async def evaluate(self, seat: TrainerSeat, label: int) -> dict[str, float] | None:
-        """Measure a version of a trainer; see `evaluate`.
+        """Measure a trainer's version on every suite that has its policy; training goes on.
+
+        Returns:
+            eval-avg/SET/avg@k (in percent), eval-avg/SET/mean_reward and eval-pass/SET/pass@k (in
+            percent); None: the recipe has no such suite.
 
         Raises:
             RefusedError: 501 without an operator token.
+            AstraflowError: VERSION_EVICTED, VERSION_NOT_SERVED, RUN_ENDED.
         """
-        return await evaluate(self.control, seat.policy_id, label + seat.offset)
+        policy_id, version, evals = seat.policy_id, label + seat.offset, self.control.evals
+        suites = [each for each in await evals.suites() if policy_id in each.policy_ids]
+        asked = [
+            await evals.create(
+                each.suite,
+                versions={policy_id: version},
+                request_id=f"gateway-{policy_id}-{version}-{each.suite}",
+            )
+            for each in suites
+        ]
+        ended = [await self._ended(each) for each in asked]
+        return _numbers(result for each in ended for result in each.results) if suites else None
+
+    async def _ended(self, run: EvalRun) -> EvalRun:
+        async for seen in self.control.evals.watch(run.eval_run_id):
+            run = seen
+        if run.state is not EvalState.SUCCEEDED:
+            log.warning(
+                "an evaluation did not succeed",
+                suite=run.suite,
+                state=run.state,
+                why=run.failure.message if run.failure else "",
+            )
+        return run
 
     async def register_raas(self, register: RegisterRaas, *, caller: str | None) -> int:
         """Let an HTTP RaaS join the pool; one of the same uid leaves first.
@@ -194,14 +229,6 @@ class Gateway:
         if self._raas.get(uid) is raas:
             del self._raas[uid], self._raas_lives[uid]
 
-    def _seated(self, policy_id: PolicyId, copy: SenderCopy, label: int | None) -> TrainerSeat:
-        weights = SeatWeights(policy_id, copy, host=self.settings.recipe.http.host, loop=self._loop)
-        start = SeatStart(label=label or 0, is_recovered=label is not None)
-        seat = TrainerSeat(policy_id, self.settings, weights, start)
-        self._seats[policy_id] = seat
-        self._lives[policy_id] = self._group.create_task(seat.live())
-        return seat
-
     async def _vacate(self, policy_id: PolicyId) -> None:
         """Let who sat there leave."""
         if policy_id in self._seats:
@@ -217,3 +244,14 @@ class Gateway:
                 Reason.POLICY_UNKNOWN, f"model_id {model_id} is none of {', '.join(known)}"
             )
         return PolicyId(model_id)
+
+
+def _numbers(results: Iterable[EvalResult]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for each in results:
+        name, k = each.data_set, each.repeats
+        found[f"eval-avg/{name}/avg@{k}"] = 100.0 * each.avg_at_k
+        found[f"eval-avg/{name}/mean_reward"] = each.mean_reward
+        if k in each.pass_at_k:
+            found[f"eval-pass/{name}/pass@{k}"] = 100.0 * each.pass_at_k[k]
+    return found

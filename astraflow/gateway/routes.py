@@ -21,7 +21,7 @@ from astraflow.gateway.requests import (
     RegisterRaas,
     body_of,
 )
-from astraflow.gateway.seats.columns import padded
+from astraflow.gateway.seats.batches import padded
 from astraflow.gateway.seats.seat import TrainerSeat
 
 

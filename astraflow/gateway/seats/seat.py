@@ -1,40 +1,32 @@
 """One trainer of the run that speaks HTTP: its session, its batch in hand, its weights."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
+import numpy as np
 import structlog
 
 from astraflow import __version__
 from astraflow.client.batch_stream import BatchSink, BatchStream, ReceivedBatch
 from astraflow.client.duplex import beside
 from astraflow.client.hooks import Held
+from astraflow.client.loop_thread import LoopThread
 from astraflow.client.trainer_member import TrainerHooks, TrainerMember, dial_trainer
 from astraflow.core.batches import AckBatch, BatchOutcome, StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, Directive, DirectiveKind, RegisterTrainer, TrainerLoad
-from astraflow.core.versions import VersionInfo, WeightEndpoint
-from astraflow.gateway.seats.desk import BatchDesk
-from astraflow.gateway.seats.weights import SeatWeights
+from astraflow.core.versions import WeightEndpoint
+from astraflow.gateway.legacy.copy import SenderCopy
+from astraflow.gateway.seats.batches import BatchDesk
 from astraflow.gateway.settings import GatewaySettings
+from astraflow.storage.weight_files import read_weights
+from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.server import WeightServer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeatStart:
-    """What a trainer begins with.
-
-    Attributes:
-        label: Its own number of its first version.
-        is_recovered: Whether its sender has that version already.
-    """
-
-    label: int
-    is_recovered: bool
 
 
 class TrainerSeat:
@@ -51,17 +43,32 @@ class TrainerSeat:
         self,
         policy_id: PolicyId,
         settings: GatewaySettings,
-        weights: SeatWeights,
-        start: SeatStart,
+        copy: SenderCopy,
+        *,
+        recovered: int | None,
+        loop: LoopThread,
     ) -> None:
-        """Prepare; `live` registers."""
+        """Prepare; `live` registers.
+
+        Args:
+            policy_id: Whose trainer.
+            settings: Of the gateway.
+            copy: Of the weights of its sender; closed at the end.
+            recovered: Its number of the version that its sender has already; None: it begins with
+                the recipe's model, as 0.
+            loop: The running one.
+        """
         self.policy_id = policy_id
         self.desk = BatchDesk()
         self.label: int | None = None
         self.offset = 0
         self._settings = settings
-        self._weights = weights
-        self._start = start
+        self._copy = copy
+        self._recovered = recovered
+        self._first = recovered or 0
+        self._publisher = WeightPublisher(policy_id, copy.plan.layout)
+        listen = f"{settings.recipe.http.host}:0"
+        self._server = WeightServer(self._publisher, listen=listen, loop=loop, tls=settings.tls)
         self._member: TrainerMember | None = None
         self._moved = asyncio.Condition()
         self._leaving = asyncio.Event()
@@ -73,8 +80,11 @@ class TrainerSeat:
         """Hold the session from the registration until `leave`; errors close the desk."""
         try:
             async with AsyncExitStack() as stack:
-                await self._weights.start()
-                stack.push_async_callback(self._weights.close)
+                stack.push_async_callback(self._copy.close)
+                await asyncio.to_thread(self._server.__enter__)
+                stack.push_async_callback(
+                    asyncio.to_thread, self._server.__exit__, None, None, None
+                )
                 await self._live(await stack.enter_async_context(self._dial()))
         except AstraflowError as error:
             log.warning("a trainer's seat is lost", policy_id=self.policy_id, why=str(error))
@@ -95,7 +105,7 @@ class TrainerSeat:
         Raises:
             AstraflowError: Why that cannot be.
         """
-        await self._reach(self._start.label)
+        await self._reach(self._first)
 
     def leave(self) -> None:
         """Leave the run; the batch in hand returns to it."""
@@ -134,18 +144,18 @@ class TrainerSeat:
         self.heard()
         async with self._publishing:
             if label == self.label:
-                return self._weights.is_full
+                return self._copy.is_full
             self.desk.require_open()
             if self.label is None or label != self.label + 1:
                 raise AstraflowError(
                     Reason.VERSION_NOT_NEXT, f"version {label} does not follow {self.label}"
                 )
-            await self._weights.fetch(label)
-            await self._publish(await self._weights.publish(label + self.offset))
-            if self.desk.drawn_count <= label - self._start.label:
+            await self._copy.fetch(label)
+            await self._publish(label + self.offset, self._copy.tensors())
+            if self.desk.drawn_count <= label - self._first:
                 await self._settle()
             await self._move_to(label)
-        return self._weights.is_full
+        return self._copy.is_full
 
     def heard(self) -> None:
         """Note that the trainer is there."""
@@ -159,14 +169,14 @@ class TrainerSeat:
             groups_per_batch=self._settings.recipe.policies[
                 self.policy_id
             ].trainer.groups_per_batch,
-            weight_endpoints=(WeightEndpoint(rank=0, endpoint=self._weights.server.endpoint),),
+            weight_endpoints=(WeightEndpoint(rank=0, endpoint=self._server.endpoint),),
         )
         hooks = TrainerHooks(
             load=TrainerLoad,
             held=lambda: Held(batch_ids=self.desk.held),
             opened=lambda session: self.desk.keep(session.held_batch_ids),
             directed=self._directed,
-            entrusted=self._weights.server.set_transfer_token,
+            entrusted=self._server.set_transfer_token,
         )
         return dial_trainer(
             self._settings.hub,
@@ -190,24 +200,22 @@ class TrainerSeat:
 
     async def _publish_first(self, next_version: int) -> None:
         """Publish what the trainer begins with, under the run's next number."""
-        label = self._start.label
-        self.offset = next_version - label
-        if self._start.is_recovered:
-            await self._weights.fetch(label)
-            older = next_version - 1 if next_version else None
-            info = await self._weights.publish(next_version, restored_from=older)
+        self.offset = next_version - self._first
+        if self._recovered is None:
+            directory = self._settings.models.get(self.policy_id)
+            if directory is None:
+                raise AstraflowError(
+                    Reason.INVALID_FIELD,
+                    f"the recipe has no policies.{self.policy_id}.model.path to begin with",
+                )
+            stored = await asyncio.to_thread(read_weights, directory)
+            tensors = {name: each.bits for name, each in stored.items()}
+            await self._publish(next_version, tensors)
         else:
-            info = await self._weights.publish_from(self._model_dir(), next_version)
-        await self._publish(info)
-        await self._move_to(label)
-
-    def _model_dir(self) -> Path:
-        if self.policy_id not in self._settings.models:
-            raise AstraflowError(
-                Reason.INVALID_FIELD,
-                f"the recipe has no policies.{self.policy_id}.model.path to begin with",
-            )
-        return self._settings.models[self.policy_id]
+            await self._copy.fetch(self._recovered)
+            older = next_version - 1 if next_version else None
+            await self._publish(next_version, self._copy.tensors(), restored_from=older)
+        await self._move_to(self._first)
 
     async def _read(self, member: TrainerMember) -> None:
         """Fill the desk; wait for the end of the seat when the data ends before."""
@@ -248,7 +256,12 @@ class TrainerSeat:
         async with self._moved:
             self._moved.notify_all()
 
-    async def _publish(self, info: VersionInfo) -> None:
+    async def _publish(
+        self, version: int, tensors: Mapping[str, np.ndarray], *, restored_from: int | None = None
+    ) -> None:
+        """Encode a version and tell the run; tensors are bits."""
+        publish = partial(self._publisher.publish, step=version, restored_from=restored_from)
+        info = await asyncio.to_thread(publish, version, tensors)
         if self._member is not None:
             await self._member.publish(info)
 
@@ -260,7 +273,7 @@ class TrainerSeat:
         ack = AckBatch(
             batch_id=batch.header.batch_id,
             outcome=BatchOutcome.CONSUMED,
-            step=self._start.label + self.desk.drawn_count,
+            step=self._first + self.desk.drawn_count,
         )
         await self._member.acknowledge(ack)
         self.desk.settle()
