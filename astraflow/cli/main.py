@@ -25,6 +25,7 @@ from astraflow.cli import (
     save,
     simulate,
     status,
+    tinker,
     track,
     trainer,
     weights,
@@ -52,6 +53,7 @@ app.command("rollouts")(rollouts.rollouts)
 app.command("track")(track.track)
 app.command("autoscale")(autoscale.autoscale)
 app.command("simulate")(simulate.simulate)
+app.command("tinker")(tinker.tinker)
 app.command("doctor")(doctor.doctor)
 app.add_typer(dataflow.app, name="dataflow")
 app.add_typer(raas.app, name="raas")

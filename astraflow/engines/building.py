@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,11 @@ def dialect_of(settings: EngineSettings) -> "Dialect":
 
 
 def build_adapter_engines(
-    directory: Path, settings: EngineSettings, policies: Mapping[PolicyId, Lora]
+    directory: Path,
+    settings: EngineSettings,
+    policies: Mapping[PolicyId, Lora],
+    *,
+    draws_all: bool = False,
 ) -> Mapping[PolicyId, Engine]:
     """Return the engines of policies that adapt the same model; adapters come by `swap`.
 
@@ -65,24 +70,34 @@ def build_adapter_engines(
         directory: Of the model.
         settings: Of the recipe.
         policies: What each adapts.
+        draws_all: Whether padding and beginning of text are drawn, too.
 
     Raises:
         AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
     """
     if settings.kind != "embedded":
-        return _served_adapters(dialect_of(settings), directory, settings, policies)
+        return _served_adapters(
+            dialect_of(settings), directory, settings, policies, draws_all=draws_all
+        )
     from astraflow.engines.embedded.shared import adapter_engines  # noqa: PLC0415 - torch
 
-    return adapter_engines(directory, settings, policies)
+    return adapter_engines(directory, settings, policies, draws_all=draws_all)
 
 
 def _served_adapters(
-    dialect: "Dialect", directory: Path, settings: EngineSettings, policies: Mapping[PolicyId, Lora]
+    dialect: "Dialect",
+    directory: Path,
+    settings: EngineSettings,
+    policies: Mapping[PolicyId, Lora],
+    *,
+    draws_all: bool,
 ) -> Mapping[PolicyId, Engine]:
     from astraflow.engines.served.adapter_engine import adapter_engines  # noqa: PLC0415 - httpx
     from astraflow.engines.served.model import Model  # noqa: PLC0415
 
     model = Model.read(directory, settings.max_context)
+    if draws_all:
+        model = replace(model, special=replace(model.special, never_sampled=frozenset()))
     return adapter_engines(dialect, model=model, settings=settings, policies=policies)
 
 

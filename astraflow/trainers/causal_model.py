@@ -262,6 +262,16 @@ def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:
     """Load a Hugging Face directory with weights in f32; nothing is downloaded or executed.
 
     Raises:
+        AstraflowError: INVALID_FIELD as `load_module` has it.
+    """
+    module = load_module(directory, device=device)
+    return CausalModel(module, never_sampled=never_sampled(directory))
+
+
+def load_module(directory: Path, *, device: str = "auto") -> nn.Module:
+    """Load the module of a Hugging Face directory, in f32.
+
+    Raises:
         AstraflowError: INVALID_FIELD when it is no such directory, or this release of
             transformers does not know the architecture.
     """
@@ -276,8 +286,7 @@ def load_causal_model(directory: Path, *, device: str = "auto") -> CausalModel:
             Reason.INVALID_FIELD,
             f"{directory} cannot be loaded as a causal language model: {error}",
         ) from error
-    moved = use_onednn(module).to(resolve_device(device))
-    return CausalModel(moved, never_sampled=never_sampled(directory))
+    return use_onednn(module).to(resolve_device(device))
 
 
 def never_sampled(directory: Path) -> frozenset[int]:

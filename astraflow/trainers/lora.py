@@ -49,8 +49,13 @@ class AdaptedLinear(AdaptedLayer):
         return self.weight + self.settings.scale * (self.lora_B.weight @ self.lora_A.weight)
 
 
-def add_adapters(module: nn.Module, settings: Lora) -> None:
+def add_adapters(module: nn.Module, settings: Lora, *, seed: int = 0) -> None:
     """Freeze a model and put an adapter beside every target, the same ones for the same model.
+
+    Args:
+        module: Of transformers.
+        settings: Of the adapters.
+        seed: Another one begins with other adapters.
 
     Raises:
         AstraflowError: INVALID_FIELD for targets that name no linear layer of the model.
@@ -58,7 +63,7 @@ def add_adapters(module: nn.Module, settings: Lora) -> None:
     layers = target_layers(module, settings)
     module.requires_grad_(requires_grad=False)
     for name, layer in layers.items():
-        module.set_submodule(name, AdaptedLinear(layer, settings, seed=crc32(name.encode())))
+        module.set_submodule(name, AdaptedLinear(layer, settings, seed=crc32(name.encode(), seed)))
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

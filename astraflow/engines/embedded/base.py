@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -47,8 +47,13 @@ class Plan:
     grammars: Grammars | None
 
     @classmethod
-    def of(cls, model_dir: Path, settings: EngineSettings) -> "Plan":
+    def of(cls, model_dir: Path, settings: EngineSettings, *, draws_all: bool = False) -> "Plan":
         """Read a Hugging Face directory.
+
+        Args:
+            model_dir: With config.json.
+            settings: Of the recipe.
+            draws_all: Whether padding and beginning of text are drawn, too.
 
         Raises:
             AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
@@ -57,6 +62,8 @@ class Plan:
         has_text = (model_dir / "tokenizer.json").is_file()
         tokenizer = load_tokenizer(model_dir) if has_text else None
         special = tokenizer.special_ids if tokenizer else read_special_ids(model_dir)
+        if draws_all:
+            special = replace(special, never_sampled=frozenset())
         decoding = decoder_settings(
             settings, read_architecture(config), special=special, tokenizer=tokenizer
         )

@@ -51,7 +51,12 @@ class EmbeddedEngine:
 
     @classmethod
     def from_directory(
-        cls, model_dir: Path, settings: EngineSettings, policy_id: PolicyId
+        cls,
+        model_dir: Path,
+        settings: EngineSettings,
+        policy_id: PolicyId,
+        *,
+        draws_all: bool = False,
     ) -> "EmbeddedEngine":
         """Build the engine of a Hugging Face directory; weights come by `swap`.
 
@@ -59,11 +64,12 @@ class EmbeddedEngine:
             model_dir: With config.json, and tokenizer.json where stop strings are used.
             settings: Of the recipe.
             policy_id: Whose weights it takes.
+            draws_all: Whether padding and beginning of text are drawn, too.
 
         Raises:
             AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
         """
-        plan = Plan.of(model_dir, settings)
+        plan = Plan.of(model_dir, settings, draws_all=draws_all)
         base = Base(plan, thread_count=settings.thread_count, kv=KvPolicy(settings.kv))
         return cls(policy_id, base, Slots(plan.module))
 

@@ -16,7 +16,11 @@ from astraflow.engines.embedded.weights import Slots, read_directory
 
 
 def adapter_engines(
-    model_dir: Path, settings: EngineSettings, policies: Mapping[PolicyId, Lora]
+    model_dir: Path,
+    settings: EngineSettings,
+    policies: Mapping[PolicyId, Lora],
+    *,
+    draws_all: bool = False,
 ) -> Mapping[PolicyId, EmbeddedEngine]:
     """Build the engines of policies that train adapters beside the same model.
 
@@ -27,12 +31,13 @@ def adapter_engines(
         model_dir: The Hugging Face directory that all start from.
         settings: Of the recipe.
         policies: What each adapts.
+        draws_all: Whether padding and beginning of text are drawn, too.
 
     Raises:
         AstraflowError: INVALID_FIELD when the directory, the settings or the targets do not
             fit, APPLY_FAILED when its weights do not.
     """
-    plan = Plan.of(model_dir, settings)
+    plan = Plan.of(model_dir, settings, draws_all=draws_all)
     slots = Slots(plan.module)
     slots.install(read_directory(model_dir, slots, version=0))
     places = places_of(list(policies.values()))

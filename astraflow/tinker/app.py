@@ -1,0 +1,350 @@
+"""The routes: bodies are read and bounded here, and errors become answers."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final, TypeVar
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.auth import is_same_secret
+from astraflow.tinker.checkpoints import require_id
+from astraflow.tinker.promises import JSON, Answer, Promise
+from astraflow.tinker.requests import (
+    CreateModel,
+    CreateSamplingSession,
+    LoadWeights,
+    OfModel,
+    OptimStep,
+    Ordered,
+    RetrieveFuture,
+    Sample,
+    SaveWeights,
+    SaveWeightsForSampler,
+)
+from astraflow.tinker.service import Service
+from astraflow.tinker.wire import read_request
+
+_PREFIX: Final = "/api/v1"
+# Clients wait for 45 s, and ask again at once.
+_HOLD_S: Final = 30.0
+_MAX_BODY_NBYTES: Final = 64 << 20
+_BODIES_NBYTES: Final = 1 << 30
+_BODY_S: Final = 60.0
+# A larger one is parsed beside the event loop.
+_QUICK_NBYTES: Final = 1 << 16
+
+_STATUS: Final = {
+    Reason.INVALID_FIELD: 400,
+    Reason.CAPABILITY_MISSING: 400,
+    Reason.CONTEXT_TOO_LONG: 400,
+    Reason.MODEL_MISMATCH: 400,
+    Reason.TOKEN_INVALID: 401,
+    Reason.POLICY_UNKNOWN: 404,
+    Reason.CHECKPOINT_UNKNOWN: 404,
+    Reason.SOURCE_TIMEOUT: 408,
+    Reason.REQUEST_CONFLICT: 409,
+    Reason.NAME_TAKEN: 409,
+    Reason.TASK_EXPIRED: 410,
+    Reason.MESSAGE_TOO_LARGE: 413,
+    Reason.OVERLOADED: 429,
+    Reason.ENGINE_FAILED: 503,
+}
+
+FieldsT = TypeVar("FieldsT", bound=BaseModel)
+OrderedT = TypeVar("OrderedT", bound=Ordered)
+Handler = Callable[[Request], Awaitable[Response]]
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class _Loose(BaseModel):
+    """Of a client about itself; only what is used is looked at."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _OfSession(_Loose):
+    session_id: Annotated[str, Field(max_length=200)]
+
+
+class _Head(_Loose):
+    """What says whose turn it is, in a request that is wrong otherwise."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    model_id: Annotated[str, Field(max_length=4096)]
+    seq_id: Annotated[int, Field(ge=1, lt=1 << 31)]
+
+
+class TinkerApp:
+    """The routes of a service."""
+
+    def __init__(self, service: Service) -> None:
+        """Serve it; see `asgi`."""
+        self._service = service
+        self._held_nbytes = 0
+
+    def asgi(self, token: str = "") -> ASGIApp:
+        """Return the app.
+
+        Args:
+            token: That every request shows as X-API-Key; empty: none has to.
+        """
+        posts: dict[str, Handler] = {
+            "client/config": self._configure,
+            "client/dynamic_config": self._configure,
+            "telemetry": self._ignore,
+            "create_session": self._create_session,
+            "session_heartbeat": self._heartbeat,
+            "sessions/{session_id}/finish": self._finish,
+            "create_model": self._create_model,
+            "unload_model": self._unload,
+            "get_info": self._info,
+            "forward_backward": self._forward_backward,
+            "optim_step": self._optim_step,
+            "save_weights": self._save_weights,
+            "save_weights_for_sampler": self._save_for_sampler,
+            "load_weights": self._load_weights,
+            "create_sampling_session": self._create_sampling_session,
+            "asample": self._sample,
+            "retrieve_future": self._retrieve,
+        }
+        gets: dict[str, Handler] = {
+            "healthz": self._health,
+            "get_server_capabilities": self._capabilities,
+            "samplers/{sampler_id}": self._sampler,
+        }
+        routes = [
+            Route(f"{_PREFIX}/{path}", _guarded(handler), methods=[method])
+            for method, handlers in (("POST", posts), ("GET", gets))
+            for path, handler in handlers.items()
+        ]
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+        return _KeyGate(app, token) if token else app
+
+    async def _configure(self, request: Request) -> Response:
+        await self._body(request)
+        return _json({})
+
+    async def _ignore(self, request: Request) -> Response:
+        await self._body(request)
+        return _json({"status": "accepted"})
+
+    async def _health(self, _: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def _capabilities(self, _: Request) -> Response:
+        model = {
+            "model_name": self._service.base_model,
+            "max_context_length": self._service.max_context,
+            "trainable": True,
+            "sampleable": True,
+        }
+        return _json({"supported_models": [model]})
+
+    async def _create_session(self, request: Request) -> Response:
+        await self._body(request)
+        session_id = f"session-{secrets.token_hex(12)}"
+        self._service.hear(session_id)
+        return _json({"type": "create_session", "session_id": session_id})
+
+    async def _heartbeat(self, request: Request) -> Response:
+        self._service.hear((await self._parsed(request, _OfSession)).session_id)
+        return _json({"type": "session_heartbeat"})
+
+    async def _finish(self, request: Request) -> Response:
+        await self._body(request)
+        self._service.finish(require_id(request.path_params["session_id"]))
+        return _json({})
+
+    async def _unload(self, request: Request) -> Response:
+        model_id = (await self._parsed(request, OfModel)).model_id
+        self._service.unload(model_id)
+        promise = self._service.promises.make(object(), b"", _told({"model_id": model_id}))
+        return _promised(promise)
+
+    async def _info(self, request: Request) -> Response:
+        return _json(await self._service.info((await self._parsed(request, OfModel)).model_id))
+
+    async def _create_model(self, request: Request) -> Response:
+        body = await self._body(request)
+        return _promised(self._service.create_model(_parse(CreateModel, body), body))
+
+    async def _load_weights(self, request: Request) -> Response:
+        body = await self._body(request)
+        try:
+            return _promised(self._service.load_weights(_parse(LoadWeights, body), body))
+        except AstraflowError as error:
+            return _promised(self._refused(body, error))
+
+    async def _forward_backward(self, request: Request) -> Response:
+        body = await self._body(request)
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise AstraflowError(Reason.INVALID_FIELD, "bodies are not compressed here")
+        message = await asyncio.to_thread(read_request, body)
+        return _promised(self._service.forward_backward(message, body))
+
+    async def _optim_step(self, request: Request) -> Response:
+        return await self._ordered(request, OptimStep, self._service.optim_step)
+
+    async def _save_weights(self, request: Request) -> Response:
+        return await self._ordered(request, SaveWeights, self._service.save_weights)
+
+    async def _save_for_sampler(self, request: Request) -> Response:
+        return await self._ordered(
+            request, SaveWeightsForSampler, self._service.save_weights_for_sampler
+        )
+
+    async def _create_sampling_session(self, request: Request) -> Response:
+        fields = await self._parsed(request, CreateSamplingSession)
+        sampler_id = await self._service.create_sampling_session(fields)
+        return _json({"type": "create_sampling_session", "sampling_session_id": sampler_id})
+
+    async def _sampler(self, request: Request) -> Response:
+        return _json(await self._service.sampler(request.path_params["sampler_id"]))
+
+    async def _sample(self, request: Request) -> Response:
+        body = await self._body(request)
+        if len(body) > _QUICK_NBYTES:
+            fields = await asyncio.to_thread(_parse, Sample, body)
+        else:
+            fields = _parse(Sample, body)
+        promise = self._service.sample(fields, body)
+        ids = [f"{promise.request_id}-{index}" for index in range(fields.num_samples)]
+        return _json({"request_id": promise.request_id, "sample_sequence_ids": ids})
+
+    async def _retrieve(self, request: Request) -> Response:
+        request_id = (await self._parsed(request, RetrieveFuture)).request_id
+        answer = await self._service.promises.answer(request_id, hold_s=_HOLD_S)
+        if answer is None:
+            later = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+            return _json(later)
+        return Response(answer.body, media_type=answer.kind)
+
+    async def _ordered(
+        self,
+        request: Request,
+        kind: type[OrderedT],
+        act: Callable[[OrderedT, bytes], Promise],
+    ) -> Response:
+        """Have a request done; a wrong one has its turn, too, where it says which that is."""
+        body = await self._body(request)
+        try:
+            fields = _parse(kind, body)
+        except AstraflowError as error:
+            return _promised(self._refused(body, error))
+        return _promised(act(fields, body))
+
+    def _refused(self, body: bytes, error: AstraflowError) -> Promise:
+        try:
+            head = _Head.model_validate_json(body)
+        except ValidationError:
+            raise error from None
+        return self._service.refuse(head.model_id, head.seq_id, body, error)
+
+    async def _parsed(self, request: Request, kind: type[FieldsT]) -> FieldsT:
+        return _parse(kind, await self._body(request))
+
+    async def _body(self, request: Request) -> bytes:
+        """Return a body.
+
+        Raises:
+            AstraflowError: MESSAGE_TOO_LARGE, OVERLOADED, SOURCE_TIMEOUT.
+        """
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_S):
+                async for part in request.stream():
+                    self._held_nbytes += len(part)
+                    body += part
+                    self._require_room(len(body))
+        except TimeoutError:
+            raise AstraflowError(
+                Reason.SOURCE_TIMEOUT, f"the body did not come in {_BODY_S:g} s"
+            ) from None
+        finally:
+            self._held_nbytes -= len(body)
+        return bytes(body)
+
+    def _require_room(self, nbytes: int) -> None:
+        if nbytes > _MAX_BODY_NBYTES:
+            raise AstraflowError(
+                Reason.MESSAGE_TOO_LARGE, f"a body has at most {_MAX_BODY_NBYTES} bytes here"
+            )
+        if self._held_nbytes > _BODIES_NBYTES:
+            raise AstraflowError(Reason.OVERLOADED, "too many bodies come at once; send it again")
+
+
+class _KeyGate:
+    """Lets a request through that shows a key; any other learns nothing."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_same_secret(Headers(scope=scope).get("x-api-key", ""), self._token):
+            await self._app(scope, receive, send)
+            return
+        error = AstraflowError(Reason.TOKEN_INVALID, "show the key of this server: X-API-Key")
+        await _failed(error)(scope, receive, send)
+
+
+def _guarded(handler: Handler) -> Handler:
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except AstraflowError as error:
+            return _failed(error)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception:
+            log.exception("a request broke", path=request.url.path)
+            return _failed(AstraflowError(Reason.INTERNAL, "the server failed; its log says why"))
+
+    return answer
+
+
+def _parse(kind: type[FieldsT], body: bytes) -> FieldsT:
+    try:
+        return kind.model_validate_json(body or b"{}")
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        told = [f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in faults]
+        raise AstraflowError(Reason.INVALID_FIELD, "; ".join(told)[:2000]) from None
+
+
+async def _told(fields: dict[str, Any]) -> Answer:
+    return Answer.of(fields)
+
+
+def _promised(promise: Promise) -> Response:
+    told = {"request_id": promise.request_id}
+    return _json(told)
+
+
+def _failed(error: AstraflowError) -> Response:
+    fields = {"error": error.message, "detail": error.message, "reason": str(error.reason)}
+    return _json(fields, _STATUS.get(error.reason, 500))
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    told = f"{request.method} {request.url.path} is not served here"
+    return _json({"error": told, "detail": told}, status)
+
+
+def _json(fields: dict[str, Any], status: int = 200) -> Response:
+    # Escaped: a text of a request may be none of Unicode.
+    return Response(json.dumps(fields), status, media_type=JSON)

@@ -1,0 +1,258 @@
+"""Promises: requests that are answered at once by an id, and later by their results."""
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Coroutine, Hashable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from astraflow.core.errors import AstraflowError, Reason
+
+JSON: Final = "application/json"
+PROTOBUF: Final = "application/x-protobuf"
+
+# A client that lost an answer asks again within seconds; one that was suspended, within the hour.
+_TOLD_S, _UNTOLD_S = 60.0, 3600.0
+_MAX_NBYTES: Final = 1 << 30
+# Clients send a request again for 300 s.
+_GAP_S: Final = 360.0
+
+# What the one who asked can mend.
+_OF_USERS: Final = frozenset(
+    {
+        Reason.INVALID_FIELD,
+        Reason.CAPABILITY_MISSING,
+        Reason.CONTEXT_TOO_LONG,
+        Reason.CHECKPOINT_UNKNOWN,
+        Reason.MODEL_MISMATCH,
+        Reason.NAME_TAKEN,
+        Reason.POLICY_UNKNOWN,
+    }
+)
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a request came to.
+
+    Attributes:
+        body: Of the answer.
+        kind: Its content type.
+    """
+
+    body: bytes
+    kind: str = JSON
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "Answer":
+        """Return an answer in JSON."""
+        return cls(body=json.dumps(fields).encode())
+
+    @classmethod
+    def failed(cls, error: AstraflowError) -> "Answer":
+        """Return what a client raises."""
+        category = "user" if error.reason in _OF_USERS else "server"
+        return cls.of({"error": f"{error.message} [{error.reason}]", "category": category})
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Promise:
+    """One request.
+
+    Attributes:
+        request_id: That its result is asked for by.
+        key: That its client gave it; the same again is the same request.
+        digest: Of its body.
+        answer: None: not yet.
+        told: Set once it is answered.
+        task: That works on it.
+        drop_at: Seconds of the event loop; when it is forgotten.
+    """
+
+    request_id: str
+    key: Hashable
+    digest: bytes
+    answer: Answer | None = None
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[None]" = field(init=False)
+    drop_at: float = 0.0
+
+
+class Promises:
+    """Requests by their ids, until some time after their results were told."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        """Promise nothing yet.
+
+        Args:
+            tasks: In which the requests are worked on.
+        """
+        self._tasks = tasks
+        self._promises: OrderedDict[str, Promise] = OrderedDict()
+        self._by_key: dict[Hashable, Promise] = {}
+        self._nbytes = 0
+        self._running: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """Stop what is being worked on."""
+        for task in self._running:
+            task.cancel()
+
+    def find(self, key: Hashable, body: bytes) -> Promise | None:
+        """Return the request that came before by the same key; None: it is new.
+
+        Raises:
+            AstraflowError: REQUEST_CONFLICT when it had another body.
+        """
+        found = self._by_key.get(key)
+        if found is not None and found.digest != _digest(body):
+            raise AstraflowError(
+                Reason.REQUEST_CONFLICT, f"request {key} came before with another body"
+            )
+        return found
+
+    def make(self, key: Hashable, body: bytes, work: Coroutine[Any, Any, Answer]) -> Promise:
+        """Begin to work on a new request.
+
+        Args:
+            key: That its client gave it.
+            body: As it came.
+            work: Makes its answer; what it raises is told to the client.
+        """
+        self._forget()
+        promise = Promise(request_id=secrets.token_hex(16), key=key, digest=_digest(body))
+        self._promises[promise.request_id] = self._by_key[key] = promise
+        promise.task = self._tasks.create_task(self._keep(promise, work))
+        self._running.add(promise.task)
+        promise.task.add_done_callback(self._running.discard)
+        return promise
+
+    async def answer(self, request_id: str, *, hold_s: float) -> Answer | None:
+        """Wait for a result, for so many seconds at most; None: not yet.
+
+        Raises:
+            AstraflowError: TASK_EXPIRED for a request that is not known, or no more.
+        """
+        promise = self._promises.get(request_id)
+        if promise is None:
+            raise AstraflowError(
+                Reason.TASK_EXPIRED,
+                f"request {request_id[:64]} is not known here: it was answered long ago, or the "
+                "server was started anew",
+            )
+        try:
+            async with asyncio.timeout(hold_s):
+                await promise.told.wait()
+        except TimeoutError:
+            return None
+        promise.drop_at = min(promise.drop_at, _now() + _TOLD_S)
+        return promise.answer
+
+    async def _keep(self, promise: Promise, work: Coroutine[Any, Any, Answer]) -> None:
+        """Work on a request; whatever becomes of it is its answer."""
+        try:
+            answer = await work
+        except AstraflowError as error:
+            answer = Answer.failed(error)
+        except Exception as error:
+            log.exception("a request failed", key=str(promise.key))
+            told = AstraflowError(Reason.INTERNAL, f"the server failed: {error!r}"[:500])
+            answer = Answer.failed(told)
+        promise.answer = answer
+        promise.drop_at = _now() + _UNTOLD_S
+        self._nbytes += len(answer.body)
+        promise.told.set()
+
+    def _forget(self) -> None:
+        """Let go of what nobody will ask for, oldest first, and of more if memory ends."""
+        for promise in list(self._promises.values()):
+            if promise.answer is None:
+                continue
+            if promise.drop_at > _now() and self._nbytes <= _MAX_NBYTES:
+                break
+            self._nbytes -= len(promise.answer.body)
+            del self._promises[promise.request_id], self._by_key[promise.key]
+
+
+class InOrder:
+    """Lets the requests of one model run by their numbers, whatever order they come in."""
+
+    def __init__(self, *, gap_s: float = _GAP_S) -> None:
+        """Wait for number 1.
+
+        Args:
+            gap_s: Seconds that a number which does not come is waited for.
+        """
+        self._gap_s = gap_s
+        self._next = 1
+        self._lost_before = 0
+        self._waiting: dict[int, asyncio.Event] = {}
+        self._is_running = False
+        self._moved_at = _now()
+
+    def is_over(self, number: int) -> bool:
+        """Whether a request of this number ran, or can run no more."""
+        return number < self._next
+
+    @asynccontextmanager
+    async def turn(self, number: int) -> AsyncGenerator[None]:
+        """Wait for a request's turn, which lasts as long as the block.
+
+        Raises:
+            AstraflowError: SOURCE_TIMEOUT when a request before it never came: what it was to do
+                is not known, so nothing that waits for it is done.
+        """
+        await self._wait(number)
+        self._is_running = True
+        try:
+            if number < self._lost_before:
+                raise AstraflowError(
+                    Reason.SOURCE_TIMEOUT,
+                    f"a request before number {number} did not come in {self._gap_s:g} s, so this "
+                    "one was not done; load the last checkpoint and go on from it",
+                )
+            yield
+        finally:
+            self._is_running = False
+            self._move_to(number + 1)
+
+    async def _wait(self, number: int) -> None:
+        event = self._waiting[number] = asyncio.Event()
+        try:
+            while self._next != number:
+                try:
+                    async with asyncio.timeout(self._gap_s):
+                        await event.wait()
+                except TimeoutError:
+                    self._look_for_gap()
+        finally:
+            del self._waiting[number]
+
+    def _look_for_gap(self) -> None:
+        """Give up on numbers that did not come while nothing else happened."""
+        if self._is_running or _now() < self._moved_at + self._gap_s:
+            return
+        self._lost_before = max(self._waiting) + 1
+        self._move_to(min(self._waiting))
+
+    def _move_to(self, number: int) -> None:
+        self._next = number
+        self._moved_at = _now()
+        if number in self._waiting:
+            self._waiting[number].set()
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16).digest()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

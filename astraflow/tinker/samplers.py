@@ -1,0 +1,254 @@
+"""The sampling half: an engine that has the last few snapshots that were sampled from.
+
+A snapshot is a version of the engine, pinned: what samples from it samples from its weights,
+whatever is trained meanwhile. One that the engine has let go is read again from its directory.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+from safetensors import numpy as safetensors_numpy
+
+from astraflow.config.engine import Engine as EngineSettings
+from astraflow.config.lora import TENSOR_FILE, Lora, tensor_name
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.layout import TensorSpec
+from astraflow.core.tasks import SamplingParams
+from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.engines.building import build_adapter_engines
+from astraflow.engines.protocol import Engine, Generation
+from astraflow.tinker.learner import lora_in
+from astraflow.trainers.adapter_files import read_lora
+
+_POLICY: Final = PolicyId("tinker")
+# Snapshots that the engine has at once; engines that are servers have places for four.
+_HELD_COUNT: Final = 3
+
+Load = Callable[[int, Path | None], Awaitable[object]]
+"""Makes the weights of a directory live as a version; None: those of the base model."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """A snapshot that the engine has.
+
+    Attributes:
+        version: In the engine.
+        user_count: Requests that sample from it now.
+    """
+
+    version: int
+    user_count: int = 0
+
+
+class Holder:
+    """One engine, and the snapshots that it has."""
+
+    def __init__(self, engine: Engine, load: Load) -> None:
+        """Hold nothing yet.
+
+        Args:
+            engine: Keeps versions beside each other.
+            load: Of this engine.
+        """
+        self.engine = engine
+        self._load = load
+        self._held: OrderedDict[Path | None, _Held] = OrderedDict()
+        self._versions = count(1)
+        self._one_at_a_time = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def holding(self, snapshot: Path | None) -> AsyncGenerator[int]:
+        """Yield the version that a snapshot is in the engine, which keeps it for the block.
+
+        Raises:
+            AstraflowError: APPLY_FAILED for weights that do not fit, ENGINE_FAILED.
+        """
+        # First come, first served: a snapshot that waits for room is not passed for ever.
+        async with self._one_at_a_time:
+            held = self._held.get(snapshot) or await self._read(snapshot)
+            self._held.move_to_end(snapshot)
+            held.user_count += 1
+        try:
+            yield held.version
+        finally:
+            held.user_count -= 1
+            self._freed.set()
+
+    async def _read(self, snapshot: Path | None) -> _Held:
+        while len(self._held) >= _HELD_COUNT:
+            idle = [key for key, each in self._held.items() if not each.user_count]
+            if not idle:
+                self._freed.clear()
+                await self._freed.wait()
+                continue
+            await self.engine.unpin(self._held.pop(idle[0]).version)
+        version = next(self._versions)
+        await self._load(version, snapshot)
+        await self.engine.pin(version)
+        self._held[snapshot] = _Held(version=version)
+        return self._held[snapshot]
+
+
+class Samplers:
+    """Samples from snapshots: of adapters, all in one engine; of whole models, in another."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        settings: EngineSettings,
+        *,
+        layer_shapes: Mapping[str, tuple[int, int]],
+        max_rank: int,
+    ) -> None:
+        """Build the engine of adapters. Needs a running event loop.
+
+        Args:
+            model_dir: Of the base model.
+            settings: Of the engines.
+            layer_shapes: Outputs and inputs of the layers that may have adapters, by path.
+            max_rank: Of an adapter.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
+        """
+        self._model_dir = model_dir
+        self._settings = settings
+        self._layer_shapes = layer_shapes
+        self._rank = max_rank
+        # Its scale is 1: that of each adapter is taken into its weights.
+        lora = Lora(rank=max_rank, alpha=float(max_rank))
+        engines = build_adapter_engines(model_dir, settings, {_POLICY: lora}, draws_all=True)
+        self._adapted = Holder(engines[_POLICY], self._swap_adapters)
+        self._whole: Holder | None = None
+        self._building = asyncio.Lock()
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and completion."""
+        return self._adapted.engine.max_context_token_count
+
+    @property
+    def serves_whole_models(self) -> bool:
+        """Whether models without adapters can be sampled from."""
+        return self._settings.kind == "embedded"
+
+    async def sample(
+        self,
+        snapshot: Path | None,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        sample_count: int,
+    ) -> list[Generation]:
+        """Sample completions of one prompt from the weights of one snapshot.
+
+        Args:
+            snapshot: Directory of the weights; None: those of the base model.
+            prompt: Token ids.
+            sampling: With a seed, the completions have that and those that follow it.
+            sample_count: How many.
+
+        Raises:
+            AstraflowError: As `Engine.generate`; APPLY_FAILED for weights that do not fit.
+        """
+        holder = await self._holder_of(snapshot)
+        async with holder.holding(snapshot) as version:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    made = [
+                        tasks.create_task(holder.engine.generate(prompt, each, version=version))
+                        for each in _seeded(sampling, sample_count)
+                    ]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+        return [each.result() for each in made]
+
+    async def close(self) -> None:
+        """Stop the engines."""
+        for holder in (self._adapted, self._whole):
+            if holder is not None:
+                await holder.engine.close()
+
+    async def _holder_of(self, snapshot: Path | None) -> Holder:
+        if snapshot is None or lora_in(snapshot) is not None:
+            return self._adapted
+        async with self._building:
+            if self._whole is None:
+                self._whole = await asyncio.to_thread(self._build_whole)
+        return self._whole
+
+    def _build_whole(self) -> Holder:
+        if not self.serves_whole_models:
+            raise AstraflowError(
+                Reason.CAPABILITY_MISSING,
+                f"a model of rank 0 is sampled by the embedded engine, not by "
+                f"{self._settings.kind}: train adapters",
+            )
+        from astraflow.engines.embedded.engine import EmbeddedEngine  # noqa: PLC0415 - torch
+
+        engine = EmbeddedEngine.from_directory(
+            self._model_dir, self._settings, _POLICY, draws_all=True
+        )
+        return Holder(engine, engine.load_directory)
+
+    async def _swap_adapters(self, version: int, snapshot: Path | None) -> None:
+        update = await asyncio.to_thread(self._update, version, snapshot)
+        await self._adapted.engine.swap(update)
+
+    def _update(self, version: int, snapshot: Path | None) -> WeightUpdate:
+        return WeightUpdate(
+            policy_id=_POLICY,
+            version=version,
+            base_version=None,
+            tensors=tuple(_adapters(snapshot, self._layer_shapes, self._rank)),
+        )
+
+
+def _adapters(
+    snapshot: Path | None, layer_shapes: Mapping[str, tuple[int, int]], rank: int
+) -> Iterator[TensorUpdate]:
+    """Yield the adapters of a snapshot, as wide as the engine's: what is missing is 0.
+
+    Args:
+        snapshot: Directory of adapters; None: they are all 0.
+        layer_shapes: Outputs and inputs of the layers of the engine, by path.
+        rank: Of the engine.
+    """
+    found: Mapping[str, np.ndarray] = {}
+    scale = 0.0
+    if snapshot is not None:
+        found = cast("Any", safetensors_numpy).load_file(snapshot / TENSOR_FILE)
+        scale = read_lora(snapshot).scale
+    for path, (output_count, input_count) in layer_shapes.items():
+        names = [tensor_name(f"{path}.lora_{side}.weight") for side in "AB"]
+        inner, outer = np.zeros((rank, input_count), "<f4"), np.zeros((output_count, rank), "<f4")
+        if names[0] in found:
+            own = found[names[0]]
+            inner[: len(own)] = own
+            outer[:, : len(own)] = np.float32(scale) * found[names[1]]
+        for name, array in zip(names, (inner, outer), strict=True):
+            spec = TensorSpec(name=name, dtype=Dtype.F32, shape=array.shape, offset=0)
+            yield TensorUpdate(spec=spec, indices=None, values=_bits(array))
+
+
+def _bits(array: np.ndarray[Any, Any]) -> np.ndarray:
+    return array.view("<u4")
+
+
+def _seeded(sampling: SamplingParams, sample_count: int) -> list[SamplingParams]:
+    if sampling.seed is None:
+        return [sampling] * sample_count
+    return [
+        replace(sampling, seed=(sampling.seed + index) % (1 << 63)) for index in range(sample_count)
+    ]
