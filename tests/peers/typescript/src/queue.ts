@@ -14,9 +14,13 @@ export class Queue<T> {
     while (!signal.aborted) {
       for (let item; !signal.aborted && (item = this.waiting.shift()) !== undefined; ) yield item;
       await new Promise<void>((done) => {
-        this.wake = done;
-        signal.addEventListener("abort", () => done(), { once: true });
-        if (this.waiting.length || signal.aborted) done();
+        const wake = (): void => {
+          signal.removeEventListener("abort", wake);
+          done();
+        };
+        this.wake = wake;
+        signal.addEventListener("abort", wake);
+        if (this.waiting.length || signal.aborted) wake();
       });
     }
   }

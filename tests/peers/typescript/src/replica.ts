@@ -21,6 +21,12 @@ export class Replica {
     return this.version === undefined ? {} : { version: this.version };
   }
 
+  // The bytes of a tensor of that version, to be read only.
+  tensor(name: string): Uint8Array {
+    const { offset, nbytes } = this.layout!.tensors.find((tensor) => tensor.name === name)!;
+    return this.state!.slice(Number(offset), Number(offset + nbytes));
+  }
+
   // All or nothing: a version that does not verify leaves the one before.
   async pull(info: VersionInfo, { endpoint, token, announced, isAnew }: Source): Promise<void> {
     const source = createClient(TransferService, createGrpcTransport({ baseUrl: `http://${endpoint}` }));
