@@ -95,16 +95,24 @@ def serve_gateway(
     settings = load_recipe(recipe, overrides)
     with _http_extra():
         from astraflow.gateway.serve import main_gateway  # noqa: PLC0415
-    return main_gateway(
-        settings,
+        from astraflow.gateway.settings import (  # noqa: PLC0415
+            GatewaySettings,
+            dial_of,
+            first_models,
+            rules_of,
+        )
+    gateway = GatewaySettings(
+        recipe=settings,
         hub=hub,
         token=token,
         operator_token=operator_token,
+        models=first_models(settings, models),
+        rules=rules_of(settings.http),
+        dial=dial_of(settings.http),
         http_token=http_token,
-        models=models,
         tls=tls,
-        as_json=as_json,
     )
+    return main_gateway(gateway, as_json=as_json)
 
 
 def serve_raas(
@@ -126,15 +134,20 @@ def serve_raas(
     settings = load_recipe(recipe, overrides)
     _use_threads(settings.raas.engine.thread_count)
     with _http_extra():
+        from astraflow.gateway.raas.node import RaasSettings  # noqa: PLC0415
         from astraflow.gateway.raas.serve import main_raas  # noqa: PLC0415
-    return main_raas(
-        settings,
-        dataflow=dataflow,
-        uid=uid,
-        models=models,
+        from astraflow.gateway.settings import dial_of, rules_of  # noqa: PLC0415
+    from astraflow.raas.main import model_directories  # noqa: PLC0415
+
+    node = RaasSettings(
+        recipe=settings,
+        models=model_directories(settings, models),
+        rules=rules_of(settings.http),
+        dial=dial_of(settings.http),
         http_token=http_token,
-        as_json=as_json,
+        **({} if uid is None else {"uid": uid}),
     )
+    return main_raas(node, dataflow=dataflow, as_json=as_json)
 
 
 @contextmanager

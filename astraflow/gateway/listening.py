@@ -68,12 +68,7 @@ class TokenGate:
     """Lets a request through to an app that shows a token; any other learns nothing from it."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
-        """Guard an app.
-
-        Args:
-            app: What is behind it.
-            token: That is shown.
-        """
+        """Guard an app."""
         self._app = app
         self._token = token
 

@@ -4,10 +4,9 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -15,14 +14,12 @@ from fastapi import FastAPI
 
 from astraflow import __version__
 from astraflow.client.control import ControlClient
-from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError
 from astraflow.gateway.edge.errors import add_errors
 from astraflow.gateway.gateway import Gateway
 from astraflow.gateway.listening import serve_app
 from astraflow.gateway.routes import run_routes, trainer_routes
-from astraflow.gateway.settings import GatewaySettings, dial_of, first_models, rules_of, tls_of
-from astraflow.rpc.tls import Tls
+from astraflow.gateway.settings import GatewaySettings, tls_of
 from astraflow.telemetry.garbage import keep_for_good, look_rarely
 from astraflow.telemetry.logging import configure_logging
 
@@ -87,66 +84,60 @@ async def serve_gateway(settings: GatewaySettings, *, port: int = 0) -> AsyncGen
             yield Serving(gateway=gateway, address=address)
 
 
-def main_gateway(
-    recipe: Recipe,
-    *,
-    hub: str,
-    token: str,
-    operator_token: str | None,
-    models: Mapping[str, Path],
-    http_token: str,
-    tls: Tls | None,
-    as_json: bool,
-) -> int:
-    """Serve the gateway of a run; return the exit code.
+def main_gateway(settings: GatewaySettings, *, as_json: bool) -> int:
+    """Serve the gateway of a run until it is over, or the process is told to end.
 
     Args:
-        recipe: Of the run.
-        hub: host:port.
-        token: The run's join token.
-        operator_token: None: /status, /raas_pool and /shutdown are not served.
-        models: First weights by policy; a policy left out: the recipe's.
-        http_token: That callers show; empty: they show none.
-        tls: Of the hub; None: plain text.
+        settings: What the gateway is.
         as_json: Whether the address is printed as JSON once it serves.
+
+    Returns:
+        The exit code; the log says why it is not 0.
     """
+    return serve_process(_serve(settings, as_json=as_json))
+
+
+def serve_process(serving: Coroutine[Any, Any, None]) -> int:
+    """Run what serves in this process; return the exit code."""
     configure_logging("gateway")
     try:
-        settings = GatewaySettings(
-            recipe=recipe,
-            hub=hub,
-            token=token,
-            operator_token=operator_token,
-            models=first_models(recipe, models),
-            rules=rules_of(recipe.http),
-            dial=dial_of(recipe.http),
-            http_token=http_token,
-            tls=tls,
-        )
-        asyncio.run(_serve(settings, as_json=as_json))
+        asyncio.run(serving)
     except AstraflowError as error:
         log.error("the gateway failed", reason=error.reason, why=error.message)  # noqa: TRY400
-        return 1
+        return error.exit_code
     return 0
 
 
 async def _serve(settings: GatewaySettings, *, as_json: bool) -> None:
-    stopped = stop_event()
     async with serve_gateway(settings, port=settings.recipe.http.port or 0) as serving:
-        if as_json:
-            print(json.dumps({"address": serving.address}), flush=True)  # noqa: T201 - asked for
-        log.info("gateway serves", address=serving.address, docs=f"http://{serving.address}/docs")
-        waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(stopped.wait())}
-        if settings.operator_token is not None:
-            waits.add(asyncio.ensure_future(_run_over(serving.gateway.control)))
-        done, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in left:
-            wait.cancel()
-        for wait in done:
-            wait.result()
-        if not stopped.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), _LAST_ANSWERS_S)
+        control = None if settings.operator_token is None else serving.gateway.control
+        ended = None if control is None else _run_over(control)
+        await until_ended(serving.address, ended, last_s=_LAST_ANSWERS_S, as_json=as_json)
+
+
+async def until_ended(
+    address: str, ended: Awaitable[object] | None, *, last_s: float, as_json: bool
+) -> None:
+    """Tell where is served, and wait until the process is told to end; keep its pauses short.
+
+    Args:
+        address: host:port.
+        ended: Over when serving is; None: the process is told.
+        last_s: Seconds for which it is served on then: somebody waits for an answer.
+        as_json: Whether the address is printed as JSON.
+    """
+    stopped = stop_event()
+    if as_json:
+        print(json.dumps({"address": address}), flush=True)  # noqa: T201 - asked for
+    log.info("gateway serves", address=address, docs=f"http://{address}/docs")
+    waits = [asyncio.ensure_future(each) for each in (stopped.wait(), ended) if each is not None]
+    done, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in left:
+        wait.cancel()
+    for wait in done:
+        wait.result()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stopped.wait(), last_s)
 
 
 async def _run_over(control: ControlClient) -> None:

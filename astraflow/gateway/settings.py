@@ -56,12 +56,7 @@ class GatewaySettings:
 
 
 def first_models(recipe: Recipe, given: Mapping[str, Path]) -> dict[PolicyId, Path]:
-    """Return where the first weights of policies lie; one that a trainer brings is left out.
-
-    Args:
-        recipe: Of the run.
-        given: By policy; one left out: the recipe's.
-    """
+    """Return where the first weights of policies lie; one that a trainer brings is left out."""
     found = {
         PolicyId(name): given.get(name) or first_model(policy.model, report=log.info)
         for name, policy in recipe.policies.items()

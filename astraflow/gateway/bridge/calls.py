@@ -20,13 +20,6 @@ class RaasCalls:
     """One RaaS; every call raises SOURCE_UNREACHABLE, or ENVIRONMENT_FAILED for what it answers."""
 
     def __init__(self, url: str, *, load_timeout_s: float, dial: DialRules) -> None:
-        """Prepare.
-
-        Args:
-            url: As it registered.
-            load_timeout_s: For a load of weights.
-            dial: Who may be dialled.
-        """
         self.url = url.rstrip("/")
         self._load_timeout_s = load_timeout_s
         self._peer = Peer(url, dial)

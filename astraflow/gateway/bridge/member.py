@@ -63,14 +63,7 @@ class BridgedRaas:
         desks: Mapping[PolicyId, WeightDesk],
         pusher: Pusher,
     ) -> None:
-        """Prepare; `live` joins.
-
-        Args:
-            register: What the RaaS said.
-            settings: Of the gateway.
-            desks: Weights of every policy.
-            pusher: Sends them.
-        """
+        """Prepare; `live` joins."""
         self.joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._register = register
         self._settings = settings

@@ -43,15 +43,6 @@ class VersionCourier:
         sender: Sender,
         endpoint: str,
     ) -> None:
-        """Prepare.
-
-        Args:
-            policy_id: Which.
-            model_id: What the RaaS calls it.
-            desk: Has the weights.
-            sender: Serves them to this RaaS.
-            endpoint: Of the sender.
-        """
         self.live: int | None = None
         self.moved = asyncio.Condition()
         self.versions: dict[int, int] = {}

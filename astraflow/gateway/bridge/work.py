@@ -43,7 +43,6 @@ class HeldTasks:
     """
 
     def __init__(self, *, is_eval: bool) -> None:
-        """Begin with nothing."""
         self.is_eval = is_eval
         self.busy = asyncio.Event()
         self._tasks: dict[TaskId, RolloutTask] = {}
@@ -107,15 +106,6 @@ class BridgeWork:
         workflows: Sequence[WorkflowSpec],
         group: asyncio.TaskGroup,
     ) -> None:
-        """Begin with nothing.
-
-        Args:
-            calls: The RaaS.
-            client: Its place in the run.
-            couriers: Of its versions.
-            workflows: Of the run.
-            group: Runs what is begun.
-        """
         self.stream: TaskStream | None = None
         self._calls = calls
         self._client = client

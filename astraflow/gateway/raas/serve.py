@@ -1,30 +1,26 @@
 """Serving a node to a Dataflow: its endpoints, and its place in the Dataflow's pool."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import structlog
 
 from astraflow.client.duplex import beside
-from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.gateway.edge.peers import Peer
 from astraflow.gateway.listening import serve_app
 from astraflow.gateway.raas.node import DataflowNode, RaasSettings
 from astraflow.gateway.raas.routes import raas_app
-from astraflow.gateway.serve import stop_event
-from astraflow.gateway.settings import dial_of, rules_of, tls_of
-from astraflow.raas.main import model_directories, serving_models, watching
+from astraflow.gateway.serve import serve_process, until_ended
+from astraflow.gateway.settings import tls_of
+from astraflow.raas.main import serving_models, watching
 from astraflow.raas.policies import ServedModel
 from astraflow.raas.tallies import node_families
-from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.prometheus import LoopRead, MetricsServer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -125,41 +121,15 @@ async def _is_known(peer: Peer, uid: str) -> bool:
     )
 
 
-def main_raas(
-    recipe: Recipe,
-    *,
-    dataflow: str | None,
-    uid: str | None,
-    models: Mapping[str, Path],
-    http_token: str,
-    as_json: bool,
-) -> int:
-    """Serve until the process is told to end; return the exit code.
+def main_raas(settings: RaasSettings, *, dataflow: str | None, as_json: bool) -> int:
+    """Serve a Dataflow until it says so, or the process is told to end; return the exit code.
 
     Args:
-        recipe: Of the node: workflows, engines, limits.
+        settings: What the node is.
         dataflow: http://host:port of the Dataflow; None: it is called by whoever knows it.
-        uid: Its name there; None: raas- and a number.
-        models: Model directory by policy; a policy left out: the recipe's.
-        http_token: That callers show; empty: they show none.
         as_json: Whether the address is printed as JSON once it serves.
     """
-    configure_logging("gateway")
-    try:
-        directories = model_directories(recipe, models)
-        settings = RaasSettings(
-            recipe=recipe,
-            models=directories,
-            rules=rules_of(recipe.http),
-            dial=dial_of(recipe.http),
-            http_token=http_token,
-            **({} if uid is None else {"uid": uid}),
-        )
-        asyncio.run(_serve(settings, dataflow=dataflow, as_json=as_json))
-    except AstraflowError as error:
-        log.error("the node failed", reason=error.reason, why=error.message)  # noqa: TRY400
-        return error.exit_code
-    return 0
+    return serve_process(_serve(settings, dataflow=dataflow, as_json=as_json))
 
 
 async def _serve(settings: RaasSettings, *, dataflow: str | None, as_json: bool) -> None:
@@ -169,18 +139,9 @@ async def _serve(settings: RaasSettings, *, dataflow: str | None, as_json: bool)
         serve_raas(settings, models, port=recipe.http.port or 0, dataflow=dataflow) as serving,
         AsyncExitStack() as exits,
     ):
-        node, stopped = serving.node, stop_event()
+        node, ended = serving.node, serving.ended.wait()
         metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.look, node_families))
         # It may wait for the loop that closes it.
         exits.push_async_callback(asyncio.to_thread, metrics.close)
-        exits.enter_context(watching(recipe, node.report, node.report))
-        told = {"address": serving.address}
-        if as_json:
-            print(json.dumps(told), flush=True)  # noqa: T201 - asked for
-        log.info("the node serves a Dataflow", **told, docs=f"http://{serving.address}/docs")
-        waits = [asyncio.ensure_future(each.wait()) for each in (stopped, serving.ended)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        if not stopped.is_set():
-            await asyncio.sleep(_LAST_ANSWER_S)
+        with watching(recipe, node.report, node.report):
+            await until_ended(serving.address, ended, last_s=_LAST_ANSWER_S, as_json=as_json)

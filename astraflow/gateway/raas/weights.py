@@ -39,15 +39,7 @@ class SenderWeights:
         host: str,
         timeout_s: float,
     ) -> None:
-        """Prepare; nothing is fetched.
-
-        Args:
-            policy_id: Whose.
-            engine: Gets them.
-            gate: Of tasks that wait for a version.
-            host: Under which senders dial back.
-            timeout_s: For one transfer.
-        """
+        """Prepare; nothing is fetched."""
         self.labels: dict[int, int] = {}
         self._policy_id = policy_id
         self._engine = engine
