@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.raas.agents.anthropic import MESSAGES
-from astraflow.raas.agents.chats import ChatScript, chat_body, chat_completion
+from astraflow.raas.agents.chats import ChatScript, chat_body, chat_completion, prompt_count
 from astraflow.raas.agents.completion import Completion
 from astraflow.raas.agents.dialects import Dialect
 from astraflow.raas.agents.endpoint import AgentEndpoint
@@ -76,6 +76,14 @@ def make_app(endpoint: AgentEndpoint) -> Starlette:
             methods=["POST"],
         )
         for dialect in (RESPONSES, MESSAGES)
+        for base in ("", "/sessions/{session_id}")
+    ]
+    routes += [
+        Route(
+            f"{base}/{MESSAGES.path}/count_tokens",
+            _guarded(desk.counted, MESSAGES.error),
+            methods=["POST"],
+        )
         for base in ("", "/sessions/{session_id}")
     ]
     routes += [
@@ -148,6 +156,13 @@ class _Desk:
         with self.endpoint.room(parsed.count):
             (choice,) = await _unless_gone(request, completion.choices())
         return JSONResponse(dialect.body(completion, parsed, choice))
+
+    async def counted(self, request: Request) -> Response:
+        """Tell how many tokens a message would be for the policy."""
+        session = self._session(request)
+        given = _chat(MESSAGES, _object(await self._body(request)))
+        count = prompt_count(session, ChatRequest.model_validate(given))
+        return JSONResponse({"input_tokens": count})
 
     async def models(self, request: Request) -> Response:
         """Name the policies."""

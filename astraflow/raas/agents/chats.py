@@ -11,7 +11,8 @@ from astraflow.raas.agents.completion import Choice, Completion, Piece
 from astraflow.raas.agents.detokenizer import opened_call
 from astraflow.raas.agents.request import ChatRequest, SamplingRequest
 from astraflow.raas.agents.script import Chunks
-from astraflow.workflows.agents.messages import normal_messages
+from astraflow.workflows.agents.capture import Capture
+from astraflow.workflows.agents.messages import Message, normal_messages
 from astraflow.workflows.agents.session import AgentSession
 from astraflow.workflows.ports import Tokenizer
 
@@ -29,18 +30,32 @@ def chat_completion(session: AgentSession, request: ChatRequest) -> Completion:
         (answer,) = normal_messages([message_of(choice)])
         capture.chats.keep(messages, tools, answer, choice.turn)
 
-    forced = request.forced_tool
-    begun = capture.port.tokenizer.encode(opened_call(forced)) if forced else ()
     return Completion(
         session=session,
         capture=capture,
-        prompt=[*capture.chats.prompt(messages, tools), *begun],
+        prompt=_prompt(capture, messages, request),
         request=request,
         has_tools=bool(tools),
         keep=keep,
         overrides=request.overrides(capture.port.sampling, session.rules.sampling),
-        forced_tool=forced,
+        forced_tool=request.forced_tool,
     )
+
+
+def prompt_count(session: AgentSession, request: ChatRequest) -> int:
+    """Return how many tokens a policy would read; nothing is sampled.
+
+    Raises:
+        AstraflowError: As `chat_completion`, but for prompts that are too long.
+    """
+    capture = session.capture_of(request.model)
+    return len(_prompt(capture, normal_messages(request.messages), request))
+
+
+def _prompt(capture: Capture, messages: Sequence[Message], request: ChatRequest) -> list[int]:
+    forced = request.forced_tool
+    begun = capture.port.tokenizer.encode(opened_call(forced)) if forced else ()
+    return [*capture.chats.prompt(messages, request.offered_tools), *begun]
 
 
 def message_of(choice: Choice) -> dict[str, Any]:
@@ -176,14 +191,18 @@ def texts_of(tokenizer: Tokenizer, pairs: Iterable[tuple[int, float]]) -> list[t
     return [(tokenizer.decode([token]), logprob) for token, logprob in pairs]
 
 
-def _logprobs(completion: Completion, choice: Choice) -> dict[str, Any]:
+def logprobs_of(completion: Completion, choice: Choice) -> list[dict[str, Any]]:
+    """Return each sampled token with its log-probability, and with the likeliest beside it."""
     tokenizer = completion.capture.port.tokenizer
     beside = zip_longest(token_logprobs(tokenizer, choice), likeliest_of(tokenizer, choice))
-    content = [
+    return [
         {**_told(own), "top_logprobs": [_told(pair) for pair in likeliest or ()]}
         for own, likeliest in beside
     ]
-    return {"content": content, "refusal": None}
+
+
+def _logprobs(completion: Completion, choice: Choice) -> dict[str, Any]:
+    return {"content": logprobs_of(completion, choice), "refusal": None}
 
 
 def _told(pair: tuple[str, float]) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from astraflow.core.errors import AstraflowError
+from astraflow.raas.agents.chats import logprobs_of
 from astraflow.raas.agents.completion import Choice, Completion, Piece
 from astraflow.raas.agents.dialects import (
     Body,
@@ -27,7 +28,10 @@ _SAME = {
     "top_p": "top_p",
     "tool_choice": "tool_choice",
     "stream": "stream",
+    "top_logprobs": "top_logprobs",
 }
+_LOGPROBS = "message.output_text.logprobs"
+_OF_TOOLS = ("name", "description", "parameters", "strict")
 _EMPTY: Mapping[str, Any] = {"type": "output_text", "text": "", "annotations": []}
 
 
@@ -41,20 +45,19 @@ def chat_of(body: Body) -> Body:
     for field in ("previous_response_id", "conversation", "background", "prompt"):
         if body.get(field):
             raise unserved(field, "send the whole input")
-    if body.get("top_logprobs"):
-        raise unserved("top_logprobs", "ask for it in a chat completion")
     given = body.get("input", "")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
     messages = list(_messages(items))
     if body.get("instructions"):
         messages.insert(0, {"role": "system", "content": body["instructions"]})
     made = {**renamed(body, _SAME), "messages": messages}
+    made["logprobs"] = bool(made.get("top_logprobs")) or _LOGPROBS in (body.get("include") or ())
     shape: Body = body.get("text") or {}
     if shape.get("format"):
         made["response_format"] = response_format(shape["format"])
     if isinstance(choice := body.get("tool_choice"), dict) and "name" in choice:
         made["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
-    if tools := [_tool(tool) for tool in body.get("tools") or ()]:
+    if tools := list(_tools(body.get("tools") or (), "tools")):
         made["tools"] = tools
     return made
 
@@ -66,7 +69,8 @@ def _messages(items: Sequence[Any]) -> Iterator[Body]:
         where = f"input[{index}]"
         match item:
             case {"type": "function_call", "call_id": call_id, "name": name, "arguments": given}:
-                call = call_of(call_id, name, given)
+                space = item.get("namespace")
+                call = call_of(call_id, f"{space}.{name}" if space else name, given)
                 said = said or {"role": "assistant", "content": None}
                 said = {**said, "tool_calls": [*said.get("tool_calls", ()), call]}
             case {"type": "function_call_output", "call_id": call_id, "output": output}:
@@ -90,16 +94,25 @@ def _messages(items: Sequence[Any]) -> Iterator[Body]:
         yield said
 
 
-def _tool(tool: Body) -> Body:
-    if tool.get("type") != "function":
-        raise unserved("tools", "only functions are")
-    kept = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {key: tool[key] for key in kept if key in tool}}
+def _tools(tools: Iterable[Body], where: str, space: str = "") -> Iterator[Body]:
+    """Yield functions; those of a namespace have it before their names, with a dot."""
+    for index, tool in enumerate(tools):
+        place = f"{where}[{index}]"
+        match tool:
+            case {"type": "function", "name": str(name)}:
+                kept = {key: tool[key] for key in _OF_TOOLS if key in tool}
+                yield {"type": "function", "function": {**kept, "name": f"{space}{name}"}}
+            case {"type": "namespace", "name": str(name)} if not space:
+                yield from _tools(tool["tools"], f"{place}.tools", f"{name}.")
+            case _:
+                kind = tool.get("type")
+                raise unserved(place, f"it is of type {kind!r:.40}, and only functions are")
 
 
 def response_body(completion: Completion, request: ChatRequest, choice: Choice) -> Body:
     """Write a whole answer."""
-    return _response(request, f"resp_{secrets.token_hex(12)}", _items(choice), (completion, choice))
+    items = _items(completion, request, choice)
+    return _response(request, f"resp_{secrets.token_hex(12)}", items, (completion, choice))
 
 
 class ResponseScript:
@@ -117,8 +130,10 @@ class ResponseScript:
         """Open the response and its message."""
         head: Body = {"id": self._item_id, "type": "message", "role": "assistant", "content": []}
         item = {**head, "status": "in_progress"}
+        response = _response(self._request, self._name, [])
         told = (
-            self._event("response.created", response=_response(self._request, self._name, [])),
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
             self._event("response.output_item.added", output_index=0, item=item),
             self._event("response.content_part.added", **self._place, part=_EMPTY),
         )
@@ -131,21 +146,30 @@ class ResponseScript:
 
     def close(self, choice: Choice) -> bytes:
         """Write tool calls, and the whole response."""
-        place, part = self._place, {**_EMPTY, "text": choice.text}
+        (message, *calls) = _items(self._completion, self._request, choice, self._item_id)
+        (part,) = message["content"]
+        said = {"text": choice.text, "logprobs": part["logprobs"]}
         told = [
-            self._event("response.output_text.done", **place, text=choice.text, logprobs=[]),
-            self._event("response.content_part.done", **place, part=part),
+            self._event("response.output_text.done", **self._place, **said),
+            self._event("response.content_part.done", **self._place, part=part),
+            self._event("response.output_item.done", output_index=0, item=message),
         ]
-        items = _items(choice, self._item_id)
-        for index, item in enumerate(items):
-            if index:
-                told.append(
-                    self._event("response.output_item.added", output_index=index, item=item)
-                )
-            told.append(self._event("response.output_item.done", output_index=index, item=item))
-        whole = _response(self._request, self._name, items, (self._completion, choice))
-        told.append(self._event(f"response.{whole['status']}", response=whole))
+        for index, call in enumerate(calls, 1):
+            told += self._call(index, call)
+        whole = [message, *calls], (self._completion, choice)
+        response = _response(self._request, self._name, *whole)
+        told.append(self._event(f"response.{response['status']}", response=response))
         return b"".join(told)
+
+    def _call(self, index: int, call: Body) -> Iterator[bytes]:
+        """Yield the events of a tool call."""
+        begun = {**call, "arguments": "", "status": "in_progress"}
+        yield self._event("response.output_item.added", output_index=index, item=begun)
+        place, written = {"item_id": call["id"], "output_index": index}, call["arguments"]
+        yield self._event("response.function_call_arguments.delta", **place, delta=written)
+        named = {"name": call["name"], "arguments": written}
+        yield self._event("response.function_call_arguments.done", **place, **named)
+        yield self._event("response.output_item.done", output_index=index, item=call)
 
     def end(self) -> bytes:
         """Write nothing: the response was the end."""
@@ -160,14 +184,17 @@ class ResponseScript:
         return event({"type": kind, "sequence_number": number, **fields}, kind)
 
 
-def _items(choice: Choice, item_id: str | None = None) -> list[Body]:
-    text: Body = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": []}
+def _items(
+    completion: Completion, request: ChatRequest, choice: Choice, item_id: str | None = None
+) -> list[Body]:
+    logprobs = logprobs_of(completion, choice) if request.logprobs else []
+    text: Body = {"type": "output_text", "text": choice.text, "annotations": []}
     message = {
         "id": item_id or f"msg_{secrets.token_hex(12)}",
         "type": "message",
         "role": "assistant",
         "status": "completed",
-        "content": [text],
+        "content": [{**text, "logprobs": logprobs}],
     }
     calls = [
         {
@@ -176,10 +203,18 @@ def _items(choice: Choice, item_id: str | None = None) -> list[Body]:
             "call_id": call["id"],
             "status": "completed",
             **call["function"],
+            **_spaced(call["function"]["name"], request),
         }
         for call in choice.calls
     ]
     return [message, *calls]
+
+
+def _spaced(name: str, request: ChatRequest) -> Body:
+    """Return the namespace and the name of a function that was offered in one."""
+    space, dot, inner = name.partition(".")
+    is_offered = any(tool["function"]["name"] == name for tool in request.tools or ())
+    return {"namespace": space, "name": inner} if dot and is_offered else {}
 
 
 def _response(

@@ -7,12 +7,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.agents.door import Entrance
+from astraflow.workflows.agents.harnesses import harness_named
 from astraflow.workflows.agents.judging import AgentOptions, Judge
 from astraflow.workflows.agents.pool import AgentPool
 from astraflow.workflows.agents.served import agent_failed
@@ -52,6 +53,24 @@ class CommandOptions(ProgramOptions):
     answer: Literal["reply", "stdout"] = "reply"
     """What the scorer reads when no reward was reported: the policy's last words, or what the
     program printed."""
+    harness: str = ""
+    """A known agent that the command starts, such as codex or claude-code: it gets the variables
+    that it reads beside the general ones; see agents.md. Empty: none. `env` has the last word."""
+
+    @field_validator("harness")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name:
+            harness_named(name)
+        return name
+
+    @model_validator(mode="after")
+    def _starts_for_each_episode(self) -> Self:
+        if self.harness and self.persistent:
+            raise ValueError(
+                "a harness is started for each episode; leave persistent out, or the harness"
+            )
+        return self
 
 
 class Command:
@@ -131,7 +150,8 @@ class Command:
                     processes=options.processes,
                 ),
                 folder=folder,
-                env=environment(options.env) | entrance_env(entrance, task),
+                env=environment(self._harness_env(entrance, session, folder) | options.env)
+                | entrance_env(entrance, task),
             )
             fate = await program.wait()
             if not fate.is_well and session.score is None:
@@ -140,6 +160,15 @@ class Command:
                 _require_done(session, await session.ended())
             printed = options.answer == "stdout"
             return _read(folder / "stdout").strip() if printed else session.last_text
+
+    def _harness_env(
+        self, entrance: Entrance, session: AgentSession, folder: Path
+    ) -> dict[str, str]:
+        """Return the variables of the harness; its files are written."""
+        if not self._options.harness:
+            return {}
+        harness = harness_named(self._options.harness)
+        return harness.prepare(entrance, model=session.policy_ids[0], folder=folder)
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -94,3 +94,12 @@ async def test_errors_are_of_its_own_kinds(stage, client_of):
         async with client_of(at) as lost:
             with pytest.raises(NotFoundError):
                 await lost.messages.create(messages=[user("hi")], **asked)
+
+
+async def test_tokens_are_counted_as_they_would_be_read(stage, client_of):
+    asked = {"model": "claude", "messages": [user("1+2?")], "tools": TOOLS}
+    async with stage(answer, sampling=LONG) as at, client_of(at) as client:
+        counted = await client.messages.count_tokens(**asked)
+        assert not at.episode.has_sampled
+        said = await client.messages.create(**asked, max_tokens=99)
+        assert counted.input_tokens == said.usage.input_tokens

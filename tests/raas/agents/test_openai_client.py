@@ -201,3 +201,48 @@ async def respond(client, talk, tools, is_streamed):
         async for _ in stream:
             pass
         return await stream.get_final_response()
+
+
+async def test_responses_tell_log_probabilities(stage, client_of):
+    asked = {"model": "m", "input": "a", "top_logprobs": 0}
+    async with stage(lambda text: "ok") as at, client_of(at) as client:
+        told = await client.responses.create(**asked, include=["message.output_text.logprobs"])
+        silent = await client.responses.create(**asked)
+    (message,) = told.output
+    assert [each.token for each in message.content[0].logprobs] == ["o", "k"]
+    assert silent.output[0].content[0].logprobs == []
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_tools_of_a_namespace_are_called_by_it(stage, client_of, is_streamed):
+    said = '<tool_call>{"name": "sums.add", "arguments": {"a": 1}}</tool_call>'
+
+    def answer(text):
+        return "It is 3." if "[t]3" in text else said
+
+    tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+    space = {"type": "namespace", "name": "sums", "description": "Sums.", "tools": [tool]}
+    sampling = SamplingParams(max_new_tokens=256)
+    async with stage(answer, sampling=sampling) as at, client_of(at) as client:
+        talk = [user("1+2?")]
+        first = await respond(client, talk, [space], is_streamed)
+        call = first.output[-1].to_dict()
+        assert (call["namespace"], call["name"], call["arguments"]) == ("sums", "add", '{"a": 1}')
+        talk += [each.to_dict() for each in first.output]
+        talk.append({"type": "function_call_output", "call_id": call["call_id"], "output": "3"})
+        assert (await respond(client, talk, [space], is_streamed)).output_text == "It is 3."
+        assert len(at.episode.trajectories()) == 1
+
+
+async def test_a_stream_of_responses_has_the_events_of_a_call(stage, client_of):
+    tool = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+    sampling = SamplingParams(max_new_tokens=256)
+    async with stage(lambda text: CALL, sampling=sampling) as at, client_of(at) as client:
+        asked = {"model": "m", "input": "1+2?", "tools": [tool], "stream": True}
+        events = [event async for event in await client.responses.create(**asked)]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    of_call = [event for event in events if getattr(event, "output_index", 0) == 1]
+    added, delta, done, item = of_call
+    assert (added.item.arguments, item.item.status) == ("", "completed")
+    assert delta.delta == done.arguments == item.item.arguments == '{"a": 1, "b": 2}'
+    assert events[-1].response.output[1] == item.item

@@ -2,13 +2,17 @@
 
 import asyncio
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.testing import CharTokenizer
 from astraflow.workflows.agents.command import Command
+from astraflow.workflows.agents.door import Entrance
+from astraflow.workflows.agents.harnesses import HARNESSES
 from astraflow.workflows.rewards.exact import Exact
 from astraflow.workflows.scoring import GuardedScorer
 
@@ -99,6 +103,43 @@ async def test_a_process_that_dies_is_replaced(episode):
         await workflow.run(episode("die"))
     second = await workflow.run(episode())
     assert first.reward == second.reward
+
+
+@pytest.mark.parametrize("name", HARNESSES)
+def test_a_harness_finds_the_policy_and_nothing_of_it_is_left(name, tmp_path):
+    entrance = Entrance(base_url="http://h:1/s/v1", session_url="http://h:1/s", key="sk-1")
+    made = HARNESSES[name].prepare(entrance, model="p", folder=tmp_path)
+    texts = [*made.values(), *(path.read_text() for path in tmp_path.rglob("*") if path.is_file())]
+    assert not any(
+        place in text for place in ("{key}", "{model}", "{folder}", "_url}") for text in texts
+    )
+    assert all(str(tmp_path) in text for text in texts if text.startswith("/"))
+
+
+def test_a_codex_is_configured_in_the_folder_of_its_episode(tmp_path):
+    entrance = Entrance(base_url="http://h:1/s/v1", session_url="http://h:1/s", key="sk-1")
+    made = HARNESSES["codex"].prepare(entrance, model="p", folder=tmp_path)
+    told = tomllib.loads(Path(made["CODEX_HOME"], "config.toml").read_text())
+    provider = told["model_providers"][told["model_provider"]]
+    assert (told["model"], provider["base_url"]) == ("p", "http://h:1/s/v1")
+
+
+@pytest.mark.slow
+async def test_a_harness_is_told_and_the_recipe_has_the_last_word(episode):
+    words = ("bash", "-c", 'echo "$OPENAI_AGENTS_DISABLE_TRACING $OPENAI_DEFAULT_MODEL"')
+    options = {"command": words, "harness": "openai-agents", "answer": "stdout"}
+    for env, said in (({}, "1 solver"), ({"OPENAI_DEFAULT_MODEL": "mine"}, "1 mine")):
+        run = episode(answer=said)
+        scorer = GuardedScorer(Exact(Exact.Options()), name="exact")
+        made = Command(Command.Options(**options, env=env), scorer)
+        assert (await made.run(run)).reward == 1.0
+
+
+def test_a_harness_that_is_unknown_is_named_with_the_nearest():
+    with pytest.raises(ValidationError, match="did you mean 'codex'"):
+        Command.Options(command=("x",), harness="codx")
+    with pytest.raises(ValidationError, match="started for each episode"):
+        Command.Options(command=("x",), harness="codex", persistent=1)
 
 
 def test_it_says_what_is_not_here(tmp_path, monkeypatch):
