@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 import numpy as np
 import pytest
 
@@ -83,6 +84,29 @@ async def test_a_dataflow_that_is_away_for_a_moment_hears_that_a_node_leaves(dri
     assert dataflow.pool == {}
 
 
+async def test_a_node_ends_while_a_sender_keeps_it_waiting(driven):
+    async def say_nothing(_, writer):
+        asked.set()
+        await ended.wait()
+        writer.close()
+
+    asked, ended = asyncio.Event(), asyncio.Event()
+    async with (
+        await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent,
+        httpx.AsyncClient() as client,
+        asyncio.timeout(20),
+    ):
+        host, port = silent.sockets[0].getsockname()
+        async with driven() as (serving, _):
+            url = f"http://{serving.address}/notify_version"
+            fields = {"version": 1, "sender_endpoint": f"{host}:{port}"}
+            loading = asyncio.create_task(client.post(url, json=fields, timeout=60))
+            await asked.wait()
+        await asyncio.wait([loading])
+        loading.exception()
+        ended.set()
+
+
 def check(item, row, *, count, version):
     """What a Dataflow reads of a result."""
     assert "ok" not in item["result"], item
@@ -144,8 +168,8 @@ async def test_a_sample_that_fails_is_tried_again_and_left_out(driven):
             raas.post("/submit", {"data": rows(1)[0], "workflow_id": name})
         return sorted(pull_all(raas, 2), key=lambda item: item["task_id"])
 
-    workflows = {"other": {"name": "gateway_flaky"}}
-    async with driven(changes={"workflows.other": workflows["other"]}) as (serving, _):
+    changes = {"workflows.other": {"name": "gateway_flaky"}}
+    async with driven(changes=changes) as (serving, _):
         flaky, failing = await asyncio.to_thread(drive)
     assert flaky["result"]["rewards"].tolist() == [1.0, 1.0]
     assert failing["result"]["rewards"].tolist() == [1.0]

@@ -1,6 +1,7 @@
 """A node that a Dataflow drives: what its endpoints call."""
 
 import asyncio
+import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from astraflow.gateway.raas.results import item_of
 from astraflow.gateway.raas.weights import SenderWeights
 from astraflow.gateway.raas.workflows import Submit, WorkflowBook
 from astraflow.gateway.requests import LoadVersion
-from astraflow.raas.agents.endpoint import AgentEndpoint
+from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
 from astraflow.raas.failures import FailureNotes
 from astraflow.raas.places import Places
 from astraflow.raas.policies import PolicyDesk, ServedModel
@@ -103,6 +104,7 @@ class DataflowNode:
         self._notes = FailureNotes()
         self._group = asyncio.TaskGroup()
         self._exits = AsyncExitStack()
+        self._loads: set[asyncio.Task[dict[str, Any]]] = set()
         self._reset_epoch = 0
 
     async def __aenter__(self) -> Self:
@@ -113,10 +115,10 @@ class DataflowNode:
                 await weights.begin(self.settings.models[policy_id])
             recipe, loaded = self.settings.recipe, build_workflows(self.book.specs)
             exits.push_async_callback(close_workflows, loaded.values())
-            agents = AgentEndpoint(recipe.raas.agents)
+            agents = AgentEndpoint(recipe.raas.agents, token=os.environ.get(AGENT_TOKEN))
             exits.push_async_callback(agents.close)
             await exits.enter_async_context(self._group)
-            runner = self.desk.runner = EpisodeRunner(
+            self.desk.runner = EpisodeRunner(
                 desk=self._policies,
                 workflows={
                     spec.workflow_id: NodeWorkflow(
@@ -134,13 +136,19 @@ class DataflowNode:
                 tallies=self._tallies,
                 door=agents,
             )
-            exits.callback(runner.stop)
+            exits.callback(self._stop)
             self._exits = exits.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Abandon what runs."""
         await self._exits.aclose()
+
+    def _stop(self) -> None:
+        if self.desk.runner is not None:
+            self.desk.runner.stop()
+        for loading in self._loads:
+            loading.cancel()
 
     def report(self, failure: Failure) -> None:
         """Log what failed beside any rollout."""
@@ -249,10 +257,13 @@ class DataflowNode:
 
         # A swap is not broken off where the caller has gone, or has waited for too long.
         loading = self._group.create_task(loaded())
+        self._loads.add(loading)
+        loading.add_done_callback(self._loads.discard)
         await asyncio.wait({loading}, timeout=timeout_s)
-        if loading.done():
+        if loading.done() and not loading.cancelled():
             return loading.result()
-        return {"ok": False, "reason": f"version {asked.version} is not live after {timeout_s:g} s"}
+        why = "the node ends" if loading.done() else f"it takes more than {timeout_s:g} s"
+        return {"ok": False, "reason": f"version {asked.version} is not live: {why}"}
 
     def _policy(self, model_id: str | None) -> PolicyId:
         known = self._policy_ids
