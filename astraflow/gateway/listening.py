@@ -5,14 +5,12 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from astraflow.gateway.edge.bodies import BodyRules
 from astraflow.gateway.edge.errors import json_answer
 from astraflow.rpc.address import join_address
-from astraflow.rpc.auth import is_same_secret
-from astraflow.rpc.http import HttpLimits, HttpServer
+from astraflow.rpc.http import HttpLimits, HttpServer, SecretGate, bearer_of
 from astraflow.rpc.tls import Tls
 
 _CONNECTIONS = 512
@@ -53,7 +51,7 @@ async def serve_app(
         wrong_answer=lambda why: _answer("400 Bad Request", why),
     )
     server = await HttpServer.start(
-        TokenGate(app, token) if token else app,
+        _guarded(app, token) if token else app,
         listen=join_address(host, port),
         limits=limits,
         tls=tls,
@@ -64,28 +62,11 @@ async def serve_app(
         await server.close()
 
 
-class TokenGate:
-    """Lets a request through to an app that shows a token; any other learns nothing from it."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        """Guard an app."""
-        self._app = app
-        self._token = token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401, or have the app answer."""
-        if is_same_secret(_bearer_of(scope), self._token):
-            await self._app(scope, receive, send)
-            return
-        told = {"error": "show the token of this gateway: Authorization: Bearer ..."}
-        answer = json_answer(told, 401)
-        answer.headers["www-authenticate"] = "Bearer"
-        await answer(scope, receive, send)
-
-
-def _bearer_of(scope: Scope) -> str:
-    scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+def _guarded(app: FastAPI, token: str) -> ASGIApp:
+    told = {"error": "show the token of this gateway: Authorization: Bearer ..."}
+    refused = json_answer(told, 401)
+    refused.headers["www-authenticate"] = "Bearer"
+    return SecretGate(app, secret=token, shown=bearer_of, refused=refused)
 
 
 def _answer(status: str, why: str) -> bytes:

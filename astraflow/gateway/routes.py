@@ -11,7 +11,6 @@ from astraflow.core.members import MemberState, MemberStatus, Role
 from astraflow.core.status import RunStatus, StopMode
 from astraflow.gateway.edge.bodies import answer, parse, read_body, stream_answer
 from astraflow.gateway.edge.errors import RefusedError, json_answer
-from astraflow.gateway.edge.peers import caller_of
 from astraflow.gateway.gateway import Gateway
 from astraflow.gateway.requests import (
     ANSWERS,
@@ -23,6 +22,7 @@ from astraflow.gateway.requests import (
 )
 from astraflow.gateway.seats.batches import padded
 from astraflow.gateway.seats.seat import TrainerSeat
+from astraflow.rpc.peers import caller_of
 
 
 def trainer_routes(gateway: Gateway) -> APIRouter:

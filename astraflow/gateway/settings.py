@@ -12,7 +12,7 @@ from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
 from astraflow.engines.models import first_model
 from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.edge.peers import DialRules
+from astraflow.rpc.peers import DialRules
 from astraflow.rpc.tls import Tls
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -4,13 +4,16 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config, Server
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.address import join_address, split_address
+from astraflow.rpc.auth import is_same_secret
 from astraflow.rpc.http_protocol import BoundedProtocol, HttpLimits
 from astraflow.rpc.tls import Tls, server_context
 
@@ -136,3 +139,34 @@ def _bound(listen: str) -> socket.socket:
             Reason.INVALID_FIELD, f"nothing can listen on {listen}: {error}; choose another port"
         ) from error
     return made
+
+
+class SecretGate:
+    """Lets a request through to an app that shows a secret; any other learns nothing from it."""
+
+    def __init__(
+        self, app: ASGIApp, *, secret: str, shown: Callable[[Headers], str], refused: ASGIApp
+    ) -> None:
+        """Guard an app.
+
+        Args:
+            app: What is behind it.
+            secret: That requests show.
+            shown: Returns what a request shows, of its headers; empty: nothing.
+            refused: Answers the others.
+        """
+        self._app = app
+        self._secret = secret
+        self._shown = shown
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have one of the two answer."""
+        is_known = is_same_secret(self._shown(Headers(scope=scope)), self._secret)
+        await (self._app if is_known else self._refused)(scope, receive, send)
+
+
+def bearer_of(headers: Headers) -> str:
+    """Return the token of `Authorization: Bearer`; empty: there is none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""

@@ -16,7 +16,6 @@ from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpos
 from astraflow.gateway.bridge.calls import RaasCalls
 from astraflow.gateway.bridge.results import yield_of
 from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.edge.peers import DialRules
 from astraflow.gateway.legacy.copy import SenderCopy
 from astraflow.gateway.legacy.held import HeldVersion, Offer, Sender
 from astraflow.gateway.legacy.plan import BufferPlan, read_plan
@@ -29,6 +28,7 @@ from astraflow.gateway.raas.routes import Pull
 from astraflow.gateway.raas.workflows import RegisterWorkflow, Submit
 from astraflow.gateway.requests import LoadVersion, NotifyVersion, Ready
 from astraflow.gateway.sender_routes import sender_app
+from astraflow.rpc.peers import DialRules
 
 from .conftest import weights_of
 from .peers.tap import Player, decoded

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from astraflow.core.errors import AstraflowError
 from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.edge.peers import DialRules, Peer
 from astraflow.gateway.serve import serve_gateway
+from astraflow.rpc.peers import DialRules, Peer
 from astraflow.rpc.tls import Tls
 
 from .conftest import without_a_run

@@ -7,9 +7,9 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.gateway.edge.bodies import PICKLE
-from astraflow.gateway.edge.peers import DialRules, Peer
-from astraflow.gateway.edge.reading import read
 from astraflow.gateway.pickles import pickle_chunks, read_pickle
+from astraflow.rpc.peers import DialRules, Peer
+from astraflow.rpc.reading import read
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

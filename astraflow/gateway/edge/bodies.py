@@ -23,9 +23,9 @@ from starlette.types import Message, Receive, Scope, Send
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.gateway.edge.errors import RefusedError, faults_of, json_answer
-from astraflow.gateway.edge.peers import caller_of
-from astraflow.gateway.edge.reading import JSON_NBYTES, Room, read, read_json
 from astraflow.gateway.pickles import pickle_chunks, read_pickle
+from astraflow.rpc.peers import caller_of
+from astraflow.rpc.reading import JSON_NBYTES, Room, read, read_json
 
 PICKLE: Final = "application/octet-stream"
 JSON: Final = "application/json"

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.gateway.edge.peers import DialRules
 from astraflow.gateway.legacy.frames import PUSH_ACK, PUSH_HEAD
 from astraflow.gateway.requests import Fields
+from astraflow.rpc.peers import DialRules
 
 _STREAMS = 4
 _MOST_PORTS = 64

@@ -8,10 +8,10 @@ import numpy as np
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.gateway.edge.peers import DialRules, Peer
-from astraflow.gateway.edge.reading import JSON_NBYTES, off_loop
 from astraflow.gateway.legacy.plan import BufferPlan, read_plan
 from astraflow.gateway.legacy.receiver import Receiver, receiving
+from astraflow.rpc.peers import DialRules, Peer
+from astraflow.rpc.reading import JSON_NBYTES, off_loop
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -19,7 +19,6 @@ from astraflow.core.members import RaasLoad
 from astraflow.core.tasks import RolloutTask, TaskPurpose, VersionRange
 from astraflow.gateway.edge.bodies import BodyRules
 from astraflow.gateway.edge.errors import RefusedError
-from astraflow.gateway.edge.peers import DialRules
 from astraflow.gateway.raas.orders import Order, OrderDesk
 from astraflow.gateway.raas.results import item_of
 from astraflow.gateway.raas.weights import SenderWeights
@@ -31,6 +30,7 @@ from astraflow.raas.places import Places
 from astraflow.raas.policies import PolicyDesk, ServedModel
 from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
 from astraflow.raas.tallies import NodeTallies, NodeView, count_families
+from astraflow.rpc.peers import DialRules
 from astraflow.workflows.building import build_workflows, close_workflows
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -14,10 +14,10 @@ from astraflow import __version__
 from astraflow.core.tasks import TaskPurpose
 from astraflow.gateway.edge.bodies import answer, parse, read_body, stream_answer
 from astraflow.gateway.edge.errors import RefusedError, add_errors, json_answer
-from astraflow.gateway.edge.peers import caller_of
 from astraflow.gateway.raas.node import DataflowNode
 from astraflow.gateway.raas.workflows import RegisterWorkflow, Submit
 from astraflow.gateway.requests import ANSWERS, Fields, LoadVersion, body_of
+from astraflow.rpc.peers import caller_of
 
 # Whoever wants to wait longer asks again.
 _MAX_WAIT_S = 60.0

@@ -12,7 +12,6 @@ import structlog
 from astraflow.client.duplex import beside
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
-from astraflow.gateway.edge.peers import Peer
 from astraflow.gateway.listening import serve_app
 from astraflow.gateway.raas.node import DataflowNode, RaasSettings
 from astraflow.gateway.raas.routes import raas_app
@@ -21,6 +20,7 @@ from astraflow.gateway.settings import tls_of
 from astraflow.raas.main import serving_models, watching
 from astraflow.raas.policies import ServedModel
 from astraflow.raas.tallies import node_families
+from astraflow.rpc.peers import Peer
 from astraflow.telemetry.prometheus import LoopRead, MetricsServer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -13,10 +13,10 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.updates import TensorUpdate, WeightUpdate
 from astraflow.engines.protocol import Engine
-from astraflow.gateway.edge.peers import DialRules
 from astraflow.gateway.legacy.copy import SenderCopy
 from astraflow.gateway.legacy.sender_client import SenderClient
 from astraflow.raas.gate import VersionGate
+from astraflow.rpc.peers import DialRules
 from astraflow.storage.weight_files import read_weights
 
 

@@ -20,8 +20,8 @@ import httpx
 from fastapi import Request
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.gateway.edge.reading import JSON_NBYTES, Room, read, read_json
 from astraflow.rpc.address import join_address
+from astraflow.rpc.reading import JSON_NBYTES, Room, read, read_json
 
 SMALL_NBYTES: Final = 1 << 20
 """Of answers that say how a peer stands."""
