@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
+from astraflow.codec.pickles import pickle_chunks, read_pickle
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.gateway.pickles import pickle_chunks, read_pickle
 
 STEPS = 100_000
 WATCHED = (

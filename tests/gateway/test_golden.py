@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from astraflow.codec.pickles import read_pickle
 from astraflow.core.dtype import Dtype
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.gateway.bridge.calls import RaasCalls
@@ -23,7 +24,6 @@ from astraflow.gateway.legacy.pusher import Pusher
 from astraflow.gateway.legacy.receiver import receiving
 from astraflow.gateway.legacy.sender_client import SenderClient
 from astraflow.gateway.listening import serve_app
-from astraflow.gateway.pickles import read_pickle
 from astraflow.gateway.raas.routes import Pull
 from astraflow.gateway.raas.workflows import RegisterWorkflow, Submit
 from astraflow.gateway.requests import LoadVersion, NotifyVersion, Ready

@@ -5,9 +5,9 @@ from typing import Any, Self, cast
 
 import structlog
 
+from astraflow.codec.pickles import pickle_chunks, read_pickle
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.gateway.edge.bodies import PICKLE
-from astraflow.gateway.pickles import pickle_chunks, read_pickle
 from astraflow.rpc.peers import DialRules, Peer
 from astraflow.rpc.reading import read
 

@@ -20,10 +20,10 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
+from astraflow.codec.pickles import pickle_chunks, read_pickle
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.gateway.edge.errors import RefusedError, faults_of, json_answer
-from astraflow.gateway.pickles import pickle_chunks, read_pickle
 from astraflow.rpc.peers import caller_of
 from astraflow.rpc.reading import JSON_NBYTES, Room, read, read_json
 

@@ -10,8 +10,8 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from astraflow.codec.pickles.machine import Budget, Call, PickleFile, Symbol, refused, run
 from astraflow.core.dtype import Dtype
-from astraflow.gateway.pickles.machine import Budget, Call, PickleFile, Symbol, refused, run
 
 MAGIC: Final = 0x1950A86A20F9469CFC6C
 PROTOCOL: Final = 1001

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
+from astraflow.codec.pickles.reading import MAGIC, PROTOCOL, STORAGES
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.gateway.pickles.reading import MAGIC, PROTOCOL, STORAGES
 
 _STORAGE_NAMES: Final = {dtype: name for name, dtype in STORAGES.items()}
 _NO_HOOKS: Final = b"\x89ccollections\nOrderedDict\n)R"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from astraflow.codec.pickles import read_pickle
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.gateway.pickles import read_pickle
 
 PROTOCOLS = range(6)
 

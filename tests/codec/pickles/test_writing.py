@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from astraflow.codec.pickles import pickle_chunks, read_pickle
 from astraflow.core.errors import AstraflowError
-from astraflow.gateway.pickles import pickle_chunks, read_pickle
 
 VALUE = {
     "scalars": [None, True, 3, -(1 << 40), 1.5, "ä", b"b"],
