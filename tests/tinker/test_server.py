@@ -1,0 +1,238 @@
+"""Bodies, keys, orders and processes: what clients meet before anything is computed."""
+
+import asyncio
+import json
+import random
+import signal
+
+import httpx
+import pytest
+import structlog
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.tinker.main import serving
+from astraflow.tinker.promises import Answer, InOrder, Promises
+
+from .conftest import NAME, Peer, RefusedError, made_data, process, sampled, to_data
+
+ROUTES = (
+    "client/config",
+    "create_session",
+    "session_heartbeat",
+    "create_model",
+    "get_info",
+    "forward_backward",
+    "optim_step",
+    "save_weights",
+    "save_weights_for_sampler",
+    "load_weights",
+    "create_sampling_session",
+    "asample",
+    "retrieve_future",
+    "unload_model",
+    "telemetry",
+    "sessions/s/finish",
+)
+PROMPT = [1, 2, 3]
+
+
+async def test_the_client_finds_what_it_asks_for_first(peer):
+    assert await peer.post("client/config", sdk_version="0.38.0") == {}
+    assert (await peer.http.get("healthz")).json() == {"status": "ok"}
+    told = (await peer.http.get("get_server_capabilities")).json()
+    assert told["supported_models"][0]["model_name"] == NAME
+    answer = await peer.http.get("nowhere")
+    assert (answer.status_code, answer.json()["error"]) == (
+        404,
+        "GET /api/v1/nowhere is not served here",
+    )
+    answer = await peer.http.get("optim_step")
+    assert answer.status_code == 405
+
+
+async def test_a_model_tells_what_it_is_and_is_gone_with_its_session(peer):
+    model = await peer.create_model(rank=3, train_mlp=False)
+    told = await peer.post("get_info", model_id=model.model_id)
+    assert (told["is_lora"], told["lora_rank"], told["model_name"]) == (True, 3, NAME)
+    answer = await peer.http.post(f"sessions/{model.session_id}/finish", json={})
+    assert answer.status_code == 200
+    answer = await peer.http.post("get_info", json={"model_id": model.model_id})
+    assert answer.status_code == 404
+    assert "create one from the last checkpoint" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"base_model": "other/model"}, "this server has"),
+        ({"lora_config": {"rank": 9}}, "--max-rank"),
+        (
+            {"lora_config": {"rank": 1, "train_attn": False, "train_mlp": False}},
+            "train_attn or train_mlp",
+        ),
+    ],
+)
+async def test_a_model_that_cannot_be_made_is_refused(peer, fields, why):
+    ids = {"session_id": "s", "model_seq_id": 0, "base_model": NAME, "lora_config": {"rank": 1}}
+    with pytest.raises(RefusedError, match=why) as refused:
+        await peer.done("create_model", **{**ids, **fields})
+    assert refused.value.category == "user"
+
+
+async def test_adapters_begin_as_their_seed_says(peer):
+    rows = to_data(made_data(2), "weights")
+    norms = []
+    for seed in (1, 2, 1):
+        model = await peer.create_model(rank=2, seed=seed)
+        await model.forward_backward(rows)
+        norms.append((await model.optim_step())["metrics"]["grad_norm"])
+    assert norms[0] == norms[2] != norms[1]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_whatever_a_body_is_the_answer_is_typed(peer, path):
+    """And none of them breaks the server."""
+    chance = random.Random(path)
+    odd = [None, True, -1, 2**70, 1.5, "", "a/../b", "\ud800", [], {}, [{}], {"type": None}]
+    known = ("session_id", "model_id", "seq_id", "model_seq_id", "base_model", "path", "request_id")
+    more = ("adam_params", "sampling_params", "prompt", "sampling_session_id", "lora_config")
+    bodies = [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 5000, bytes(range(256)) * 40]
+    for _ in range(60):
+        fields = {name: chance.choice(odd) for name in (*known, *more) if chance.random() < 0.6}
+        bodies.append(json.dumps(fields).encode())
+        bodies.append(chance.randbytes(chance.randrange(200)))
+    for body in bodies:
+        answer = await peer.http.post(path, content=body)
+        assert answer.status_code < 500, (path, body, answer.text)
+        assert answer.status_code == 200 or answer.json()["error"]
+
+
+async def test_a_body_is_bounded(peer):
+    async def endless():
+        for _ in range(70):
+            yield bytes(1 << 20)
+
+    try:
+        answer = await peer.http.post("forward_backward", content=endless())
+    except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
+        return
+    assert answer.status_code == 413
+
+
+async def test_a_key_opens_where_one_was_set(make_settings):
+    async with serving(make_settings(token="tml-right")) as address:
+        for key, status in (("tml-right", 200), ("tml-wrong", 401), ("", 401)):
+            async with Peer(address, key) as peer:
+                assert (await peer.http.get("healthz")).status_code == status
+    with pytest.raises(AstraflowError, match="tml-"):
+        make_settings(token="secret")
+
+
+async def test_a_result_that_is_not_there_yet_is_asked_for_again():
+    never, done = asyncio.Event(), asyncio.Event()
+
+    async def work():
+        await never.wait()
+        return Answer.of({"a": 1})
+
+    async with asyncio.TaskGroup() as tasks:
+        promises = Promises(tasks)
+        promise = promises.make("key", b"body", work())
+        assert await promises.answer(promise.request_id, hold_s=0.01) is None
+        never.set()
+        answer = await promises.answer(promise.request_id, hold_s=100)
+        assert json.loads(answer.body) == {"a": 1}
+        done.set()
+        with pytest.raises(AstraflowError) as gone:
+            await promises.answer("other", hold_s=0)
+        assert gone.value.reason is Reason.TASK_EXPIRED
+
+
+async def test_what_waits_for_a_number_that_never_comes_fails():
+    """All of it: what the missing request was to do is not known. Then numbers go on."""
+    turns, ran = InOrder(gap_s=0.02), []
+
+    async def run(number):
+        async with turns.turn(number):
+            ran.append(number)
+
+    await run(1)
+    found = await asyncio.gather(run(3), run(5), return_exceptions=True)
+    assert [error.reason for error in found] == [Reason.SOURCE_TIMEOUT] * 2
+    assert turns.is_over(5)
+    await asyncio.gather(run(7), run(6))
+    assert ran == [1, 6, 7]
+
+
+async def test_a_long_request_is_no_gap():
+    turns, ran, go_on = InOrder(gap_s=0.02), [], asyncio.Event()
+
+    async def run(number):
+        async with turns.turn(number):
+            if number == 1:
+                await go_on.wait()
+            ran.append(number)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(run(1))
+        waiting = tasks.create_task(run(2))
+        assert not (await asyncio.wait({waiting}, timeout=0.1))[0]
+        go_on.set()
+    assert ran == [1, 2]
+
+
+async def test_an_error_of_the_server_is_told_as_one():
+    async def work():
+        raise RuntimeError("broken")
+
+    async with asyncio.TaskGroup() as tasks:
+        promises = Promises(tasks)
+        with structlog.testing.capture_logs():
+            promise = promises.make("key", b"", work())
+            answer = await promises.answer(promise.request_id, hold_s=100)
+    fields = json.loads(answer.body)
+    assert fields["category"] == "server"
+    assert "broken" in fields["error"]
+
+
+@pytest.mark.e2e
+async def test_what_was_saved_outlives_a_kill(settings):
+    """Weights, optimizer and sampling sessions; what is asked of a model that is gone says so."""
+    data = to_data(made_data(3), "weights")
+    async with process(settings) as (server, address), Peer(address) as peer:
+        model = await peer.create_model(rank=4)
+        await model.forward_backward(data)
+        await model.optim_step(learning_rate=0.05)
+        sampler = await model.sampler()
+        named = await model.save_for_sampler("named")
+        path = await model.save("state")
+        before = sampled(await sampler.sample(PROMPT, seed=3))
+        # What is under way when the server is killed was not promised.
+        await model.send(model.message(data))
+        server.send_signal(signal.SIGKILL)
+        await server.wait()
+    async with process(settings) as (_, address), Peer(address) as peer:
+        old = sampled(await type(sampler)(peer, sampler.sampler_id).sample(PROMPT, seed=3))
+        new = sampled(await (await peer.sampler(named)).sample(PROMPT, seed=3))
+        assert before[0][0] == old[0][0] == new[0][0]
+        again = await peer.restored(path)
+        (found, _), (_, metrics) = [await again.forward_backward(data) for _ in range(2)]
+        assert len(found) == 3
+        assert metrics["loss:sum"]
+        answer = await peer.http.post("get_info", json={"model_id": model.model_id})
+        assert answer.status_code == 404
+        answer = await peer.http.post("retrieve_future", json={"request_id": "of-before"})
+        assert answer.status_code == 410
+
+
+@pytest.mark.e2e
+async def test_the_process_ends_at_a_signal_whatever_is_under_way(settings):
+    async with process(settings) as (server, address), Peer(address) as peer:
+        model = await peer.create_model(rank=4)
+        model.seq_id += 1
+        told = await model.send(model.message(to_data(made_data(2), "weights")))
+        waiting = asyncio.ensure_future(peer.result(told))
+        server.send_signal(signal.SIGTERM)
+        assert await server.wait() == 0
+        with pytest.raises(httpx.HTTPError):
+            await waiting
