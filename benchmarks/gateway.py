@@ -35,13 +35,13 @@ from astraflow.core.members import Contract, JoinPool, ServedPolicy
 from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import VersionReport, VersionState
 from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.legacy.held import HeldVersion, Sender
-from astraflow.gateway.legacy.plan import BufferPlan
-from astraflow.gateway.legacy.pusher import Pusher
+from astraflow.gateway.legacy.buffer import BufferPlan
+from astraflow.gateway.legacy.sending import HeldVersion, Offer, Pusher, Sender
 from astraflow.gateway.listening import serve_app
 from astraflow.gateway.sender_routes import sender_app
 from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.rpc.channel import dial
+from astraflow.rpc.peers import DialRules
 from astraflow.wire import raas, versions
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
@@ -111,7 +111,7 @@ async def measure_http(
     hub: HubProcess, gateway: "GatewayProcess", *, token_count: int, batch_count: int
 ) -> dict[str, float]:
     """Return how long batches took over HTTP, the first one left out."""
-    sender = Sender()
+    sender = Sender(POLICY)
     spans: list[float] = []
     loads: list[float] = []
     async with dial(hub.address) as channel, sending(sender) as endpoint:
@@ -153,7 +153,8 @@ async def measure_http(
 def hold(sender: Sender, version: int) -> None:
     """Have a sender offer a version."""
     flat = np.full(_PLAN.nbytes // 2, version, np.uint16).view(np.uint8)
-    sender.held = HeldVersion(version=version, plan=_PLAN, flat=flat)
+    held = HeldVersion(version=version, plan=_PLAN, flat=flat)
+    sender.offer = Offer(held=held, number=version)
 
 
 @asynccontextmanager
@@ -162,7 +163,9 @@ async def sending(sender: Sender) -> AsyncGenerator[str]:
     rules = BodyRules()
     async with (
         Pusher(timeout_s=30) as pusher,
-        serve_app(sender_app(sender, pusher, rules), host="127.0.0.1", rules=rules) as endpoint,
+        serve_app(
+            sender_app(sender, pusher, rules, DialRules()), host="127.0.0.1", rules=rules
+        ) as endpoint,
     ):
         yield endpoint
 

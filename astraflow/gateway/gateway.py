@@ -17,10 +17,8 @@ from astraflow.core.status import RunStatus
 from astraflow.gateway.bridge.member import BridgedRaas
 from astraflow.gateway.edge.errors import RefusedError
 from astraflow.gateway.edge.shared import SharedQuestion
-from astraflow.gateway.legacy.copy import SenderCopy
-from astraflow.gateway.legacy.held import WeightDesk
-from astraflow.gateway.legacy.pusher import Pusher
-from astraflow.gateway.legacy.sender_client import SenderClient
+from astraflow.gateway.legacy.receiving import SenderCopy
+from astraflow.gateway.legacy.sending import Pusher, WeightDesk
 from astraflow.gateway.requests import Ready, RegisterRaas
 from astraflow.gateway.seats.seat import TrainerSeat
 from astraflow.gateway.settings import GatewaySettings
@@ -120,24 +118,22 @@ class Gateway:
                 "groups_per_batch or rollouts.group_size of the recipe",
             )
         async with AsyncExitStack() as undo:
-            sender = await undo.enter_async_context(
-                SenderClient(
-                    ready.sender_endpoint,
-                    host=settings.recipe.http.host,
-                    timeout_s=settings.recipe.http.transfer_timeout_s,
-                    dial=settings.dial.also(caller),
-                )
-            )
             # Nobody waits for a sender that does not answer, and nobody leaves for it.
-            plan = await sender.plan()
+            copy = await SenderCopy.of(
+                ready.sender_endpoint,
+                host=settings.recipe.http.host,
+                timeout_s=settings.recipe.http.transfer_timeout_s,
+                dial=settings.dial.also(caller),
+            )
+            undo.push_async_callback(copy.close)
             async with self._joining:
                 await self._vacate(policy_id)
-                # From here on the sender is the seat's.
+                # From here on the copy is the seat's.
                 undo.pop_all()
                 seat = self._seats[policy_id] = TrainerSeat(
                     policy_id,
                     settings,
-                    SenderCopy(sender, plan),
+                    copy,
                     recovered=ready.recovered_version,
                     loop=self._loop,
                 )

@@ -11,8 +11,7 @@ from astraflow import __version__
 from astraflow.core.errors import AstraflowError
 from astraflow.gateway.edge.bodies import BodyRules, json_answer, parse, read_body
 from astraflow.gateway.edge.errors import RefusedError, add_errors
-from astraflow.gateway.legacy.held import Offer, Sender
-from astraflow.gateway.legacy.pusher import Instance, Pusher, Target
+from astraflow.gateway.legacy.sending import Instance, Offer, Pusher, Sender, Target
 from astraflow.gateway.requests import Fields, body_of
 from astraflow.rpc.peers import DialRules, caller_of
 

@@ -17,12 +17,9 @@ from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpos
 from astraflow.gateway.bridge.calls import RaasCalls
 from astraflow.gateway.bridge.results import yield_of
 from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.legacy.copy import SenderCopy
-from astraflow.gateway.legacy.held import HeldVersion, Offer, Sender
-from astraflow.gateway.legacy.plan import BufferPlan, read_plan
-from astraflow.gateway.legacy.pusher import Pusher
-from astraflow.gateway.legacy.receiver import receiving
-from astraflow.gateway.legacy.sender_client import SenderClient
+from astraflow.gateway.legacy.buffer import BufferPlan, read_plan
+from astraflow.gateway.legacy.receiving import SenderCopy, receiving
+from astraflow.gateway.legacy.sending import HeldVersion, Offer, Pusher, Sender
 from astraflow.gateway.listening import serve_app
 from astraflow.gateway.raas.routes import Pull
 from astraflow.gateway.raas.workflows import RegisterWorkflow, Submit
@@ -84,14 +81,13 @@ async def test_a_published_senders_weights_arrive():
     others = [each for each in kept["exchanges"] if each["path"] != "/get_capabilities"]
     sender = Player(others + capabilities(kept["exchanges"]), before)
     try:
-        client = SenderClient(sender.address, host="127.0.0.1", timeout_s=20, dial=DialRules())
-        async with client:
-            copy = SenderCopy(client, await client.plan())
-            kinds = []
-            for version in (1, 2):
-                await copy.fetch(version)
-                assert np.array_equal(copy.tensors()["w"], weights_of(version))
-                kinds.append(copy.is_full)
+        copy = await SenderCopy.of(sender.address, host="127.0.0.1", timeout_s=20, dial=DialRules())
+        kinds = []
+        for version in (1, 2):
+            await copy.fetch(version)
+            assert np.array_equal(copy.tensors()["w"], weights_of(version))
+            kinds.append(copy.is_full)
+        await copy.close()
     finally:
         sender.close()
         for connection in open_ones:

@@ -30,8 +30,7 @@ from astraflow.core.tasks import RegisteredCode, TaskCredit
 from astraflow.gateway.bridge.calls import RaasCalls
 from astraflow.gateway.bridge.versions import VersionCourier
 from astraflow.gateway.bridge.work import BridgeWork
-from astraflow.gateway.legacy.held import Sender, WeightDesk
-from astraflow.gateway.legacy.pusher import Pusher
+from astraflow.gateway.legacy.sending import Pusher, Sender, WeightDesk
 from astraflow.gateway.listening import serve_app
 from astraflow.gateway.requests import RegisterRaas
 from astraflow.gateway.sender_routes import sender_app

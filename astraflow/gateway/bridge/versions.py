@@ -14,7 +14,7 @@ from astraflow.core.ids import PolicyId, TaskId
 from astraflow.core.tasks import VersionRange
 from astraflow.core.versions import VersionInfo, VersionReport, VersionState
 from astraflow.gateway.bridge.calls import RaasCalls
-from astraflow.gateway.legacy.held import Offer, Sender, WeightDesk
+from astraflow.gateway.legacy.sending import Offer, Sender, WeightDesk
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

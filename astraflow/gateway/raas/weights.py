@@ -1,7 +1,6 @@
 """Weights of one policy: fetched from a trainer's sender, made live in the engine."""
 
 import asyncio
-from contextlib import AsyncExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,8 +12,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.updates import TensorUpdate, WeightUpdate
 from astraflow.engines.protocol import Engine
-from astraflow.gateway.legacy.copy import SenderCopy
-from astraflow.gateway.legacy.sender_client import SenderClient
+from astraflow.gateway.legacy.receiving import SenderCopy
 from astraflow.raas.gate import VersionGate
 from astraflow.rpc.peers import DialRules
 from astraflow.storage.weight_files import read_weights
@@ -107,13 +105,7 @@ class SenderWeights:
         """Return the copy of a sender; another one begins from nothing."""
         if self._copy is not None and self._copy.endpoint == endpoint:
             return self._copy
-        async with AsyncExitStack() as undo:
-            sender = await undo.enter_async_context(
-                SenderClient(endpoint, host=self._host, timeout_s=self._timeout_s, dial=dial)
-            )
-            copy = SenderCopy(sender, await sender.plan())
-            # From here on it is the copy's.
-            undo.pop_all()
+        copy = await SenderCopy.of(endpoint, host=self._host, timeout_s=self._timeout_s, dial=dial)
         await self.close()
         self._copy = copy
         return copy

@@ -19,7 +19,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, Directive, DirectiveKind, RegisterTrainer, TrainerLoad
 from astraflow.core.versions import WeightEndpoint
-from astraflow.gateway.legacy.copy import SenderCopy
+from astraflow.gateway.legacy.receiving import SenderCopy
 from astraflow.gateway.seats.batches import BatchDesk
 from astraflow.gateway.settings import GatewaySettings
 from astraflow.storage.weight_files import read_weights

@@ -104,8 +104,9 @@ class Wire:
         with suppress(OSError):
             while True:
                 client, _ = listener.accept()
+                self._sockets.append(client)
                 server = socket.create_connection(self._target)
-                self._sockets += [client, server]
+                self._sockets.append(server)
                 said = bytearray()
                 self.sent.append(said)
                 Thread(target=pump, args=(client, server, said), daemon=True).start()

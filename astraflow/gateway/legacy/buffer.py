@@ -1,0 +1,174 @@
+"""What both ends of the published lane agree on: a flat buffer of weights, its deltas, and pushes.
+
+In the buffer every tensor comes in its order, end to end, without alignment. A delta is u64 changed
+elements | u16 bytes per element | u16 flags (bit 0: 64-bit indices) | i32 reserved, the indices of
+the flat buffer in elements, the new bits. A push is u64 offset | u64 length, then the bytes; one
+byte 0x01 answers it. All of it is little-endian.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any, Final
+
+import numpy as np
+
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.layout import Layout, TensorSpec
+from astraflow.core.updates import TensorUpdate
+
+PUSH_HEAD: Final = Struct("<QQ")
+PUSH_ACK: Final = b"\x01"
+_DELTA_HEAD: Final = Struct("<QHHi")
+_WIDE: Final = 1
+_ELEMENT_NBYTES: Final = 2
+_DIMENSIONS: Final = 16
+_TORCH_NAMES: Final[Mapping[str, Dtype]] = {
+    "bfloat16": Dtype.BF16,
+    "float16": Dtype.F16,
+    "float32": Dtype.F32,
+    "float64": Dtype.F64,
+    "float8_e4m3fn": Dtype.F8_E4M3,
+    "float8_e5m2": Dtype.F8_E5M2,
+    "uint8": Dtype.U8,
+    "int8": Dtype.I8,
+    "int32": Dtype.I32,
+    "int64": Dtype.I64,
+}
+_NAMES: Final = {dtype: name for name, dtype in _TORCH_NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferPlan:
+    """What `/get_buffer_info` says: tensors, at offsets from the start of the buffer."""
+
+    tensors: tuple[TensorSpec, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, tensors: Sequence[tuple[str, Dtype, tuple[int, ...]]]) -> "BufferPlan":
+        """Lay tensors out in the order given."""
+        placed: list[TensorSpec] = []
+        end = 0
+        for name, dtype, shape in tensors:
+            placed.append(TensorSpec(name=name, dtype=dtype, shape=shape, offset=end))
+            end += placed[-1].nbytes
+        return cls(tensors=tuple(placed), nbytes=end)
+
+    @property
+    def layout(self) -> Layout:
+        """The same tensors, as the run lays them out."""
+        return Layout.of([(each.name, each.dtype, each.shape) for each in self.tensors])
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether every element has the two bytes that a delta is made of."""
+        return all(each.dtype.itemsize == _ELEMENT_NBYTES for each in self.tensors)
+
+    def views(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        """Return every tensor's bits inside a flat buffer, u8[nbytes], as uN."""
+        return {each.name: _view(flat, each) for each in self.tensors}
+
+    def write(self, flat: np.ndarray, updates: Iterable[TensorUpdate]) -> None:
+        """Write new bits of tensors into a flat buffer, u8[nbytes]."""
+        places = {each.name: each for each in self.tensors}
+        for update in updates:
+            place = places[update.spec.name]
+            part = flat[place.offset : place.offset + place.nbytes].view(place.dtype.bits)
+            part[slice(None) if update.indices is None else update.indices] = update.values
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as published."""
+        tensors = [[t.name, [list(t.shape), _NAMES[t.dtype]]] for t in self.tensors]
+        return {"single_buffer_length": self.nbytes, "tensors_meta": tensors}
+
+
+def read_plan(fields: Mapping[str, Any], max_nbytes: int) -> BufferPlan:
+    """Read what a sender answers.
+
+    Args:
+        fields: As published.
+        max_nbytes: Of all tensors.
+
+    Raises:
+        AstraflowError: LAYOUT_MISMATCH for what is none, or another length than its tensors',
+            MESSAGE_TOO_LARGE.
+    """
+    try:
+        tensors = [
+            (str(name), _TORCH_NAMES[str(dtype).removeprefix("torch.")], _shape(shape))
+            for name, (shape, dtype) in fields["tensors_meta"]
+        ]
+        plan, nbytes = BufferPlan.of(tensors), int(fields["single_buffer_length"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise AstraflowError(
+            Reason.LAYOUT_MISMATCH, f"the sender's buffer info is none: {type(error).__name__}"
+        ) from None
+    told = f"the sender's tensors take {plan.nbytes} bytes"
+    if plan.nbytes != nbytes:
+        raise AstraflowError(Reason.LAYOUT_MISMATCH, f"{told}, its buffer has another length")
+    if nbytes > max_nbytes:
+        why = f"{told}, http.max_weights_nbytes is {max_nbytes}"
+        raise AstraflowError(Reason.MESSAGE_TOO_LARGE, why)
+    return plan
+
+
+def _shape(lengths: Any) -> tuple[int, ...]:
+    shape = tuple(map(int, lengths))
+    if len(shape) > _DIMENSIONS or any(not 0 <= each < 1 << 48 for each in shape):
+        raise ValueError("no shape of a tensor")
+    return shape
+
+
+def _view(flat: np.ndarray, tensor: TensorSpec) -> np.ndarray:
+    part = flat[tensor.offset : tensor.offset + tensor.nbytes]
+    if tensor.offset % tensor.dtype.itemsize:
+        part = part.copy()
+    return part.view(tensor.dtype.bits).reshape(tensor.shape)
+
+
+def encode_delta(base: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return what turns one flat buffer into another, and how many elements that changes.
+
+    Args:
+        base: u16[n].
+        target: u16[n].
+
+    Returns:
+        u8[...], with 32-bit indices where they suffice.
+    """
+    changed = np.flatnonzero(base != target)
+    is_wide = len(base) > 1 << 32
+    indices = changed.astype(np.uint64 if is_wide else np.uint32)
+    head = _DELTA_HEAD.pack(len(changed), _ELEMENT_NBYTES, _WIDE if is_wide else 0, 0)
+    parts = (np.frombuffer(head, np.uint8), indices.view(np.uint8), target[changed].view(np.uint8))
+    return np.concatenate(parts), len(changed)
+
+
+def apply_delta(flat: np.ndarray, delta: np.ndarray) -> None:
+    """Change a flat buffer in place, or not at all.
+
+    Args:
+        flat: u8[n].
+        delta: u8[...], nothing behind it.
+
+    Raises:
+        AstraflowError: CHUNK_INVALID when sizes contradict each other or an index lies outside.
+    """
+    if len(delta) < _DELTA_HEAD.size or len(flat) % _ELEMENT_NBYTES:
+        raise _invalid("it is too short for its header")
+    count, element_nbytes, flags, _ = _DELTA_HEAD.unpack(delta[: _DELTA_HEAD.size].tobytes())
+    index = np.dtype("<u8" if flags & _WIDE else "<u4")
+    values_at = _DELTA_HEAD.size + count * index.itemsize
+    if element_nbytes != _ELEMENT_NBYTES or len(delta) != values_at + count * element_nbytes:
+        raise _invalid(f"{len(delta)} bytes are not {count} elements of {element_nbytes} bytes")
+    indices = delta[_DELTA_HEAD.size : values_at].copy().view(index)
+    elements = flat.view(np.uint16)
+    if count and int(indices.max()) >= len(elements):
+        raise _invalid(f"index {indices.max()} lies outside of {len(elements)} elements")
+    elements[indices] = delta[values_at:].copy().view(np.uint16)
+
+
+def _invalid(why: str) -> AstraflowError:
+    return AstraflowError(Reason.CHUNK_INVALID, f"a delta of the published lane is unsound: {why}")

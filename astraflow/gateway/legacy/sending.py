@@ -1,0 +1,285 @@
+"""Weights to receivers of the published lane: versions of a policy laid out flat, and pushed."""
+
+import asyncio
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import zmq
+import zmq.asyncio
+from pydantic import Field
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.updates import WeightUpdate
+from astraflow.core.versions import VersionInfo
+from astraflow.gateway.legacy.buffer import PUSH_ACK, PUSH_HEAD, BufferPlan, encode_delta
+from astraflow.gateway.requests import Fields
+from astraflow.rpc.address import join_address
+from astraflow.rpc.peers import DialRules
+from astraflow.rpc.tls import Tls
+from astraflow.weights.puller import WeightPuller
+
+_STREAMS = 4
+_MOST_PORTS = 64
+_LEAST_NBYTES = 1 << 20
+_LINGER_MS = 5000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeldVersion:
+    """One version; nobody writes to it, so a transfer is never torn.
+
+    Attributes:
+        version: Of the run.
+        plan: Where its tensors are.
+        flat: u8[nbytes].
+        delta: u8[...], from the version before; None: there is none.
+        changed_count: Elements in the delta.
+    """
+
+    version: int
+    plan: BufferPlan
+    flat: np.ndarray
+    delta: np.ndarray | None = None
+    changed_count: int = 0
+
+
+class WeightDesk:
+    """Pulls versions as any member does, and lays them out for existing receivers."""
+
+    def __init__(self, policy_id: PolicyId, *, tls: Tls | None = None) -> None:
+        self._newest: HeldVersion | None = None
+        self._puller = WeightPuller(policy_id, tls=tls)
+        self._one_at_a_time = asyncio.Lock()
+
+    async def get(
+        self,
+        target: VersionInfo,
+        listed: Callable[[], Awaitable[Iterable[VersionInfo]]],
+        transfer_token: bytes,
+    ) -> HeldVersion:
+        """Return a version, or a newer one that is here already.
+
+        Args:
+            target: Which.
+            listed: Asks the run for its versions.
+            transfer_token: Of the run.
+
+        Raises:
+            PullFailed: It cannot be had.
+        """
+        async with self._one_at_a_time:
+            if self._newest is None or self._newest.version < target.version:
+                known = {info.version: info for info in await listed()}
+                pulled = await self._puller.pull(target, known, transfer_token, listed=listed)
+                self._newest = await asyncio.to_thread(self._laid_out, pulled.update)
+            return self._newest
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._puller.close()
+
+    def _laid_out(self, update: WeightUpdate) -> HeldVersion:
+        """Return a version with the delta from the one before, where one can be."""
+        base = self._newest
+        if update.base_version is None or base is None or base.version != update.base_version:
+            update = self._puller.full_update()
+            specs = [each.spec for each in update.tensors]
+            plan = BufferPlan.of([(spec.name, spec.dtype, spec.shape) for spec in specs])
+            flat = np.zeros(plan.nbytes, np.uint8)
+        else:
+            plan, flat = base.plan, base.flat.copy()
+        plan.write(flat, update.tensors)
+        held = HeldVersion(version=update.version, plan=plan, flat=flat)
+        is_next = base is not None and base.version == held.version - 1 and base.plan == plan
+        if base is None or not is_next or not plan.has_deltas:
+            return held
+        delta, count = encode_delta(base.flat.view(np.uint16), flat.view(np.uint16))
+        return replace(held, delta=delta, changed_count=count) if len(delta) < len(flat) else held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Offer:
+    """A version under the number that one receiver knows it by.
+
+    Attributes:
+        held: The version.
+        number: What the receiver is told; it counts from 1.
+        base: The number of what `held.delta` changes; None: the receiver does not hold that.
+    """
+
+    held: HeldVersion
+    number: int
+    base: int | None = None
+
+    @property
+    def delta(self) -> np.ndarray | None:
+        """What the receiver can apply to what it holds, u8[...]."""
+        return None if self.base is None else self.held.delta
+
+
+@dataclass(slots=True)
+class Sender:
+    """What one receiver is served: the version that it was told of, until it is told of another.
+
+    Attributes:
+        policy_id: Whose weights.
+        offer: None: nothing yet.
+        pushed: The number of the last version of which the receiver acknowledged every byte; None:
+            of none.
+    """
+
+    policy_id: PolicyId
+    offer: Offer | None = None
+    pushed: int | None = None
+
+    def require(self) -> Offer:
+        """Return what is served.
+
+        Raises:
+            AstraflowError: NOT_READY before the first version.
+        """
+        if self.offer is None:
+            raise AstraflowError(Reason.NOT_READY, "no version has come yet; ask again")
+        return self.offer
+
+
+class Instance(Fields):
+    """A receiver, as it registers."""
+
+    sglang_http_host: str
+    sglang_http_port: int = Field(ge=0, lt=1 << 16)
+    session_ids: list[str] = Field(
+        min_length=1, max_length=_MOST_PORTS, description="host:port[:port ...] of its pushes."
+    )
+    buffer_ptr: int = Field(default=0, description="Not used: pushes name offsets.")
+    buffer_length: int = Field(ge=0)
+    zmq_endpoint: str = Field(description="Host, or tcp://host[:port], of its completion message.")
+    zmq_port: int = Field(ge=0, lt=1 << 16)
+    handshake_ports: tuple[int, ...] = Field(default=(), strict=False)
+    sender_group_index: int = 0
+
+    @property
+    def instance_id(self) -> str:
+        """What /request_transfer names."""
+        return f"{self.sglang_http_host}:{self.sglang_http_port}"
+
+    async def target(self, dial: DialRules) -> "Target":
+        """Return where it is dialled.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for an address that is none or that may not be dialled,
+                SOURCE_UNREACHABLE for a name without one.
+        """
+        pushes: list[tuple[str, int]] = []
+        for session in self.session_ids:
+            host, *ports = session.split(":")
+            pushes += [await _resolved("session_ids", host, port, dial) for port in ports or [""]]
+        if len(pushes) > _MOST_PORTS:
+            raise _invalid("session_ids", f"{len(pushes)} ports are more than {_MOST_PORTS}")
+        host, _, port = self.zmq_endpoint.removeprefix("tcp://").partition(":")
+        message = await _resolved("zmq_endpoint", host, port or str(self.zmq_port), dial)
+        return Target(name=self.instance_id, pushes=tuple(pushes), message=message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a receiver is dialled: addresses that were looked up and allowed, and ports.
+
+    Attributes:
+        name: As it is called.
+        pushes: Of its listeners.
+        message: Of its ZMQ socket.
+    """
+
+    name: str
+    pushes: tuple[tuple[str, int], ...]
+    message: tuple[str, int]
+
+
+async def _resolved(field: str, host: str, port: str, dial: DialRules) -> tuple[str, int]:
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise _invalid(field, f"port {port[:20]!r} of {host[:200]} is none")
+    [address, *_] = await dial.addresses(host, int(port))
+    return address, int(port)
+
+
+def _invalid(field: str, why: str) -> AstraflowError:
+    return AstraflowError(Reason.INVALID_FIELD, f"{field}: {why}", metadata={"field": field})
+
+
+class Pusher:
+    """Sends transfers; one ZMQ context serves all.
+
+    Attributes:
+        receivers: By policy and instance id. A receiver registers once, with the first sender that
+            it is told of, and pulls from every later one.
+    """
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self.receivers: dict[tuple[PolicyId, str], Target] = {}
+        self._timeout_s = timeout_s
+        self._context = zmq.asyncio.Context()
+
+    async def __aenter__(self) -> Self:
+        """Return it."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        self._context.destroy(linger=0)
+
+    async def send(self, target: Target, payload: np.ndarray) -> None:
+        """Push all of a payload, u8[n], over parallel streams, and say that it is there.
+
+        Nothing is said of one that failed: the receiver, which has the answer to its request, would
+        take the message for that of its next transfer.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE, SOURCE_TIMEOUT.
+        """
+        ports = target.pushes
+        count = max(1, min(_STREAMS * len(ports), len(payload) // _LEAST_NBYTES))
+        edges = [len(payload) * i // count for i in range(count + 1)]
+        try:
+            async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as group:
+                for i in range(count):
+                    part = payload[edges[i] : edges[i + 1]].data
+                    group.create_task(_push(ports[i % len(ports)], edges[i], part))
+        except TimeoutError:
+            why = f"a transfer took more than {self._timeout_s:g} s"
+            raise AstraflowError(Reason.SOURCE_TIMEOUT, why) from None
+        except BaseExceptionGroup as errors:
+            why = f"{target.name} took no transfer: {errors.exceptions[0]}"
+            raise AstraflowError(Reason.SOURCE_UNREACHABLE, why) from None
+        await self._tell(*target.message)
+
+    async def _tell(self, address: str, port: int) -> None:
+        messages: Any = self._context.socket(zmq.PUSH)
+        with messages:
+            messages.setsockopt(zmq.LINGER, _LINGER_MS)
+            messages.setsockopt(zmq.IPV6, 1)
+            messages.connect(f"tcp://{join_address(address, port)}")
+            await messages.send_multipart([b"0", b"0"])
+
+
+async def _push(address: tuple[str, int], offset: int, payload: memoryview) -> None:
+    """Push one stream.
+
+    Raises:
+        OSError: The receiver cannot be reached, or did not say that it has everything.
+    """
+    loop = asyncio.get_running_loop()
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as connection:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await loop.sock_connect(connection, address)
+        await loop.sock_sendall(connection, PUSH_HEAD.pack(offset, len(payload)))
+        await loop.sock_sendall(connection, payload)
+        if await loop.sock_recv(connection, 1) != PUSH_ACK:
+            raise ConnectionError(f"{address[0]}:{address[1]} did not acknowledge a push")
