@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Self
 
 import structlog
+from starlette.exceptions import HTTPException
 
 from astraflow.client.control import ControlClient
 from astraflow.client.loop_thread import HostLoop
@@ -15,7 +16,6 @@ from astraflow.core.evals import EvalResult, EvalRun, EvalState
 from astraflow.core.ids import PolicyId
 from astraflow.core.status import RunStatus
 from astraflow.gateway.bridge.member import BridgedRaas
-from astraflow.gateway.edge.errors import RefusedError
 from astraflow.gateway.edge.shared import SharedQuestion
 from astraflow.gateway.legacy.receiving import SenderCopy
 from astraflow.gateway.legacy.sending import Pusher, WeightDesk
@@ -78,17 +78,17 @@ class Gateway:
         """The run, as its operator sees it.
 
         Raises:
-            RefusedError: 501 without an operator token.
+            HTTPException: 501 without an operator token.
         """
         if self._control is None:
-            raise RefusedError(501, "the gateway has no operator token; give --operator-token")
+            raise HTTPException(501, "the gateway has no operator token; give --operator-token")
         return self._control
 
     async def run(self) -> RunStatus:
         """Return how the run stands; many who ask at once cost one call.
 
         Raises:
-            RefusedError: 501 without an operator token.
+            HTTPException: 501 without an operator token.
         """
         return await self._run.answer()
 
@@ -103,15 +103,15 @@ class Gateway:
             caller: Its host, which may be dialled.
 
         Raises:
-            RefusedError: 422 without a sender, 409 for another batch size.
+            HTTPException: 422 without a sender, 409 for another batch size.
             AstraflowError: What its sender and the run answer.
         """
         policy_id, settings = self._policy(ready.model_id), self.settings
         row_count = settings.row_count(policy_id)
         if ready.sender_endpoint is None:
-            raise RefusedError(422, "sender_endpoint is missing: weights are fetched from there")
+            raise HTTPException(422, "sender_endpoint is missing: weights are fetched from there")
         if ready.train_batch_size not in (None, row_count):
-            raise RefusedError(
+            raise HTTPException(
                 409,
                 f"the run makes batches of {row_count} sequences, the trainer wants "
                 f"{ready.train_batch_size}; set policies.{policy_id}.trainer."
@@ -144,11 +144,11 @@ class Gateway:
         """Return the seat of a policy.
 
         Raises:
-            RefusedError: 409 before /ready.
+            HTTPException: 409 before /ready.
         """
         policy_id = self._policy(model_id)
         if policy_id not in self._seats:
-            raise RefusedError(409, f"no trainer of {policy_id} is here: POST /ready first")
+            raise HTTPException(409, f"no trainer of {policy_id} is here: POST /ready first")
         return self._seats[policy_id]
 
     async def evaluate(self, seat: TrainerSeat, label: int) -> dict[str, float] | None:
@@ -159,7 +159,7 @@ class Gateway:
             percent); None: the recipe has no such suite.
 
         Raises:
-            RefusedError: 501 without an operator token.
+            HTTPException: 501 without an operator token.
             AstraflowError: VERSION_EVICTED, VERSION_NOT_SERVED, RUN_ENDED.
         """
         policy_id, version, evals = seat.policy_id, label + seat.offset, self.control.evals
@@ -198,11 +198,11 @@ class Gateway:
             How many are in the pool through this gateway.
 
         Raises:
-            RefusedError: 409 where pickles are not read: all that it answers is pickled.
+            HTTPException: 409 where pickles are not read: all that it answers is pickled.
             AstraflowError: What the RaaS and the run answer.
         """
         if not self.settings.rules.reads_pickles:
-            raise RefusedError(409, "an HTTP RaaS answers pickles: give --legacy-pickle")
+            raise HTTPException(409, "an HTTP RaaS answers pickles: give --legacy-pickle")
         async with self._joining:
             await self.deregister_raas(register.uid)
             settings = replace(self.settings, dial=self.settings.dial.also(caller))

@@ -5,12 +5,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
 
 from astraflow.client.batch_stream import ReceivedBatch
 from astraflow.core.members import MemberState, MemberStatus, Role
 from astraflow.core.status import RunStatus, StopMode
 from astraflow.gateway.edge.bodies import answer, parse, read_body, stream_answer
-from astraflow.gateway.edge.errors import RefusedError, json_answer
+from astraflow.gateway.edge.errors import json_answer
 from astraflow.gateway.gateway import Gateway
 from astraflow.gateway.requests import (
     ANSWERS,
@@ -150,7 +151,7 @@ async def _waited(
     """Wait for a batch as long as its reader does, and not for ever.
 
     Raises:
-        RefusedError: 504; 499 when the reader has gone.
+        HTTPException: 504; 499 when the reader has gone.
     """
     taking = asyncio.ensure_future(seat.batch(version))
     leaving = asyncio.ensure_future(_gone(request))
@@ -161,8 +162,8 @@ async def _waited(
         if taking.done():
             return taking.result()
         if leaving.done():
-            raise RefusedError(499, "the reader has gone")
-        raise RefusedError(504, f"no batch came in {timeout_s:g} s; `astraflow explain` says why")
+            raise HTTPException(499, "the reader has gone")
+        raise HTTPException(504, f"no batch came in {timeout_s:g} s; `astraflow explain` says why")
     finally:
         taking.cancel()
         leaving.cancel()

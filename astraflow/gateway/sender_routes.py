@@ -6,11 +6,12 @@ from typing import Any, Literal
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 from pydantic import Field
+from starlette.exceptions import HTTPException
 
 from astraflow import __version__
 from astraflow.core.errors import AstraflowError
 from astraflow.gateway.edge.bodies import BodyRules, json_answer, parse, read_body
-from astraflow.gateway.edge.errors import RefusedError, add_errors
+from astraflow.gateway.edge.errors import add_errors
 from astraflow.gateway.legacy.sending import Instance, Offer, Pusher, Sender, Target
 from astraflow.gateway.requests import Fields, body_of
 from astraflow.rpc.peers import DialRules, caller_of
@@ -63,9 +64,9 @@ def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRu
         nbytes = sender.require().held.plan.nbytes
         if instance.buffer_length != nbytes:
             why = f"the weights take {nbytes} bytes, the buffer has {instance.buffer_length}"
-            raise RefusedError(422, f"buffer_length: {why}")
+            raise HTTPException(422, f"buffer_length: {why}")
         if len(pusher.receivers) >= _MOST_RECEIVERS:
-            raise RefusedError(409, f"{_MOST_RECEIVERS} receivers are registered already")
+            raise HTTPException(409, f"{_MOST_RECEIVERS} receivers are registered already")
         pusher.receivers[sender.policy_id, instance.instance_id] = target
         return json_answer(
             {
@@ -89,7 +90,7 @@ def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRu
         target = pusher.receivers.get((sender.policy_id, instance_id))
         if target is None:
             why = f"{instance_id} is not registered: POST /register_sglang_instance"
-            raise RefusedError(404, why)
+            raise HTTPException(404, why)
         async with sending:
             return json_answer(await _transfer(sender, target, asked.mode, pusher))
 

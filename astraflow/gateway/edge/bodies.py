@@ -15,15 +15,17 @@ from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from astraflow.codec.pickles import pickle_chunks, read_pickle
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
-from astraflow.gateway.edge.errors import RefusedError, faults_of, json_answer
+from astraflow.gateway.edge.errors import json_answer
 from astraflow.rpc.peers import caller_of
 from astraflow.rpc.reading import JSON_NBYTES, Room, read, read_json
 
@@ -59,7 +61,7 @@ async def read_body(request: Request, rules: BodyRules) -> dict[str, Any]:
     """Return the fields of a request; none for an empty body.
 
     Raises:
-        RefusedError: 413, 408, 415, 400.
+        HTTPException: 413, 408, 415, 400.
     """
     kind = request.headers.get("content-type", PICKLE).partition(";")[0].strip().lower()
     async with _taken(request, rules) as raw:
@@ -70,9 +72,9 @@ async def read_body(request: Request, rules: BodyRules) -> dict[str, Any]:
         elif kind == PICKLE:
             fields = await _from_pickle(raw, rules)
         else:
-            raise RefusedError(415, f"a body is {JSON} or {PICKLE}, not {kind}")
+            raise HTTPException(415, f"a body is {JSON} or {PICKLE}, not {kind}")
     if not isinstance(fields, dict):
-        raise RefusedError(400, "the body must be a dict")
+        raise HTTPException(400, "the body must be a dict")
     return cast("dict[str, Any]", fields)
 
 
@@ -80,13 +82,13 @@ def parse(model: type[Model], fields: Mapping[str, Any]) -> Model:
     """Return the fields as a model.
 
     Raises:
-        RefusedError: 422 naming every field that is wrong.
+        RequestValidationError: Naming every field that is wrong.
     """
     try:
         return model.model_validate(fields)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False, include_input=False)
-        raise RefusedError(422, faults_of(faults)) from None
+        raise RequestValidationError(faults) from None
 
 
 @asynccontextmanager
@@ -94,10 +96,10 @@ async def _taken(request: Request, rules: BodyRules) -> AsyncGenerator[bytearray
     """Read the bytes of a body; they take room until the end of the block.
 
     Raises:
-        RefusedError: 413, 408, 499.
+        HTTPException: 413, 408, 499.
         AstraflowError: OVERLOADED.
     """
-    too_large = RefusedError(413, f"a body has at most {rules.max_nbytes} bytes here")
+    too_large = HTTPException(413, f"a body has at most {rules.max_nbytes} bytes here")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > rules.max_nbytes:
         raise too_large
@@ -111,25 +113,25 @@ async def _taken(request: Request, rules: BodyRules) -> AsyncGenerator[bytearray
                 raw += part
         yield raw
     except ClientDisconnect:
-        raise RefusedError(499, "the caller has gone") from None
+        raise HTTPException(499, "the caller has gone") from None
     except TimeoutError:
-        raise RefusedError(408, f"the body did not come in {rules.timeout_s:g} s") from None
+        raise HTTPException(408, f"the body did not come in {rules.timeout_s:g} s") from None
     finally:
         rules.room.give(caller, held)
 
 
 async def _from_json(raw: bytearray) -> Any:
     if len(raw) > JSON_NBYTES:
-        raise RefusedError(413, f"a body of JSON has at most {JSON_NBYTES} bytes here")
+        raise HTTPException(413, f"a body of JSON has at most {JSON_NBYTES} bytes here")
     try:
         return await read(read_json, raw)
     except ValueError as error:
-        raise RefusedError(400, f"the body is no JSON: {error}") from None
+        raise HTTPException(400, f"the body is no JSON: {error}") from None
 
 
 async def _from_pickle(raw: bytearray, rules: BodyRules) -> Any:
     if not rules.reads_pickles:
-        raise RefusedError(
+        raise HTTPException(
             415,
             "pickled bodies are read only where the gateway was started with --legacy-pickle "
             f"(http.legacy_pickle in a recipe); or send {JSON}",
@@ -137,14 +139,14 @@ async def _from_pickle(raw: bytearray, rules: BodyRules) -> Any:
     try:
         return await read(read_pickle, raw, quick_nbytes=_QUICK_PICKLE_NBYTES)
     except AstraflowError as error:
-        raise RefusedError(400, error.message) from None
+        raise HTTPException(400, error.message) from None
 
 
 async def answer(request: Request, fields: Mapping[str, Any], *, status: int = 200) -> Response:
     """Return a small answer in the first format that the caller accepts.
 
     Raises:
-        RefusedError: 406 when it accepts none.
+        HTTPException: 406 when it accepts none.
     """
     kind = _accepted(request)
     if kind == JSON:
@@ -163,7 +165,7 @@ async def stream_answer(
         ended: Called once, with whether all of it was written.
 
     Raises:
-        RefusedError: 406 when it accepts none.
+        HTTPException: 406 when it accepts none.
     """
     try:
         kind = _accepted(request)
@@ -182,7 +184,7 @@ def _accepted(request: Request) -> str:
             return PICKLE
         if kind in (PICKLE, JSON, SAFETENSORS):
             return kind
-    raise RefusedError(406, f"answers are {PICKLE}, {JSON} or {SAFETENSORS}, not {accept}")
+    raise HTTPException(406, f"answers are {PICKLE}, {JSON} or {SAFETENSORS}, not {accept}")
 
 
 def _encoded(fields: Mapping[str, Any], kind: str) -> Sequence[bytes | memoryview]:

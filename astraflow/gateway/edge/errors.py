@@ -1,8 +1,8 @@
-"""Errors in this edge's convention: a status and `{"error": ...}`."""
+"""Errors in this edge's convention: a status of HTTP and `{"error": ...}`."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.errors import STATUS
 
+_BY_REASON: Final = {Reason.MESSAGE_TOO_LARGE: 413, Reason.RUN_ENDED: 410}
 _BY_STATUS: Final = {
     StatusCode.INVALID_ARGUMENT: 422,
     StatusCode.UNAUTHENTICATED: 401,
@@ -28,30 +29,8 @@ _BY_STATUS: Final = {
     StatusCode.INTERNAL: 500,
     StatusCode.UNIMPLEMENTED: 501,
 }
-WriteError: TypeAlias = Callable[[Request, int, dict[str, Any]], Awaitable[Response]]
-
 # Of a sentence on what is wrong: a body may have a million wrong fields.
 _TOLD_COUNT: Final = 2000
-_BY_REASON: Final = {Reason.MESSAGE_TOO_LARGE: 413, Reason.RUN_ENDED: 410}
-
-
-class RefusedError(Exception):
-    """A request that HTTP has a status for.
-
-    Attributes:
-        status: Of HTTP.
-        message: For people; says what to do.
-    """
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-
-
-def status_of(reason: Reason) -> int:
-    """Return the HTTP status of a reason."""
-    return _BY_REASON.get(reason) or _BY_STATUS[STATUS[reason]]
 
 
 def json_answer(fields: Any, status: int = 200) -> Response:
@@ -60,18 +39,14 @@ def json_answer(fields: Any, status: int = 200) -> Response:
     return Response(json.dumps(fields), status, media_type="application/json")
 
 
-async def write_json(_: Request, status: int, fields: dict[str, Any]) -> Response:
-    """Answer as most endpoints do."""
+async def _as_json(_: Request, status: int, fields: dict[str, Any]) -> Response:
     return json_answer(fields, status)
 
 
-def faults_of(errors: Sequence[Mapping[str, Any]]) -> str:
-    """Return what is wrong with fields, by their names, as pydantic tells it."""
-    told = [f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in errors]
-    return "; ".join(told)[:_TOLD_COUNT]
-
-
-def add_errors(app: FastAPI, write: WriteError = write_json) -> None:
+def add_errors(
+    app: FastAPI,
+    write: Callable[[Request, int, dict[str, Any]], Awaitable[Response]] = _as_json,
+) -> None:
     """Answer every error of an app.
 
     Args:
@@ -79,33 +54,32 @@ def add_errors(app: FastAPI, write: WriteError = write_json) -> None:
         write: Makes the answer of a status and its fields.
     """
 
-    async def refused(request: Request, error: Exception) -> Response:
-        status, fields = _told(error)
-        answer = await write(request, status, fields)
+    async def told(request: Request, error: Exception) -> Response:
+        answer = await write(request, *_told(error))
         if isinstance(error, HTTPException) and error.headers:
             answer.headers.update(error.headers)
         return answer
 
-    for kind in (
-        RefusedError,
-        AstraflowError,
-        HTTPException,
-        RequestValidationError,
-        MemoryError,
-        Exception,
-    ):
-        app.add_exception_handler(kind, refused)
+    for kind in (AstraflowError, HTTPException, RequestValidationError, MemoryError, Exception):
+        app.add_exception_handler(kind, told)
 
 
 def _told(error: Exception) -> tuple[int, dict[str, Any]]:
-    if isinstance(error, RefusedError):
-        return error.status, {"error": error.message}
-    if isinstance(error, AstraflowError):
-        return status_of(error.reason), {"error": error.message, "reason": str(error.reason)}
-    if isinstance(error, HTTPException):
-        return error.status_code, {"error": error.detail}
-    if isinstance(error, RequestValidationError):
-        return 422, {"error": faults_of(error.errors())}
-    if isinstance(error, MemoryError):
-        return 503, {"error": "the gateway has no memory for this", "reason": "MEMORY_EXCEEDED"}
-    return 500, {"error": "the gateway failed; its log says why"}
+    match error:
+        case AstraflowError(reason=reason):
+            status = _BY_REASON.get(reason) or _BY_STATUS[STATUS[reason]]
+            return status, {"error": error.message, "reason": str(reason)}
+        case HTTPException():
+            return error.status_code, {"error": error.detail}
+        case RequestValidationError():
+            # By the names of the fields, as pydantic tells it.
+            faults = [
+                f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}"
+                for each in error.errors()
+            ]
+            return 422, {"error": "; ".join(faults)[:_TOLD_COUNT]}
+        case MemoryError():
+            why = "the gateway has no memory for this"
+            return 503, {"error": why, "reason": "MEMORY_EXCEEDED"}
+        case _:
+            return 500, {"error": "the gateway failed; its log says why"}

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 from uuid import uuid4
 
 import structlog
+from starlette.exceptions import HTTPException
 
 from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Failure
@@ -18,7 +19,6 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import RaasLoad
 from astraflow.core.tasks import RolloutTask, TaskPurpose, VersionRange
 from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.edge.errors import RefusedError
 from astraflow.gateway.raas.orders import Order, OrderDesk
 from astraflow.gateway.raas.results import item_of
 from astraflow.gateway.raas.weights import SenderWeights
@@ -212,10 +212,10 @@ class DataflowNode:
         """Take a prompt; return its number.
 
         Raises:
-            RefusedError: 429 when too much waits; see `WorkflowBook.order`.
+            HTTPException: 429 when too much waits; see `WorkflowBook.order`.
         """
         if self.desk.open_count(purpose) + self.desk.finished_count(purpose) >= _MAX_OPEN:
-            raise RefusedError(429, f"{_MAX_OPEN} prompts are open or finished: pull first")
+            raise HTTPException(429, f"{_MAX_OPEN} prompts are open or finished: pull first")
         order = self.book.order(asked, purpose)
         self.desk.submit(order)
         return order.number
@@ -242,7 +242,7 @@ class DataflowNode:
             caller: Host of who asks: it may be dialled.
 
         Raises:
-            RefusedError: 404 for a model that is none.
+            HTTPException: 404 for a model that is none.
         """
         weights = self._weights[self._policy(asked.model_id)]
         timeout_s = self.settings.recipe.http.transfer_timeout_s
@@ -270,7 +270,7 @@ class DataflowNode:
         if model_id in (None, _DEFAULT) and len(known) == 1:
             return known[0]
         if model_id is None or model_id not in known:
-            raise RefusedError(404, f"model_id {model_id} is none of {', '.join(known)}")
+            raise HTTPException(404, f"model_id {model_id} is none of {', '.join(known)}")
         return PolicyId(model_id)
 
     async def reset(self, timeout_s: float) -> dict[str, Any]:

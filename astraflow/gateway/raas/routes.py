@@ -9,11 +9,12 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 from pydantic import Field
+from starlette.exceptions import HTTPException
 
 from astraflow import __version__
 from astraflow.core.tasks import TaskPurpose
 from astraflow.gateway.edge.bodies import answer, parse, read_body, stream_answer
-from astraflow.gateway.edge.errors import RefusedError, add_errors, json_answer
+from astraflow.gateway.edge.errors import add_errors, json_answer
 from astraflow.gateway.raas.node import DataflowNode
 from astraflow.gateway.raas.workflows import RegisterWorkflow, Submit
 from astraflow.gateway.requests import ANSWERS, Fields, LoadVersion, body_of
@@ -187,5 +188,5 @@ async def _refused(request: Request, status: int, fields: dict[str, Any]) -> Res
         return json_answer(fields, status)
     try:
         return await answer(request, {"ok": False, **fields}, status=status)
-    except RefusedError:
+    except HTTPException:
         return json_answer({"ok": False, **fields}, status)

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import structlog
 from pydantic import Field
+from starlette.exceptions import HTTPException
 
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import EvalRunId, GroupId, PolicyId, PromptId, TaskId
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose, WorkflowSpec
-from astraflow.gateway.edge.errors import RefusedError
 from astraflow.gateway.raas.orders import Order
 from astraflow.gateway.requests import Fields
 from astraflow.workflows.building import workflow_specs
@@ -136,7 +136,7 @@ class WorkflowBook:
         """Name a workflow; the same name again counts from now on.
 
         Raises:
-            RefusedError: 404 for a workflow that the recipe does not have, 409 for other options
+            HTTPException: 404 for a workflow that the recipe does not have, 409 for other options
                 or another scorer.
             AstraflowError: INVALID_FIELD for sampling that is none.
         """
@@ -167,11 +167,11 @@ class WorkflowBook:
         """Return the order of a prompt.
 
         Raises:
-            RefusedError: 404 for a workflow that was not registered, 422 for data that is no JSON.
+            HTTPException: 404 for a workflow that was not registered, 422 for data that is no JSON.
         """
         known = self._registered.get(asked.workflow_id)
         if known is None:
-            raise RefusedError(
+            raise HTTPException(
                 404, f"workflow {asked.workflow_id} is not registered: POST /register_workflow"
             )
         _require_plain(asked.data)
@@ -199,11 +199,11 @@ def _spec_of(asked: RegisterWorkflow, specs: Sequence[WorkflowSpec]) -> Workflow
     named = [spec for spec in specs if name in (spec.workflow_id, spec.code.name)]
     if not named:
         known = ", ".join(sorted({str(spec.workflow_id) for spec in specs}))
-        raise RefusedError(404, f"workflow_cls {name} is none of the recipe's: {known}")
+        raise HTTPException(404, f"workflow_cls {name} is none of the recipe's: {known}")
     fitting = [each for each in named if reward is None or _scorer_of(each) in (None, reward)]
     if not fitting:
         ours = ", ".join(sorted({str(_scorer_of(each)) for each in named}))
-        raise RefusedError(409, f"reward_fn is {reward}, the recipe scores {name} by {ours}")
+        raise HTTPException(409, f"reward_fn is {reward}, the recipe scores {name} by {ours}")
     return fitting[0]
 
 
@@ -214,7 +214,7 @@ def _scorer_of(spec: WorkflowSpec) -> str | None:
 def _require_options(asked: RegisterWorkflow, spec: WorkflowSpec) -> None:
     for name, value in asked.workflow_kwargs.items():
         if name in spec.options and spec.options[name] != value:
-            raise RefusedError(
+            raise HTTPException(
                 409,
                 f"workflow_kwargs.{name} is {value!r}, the recipe's workflows.{spec.workflow_id}."
                 f"options has {spec.options[name]!r}; nodes have the recipe's",
@@ -225,6 +225,6 @@ def _require_plain(data: dict[str, Any]) -> None:
     try:
         json.dumps(data)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RefusedError(
+        raise HTTPException(
             422, f"data: {error}; nodes get texts, numbers, lists and dicts of them"
         ) from None
