@@ -6,6 +6,7 @@ import httpx
 import numpy as np
 import pytest
 
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.registry import workflow
 
 from .conftest import weights_of
@@ -234,6 +235,27 @@ async def test_a_label_is_the_version_of_the_bytes(driven, sender):
     assert "holds version 6, not 9" in ahead["reason"]
     assert back["version"] == 2
     assert seen == [{3}, {4}, {4}, {6}, {6}, {2}]
+
+
+@pytest.mark.slow
+async def test_a_delta_changes_the_engine_where_it_differs_alone(driven, sender):
+    """Where that fails, all weights are swapped."""
+
+    def drive():
+        raas = client_of(serving)
+        for version in (1, 2, 3):
+            if version == 3:
+                engine.refusals.append(AstraflowError(Reason.APPLY_FAILED, "it is another one"))
+            sender.hold(version, weights_of(version))
+            notify(raas, sender, version)
+
+    async with driven() as (serving, engine):
+        await asyncio.to_thread(drive)
+        assert engine.tensors["w"].tobytes() == weights_of(3).tobytes()
+    assert sender.modes == ["full", "delta", "delta"]
+    assert [each.base_version for each in engine.swaps] == [None, None, 1, None]
+    [changed] = engine.swaps[2].tensors
+    assert changed.indices.tolist() == [2]
 
 
 @pytest.mark.slow

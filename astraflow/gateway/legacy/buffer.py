@@ -78,6 +78,27 @@ class BufferPlan:
             part = flat[place.offset : place.offset + place.nbytes].view(place.dtype.bits)
             part[slice(None) if update.indices is None else update.indices] = update.values
 
+    def updates(
+        self, flat: np.ndarray, changed: np.ndarray | None = None
+    ) -> tuple[TensorUpdate, ...]:
+        """Return what a flat buffer, u8[nbytes], has of tensors.
+
+        Args:
+            flat: With copies of whose elements nothing is shared where `changed` is given.
+            changed: i64[n], rising, elements of two bytes; None: all of every tensor.
+        """
+        found: list[TensorUpdate] = []
+        for each in self.tensors:
+            values, indices = _view(flat, each).reshape(-1), None
+            if changed is not None and each.dtype.itemsize == _ELEMENT_NBYTES:
+                first = each.offset // _ELEMENT_NBYTES
+                begin, end = np.searchsorted(changed, (first, first + len(values)))
+                indices = changed[begin:end] - first
+                values = values[indices]
+            if len(values):
+                found.append(TensorUpdate(spec=each, indices=indices, values=values))
+        return tuple(found)
+
     def to_json(self) -> dict[str, Any]:
         """Return it as published."""
         tensors = [[t.name, [list(t.shape), _NAMES[t.dtype]]] for t in self.tensors]
@@ -146,12 +167,15 @@ def encode_delta(base: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, int]
     return np.concatenate(parts), len(changed)
 
 
-def apply_delta(flat: np.ndarray, delta: np.ndarray) -> None:
+def apply_delta(flat: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """Change a flat buffer in place, or not at all.
 
     Args:
         flat: u8[n].
         delta: u8[...], nothing behind it.
+
+    Returns:
+        What changed: i64[...], rising, elements of two bytes.
 
     Raises:
         AstraflowError: CHUNK_INVALID when sizes contradict each other or an index lies outside.
@@ -168,6 +192,7 @@ def apply_delta(flat: np.ndarray, delta: np.ndarray) -> None:
     if count and int(indices.max()) >= len(elements):
         raise _invalid(f"index {indices.max()} lies outside of {len(elements)} elements")
     elements[indices] = delta[values_at:].copy().view(np.uint16)
+    return np.unique(indices).astype(np.int64)
 
 
 def _invalid(why: str) -> AstraflowError:

@@ -13,6 +13,7 @@ import zmq.asyncio
 
 from astraflow.client.duplex import beside
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.updates import TensorUpdate
 from astraflow.gateway.legacy.buffer import (
     PUSH_ACK,
     PUSH_HEAD,
@@ -40,14 +41,14 @@ class SenderCopy:
     Attributes:
         endpoint: host:port of the sender.
         plan: Of its buffer.
-        is_full: Whether the last transfer was a full one.
+        changed: By the last transfer: i64[n], rising, elements of two bytes; None: all of it.
         nbytes: Of the last transfer.
     """
 
     def __init__(self, peer: Peer, plan: BufferPlan, *, host: str, timeout_s: float) -> None:
         self.endpoint = peer.url.removeprefix("http://")
         self.plan = plan
-        self.is_full = True
+        self.changed: np.ndarray | None = None
         self.nbytes = 0
         self._peer = peer
         self._host = host
@@ -82,9 +83,18 @@ class SenderCopy:
         """Let go of the sender."""
         await self._peer.__aexit__()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the last transfer was a full one."""
+        return self.changed is None
+
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the bits of every tensor, by name."""
         return self.plan.views(self._flat)
+
+    def updates(self, changed: np.ndarray | None = None) -> tuple[TensorUpdate, ...]:
+        """Return all of every tensor, or what changed; see `BufferPlan.updates`."""
+        return self.plan.updates(self._flat, changed)
 
     async def offered(self) -> int:
         """Return the version that the sender has."""
@@ -124,13 +134,13 @@ class SenderCopy:
         if nbytes != len(self._flat):
             why = f"{nbytes} of {len(self._flat)} bytes of weights came"
             raise AstraflowError(Reason.CHUNK_INVALID, why)
-        self.is_full, self.nbytes = True, nbytes
+        self.changed, self.nbytes = None, nbytes
 
     async def _fetch_delta(self, label: int, nbytes: int) -> None:
         delta = np.zeros(min(nbytes, self.plan.nbytes), np.uint8)
         received = await self._fetch(delta, "delta", label)
-        await asyncio.to_thread(apply_delta, self._flat, delta[:received])
-        self.is_full, self.nbytes = False, received
+        self.changed = await asyncio.to_thread(apply_delta, self._flat, delta[:received])
+        self.nbytes = received
 
     async def _fetch(self, buffer: np.ndarray, mode: str, label: int) -> int:
         """Have a transfer pushed into a buffer, u8[n], from its start on; return how much came."""

@@ -1,11 +1,13 @@
 """Weights of one policy: fetched from a trainer's sender, made live in the engine."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
-import numpy as np
+import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -16,6 +18,8 @@ from astraflow.gateway.legacy.receiving import SenderCopy
 from astraflow.raas.gate import VersionGate
 from astraflow.rpc.peers import DialRules
 from astraflow.storage.weight_files import read_weights
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class SenderWeights:
@@ -44,11 +48,14 @@ class SenderWeights:
         self._gate = gate
         self._host = host
         self._timeout_s = timeout_s
-        self._copy: SenderCopy | None = None
         self._layout: Layout | None = None
-        self._tensors: dict[str, np.ndarray] = {}
+        self._copy: SenderCopy | None = None
         self._one_at_a_time = asyncio.Lock()
-        engine.restore_from(self._whole)
+        # What is live, or about to be; None: nothing sound is here.
+        self._whole: WeightUpdate | None = None
+        # Held while that changes in place.
+        self._changing = Lock()
+        engine.restore_from(self._restored)
 
     async def close(self) -> None:
         """Let go of the sender."""
@@ -59,7 +66,14 @@ class SenderWeights:
         """Sample with the weights of a model directory, which is what the trainer calls 0."""
         stored = await asyncio.to_thread(read_weights, directory)
         layout = Layout.of([(name, each.dtype, each.bits.shape) for name, each in stored.items()])
-        await self._make_live(layout, {name: each.bits for name, each in stored.items()}, label=0)
+        tensors = tuple(
+            TensorUpdate(spec=each, indices=None, values=stored[each.name].bits.reshape(-1))
+            for each in layout.tensors
+        )
+        self._layout, self.labels[0] = layout, 0
+        self._whole = self._update(0, tensors)
+        await self._engine.swap(self._whole)
+        await self._gate.settle()
 
     async def load(self, label: int, endpoint: str, dial: DialRules) -> dict[str, Any]:
         """Sample with what a sender calls `label`, or the newer one that it has by now.
@@ -83,9 +97,9 @@ class SenderWeights:
             if version is not None and label <= offered == self.labels[version]:
                 return {"ok": True, "pulled": False, "reason": f"version {offered} is here already"}
             label, began = max(label, offered), perf_counter()
-            await copy.fetch(label)
+            update = await self._fetched(copy, label)
             fetched = perf_counter()
-            await self._make_live(copy.plan.layout, copy.tensors(), label=label)
+            await self._swap(update)
             swap_s = perf_counter() - fetched
             pulled = {
                 "ok": True,
@@ -106,36 +120,57 @@ class SenderWeights:
         if self._copy is not None and self._copy.endpoint == endpoint:
             return self._copy
         copy = await SenderCopy.of(endpoint, host=self._host, timeout_s=self._timeout_s, dial=dial)
+        _require_same(self._layout, copy.plan.layout)
         await self.close()
         self._copy = copy
         return copy
 
-    async def _make_live(
-        self, layout: Layout, tensors: dict[str, np.ndarray], *, label: int
-    ) -> None:
-        _require_same(self._layout, layout)
-        live = self._engine.version
-        version = 0 if live is None else live + 1
-        # Before anything is sampled with it.
-        self.labels[version] = label
-        self._layout, self._tensors = layout, tensors
-        await self._engine.swap(self._update(version))
+    async def _fetched(self, copy: SenderCopy, label: int) -> WeightUpdate:
+        """Get a version; return what it changes of the live one, where that is known."""
+        await asyncio.to_thread(self._changing.acquire)
+        try:
+            # Where the transfer fails, its buffer may have some of it.
+            self._whole = None
+            await copy.fetch(label)
+            base = max(self.labels)
+            version = base + 1
+            # Before anything is sampled with it.
+            self.labels[version] = label
+            self._whole = self._update(version, copy.updates())
+            if copy.changed is None or self._engine.version != base:
+                return self._whole
+            changed = await asyncio.to_thread(copy.updates, copy.changed)
+            return self._update(version, changed, base_version=base)
+        finally:
+            self._changing.release()
+
+    async def _swap(self, update: WeightUpdate) -> None:
+        try:
+            await self._engine.swap(update)
+        except AstraflowError as error:
+            if error.reason is not Reason.APPLY_FAILED or update.base_version is None:
+                raise
+            log.warning("a swap failed; all weights are swapped", why=str(error))
+            await self._engine.swap(await asyncio.to_thread(self._restored))
         await self._gate.settle()
 
-    def _whole(self) -> WeightUpdate:
-        """Return what is live."""
-        return self._update(self._engine.version or 0)
+    def _restored(self) -> WeightUpdate:
+        """Return a copy of all weights; in a thread: it may wait for a transfer.
 
-    def _update(self, version: int) -> WeightUpdate:
-        specs = () if self._layout is None else self._layout.tensors
+        Raises:
+            AstraflowError: NOT_READY where the last transfer failed.
+        """
+        with self._changing:
+            if self._whole is None:
+                raise AstraflowError(Reason.NOT_READY, "no weights are here; the next version is")
+            tensors = (replace(each, values=each.values.copy()) for each in self._whole.tensors)
+            return replace(self._whole, tensors=tuple(tensors))
+
+    def _update(
+        self, version: int, tensors: tuple[TensorUpdate, ...], base_version: int | None = None
+    ) -> WeightUpdate:
         return WeightUpdate(
-            policy_id=self._policy_id,
-            version=version,
-            base_version=None,
-            tensors=tuple(
-                TensorUpdate(spec=each, indices=None, values=self._tensors[each.name].reshape(-1))
-                for each in specs
-            ),
+            policy_id=self._policy_id, version=version, base_version=base_version, tensors=tensors
         )
 
 
