@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import is_same_secret
 from astraflow.tinker.checkpoints import require_id
-from astraflow.tinker.promises import JSON, Answer, Promise
+from astraflow.tinker.promises import JSON, Answer, Promise, digest_of
 from astraflow.tinker.requests import (
     CreateModel,
     CreateSamplingSession,
@@ -179,12 +179,12 @@ class TinkerApp:
 
     async def _create_model(self, request: Request) -> Response:
         body = await self._body(request)
-        return _promised(self._service.create_model(_parse(CreateModel, body), body))
+        return _promised(self._service.create_model(_parse(CreateModel, body), digest_of(body)))
 
     async def _load_weights(self, request: Request) -> Response:
         body = await self._body(request)
         try:
-            return _promised(self._service.load_weights(_parse(LoadWeights, body), body))
+            return _promised(self._service.load_weights(_parse(LoadWeights, body), digest_of(body)))
         except AstraflowError as error:
             return _promised(self._refused(body, error))
 
@@ -193,7 +193,10 @@ class TinkerApp:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise AstraflowError(Reason.INVALID_FIELD, "bodies are not compressed here")
         message = await asyncio.to_thread(read_request, body)
-        return _promised(self._service.forward_backward(message, body))
+        digest = await asyncio.to_thread(digest_of, body)
+        return _promised(
+            self._service.forward_backward(message, digest, nbytes=len(body)),
+        )
 
     async def _optim_step(self, request: Request) -> Response:
         return await self._ordered(request, OptimStep, self._service.optim_step)
@@ -220,7 +223,7 @@ class TinkerApp:
             fields = await asyncio.to_thread(_parse, Sample, body)
         else:
             fields = _parse(Sample, body)
-        promise = self._service.sample(fields, body)
+        promise = self._service.sample(fields, digest_of(body))
         ids = [f"{promise.request_id}-{index}" for index in range(fields.num_samples)]
         return _json({"request_id": promise.request_id, "sample_sequence_ids": ids})
 
@@ -244,14 +247,14 @@ class TinkerApp:
             fields = _parse(kind, body)
         except AstraflowError as error:
             return _promised(self._refused(body, error))
-        return _promised(act(fields, body))
+        return _promised(act(fields, digest_of(body)))
 
     def _refused(self, body: bytes, error: AstraflowError) -> Promise:
         try:
             head = _Head.model_validate_json(body)
         except ValidationError:
             raise error from None
-        return self._service.refuse(head.model_id, head.seq_id, body, error)
+        return self._service.refuse(head.model_id, head.seq_id, digest_of(body), error)
 
     async def _parsed(self, request: Request, kind: type[FieldsT]) -> FieldsT:
         return _parse(kind, await self._body(request))

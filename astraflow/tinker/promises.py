@@ -106,29 +106,33 @@ class Promises:
         for task in self._running:
             task.cancel()
 
-    def find(self, key: Hashable, body: bytes) -> Promise | None:
+    def find(self, key: Hashable, digest: bytes) -> Promise | None:
         """Return the request that came before by the same key; None: it is new.
+
+        Args:
+            key: That its client gave it.
+            digest: Of its body, see `digest_of`.
 
         Raises:
             AstraflowError: REQUEST_CONFLICT when it had another body.
         """
         found = self._by_key.get(key)
-        if found is not None and found.digest != _digest(body):
+        if found is not None and found.digest != digest:
             raise AstraflowError(
                 Reason.REQUEST_CONFLICT, f"request {key} came before with another body"
             )
         return found
 
-    def make(self, key: Hashable, body: bytes, work: Coroutine[Any, Any, Answer]) -> Promise:
+    def make(self, key: Hashable, digest: bytes, work: Coroutine[Any, Any, Answer]) -> Promise:
         """Begin to work on a new request.
 
         Args:
             key: That its client gave it.
-            body: As it came.
+            digest: Of its body.
             work: Makes its answer; what it raises is told to the client.
         """
         self._forget()
-        promise = Promise(request_id=secrets.token_hex(16), key=key, digest=_digest(body))
+        promise = Promise(request_id=secrets.token_hex(16), key=key, digest=digest)
         self._promises[promise.request_id] = self._by_key[key] = promise
         promise.task = self._tasks.create_task(self._keep(promise, work))
         self._running.add(promise.task)
@@ -250,7 +254,8 @@ class InOrder:
             self._waiting[number].set()
 
 
-def _digest(body: bytes) -> bytes:
+def digest_of(body: bytes) -> bytes:
+    """Return what tells two bodies apart, 16 bytes."""
     return hashlib.blake2b(body, digest_size=16).digest()
 
 

@@ -30,6 +30,8 @@ from astraflow.tinker.wire import parse_request, pb, sample_output, train_output
 _MODEL_COUNT: Final = 16
 # A session whose client says nothing for so long gives its models up to others.
 _SILENCE_S: Final = 300.0
+# Sessions that are remembered, the silent ones too.
+_SESSION_COUNT: Final = 4096
 # Completions that wait or are sampled, and bytes of sequences that wait to be trained on.
 _SEQUENCE_COUNT: Final = 1 << 17
 _QUEUED_NBYTES: Final = 2 << 30
@@ -116,8 +118,14 @@ class Service:
         self._trainer.shutdown(wait=False, cancel_futures=True)
 
     def hear(self, session_id: str) -> None:
-        """Note that the client of a session is there."""
-        self._heard[require_id(session_id)] = _now()
+        """Note that the client of a session is there.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for what is no session.
+        """
+        self._heard[require_id(session_id)] = now = _now()
+        if len(self._heard) > _SESSION_COUNT:
+            self._heard = {key: at for key, at in self._heard.items() if at > now - _SILENCE_S}
 
     def finish(self, session_id: str) -> None:
         """Let go of the models of a session."""
@@ -145,7 +153,7 @@ class Service:
             "lora_rank": 0 if learner.lora is None else learner.lora.rank,
         }
 
-    def create_model(self, fields: CreateModel, body: bytes) -> Promise:
+    def create_model(self, fields: CreateModel, digest: bytes) -> Promise:
         """Begin a model.
 
         Raises:
@@ -160,9 +168,9 @@ class Service:
                 )
             return self._new_learner(fields.lora_config or LoraConfig())
 
-        return self._begin(fields.session_id, fields.model_seq_id, body, make)
+        return self._begin(fields.session_id, fields.model_seq_id, digest, make)
 
-    def load_weights(self, fields: LoadWeights, body: bytes) -> Promise:
+    def load_weights(self, fields: LoadWeights, digest: bytes) -> Promise:
         """Go on from a checkpoint, with a new model or with one that is there.
 
         Raises:
@@ -170,7 +178,7 @@ class Service:
         """
         if fields.model_id is not None and fields.seq_id is not None:
             return self._ordered(
-                fields.model_id, fields.seq_id, body, lambda model: self._load(model, fields)
+                fields.model_id, fields.seq_id, digest, lambda model: self._load(model, fields)
             )
         if fields.session_id is None or fields.model_seq_id is None:
             raise AstraflowError(
@@ -187,15 +195,21 @@ class Service:
             directory = self._checkpoints.find(Place.parse(fields.path))
             return self._base.restored(directory, with_optimizer=fields.optimizer)
 
-        return self._begin(fields.session_id, fields.model_seq_id, body, make, path=fields.path)
+        return self._begin(fields.session_id, fields.model_seq_id, digest, make, path=fields.path)
 
-    def forward_backward(self, message: pb.ForwardBackwardRequest, body: bytes) -> Promise:
+    def forward_backward(
+        self, message: pb.ForwardBackwardRequest, digest: bytes, *, nbytes: int
+    ) -> Promise:
         """Add the gradient of a loss.
+
+        Args:
+            message: What is asked for.
+            digest: Of its body, and
+            nbytes: how long that was.
 
         Raises:
             AstraflowError: POLICY_UNKNOWN, REQUEST_CONFLICT; OVERLOADED when too much waits.
         """
-        nbytes = len(body)
 
         async def work(model: Model) -> Answer:
             learner = await model.ready()
@@ -207,12 +221,12 @@ class Service:
 
             return await self._train(learn)
 
-        found = self.promises.find((message.model_id, message.seq_id), body)
+        found = self.promises.find((message.model_id, message.seq_id), digest)
         if found is not None:
             return found
         if self._queued_nbytes + nbytes > _QUEUED_NBYTES:
             raise AstraflowError(Reason.OVERLOADED, "too much waits to be trained on here")
-        promise = self._ordered(message.model_id, message.seq_id, body, work)
+        promise = self._ordered(message.model_id, message.seq_id, digest, work)
         self._queued_nbytes += nbytes
 
         def done(_: object) -> None:
@@ -221,7 +235,7 @@ class Service:
         promise.task.add_done_callback(done)
         return promise
 
-    def optim_step(self, fields: OptimStep, body: bytes) -> Promise:
+    def optim_step(self, fields: OptimStep, digest: bytes) -> Promise:
         """Use the gradients.
 
         Raises:
@@ -233,9 +247,9 @@ class Service:
             metrics = await self._train(lambda: learner.optim_step(fields.adam_params.params))
             return Answer.of({"metrics": dict(metrics)})
 
-        return self._ordered(fields.model_id, fields.seq_id, body, work)
+        return self._ordered(fields.model_id, fields.seq_id, digest, work)
 
-    def save_weights(self, fields: SaveWeights, body: bytes) -> Promise:
+    def save_weights(self, fields: SaveWeights, digest: bytes) -> Promise:
         """Keep weights and optimizer.
 
         Raises:
@@ -257,9 +271,9 @@ class Service:
             await self._train(save)
             return Answer.of({"path": place.path})
 
-        return self._ordered(fields.model_id, fields.seq_id, body, work)
+        return self._ordered(fields.model_id, fields.seq_id, digest, work)
 
-    def save_weights_for_sampler(self, fields: SaveWeightsForSampler, body: bytes) -> Promise:
+    def save_weights_for_sampler(self, fields: SaveWeightsForSampler, digest: bytes) -> Promise:
         """Keep weights by a name, or for a sampling session that begins with them.
 
         Raises:
@@ -291,9 +305,9 @@ class Service:
             await self._train(save)
             return Answer.of(told)
 
-        return self._ordered(fields.model_id, fields.seq_id, body, work)
+        return self._ordered(fields.model_id, fields.seq_id, digest, work)
 
-    def refuse(self, model_id: str, seq_id: int, body: bytes, error: AstraflowError) -> Promise:
+    def refuse(self, model_id: str, seq_id: int, digest: bytes, error: AstraflowError) -> Promise:
         """Let a wrong request have its turn all the same: those after it wait for it.
 
         Raises:
@@ -303,7 +317,7 @@ class Service:
         async def work(_: Model) -> Answer:
             raise error
 
-        return self._ordered(model_id, seq_id, body, work)
+        return self._ordered(model_id, seq_id, digest, work)
 
     async def create_sampling_session(self, fields: CreateSamplingSession) -> str:
         """Begin a session that samples from a checkpoint or from the base model; return its id.
@@ -341,14 +355,14 @@ class Service:
         is_named = sampler.place is not None and sampler.place.kind == "sampler_weights"
         return {**told, "model_path": sampler.place.path} if is_named and sampler.place else told
 
-    def sample(self, fields: Sample, body: bytes) -> Promise:
+    def sample(self, fields: Sample, digest: bytes) -> Promise:
         """Sample, and score the prompt where that is asked for.
 
         Raises:
             AstraflowError: REQUEST_CONFLICT; OVERLOADED when too much is sampled.
         """
         key = (fields.sampling_session_id, fields.seq_id)
-        found = self.promises.find(key, body)
+        found = self.promises.find(key, digest)
         if found is not None:
             return found
         if self._sequence_count + fields.num_samples > _SEQUENCE_COUNT:
@@ -356,7 +370,7 @@ class Service:
                 Reason.OVERLOADED, f"{self._sequence_count} completions wait here already"
             )
         self._sequence_count += fields.num_samples
-        return self.promises.make(key, body, self._sampled(fields))
+        return self.promises.make(key, digest, self._sampled(fields))
 
     async def _sampled(self, fields: Sample) -> Answer:
         try:
@@ -410,14 +424,14 @@ class Service:
         self,
         session_id: str,
         number: int,
-        body: bytes,
+        digest: bytes,
         make: Callable[[], Learner],
         *,
         path: str | None = None,
     ) -> Promise:
         """Make a model of a session."""
         model_id = f"{session_id}:train:{number}"
-        found = self.promises.find(model_id, body)
+        found = self.promises.find(model_id, digest)
         if found is not None:
             return found
         if model_id in self._models:
@@ -440,7 +454,7 @@ class Service:
                 told if path is None else {**told, "type": "load_weights", "path": path}
             )
 
-        return self.promises.make(model_id, body, work())
+        return self.promises.make(model_id, digest, work())
 
     async def _load(self, model: Model, fields: LoadWeights) -> Answer:
         learner = await model.ready()
@@ -474,12 +488,12 @@ class Service:
         self,
         model_id: str,
         seq_id: int,
-        body: bytes,
+        digest: bytes,
         work: Callable[[Model], Coroutine[Any, Any, Answer]],
     ) -> Promise:
         """Do a request when it is its turn among those of its model."""
         key = (model_id, seq_id)
-        found = self.promises.find(key, body)
+        found = self.promises.find(key, digest)
         if found is not None:
             return found
         model = self._model(model_id)
@@ -492,7 +506,7 @@ class Service:
             async with model.turns.turn(seq_id):
                 return await work(model)
 
-        return self.promises.make(key, body, in_turn())
+        return self.promises.make(key, digest, in_turn())
 
     def _model(self, model_id: str) -> Model:
         model = self._models.get(model_id)
