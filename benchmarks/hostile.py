@@ -18,6 +18,7 @@ import json
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,13 +33,19 @@ import numpy as np
 import psutil
 from safetensors.numpy import save_file
 
+from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.legacy.buffer import BufferPlan
+from astraflow.gateway.legacy.sending import HeldVersion, Offer, Pusher, Sender
+from astraflow.gateway.listening import serve_app
 from astraflow.gateway.raas.node import RaasSettings
 from astraflow.gateway.raas.serve import serve_raas
+from astraflow.gateway.sender_routes import sender_app
 from astraflow.gateway.serve import serve_gateway, stop_event
 from astraflow.gateway.settings import GatewaySettings
 from astraflow.raas.policies import ServedModel
+from astraflow.rpc.peers import DialRules
 from astraflow.telemetry.logging import configure_logging
 from astraflow.testing.engine import CharTokenizer, SmallEngine
 from astraflow.testing.recipes import small_recipe
@@ -46,8 +53,9 @@ from astraflow.testing.recipes import small_recipe
 BARS: Final = {"peak_mib": 400.0, "max_wait_ms": 100.0, "wrong": 0}
 _OTHER: Final = "127.0.0.9"
 _FUZZ_CONNECTIONS: Final = 16
-# An endpoint may wait so long for work; nobody waits for it here.
+# Nobody waits for longer here: for what a request lacks, and for an answer to a whole one.
 _SILENT_S: Final = 2.0
+_ANSWER_S: Final = 30.0
 
 
 async def serve() -> None:
@@ -56,16 +64,24 @@ async def serve() -> None:
     rules = BodyRules(reads_pickles=True)
     with tempfile.TemporaryDirectory() as folder:
         save_file({"w": np.zeros(8, np.float16)}, Path(folder) / "model.safetensors")
-        recipe = small_recipe(Path(folder))
+        recipe = small_recipe(Path(folder), scorer="exact")
         settings = GatewaySettings(recipe=recipe, hub="127.0.0.1:1", token="t", rules=rules)
         driven = RaasSettings(recipe=recipe, rules=rules, models={PolicyId("solver"): Path(folder)})
         engine = ServedModel(engine=SmallEngine(CharTokenizer()), tokenizer=CharTokenizer())
+        plan = BufferPlan.of([("w", Dtype.F16, (8,))])
+        held = HeldVersion(version=1, plan=plan, flat=np.zeros(plan.nbytes, np.uint8))
+        sender = Sender(PolicyId("solver"), offer=Offer(held=held, number=1))
         async with (
             serve_gateway(settings) as gateway,
             serve_raas(driven, {PolicyId("solver"): engine}) as raas,
+            Pusher(timeout_s=0.5) as pusher,
+            serve_app(
+                sender_app(sender, pusher, rules, DialRules()), host="127.0.0.1", rules=rules
+            ) as sending,
         ):
             stopped = stop_event()
-            print(json.dumps({"gateway": gateway.address, "raas": raas.address}), flush=True)
+            ports = {"gateway": gateway.address, "raas": raas.address, "sender": sending}
+            print(json.dumps(ports), flush=True)
             await stopped.wait()
 
 
@@ -308,6 +324,24 @@ PATHS: Final[dict[str, dict[str, dict[str, Any] | None]]] = {
         "/shutdown": {},
         "*": None,
     },
+    "sender": {
+        "/get_version": None,
+        "/get_buffer_info": None,
+        "/get_capabilities": None,
+        "/register_sglang_instance": {
+            "sglang_http_host": "127.0.0.1",
+            "sglang_http_port": 1,
+            "session_ids": ["127.0.0.1:1"],
+            "buffer_ptr": 0,
+            "buffer_length": 16,
+            "zmq_endpoint": "127.0.0.1",
+            "zmq_port": 1,
+            "handshake_ports": [],
+            "sender_group_index": 0,
+        },
+        "/request_transfer": {"instance_id": "127.0.0.1:1", "mode": "full"},
+        "/openapi.json": None,
+    },
 }
 NAMES: Final = ("model_id", "version", "timeout", "data", "other", "")
 METHODS: Final = ("PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "get", "X", "POST", "GET")
@@ -423,6 +457,11 @@ class Fuzzer:
             "seconds": round(time.perf_counter() - began, 1),
         }
 
+    def note(self, why: str, sent: bytes, body: bytes) -> None:
+        """Count what is wrong with an answer."""
+        self.wrong_count += 1
+        self.wrong.setdefault(why, f"{sent[:300]!r} -> {body[:200]!r}")
+
     async def _send_all(self) -> None:
         while self._left > 0:
             host, port = self._address.split(":")
@@ -437,8 +476,10 @@ class Fuzzer:
         self._left -= 1
         sent = noise(self._dice, self._port)
         writer.write(sent)
+        missing = missing_nbytes(sent)
+        silent_s = _SILENT_S if missing is None or missing > 0 else _ANSWER_S
         try:
-            async with asyncio.timeout(_SILENT_S):
+            async with asyncio.timeout(silent_s):
                 head = await reader.readuntil(b"\r\n\r\n")
                 while b" 100 " in head[:14]:
                     head = await reader.readuntil(b"\r\n\r\n")
@@ -450,8 +491,10 @@ class Fuzzer:
                 is_bare = sent[:4] == b"HEAD"
                 body = b"" if is_bare else await reader.readexactly(int(fields["content-length"]))
         except TimeoutError:
-            # It waits for what the request promised.
+            # It waits for what the request promised; but for that it answers.
             self.statuses["none in time"] += 1
+            if missing is not None and missing <= 0:
+                self.note("no answer", sent, b"")
             return False
         except (asyncio.IncompleteReadError, ConnectionError):
             self.statuses["closed"] += 1
@@ -459,9 +502,15 @@ class Fuzzer:
         status = head.split(b" ", 2)[1].decode()
         self.statuses[status] += 1
         if why := fault_of(int(status), fields.get("content-type", ""), body, is_bare=is_bare):
-            self.wrong_count += 1
-            self.wrong.setdefault(why, f"{sent[:300]!r} -> {body[:200]!r}")
-        return fields.get("connection") != "close" and status == "200"
+            self.note(why, sent, body)
+        return missing == 0 and fields.get("connection") != "close" and status == "200"
+
+
+def missing_nbytes(sent: bytes) -> int | None:
+    """Return how much a request lacks of what it says it has; None: nobody can say."""
+    head, end, body = sent.partition(b"\r\n\r\n")
+    said = re.findall(rb"(?i)\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", head + b"\r\n")
+    return int(said[0]) - len(body) if end and len(said) == 1 else None
 
 
 def fault_of(status: int, kind: str, body: bytes, *, is_bare: bool) -> str:
