@@ -18,9 +18,17 @@ VECTORS = ROOT / "tests" / "codec" / "vectors"
 BUILT = ".built"
 # Where Debian keeps the sources of Go packages.
 GO_PACKAGES = Path("/usr/share/gocode")
+JARS = Path("/usr/share/java")
+# And crates, in place of crates.io.
+CRATES = """
+[source.crates-io]
+replace-with = "debian"
+[source.debian]
+directory = "/usr/share/cargo/registry"
+"""
 
 
-@pytest.fixture(scope="session", params=["typescript", "go"])
+@pytest.fixture(scope="session", params=["typescript", "go", "rust"])
 def peers(request):
     """Return the command of each role in a language, less its arguments."""
     return request.getfixturevalue(request.param)
@@ -41,8 +49,7 @@ def typescript():
     # Below the packages, where both tools find them.
     built, is_new = copied(source, "typescript", below=packages)
     if is_new:
-        search = f"{programs}{os.pathsep}{os.environ['PATH']}"
-        generate("typescript", built, env={**os.environ, "PATH": search})
+        generate("typescript", built, env=searching(programs))
         run(programs / "tsc", cwd=built)
         (built / BUILT).touch()
     return {role: f"node {built / 'dist' / 'src' / role}.js" for role in ("trainer", "raas")}
@@ -64,18 +71,56 @@ def go():
     return {role: str(built / "bin" / role) for role in ("trainer", "raas")}
 
 
+@pytest.fixture(scope="session")
+def rust():
+    needs("cargo", "protoc", "pkg-config", Path("/usr/share/cargo/registry/prost-build-0.11.6"))
+    built, is_new = copied(ROOT / "tests" / "peers" / "rust", "rust")
+    programs = CACHE / "rust"
+    if is_new:
+        (built / "crates.toml").write_text(CRATES)
+        # Crates are compiled once, whatever becomes of the peers.
+        places = {"CARGO_TARGET_DIR": str(programs), "ASTRAFLOW_PROTOS": str(ROOT / "protos")}
+        env = {**os.environ, **places, "CARGO_PROFILE_DEV_DEBUG": "0"}
+        settings = ["--quiet", "--offline", "--config", "crates.toml"]
+        run("cargo", "build", *settings, cwd=built, env=env)
+        run("cargo", "test", "--lib", *settings, cwd=built, env=env)
+        for role in ("trainer", "raas"):
+            shutil.copy(programs / "debug" / role, built)
+        (built / BUILT).touch()
+    return {role: str(built / role) for role in ("trainer", "raas")}
+
+
+@pytest.fixture(scope="session")
+def cpp(tmp_path_factory):
+    """Return the folder of what is generated."""
+    needs("protoc", "grpc_cpp_plugin", "g++", Path("/usr/include/grpcpp/grpcpp.h"))
+    folder = tmp_path_factory.mktemp("cpp")
+    generate("cpp", folder)
+    return folder / "gen"
+
+
+@pytest.fixture(scope="session")
+def java(tmp_path_factory):
+    """Return the folder of what is generated."""
+    needs("protoc", "javac", "grpc_java_plugin", JARS / "grpc-stub.jar", JARS / "protobuf.jar")
+    folder = tmp_path_factory.mktemp("java")
+    (folder / "protoc-gen-grpc-java").symlink_to(shutil.which("grpc_java_plugin"))
+    generate("java", folder, env=searching(folder))
+    return folder / "gen"
+
+
 def needs(*tools):
-    missing = [str(tool) for tool in tools if not shutil.which(tool) and not Path(tool).is_dir()]
+    missing = [str(tool) for tool in tools if not shutil.which(tool) and not Path(tool).exists()]
     if missing:
         pytest.skip(f"needs {' and '.join(missing)} (scripts/install_peer_tools.sh)")
 
 
 def copied(source, language, *, below=CACHE, into="."):
     """Return the folder of a build of these sources, and whether it is still to be made."""
-    template = ROOT / "clients" / f"buf.gen.{language}.yaml"
+    templates = (ROOT / "clients").glob(f"buf.gen.{language}.yaml")
     sources = [path for path in source.rglob("*") if path.is_file()]
     protos = (ROOT / "protos").rglob("*.proto")
-    built = below / f"{language}-{digest([template, Path(__file__), *sources, *protos])}"
+    built = below / f"{language}-{digest([*templates, Path(__file__), *sources, *protos])}"
     is_new = not (built / BUILT).exists()
     if is_new:
         shutil.copytree(source, built / into, dirs_exist_ok=True)
@@ -84,7 +129,12 @@ def copied(source, language, *, below=CACHE, into="."):
 
 def generate(language, folder, env=None):
     template = ROOT / "clients" / f"buf.gen.{language}.yaml"
-    run(BUF, "generate", "--template", template, "--output", folder, cwd=ROOT, env=env)
+    run(BUF, "generate", "protos", "--template", template, "--output", folder, cwd=ROOT, env=env)
+
+
+def searching(folder):
+    """Return an environment in which its programs are found."""
+    return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
 
 def digest(paths):

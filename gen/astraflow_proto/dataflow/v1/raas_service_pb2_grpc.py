@@ -70,9 +70,11 @@ class RaasServiceServicer:
 
     def StreamTasks(self, request_iterator, context):
         """StreamTasks sends tasks within the credit, cancellations and directives. A cut
-        stream is opened again; held tasks stay held and are not sent again. A second
-        stream of a session replaces the first, which ends with ABORTED. A nack of a task
-        that is not held changes nothing.
+        stream is opened again; held tasks stay held and are not sent again. What the cut
+        swallowed, a task or a nack, is found by JoinPool with SessionResume (the same
+        incarnation): a task that it does not list is issued again. A second stream of a
+        session replaces the first, which ends with ABORTED. A nack of a task that is not
+        held changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,9 +43,11 @@ class RaasServiceStub:
     """
     StreamTasks: _grpc.StreamStreamMultiCallable[_raas_service_pb2.StreamTasksRequest, _raas_service_pb2.StreamTasksResponse]
     """StreamTasks sends tasks within the credit, cancellations and directives. A cut
-    stream is opened again; held tasks stay held and are not sent again. A second
-    stream of a session replaces the first, which ends with ABORTED. A nack of a task
-    that is not held changes nothing.
+    stream is opened again; held tasks stay held and are not sent again. What the cut
+    swallowed, a task or a nack, is found by JoinPool with SessionResume (the same
+    incarnation): a task that it does not list is issued again. A second stream of a
+    session replaces the first, which ends with ABORTED. A nack of a task that is not
+    held changes nothing.
     """
     StreamRollouts: _grpc.StreamStreamMultiCallable[_raas_service_pb2.StreamRolloutsRequest, _raas_service_pb2.StreamRolloutsResponse]
     """StreamRollouts takes finished rollouts and task results and acknowledges each.
@@ -71,9 +73,11 @@ class RaasServiceAsyncStub(RaasServiceStub):
     """
     StreamTasks: _aio.StreamStreamMultiCallable[_raas_service_pb2.StreamTasksRequest, _raas_service_pb2.StreamTasksResponse]  # type: ignore[assignment]
     """StreamTasks sends tasks within the credit, cancellations and directives. A cut
-    stream is opened again; held tasks stay held and are not sent again. A second
-    stream of a session replaces the first, which ends with ABORTED. A nack of a task
-    that is not held changes nothing.
+    stream is opened again; held tasks stay held and are not sent again. What the cut
+    swallowed, a task or a nack, is found by JoinPool with SessionResume (the same
+    incarnation): a task that it does not list is issued again. A second stream of a
+    session replaces the first, which ends with ABORTED. A nack of a task that is not
+    held changes nothing.
     """
     StreamRollouts: _aio.StreamStreamMultiCallable[_raas_service_pb2.StreamRolloutsRequest, _raas_service_pb2.StreamRolloutsResponse]  # type: ignore[assignment]
     """StreamRollouts takes finished rollouts and task results and acknowledges each.
@@ -108,9 +112,11 @@ class RaasServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_raas_service_pb2.StreamTasksResponse], _abc.AsyncIterator[_raas_service_pb2.StreamTasksResponse]]:
         """StreamTasks sends tasks within the credit, cancellations and directives. A cut
-        stream is opened again; held tasks stay held and are not sent again. A second
-        stream of a session replaces the first, which ends with ABORTED. A nack of a task
-        that is not held changes nothing.
+        stream is opened again; held tasks stay held and are not sent again. What the cut
+        swallowed, a task or a nack, is found by JoinPool with SessionResume (the same
+        incarnation): a task that it does not list is issued again. A second stream of a
+        session replaces the first, which ends with ABORTED. A nack of a task that is not
+        held changes nothing.
         """
 
     @_abc_1.abstractmethod

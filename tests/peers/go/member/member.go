@@ -105,16 +105,17 @@ func (m *Member) Call(ctx context.Context, call func(ctx context.Context) error)
 type Stream[Event any] interface{ Recv() (Event, error) }
 
 // Read hands out what a stream sends until its end, or until take wants no more. A stream that is cut
-// is opened again.
+// is opened again. Reconciles: after joining again, by which the run finds out what the cut swallowed.
 func Read[Event any, S Stream[Event]](
 	ctx context.Context,
 	m *Member,
+	reconciles bool,
 	open func(ctx context.Context) (S, error),
 	take func(event Event) (more bool, err error),
 ) error {
 	end := time.Now().Add(patience)
 	for {
-		session := m.present()
+		session, began := m.present(), time.Now()
 		err := readOnce(withSession(ctx, session), open, func(event Event) (bool, error) {
 			end = time.Now().Add(patience)
 			return take(event)
@@ -122,8 +123,17 @@ func Read[Event any, S Stream[Event]](
 		if err == nil {
 			return nil
 		}
+		// One that stood for long was no failure to open it.
+		if time.Since(began) > patience {
+			end = time.Now().Add(patience)
+		}
 		if err := m.mend(ctx, err, end, session); err != nil {
 			return err
+		}
+		if reconciles {
+			if err := m.enter(ctx, session); err != nil && !isCut(err) {
+				return err
+			}
 		}
 	}
 }

@@ -24,7 +24,7 @@ func (n *Node) takeTasks(ctx context.Context) error {
 		}
 		return stream, err
 	}
-	err := member.Read(ctx, n.member, open, func(event *dataflowv1.StreamTasksResponse) (bool, error) {
+	err := member.Read(ctx, n.member, true, open, func(event *dataflowv1.StreamTasksResponse) (bool, error) {
 		switch event := event.Event.(type) {
 		case *dataflowv1.StreamTasksResponse_Task:
 			n.begin(event.Task)
@@ -193,7 +193,7 @@ func (n *Node) deliver(ctx context.Context) error {
 		}
 		return stream, err
 	}
-	return member.Read(ctx, n.member, open, func(event *dataflowv1.StreamRolloutsResponse) (bool, error) {
+	return member.Read(ctx, n.member, false, open, func(event *dataflowv1.StreamRolloutsResponse) (bool, error) {
 		for _, ack := range event.Acks {
 			n.outbox.acknowledged(ack.ItemId)
 			n.end(ack.ItemId)

@@ -14,7 +14,7 @@ func (n *Node) followVersions(ctx context.Context) error {
 	open := func(ctx context.Context) (weightsv1.VersionService_WatchVersionsClient, error) {
 		return n.ledger.WatchVersions(ctx, &weightsv1.WatchVersionsRequest{PolicyId: n.settings.Policy})
 	}
-	return member.Read(ctx, n.member, open, func(event *weightsv1.WatchVersionsResponse) (bool, error) {
+	return member.Read(ctx, n.member, false, open, func(event *weightsv1.WatchVersionsResponse) (bool, error) {
 		if event.Version.Version <= n.Version() {
 			return true, nil
 		}

@@ -85,11 +85,13 @@ export class Member {
     }
   }
 
-  // Read a stream to its end; a cut one is opened again. The signal ends what is sent on it.
-  async *stream<T>(make: (call: CallOptions, signal: AbortSignal) => AsyncIterable<T>): AsyncGenerator<T> {
+  // Read a stream to its end; a cut one is opened again. The signal ends what is sent on it. Reconciles: after
+  // joining again, by which the run finds out what the cut swallowed.
+  async *stream<T>(make: (call: CallOptions, signal: AbortSignal) => AsyncIterable<T>, { reconciles = false } = {}): AsyncGenerator<T> {
     for (let end = Date.now() + PATIENCE_MS; ; ) {
       const open = new AbortController();
       const { session } = this;
+      const began = Date.now();
       try {
         for await (const event of make(this.auth(), open.signal)) {
           end = Date.now() + PATIENCE_MS;
@@ -97,7 +99,10 @@ export class Member {
         }
         return;
       } catch (error) {
+        // One that stood for long was no failure to open it.
+        if (Date.now() - began > PATIENCE_MS) end = Date.now() + PATIENCE_MS;
         await this.mend(error, end, session);
+        if (reconciles && session === this.session) await this.join().catch(() => undefined); // the next call says why
       } finally {
         open.abort();
       }

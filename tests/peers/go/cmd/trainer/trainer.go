@@ -53,7 +53,7 @@ func (t *trainer) train(ctx context.Context) error {
 	open := func(ctx context.Context) (dataflowv1.TrainerService_StreamBatchesClient, error) {
 		return t.run.StreamBatches(ctx, &dataflowv1.StreamBatchesRequest{WorldSize: 1, MaxOutstanding: 1})
 	}
-	err := member.Read(ctx, t.member, open, func(event *dataflowv1.StreamBatchesResponse) (bool, error) {
+	err := member.Read(ctx, t.member, false, open, func(event *dataflowv1.StreamBatchesResponse) (bool, error) {
 		return t.take(ctx, event)
 	})
 	if err != nil {
