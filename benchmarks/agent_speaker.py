@@ -70,6 +70,7 @@ class Tape:
 
     Attributes:
         calls: In the order in which they ended.
+        running: How many have not.
     """
 
     def __init__(self, engine: EmbeddedEngine, *, is_renewed: bool = False) -> None:
@@ -80,6 +81,7 @@ class Tape:
             is_renewed: Have each call sampled by a new version, of the same weights.
         """
         self.calls: list[Call] = []
+        self.running = 0
         self._engine = engine
         self._is_renewed = is_renewed
 
@@ -97,23 +99,34 @@ class Tape:
         """Sample one completion."""
         if self._is_renewed:
             await self._engine.load_directory((self._engine.version or 0) + 1)
-        made = await self._engine.generate(prompt, sampling, version=version, watch=watch)
+        self.running += 1
+        try:
+            made = await self._engine.generate(prompt, sampling, version=version, watch=watch)
+        finally:
+            self.running -= 1
         self.calls.append(Call(prompt=tuple(prompt), generation=made))
         return made
 
 
-def differences(calls: Sequence[Call], trajectories: Sequence[Trajectory]) -> list[str]:
+def differences(
+    calls: Sequence[Call], trajectories: Sequence[Trajectory], *, is_trained: bool = True
+) -> list[str]:
     """Return how what a trainer gets differs from what was sampled, a line each.
 
     Every token that the policy drew itself is trained on once, behind the very tokens that it was
     drawn after, with its log-probability and its version; no other token is trained on.
+
+    Args:
+        calls: Of one episode.
+        trajectories: Of the same.
+        is_trained: False: what a grammar drew counts like the rest.
     """
     free = [trajectory.sampled_mask.copy() for trajectory in trajectories]
     wrong: list[str] = []
     for number, call in enumerate(calls):
         made = call.generation
         own = np.ones(len(made.tokens), np.bool_)
-        own = own if made.constrained is None else ~made.constrained
+        own = ~made.constrained if is_trained and made.constrained is not None else own
         if not own.any():
             continue
         found = [
@@ -164,12 +177,12 @@ class Speaker:
     """What the model says.
 
     Attributes:
-        next_of: By the text of a token, its followers with their weights; a token without any is
-            followed by the end.
+        next_of: By the text of a token, or by its bytes, its followers with their weights; a token
+            without any is followed by the end.
         variables: Of TEMPLATE.
     """
 
-    next_of: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    next_of: dict[Any, dict[Any, float]] = field(default_factory=dict[Any, dict[Any, float]])
     variables: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod
@@ -270,7 +283,7 @@ class Speaker:
         )
         made.train([str(path) for path in sorted(docs)[:4]], trainer)
         given = json.loads(made.to_str())["model"]
-        starts = [token for token in self.next_of if token.startswith("<|go")]
+        starts = [token for token in self.next_of if str(token).startswith("<|go")]
         special = [*SPECIAL, *starts]
         vocab = {token: number for number, token in enumerate([*special, *given["vocab"]])}
         for token in [*self.next_of, *(each for some in self.next_of.values() for each in some)]:
@@ -283,8 +296,17 @@ class Speaker:
         return vocab
 
 
-def _written(token: str) -> str:
+def _written(token: str | bytes) -> str:
     """Return a token as a byte-level vocabulary has it."""
+    if isinstance(token, bytes):  # what is no whole character: the letters of its bytes
+        return "".join(_letter(byte) for byte in token)
     if token.startswith("<|"):
         return token
     return "".join(piece for piece, _ in _BYTE_LEVEL.pre_tokenize_str(token))
+
+
+def _letter(byte: int) -> str:
+    """Return how a byte-level vocabulary writes a byte: as itself, or beyond all bytes."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [each for each in range(256) if each not in shown]
+    return chr(byte if byte in shown else 256 + hidden.index(byte))

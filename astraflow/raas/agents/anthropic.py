@@ -3,7 +3,9 @@
 import json
 import secrets
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
+
+from pydantic_core import from_json
 
 from astraflow.core.errors import AstraflowError
 from astraflow.raas.agents.completion import Choice, Completion, Piece
@@ -30,6 +32,8 @@ _SAME = {
     "top_k": "top_k",
     "stream": "stream",
 }
+# As Anthropic's own documentation has it for arguments that are no JSON.
+_NO_OBJECT = "INVALID_JSON"
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
     401: "authentication_error",
@@ -93,7 +97,7 @@ def _messages(message: Any, where: str) -> Iterator[Body]:
             case {"type": "text", "text": _}:
                 texts.append(block)
             case {"type": "tool_use", "id": call_id, "name": name, "input": given}:
-                calls.append(call_of(call_id, name, given))
+                calls.append(call_of(call_id, name, _arguments(given)))
             case {"type": "tool_result", "tool_use_id": call_id, **rest}:
                 content = text_of(rest.get("content"), f"{place}.content")
                 yield {"role": "tool", "tool_call_id": call_id, "content": content}
@@ -122,23 +126,24 @@ class MessageScript:
     def __init__(self, completion: Completion, request: ChatRequest) -> None:
         self._completion = completion
         self._request = request
+        self._is_open = False
 
     def begin(self) -> bytes:
-        """Open the message and its text."""
+        """Open the message."""
         usage = {"input_tokens": len(self._completion.prompt), "output_tokens": 0}
-        opened = _event("message_start", message={**_message(self._request), "usage": usage})
-        block = {"type": "text", "text": ""}
-        return opened + _event("content_block_start", index=0, content_block=block)
+        return _event("message_start", message={**_message(self._request), "usage": usage})
 
     def show(self, piece: Piece) -> bytes:
         """Write some text."""
         delta = {"type": "text_delta", "text": piece.text}
-        return _event("content_block_delta", index=0, delta=delta)
+        return self._opened() + _event("content_block_delta", index=0, delta=delta)
 
     def close(self, choice: Choice) -> bytes:
         """Write tool calls, and why the message ended."""
-        told = [_event("content_block_stop", index=0)]
-        for index, block in enumerate(map(_tool_block, choice.calls), 1):
+        told = [] if choice.calls else [self._opened()]
+        if self._is_open:
+            told.append(_event("content_block_stop", index=0))
+        for index, block in enumerate(map(_tool_block, choice.calls), int(self._is_open)):
             written = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
             empty: Body = {**block, "input": {}}
             told.append(_event("content_block_start", index=index, content_block=empty))
@@ -151,6 +156,14 @@ class MessageScript:
     def end(self) -> bytes:
         """Write the end."""
         return _event("message_stop")
+
+    def _opened(self) -> bytes:
+        """Open the text, once."""
+        if self._is_open:
+            return b""
+        self._is_open = True
+        block = {"type": "text", "text": ""}
+        return _event("content_block_start", index=0, content_block=block)
 
     def fail(self, error: AstraflowError) -> bytes:
         """Write an error."""
@@ -194,12 +207,23 @@ def _tool_block(call: Body) -> Body:
     }
 
 
-def _input(arguments: str) -> Any:
-    """Return arguments as an object; what a forced call has said that is none, as it was said."""
+def _input(arguments: str) -> Body:
+    """Return arguments as the object that an input is; what is none as it was said, under a key."""
     try:
-        return json.loads(arguments)
+        given = from_json(arguments)
+        json.dumps(given, allow_nan=False)
     except ValueError:
-        return {"arguments": arguments}
+        given = None
+    return cast("Body", given) if isinstance(given, dict) else {_NO_OBJECT: arguments}
+
+
+def _arguments(given: Any) -> Any:
+    """Return what `_input` was given."""
+    match given:
+        case {"INVALID_JSON": str(arguments), **rest} if not rest:
+            return arguments
+        case _:
+            return given
 
 
 MESSAGES = Dialect(

@@ -113,8 +113,11 @@ class Completion:
         is_watched = is_watched and self.forced_tool is None
         markers = (*self.request.stops, *((CALL,) if self.has_tools else ()))
         detokenizer = Detokenizer(self.capture.port.tokenizer, markers)
+        shown = ""
 
         def show(text: str) -> None:
+            nonlocal shown
+            shown += text
             if text:
                 mail.put(Piece(index=index, text=text))
 
@@ -132,6 +135,8 @@ class Completion:
             if is_watched:
                 show(detokenizer.finish(turn.generation.tokens))
             choice = self._choice(index, turn)
+            if is_watched and choice.text.startswith(shown):
+                show(choice.text[len(shown) :])  # what began as a call, and was none
             self.keep(choice)
             mail.put(choice)
         except Exception as error:  # noqa: BLE001 - raised again by the one who reads the mail

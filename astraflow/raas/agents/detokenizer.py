@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from pydantic_core import from_json
 
 from astraflow.workflows.ports import Tokenizer
 
@@ -99,7 +100,7 @@ def forced_calls(name: str, text: str) -> list[dict[str, Any]]:
 
 def _call(written: str) -> dict[str, Any] | None:
     try:
-        match json.loads(written):
+        match from_json(written):
             case {"name": str(name), **rest}:
                 arguments = rest.get("arguments", rest.get("parameters", {}))
                 text = arguments if isinstance(arguments, str) else json.dumps(arguments)

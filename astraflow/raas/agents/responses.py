@@ -111,7 +111,8 @@ def _tools(tools: Iterable[Body], where: str, space: str = "") -> Iterator[Body]
 
 def response_body(completion: Completion, request: ChatRequest, choice: Choice) -> Body:
     """Write a whole answer."""
-    items = _items(completion, request, choice)
+    has_message = _has_message(request, choice)
+    items = _items(completion, request, choice, has_message=has_message)
     return _response(request, f"resp_{secrets.token_hex(12)}", items, (completion, choice))
 
 
@@ -124,42 +125,56 @@ class ResponseScript:
         self._name = f"resp_{secrets.token_hex(12)}"
         self._item_id = f"msg_{secrets.token_hex(12)}"
         self._place: Body = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        self._is_open = False
         self._number = 0
 
     def begin(self) -> bytes:
-        """Open the response and its message."""
-        head: Body = {"id": self._item_id, "type": "message", "role": "assistant", "content": []}
-        item = {**head, "status": "in_progress"}
+        """Open the response."""
         response = _response(self._request, self._name, [])
-        told = (
-            self._event("response.created", response=response),
-            self._event("response.in_progress", response=response),
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", **self._place, part=_EMPTY),
-        )
-        return b"".join(told)
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._event(kind, response=response) for kind in kinds)
 
     def show(self, piece: Piece) -> bytes:
         """Write some text."""
-        kind = "response.output_text.delta"
-        return self._event(kind, **self._place, delta=piece.text, logprobs=[])
+        delta = self._event(
+            "response.output_text.delta", **self._place, delta=piece.text, logprobs=[]
+        )
+        return self._opened() + delta
 
     def close(self, choice: Choice) -> bytes:
         """Write tool calls, and the whole response."""
-        (message, *calls) = _items(self._completion, self._request, choice, self._item_id)
-        (part,) = message["content"]
-        said = {"text": choice.text, "logprobs": part["logprobs"]}
-        told = [
-            self._event("response.output_text.done", **self._place, **said),
-            self._event("response.content_part.done", **self._place, part=part),
-            self._event("response.output_item.done", output_index=0, item=message),
-        ]
-        for index, call in enumerate(calls, 1):
-            told += self._call(index, call)
-        whole = [message, *calls], (self._completion, choice)
-        response = _response(self._request, self._name, *whole)
+        has_message = self._is_open or _has_message(self._request, choice)
+        items = _items(self._completion, self._request, choice, has_message=has_message)
+        told: list[bytes] = []
+        for index, item in enumerate(items):
+            if item["type"] == "message":
+                item["id"] = self._item_id
+                told.append(self._opened())
+                told += self._message(item)
+            else:
+                told += self._call(index, item)
+        done = (self._completion, choice)
+        response = _response(self._request, self._name, items, done)
         told.append(self._event(f"response.{response['status']}", response=response))
         return b"".join(told)
+
+    def _opened(self) -> bytes:
+        """Open the message, once."""
+        if self._is_open:
+            return b""
+        self._is_open = True
+        head: Body = {"id": self._item_id, "type": "message", "role": "assistant", "content": []}
+        item = {**head, "status": "in_progress"}
+        added = self._event("response.output_item.added", output_index=0, item=item)
+        return added + self._event("response.content_part.added", **self._place, part=_EMPTY)
+
+    def _message(self, item: Body) -> Iterator[bytes]:
+        """Yield the events at the end of the message."""
+        (part,) = item["content"]
+        said = {"text": part["text"], "logprobs": part["logprobs"]}
+        yield self._event("response.output_text.done", **self._place, **said)
+        yield self._event("response.content_part.done", **self._place, part=part)
+        yield self._event("response.output_item.done", output_index=0, item=item)
 
     def _call(self, index: int, call: Body) -> Iterator[bytes]:
         """Yield the events of a tool call."""
@@ -184,13 +199,18 @@ class ResponseScript:
         return event({"type": kind, "sequence_number": number, **fields}, kind)
 
 
+def _has_message(request: ChatRequest, choice: Choice) -> bool:
+    """Return whether an answer has words, or has to have some place for what is told of them."""
+    return bool(choice.text or not choice.calls or request.logprobs)
+
+
 def _items(
-    completion: Completion, request: ChatRequest, choice: Choice, item_id: str | None = None
+    completion: Completion, request: ChatRequest, choice: Choice, *, has_message: bool
 ) -> list[Body]:
     logprobs = logprobs_of(completion, choice) if request.logprobs else []
     text: Body = {"type": "output_text", "text": choice.text, "annotations": []}
     message = {
-        "id": item_id or f"msg_{secrets.token_hex(12)}",
+        "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
         "role": "assistant",
         "status": "completed",
@@ -207,7 +227,7 @@ def _items(
         }
         for call in choice.calls
     ]
-    return [message, *calls]
+    return [message, *calls] if has_message else calls
 
 
 def _spaced(name: str, request: ChatRequest) -> Body:

@@ -81,6 +81,25 @@ async def test_a_tool_can_be_forced(stage, client_of):
     assert (call.name, call.input) == ("add", {"a": 1})
 
 
+@pytest.mark.parametrize(
+    "said", ['{"a": NaN}', "'a'", '"a"', "[1]", '{"a": 1e999}', "[" * 2000, r'{"a": "\ud800"}']
+)
+async def test_arguments_that_are_no_object_are_shown_and_come_back(stage, client_of, said):
+    def answer(text):
+        return "It is 3." if "[t]3" in text else f"{said}}}</tool_call>"
+
+    forced = {"type": "tool", "name": "add"}
+    async with stage(answer, sampling=LONG) as at, client_of(at) as client:
+        asked = {"model": "claude", "max_tokens": 99, "tools": TOOLS}
+        talk = [user("1+2?")]
+        first = await client.messages.create(messages=talk, tool_choice=forced, **asked)
+        (call,) = first.content
+        assert isinstance(call.input, dict)
+        talk += [{"role": "assistant", "content": first.content}, result_of(call)]
+        await client.messages.create(messages=talk, **asked)
+        assert len(at.episode.trajectories()) == 1
+
+
 async def test_errors_are_of_its_own_kinds(stage, client_of):
     from anthropic import BadRequestError, NotFoundError  # noqa: PLC0415
 

@@ -231,6 +231,76 @@ CASES = {
         shows="It is done.",
         made="hi",
     ),
+    "claude-code: sub-agent": Case(
+        command=("node/node_modules/.bin/claude", "-p", "How many are there?"),
+        harness="claude-code",
+        script={
+            "Count the files": ["There are 3."],
+            "": [
+                "I ask. "
+                + call(
+                    "Agent",
+                    description="Counts",
+                    prompt="Count the files",
+                    subagent_type="general-purpose",
+                    run_in_background=False,
+                ),
+                "It says that there are 3.",
+            ],
+        },
+        shows="It says that there are 3.",
+        trajectories=2,
+    ),
+    "claude-code: parallel tools": Case(
+        command=(
+            *("node/node_modules/.bin/claude", "-p", "--output-format", "stream-json"),
+            *("--verbose", "--include-partial-messages", "--allowedTools", "Bash"),
+            *("--", "Write hi to made.txt"),
+        ),
+        harness="claude-code",
+        script={
+            "": [
+                call("Bash", command=SHELL, description="w")
+                + "\n"
+                + call("Bash", command="echo more", description="m"),
+                "It is done.",
+            ]
+        },
+        shows="It is done.",
+        made="hi",
+    ),
+    "codex: sub-agent": Case(
+        command=(
+            *("node/node_modules/.bin/codex", "exec", "--skip-git-repo-check", "--json"),
+            *("--dangerously-bypass-approvals-and-sandbox", "How many are there?"),
+        ),
+        harness="codex",
+        script={
+            "Count the files": ["There are 3."],
+            "": [call("multi_agent_v1.spawn_agent", message="Count the files"), "I asked."],
+        },
+        shows="I asked.",
+        trajectories=None,
+    ),
+    "opencode: sub-agent": Case(
+        command=("node/node_modules/.bin/opencode", "run", "How many are there?"),
+        harness="opencode",
+        script={
+            "title": ["Counting"],
+            "Count the files": ["There are 3."],
+            "": [
+                call(
+                    "task",
+                    description="Counts",
+                    prompt="Count the files",
+                    subagent_type="general",
+                ),
+                "It says that there are 3.",
+            ],
+        },
+        shows="It says that there are 3.",
+        trajectories=3,
+    ),
     "opencode: run": Case(
         command=("node/node_modules/.bin/opencode", "run", "Write hi to made.txt"),
         harness="opencode",

@@ -120,6 +120,25 @@ async def test_a_forced_call_that_is_no_json_is_shown_as_it_was_said(stage, clie
     assert not any(delta.content for delta in deltas)
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_call_that_is_broken_is_shown_as_text_and_the_chat_goes_on(
+    stage, client_of, is_streamed
+):
+    broken = 'Wait. <tool_call>{"name": "add", "arguments": {"a": '
+
+    def answer(text):
+        return "Sorry." if "again" in text else broken
+
+    sampling = SamplingParams(max_new_tokens=256)
+    async with stage(answer, sampling=sampling) as at, client_of(at) as client:
+        talk = [user("1+2?")]
+        first = await create(client, talk, is_streamed)
+        assert first == {"content": broken}
+        talk += [{"role": "assistant", **first}, user("again")]
+        assert await create(client, talk, is_streamed) == {"content": "Sorry."}
+        assert len(at.episode.trajectories()) == 1
+
+
 async def create(client, messages, is_streamed):
     asked = {"model": "m", "messages": messages, "tools": TOOLS}
     if not is_streamed:
@@ -241,8 +260,8 @@ async def test_a_stream_of_responses_has_the_events_of_a_call(stage, client_of):
         asked = {"model": "m", "input": "1+2?", "tools": [tool], "stream": True}
         events = [event async for event in await client.responses.create(**asked)]
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    of_call = [event for event in events if getattr(event, "output_index", 0) == 1]
-    added, delta, done, item = of_call
+    opened, begun, added, delta, done, item, whole = events
+    assert [opened.type, begun.type] == ["response.created", "response.in_progress"]
     assert (added.item.arguments, item.item.status) == ("", "completed")
     assert delta.delta == done.arguments == item.item.arguments == '{"a": 1, "b": 2}'
-    assert events[-1].response.output[1] == item.item
+    assert whole.response.output == [item.item]
