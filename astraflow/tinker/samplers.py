@@ -1,11 +1,11 @@
-"""The sampling half: an engine that has the last few snapshots that were sampled from.
+"""The sampling half: an engine that has the snapshots that are sampled from.
 
 A snapshot is a version of the engine, pinned: what samples from it samples from its weights,
-whatever is trained meanwhile. One that the engine has let go is read again from its directory.
+whatever is trained meanwhile. With it goes the cache of its keys and values, so one that nobody
+samples from gives way to the next, and is read again from its directory when it is asked for.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from astraflow.tinker.learner import lora_in
 from astraflow.trainers.adapter_files import read_lora
 
 _POLICY: Final = PolicyId("tinker")
-# Snapshots that the engine has at once; engines that are servers have places for four.
+# Snapshots that are sampled from at once; engines that are servers have places for four.
 _HELD_COUNT: Final = 3
 
 Load = Callable[[int, Path | None], Awaitable[object]]
@@ -62,7 +62,7 @@ class Holder:
         """
         self.engine = engine
         self._load = load
-        self._held: OrderedDict[Path | None, _Held] = OrderedDict()
+        self._held: dict[Path | None, _Held] = {}
         self._versions = count(1)
         self._one_at_a_time = asyncio.Lock()
         self._freed = asyncio.Event()
@@ -77,7 +77,6 @@ class Holder:
         # First come, first served: a snapshot that waits for room is not passed for ever.
         async with self._one_at_a_time:
             held = self._held.get(snapshot) or await self._read(snapshot)
-            self._held.move_to_end(snapshot)
             held.user_count += 1
         try:
             yield held.version
@@ -86,18 +85,19 @@ class Holder:
             self._freed.set()
 
     async def _read(self, snapshot: Path | None) -> _Held:
-        while len(self._held) >= _HELD_COUNT:
-            idle = [key for key, each in self._held.items() if not each.user_count]
-            if not idle:
-                self._freed.clear()
-                await self._freed.wait()
-                continue
-            await self.engine.unpin(self._held.pop(idle[0]).version)
+        """Have the engine read a snapshot, in place of all that nobody samples from now."""
+        while True:
+            for key in [key for key, each in self._held.items() if not each.user_count]:
+                await self.engine.unpin(self._held.pop(key).version)
+            if len(self._held) < _HELD_COUNT:
+                break
+            self._freed.clear()
+            await self._freed.wait()
         version = next(self._versions)
         await self._load(version, snapshot)
         await self.engine.pin(version)
-        self._held[snapshot] = _Held(version=version)
-        return self._held[snapshot]
+        held = self._held[snapshot] = _Held(version=version)
+        return held
 
 
 class Samplers:
