@@ -146,9 +146,9 @@ impl Channel {
     }
 
     /// Opens a call on which both ends may send any number of messages.
-    pub async fn open<Q, A>(
-        &self,
-        path: &str,
+    pub async fn open<'a, Q, A>(
+        &'a self,
+        path: &'a str,
         metadata: Metadata,
         deadline: Option<Duration>,
     ) -> Result<(Sink<Q>, Answers<A>), Status> {
