@@ -105,6 +105,24 @@ _SEEDS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        "v1/responses",
+        {
+            "input": "hi",
+            "tools": [
+                {
+                    "type": "namespace",
+                    "name": "sums",
+                    "description": "Sums.",
+                    "tools": [{"type": "function", **_FUNCTION}],
+                }
+            ],
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
+            "max_output_tokens": 2,
+            "stream": True,
+        },
+    ),
+    (
         "v1/messages",
         {
             "system": "Be brief.",
@@ -124,6 +142,14 @@ _SEEDS: list[tuple[str, dict[str, Any]]] = [
             "max_tokens": 2,
             "stop_sequences": ["x"],
             "stream": False,
+        },
+    ),
+    (
+        "v1/messages/count_tokens",
+        {
+            "system": [{"type": "text", "text": "Be brief."}],
+            "messages": [{"role": "user", "content": "hi"}, {"role": "system", "content": "go"}],
+            "tools": [{"name": "add", "input_schema": _SCHEMA}],
         },
     ),
     ("reward", {"reward": 0.5, "parts": {"a": 1.0}, "metrics": {"b": 2.0}}),

@@ -59,21 +59,17 @@ def chat_of(body: Body) -> Body:
         messages.append({"role": "system", "content": parts_of(body["system"])})
     for index, message in enumerate(body.get("messages") or ()):
         messages += _messages(message, f"messages[{index}].content")
-    tools = [
-        {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool.get("description", ""),
-                "parameters": tool["input_schema"],
-            },
-        }
-        for tool in body.get("tools") or ()
-        if "input_schema" in tool
-    ]
+    tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(body.get("tools") or ())]
     made |= {"messages": messages, "tool_choice": choice}
     made |= {"response_format": response_format(shape)} if shape else {}
     return made | ({"tools": tools} if tools else {})
+
+
+def _tool(tool: Body, where: str) -> Body:
+    if "input_schema" not in tool:
+        raise unserved(where, f"it is of type {tool.get('type')!r:.40}, and has no input_schema")
+    told = {"name": tool["name"], "description": tool.get("description", "")}
+    return {"type": "function", "function": {**told, "parameters": tool["input_schema"]}}
 
 
 def _choice(given: Body) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -192,7 +193,28 @@ class ChatTemplate:
                 if words == _MARK:
                     return
 
+    @cached_property
+    def _takes_late_system(self) -> bool:
+        """Whether it shows system messages that are not the first; logs it once if not."""
+        try:
+            text = self._text([_USER, {"role": "system", "content": _MARK}], ())
+        except AstraflowError:
+            text = ""
+        if text.count(_MARK) == 1:
+            return True
+        log.warning(
+            "the chat template takes a system message at the beginning only; further ones join it "
+            f"there, and are shown as a user's later on. To keep them, {_OTHER}"
+        )
+        return False
+
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
+        has_late = any(message["role"] == "system" for message in messages[1:])
+        if self.has_start and has_late and not self._takes_late_system:
+            messages = _with_one_system(messages)
+        return self._text(messages, tools)
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
         if not self.has_start:  # the same as PLAIN gives, where Jinja is not installed
             return "".join(message["content"] for message in messages)
         from jinja2 import TemplateError  # noqa: PLC0415 - an extra
@@ -210,6 +232,17 @@ class ChatTemplate:
                 f"the model's chat template refuses the messages: {error}",
                 metadata={"field": "messages"},
             ) from error
+
+
+def _with_one_system(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with no system message but the first; agents send some, at any place."""
+    first = list(takewhile(lambda message: message["role"] == "system", messages))
+    joined = "\n\n".join(message["content"] for message in first)
+    later = [
+        {**message, "role": "user"} if message["role"] == "system" else message
+        for message in messages[len(first) :]
+    ]
+    return [*([{"role": "system", "content": joined}] if first else []), *later]
 
 
 def _probes() -> Mapping[str, list[Message]]:

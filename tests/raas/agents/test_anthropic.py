@@ -65,6 +65,10 @@ async def test_errors_are_of_that_kind(stage):
         refused = await client.post("v1/messages", json={"model": "m", "messages": []})
         assert refused.status_code == 400
         assert refused.json()["error"]["type"] == "invalid_request_error"
+        search = {"type": "web_search_20250305", "name": "web_search"}
+        hi = [{"role": "user", "content": "hi"}]
+        refused = await client.post("v1/messages", json={"messages": hi, "tools": [TOOL, search]})
+        assert "tools[1] is not served here" in refused.json()["error"]["message"]
         for body in ("[]", '{"messages": ["hi"]}', '{"messages": [], "tools": [3]}'):
             assert (await client.post("v1/messages", content=body)).status_code == 400
         for body in ("[]", '{"input": [3]}', '{"input": {"a": 1}}', '{"input": "a", "tools": [3]}'):

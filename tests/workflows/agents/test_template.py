@@ -99,3 +99,35 @@ def test_a_template_that_stumbles_over_a_message_says_so():
     stumbling = ChatTemplate("{{ messages[0].content.splitlines()[7] + 1 }}")
     with pytest.raises(AstraflowError, match="refuses the messages"):
         stumbling.render([{"role": "user", "content": "a"}])
+
+
+SYSTEM, USER, LATE = (
+    {"role": role, "content": text}
+    for role, text in (("system", "rules"), ("user", "ask"), ("system", "more rules"))
+)
+SAID = {"role": "assistant", "content": "done"}
+
+
+def test_system_messages_where_a_template_takes_none_are_shown_as_the_users():
+    template = template_of("turns")
+    with structlog.testing.capture_logs() as logs:
+        first = template.render([SYSTEM, LATE, USER, LATE])
+        assert first == template.render(
+            [
+                {"role": "system", "content": "rules\n\nmore rules"},
+                USER,
+                {"role": "user", "content": "more rules"},
+            ]
+        )
+    assert [each["event"].partition(";")[0] for each in logs] == [
+        "the chat template takes a system message at the beginning only"
+    ]
+    assert template.tail([SYSTEM, LATE, USER, SAID, LATE], 3) == template.tail(
+        [SYSTEM, USER, SAID, {"role": "user", "content": "more rules"}], 2
+    )
+
+
+@pytest.mark.parametrize("name", ["chatml", "headers"])
+def test_system_messages_stay_where_a_template_takes_them(name):
+    text = template_of(name).render([SYSTEM, USER, SAID, LATE])
+    assert "system" in text.partition("done")[2]
