@@ -49,7 +49,7 @@ test-slow: $(VENV)/.dev
 # Three parts at once for two cores, for some tests wait for sockets and processes. Every part
 # imports what it needs only: torch and transformers take seconds.
 UNIT := $(BIN)/python -m pytest -m "not e2e and not slow"
-MODELS := $(addprefix tests/,cli docs engines gateway raas testing trainers workflows)
+MODELS := $(addprefix tests/,cli docs engines gateway raas testing tinker trainers workflows)
 WEIGHTS := $(addprefix tests/,codec launch transport weights)
 
 unit: $(VENV)/.dev
