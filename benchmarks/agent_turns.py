@@ -18,12 +18,14 @@ import random
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import tokenizers
 
 from agent_dialects import DIALECTS, Line, Said, chat_body, chat_said
 from agent_speaker import END, TEMPLATE, Call, Speaker, Tape, differences
@@ -31,7 +33,7 @@ from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.ids import GroupId, PolicyId, PromptId, TaskId, WorkflowId
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.engines.embedded import EmbeddedEngine
-from astraflow.engines.tokenizer import load_tokenizer
+from astraflow.engines.tokenizer import FastTokenizer, load_tokenizer
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.wire.rollout import decode_trajectory, encode_trajectory
 from astraflow.workflows.agents.session import AgentSession
@@ -307,10 +309,7 @@ class Agent:
             self._differs(f"{len(calls)} generations for {len(answers)} answers")
         if None not in told and sorted(map(str, told)) != sorted(map(str, drawn)):
             self._differs("the token ids that were told are others")
-        is_forced = isinstance(asked.get("tool_choice"), dict) or (
-            asked.get("tool_choice") == "required" and len(self._tools) == 1
-        )
-        if len(answers) == 1 and not is_forced:
+        if len(answers) == 1 and not _forced_name(asked):
             text = self._stage.tokenizer.decode(drawn[0])
             for stop in asked.get("stop", ()):
                 text = text.partition(stop)[0]
@@ -319,11 +318,24 @@ class Agent:
                 self._differs(f"shown {answers[0].text!r} of {text!r}")
 
     def _check_goes_on(self, call: Call, asked: dict[str, Any]) -> None:
-        """A chat that goes on begins with all tokens of an answer to what stood before it."""
+        """A chat that goes on begins with all tokens of an answer to what stood before it.
+
+        Behind them is what the template makes of what was said since, and nothing else.
+        """
         if self._before is None:
             return
+        since = self._lines[len(self._before) + 1 :]
+        said = "".join(f"<|im_start|>{line.role}\n{line.text}{END}\n" for line in since)
+        name = _forced_name(asked)
+        begun = f'<tool_call>\n{{"name": "{name}", "arguments": ' if name else ""
+        rest = f"{END}\n{said}<|im_start|>assistant\n<|go0|>{begun}"
         known = [before.tokens for lines, before in self._asked_with if lines == self._before]
-        if not any(call.prompt[: len(tokens)] == tokens for tokens in known):
+        if not any(
+            call.prompt[: len(tokens)] == tokens
+            and self._stage.text(call.prompt[len(tokens) - 1 :]).endswith(rest)
+            and self._stage.text(call.prompt[len(tokens) :]) in (rest, rest.removeprefix(END))
+            for tokens in known
+        ):
             self._differs(f"a chat that goes on was encoded anew: {asked} {self._lines[-3:]}")
 
     def _words(self) -> str:
@@ -340,15 +352,31 @@ class Agent:
         return self._stage.tape
 
 
+def _forced_name(asked: dict[str, Any]) -> str | None:
+    """Return the tool whose call a request begins."""
+    match asked.get("tool_choice"):
+        case {"function": {"name": str(name)}}:
+            return name
+        case "required" if len(asked["tools"]) == 1:
+            return asked["tools"][0]["function"]["name"]
+        case _:
+            return None
+
+
 @dataclass(slots=True, kw_only=True)
 class Stage:
     """One episode that an agent works on."""
 
     tape: Tape
     episode: Episode
-    tokenizer: Any
+    tokenizer: FastTokenizer
+    raw_tokenizer: tokenizers.Tokenizer
     found: Found
     url: str = ""
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, control tokens as they are written."""
+        return self.raw_tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     def compare(self) -> None:
         """Compare what the trainer gets with what was sampled."""
@@ -406,6 +434,7 @@ def _stage(
     engine: EmbeddedEngine, folder: Path, speaker: Speaker, seed: int, found: Found
 ) -> Stage:
     tape, tokenizer = Tape(engine), load_tokenizer(folder)
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     sampling = SamplingParams(max_new_tokens=24, seed=seed)
     task = RolloutTask(
         task_id=TaskId("t"),
@@ -426,7 +455,7 @@ def _stage(
         is_trained=bool(seed % 4),
     )
     episode = Episode(task=task, sample_index=0, policies={POLICY: port})
-    return Stage(tape=tape, episode=episode, tokenizer=tokenizer, found=found)
+    return Stage(tape=tape, episode=episode, tokenizer=tokenizer, raw_tokenizer=raw, found=found)
 
 
 def main() -> None:

@@ -135,6 +135,17 @@ async def test_a_harness_is_told_and_the_recipe_has_the_last_word(episode):
         assert (await made.run(run)).reward == 1.0
 
 
+@pytest.mark.slow
+async def test_an_agent_may_work_in_the_folder_of_its_episode(episode):
+    words = ("bash", "-c", 'cd "$(dirname "$ASTRAFLOW_TASK_FILE")" && touch made && pwd')
+    folders = []
+    scorer = GuardedScorer(lambda _, text: folders.append(Path(text)) or 1.0, name="seen")
+    made = Command(Command.Options(command=words, answer="stdout"), scorer)
+    await asyncio.gather(made.run(episode()), made.run(episode()))
+    assert len(set(folders)) == 2
+    assert not any(folder.exists() for folder in folders)
+
+
 def test_a_harness_that_is_unknown_is_named_with_the_nearest():
     with pytest.raises(ValidationError, match="did you mean 'codex'"):
         Command.Options(command=("x",), harness="codx")
