@@ -17,8 +17,9 @@ pytestmark = [pytest.mark.peers, pytest.mark.slow]
 PROMPTS = [{"prompt": f"row {number}", "answer": "yes"} for number in range(64)]
 
 
-async def join(run, command):
-    parts = [*shlex.split(command), "--hub", run.address, "--token", run.join_token]
+async def join(run, command, *, line=None):
+    address = run.address if line is None else line.address
+    parts = [*shlex.split(command), "--hub", address, "--token", run.join_token]
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(*parts, stdout=pipe, stderr=pipe)
 
@@ -81,3 +82,40 @@ async def test_our_node_takes_the_versions_of_a_trainer(peers, tmp_path):
         trainer = await join(run, peers["trainer"])
         assert await said(trainer) == {"step": 3, "version": 3}
         await run.finish(timeout_s=200)
+
+
+async def test_members_go_on_where_their_lines_were_cut(peers, tmp_path):
+    changes = {"policies.solver.trainer.step_count": 12}
+    recipe = small_recipe(tmp_path, scorer="exact", prompts=PROMPTS, changes=changes)
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        lines = [await run.open_line(), await run.open_line()]
+        raas = await join(run, peers["raas"], line=lines[0])
+        trainer = await join(run, peers["trainer"], line=lines[1])
+        for count in range(2, 11, 2):
+            await lines[1].until(lambda: lines[1].calls["AckBatch"] >= count)  # noqa: B023 - awaited
+            for line in lines:
+                line.cut()
+        trained, _ = await asyncio.gather(said(trainer), said(raas))
+        await run.finish(timeout_s=200)
+
+    assert trained == {"step": 12, "version": 12}
+    (account,) = run.accounts()
+    assert account.trained_count == 48
+
+
+async def test_tasks_that_a_cut_swallowed_are_played(peers, tmp_path):
+    recipe = small_recipe(tmp_path, scorer="exact", prompts=PROMPTS)
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        line = await run.open_line()
+        line.stretch(0.4)
+        raas = await join(run, peers["raas"], line=line)
+        run.add_trainer()
+        while not run.accounts()[0].issued_count:  # noqa: ASYNC110 - it is the hub's
+            await asyncio.sleep(0.01)
+        # They are on the way.
+        line.cut()
+        line.stretch(0.0)
+        await said(raas)
+        await run.finish(timeout_s=200)
+
+    assert run.accounts()[0].trained_count == 12
