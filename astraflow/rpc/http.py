@@ -19,7 +19,7 @@ from astraflow.rpc.tls import Tls, server_context
 
 _BACKLOG = 1024
 # Taken in one turn of the event loop.
-_ACCEPT_COUNT = 32
+_ACCEPT_COUNT = 128
 _GRACE_S = 1
 
 
@@ -112,7 +112,7 @@ class _Server(Server):
 def _config(app: Any, limits: HttpLimits) -> Config:
     return Config(
         app,
-        http=type("Bounded", (BoundedProtocol,), {"limits": limits}),
+        http=type("Bounded", (BoundedProtocol,), {"limits": limits, "arrived": {}}),
         ws="none",
         lifespan="off",
         log_config=None,

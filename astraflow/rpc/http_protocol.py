@@ -1,6 +1,7 @@
 """One HTTP connection: heads that are late or too large end it."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,6 +10,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # Of all that is no body: request line, headers, trailers.
 MAX_HEAD_NBYTES = 64 * 1024
+# Connections of a host that begin in one turn of the event loop.
+_ADMITTED_COUNT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,10 @@ class BoundedProtocol(HttpToolsProtocol):
     """A connection within limits; a subclass has them."""
 
     limits: ClassVar[HttpLimits] = HttpLimits()
+    # By host: connections with what they sent first.
+    arrived: ClassVar[dict[str, deque[tuple["BoundedProtocol", bytes]]]] = {}
     since_s = 0.0
+    _is_new = True
     _timer: asyncio.TimerHandle | None = None
     _head_nbytes = 0
     # Since the parser last told of anything: a line that does not end.
@@ -55,7 +61,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes."""
+        """Take bytes; the first ones of a connection in turn with those of other hosts."""
+        if self._is_new:
+            self._is_new = False
+            self.transport.pause_reading()
+            if not self.arrived:
+                self.loop.call_soon(self._admit)
+            self.arrived.setdefault(_host(self), deque()).append((self, data))
+            return
         self._untold_nbytes += len(data)
         super().data_received(data)
         if self._untold_nbytes > MAX_HEAD_NBYTES and not self.transport.is_closing():
@@ -131,6 +144,22 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             rank = 0 if cycle is None or cycle.more_body else 3
         return rank, other.since_s
+
+    def _admit(self) -> None:
+        """Let some new connections of each host begin, and the others in the next turns."""
+        due = [
+            arrived.popleft()
+            for arrived in self.arrived.values()
+            for _ in range(min(_ADMITTED_COUNT, len(arrived)))
+        ]
+        for host in [host for host, arrived in self.arrived.items() if not arrived]:
+            del self.arrived[host]
+        if self.arrived:
+            self.loop.call_soon(self._admit)
+        for connection, data in due:
+            if not connection.transport.is_closing():
+                connection.transport.resume_reading()
+                connection.data_received(data)
 
     def _count(self, nbytes: int) -> None:
         self._untold_nbytes = 0

@@ -9,11 +9,12 @@ import asyncio
 import json
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from ipaddress import IPv6Address, ip_address, ip_network
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -27,6 +28,8 @@ SMALL_NBYTES: Final = 1 << 20
 """Of answers that say how a peer stands."""
 
 _CALL_S: Final = 30.0
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,15 +174,37 @@ class Peer:
         answer = await self.ask(
             method, path, body, timeout_s=timeout_s, max_nbytes=min(max_nbytes, JSON_NBYTES)
         )
+        return await self._read(path, answer, lambda found: found)
+
+    async def get_parsed(
+        self, path: str, parse: Callable[[dict[str, Any]], Value], *, max_nbytes: int
+    ) -> Value:
+        """Return what is made of the dict that a peer answers.
+
+        Args:
+            path: Behind the url.
+            parse: Pure; off the event loop where the answer is long.
+            max_nbytes: Of the answer.
+        """
+        answer = await self.ask("GET", path, max_nbytes=min(max_nbytes, JSON_NBYTES))
+        return await self._read(path, answer, parse)
+
+    async def _read(
+        self, path: str, answer: PeerAnswer, parse: Callable[[dict[str, Any]], Value]
+    ) -> Value:
         if answer.status // 100 != 2:
             raise _unreachable(f"{self.url}{path} answers with status {answer.status}")
-        try:
-            found = await read(read_json, answer.raw)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise _unreachable(f"{self.url}{path} answers what is no dict of JSON")
-        return cast("dict[str, Any]", found)
+
+        def reader(raw: bytearray) -> Value:
+            try:
+                found = read_json(raw)
+            except ValueError:
+                found = None
+            if not isinstance(found, dict):
+                raise _unreachable(f"{self.url}{path} answers what is no dict of JSON")
+            return parse(cast("dict[str, Any]", found))
+
+        return await read(reader, answer.raw)
 
     async def ask(
         self,

@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from traceback import clear_frames
 from typing import Any, Final, TypeVar
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -74,12 +75,16 @@ async def read(
     """
     if len(raw) < quick_nbytes:
         return reader(raw)
-    return await off_loop(reader, raw)
+    return await asyncio.get_running_loop().run_in_executor(_READER, _read, reader, raw)
 
 
-async def off_loop(call: Callable[..., Value], *arguments: Any) -> Value:
-    """Return what a call returns, which works long; such calls go one after the other."""
-    return await asyncio.get_running_loop().run_in_executor(_READER, call, *arguments)
+def _read(reader: Callable[[bytearray], Value], raw: bytearray) -> Value:
+    """Leave nothing behind in the frames of an error: to free it takes long too."""
+    try:
+        return reader(raw)
+    except Exception as error:
+        clear_frames(error.__traceback__)
+        raise
 
 
 def read_json(raw: bytearray) -> Any:

@@ -1,6 +1,8 @@
 """Connections that send what is no request, or never end one."""
 
 import asyncio
+import socket
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -121,3 +123,25 @@ async def test_what_is_being_answered_stays():
         assert (await asked).endswith(b"0")
     finally:
         await server.close()
+
+
+async def test_a_host_of_many_connections_has_its_turn_with_the_others():
+    hosts, count, all_asked = [], 65, asyncio.Event()
+
+    async def noted(scope, receive, send):
+        hosts.append(scope["client"][0])
+        if len(hosts) == count:
+            all_asked.set()
+        await echo(scope, receive, send)
+
+    server = await HttpServer.start(noted, listen="127.0.0.1:0")
+    host, port = server.address.split(":")
+    with ExitStack() as stack:
+        # The loop has no turn meanwhile: they wait for it together, and the other one is the last.
+        for source in ["127.0.0.1"] * (count - 1) + ["127.0.0.9"]:
+            address = (source, 0)
+            sent = socket.create_connection((host, int(port)), source_address=address)
+            stack.enter_context(closing(sent)).sendall(HEAD + b"content-length: 0\r\n\r\n")
+        await all_asked.wait()
+        await server.close()
+    assert hosts.index("127.0.0.9") < count // 2

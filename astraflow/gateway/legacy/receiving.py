@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from astraflow.gateway.legacy.buffer import (
     read_plan,
 )
 from astraflow.rpc.peers import DialRules, Peer
-from astraflow.rpc.reading import JSON_NBYTES, off_loop
+from astraflow.rpc.reading import JSON_NBYTES
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -72,8 +73,8 @@ class SenderCopy:
         """
         async with AsyncExitStack() as undo:
             peer = await undo.enter_async_context(Peer(f"http://{endpoint}", dial))
-            fields = await peer.ask_json("GET", "/get_buffer_info", max_nbytes=JSON_NBYTES)
-            plan = await off_loop(read_plan, fields, dial.max_weights_nbytes)
+            read = partial(read_plan, max_nbytes=dial.max_weights_nbytes)
+            plan = await peer.get_parsed("/get_buffer_info", read, max_nbytes=JSON_NBYTES)
             copy = cls(peer, plan, host=host, timeout_s=timeout_s)
             # From here on it is the copy's.
             undo.pop_all()
