@@ -68,7 +68,7 @@ def responses_body(lines: list[Line], asked: dict[str, Any]) -> dict[str, Any]:
             {"type": "function_call", "call_id": name, "name": tool, "arguments": given}
             for name, tool, given in line.calls
         ]
-    made = {key: value for key, value in asked.items() if key in ("model", "stream", "tool_choice")}
+    made = {key: value for key, value in asked.items() if key in _SAME}
     made["max_output_tokens"] = asked["max_tokens"]
     if "tools" in asked:
         made["tools"] = [{"type": "function", **tool["function"]} for tool in asked["tools"]]
@@ -117,6 +117,9 @@ def messages_body(lines: list[Line], asked: dict[str, Any]) -> dict[str, Any]:
                 made["tool_choice"] = {"type": "tool", "name": name}
             case _:
                 pass
+        if not asked.get("parallel_tool_calls", True):
+            choice = made.setdefault("tool_choice", {"type": "auto"})
+            choice["disable_parallel_tool_use"] = True
     if "response_format" in asked:
         schema = asked["response_format"]["json_schema"]["schema"]
         made["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
@@ -188,6 +191,7 @@ def _input(arguments: str) -> dict[str, Any]:
     return given if isinstance(given, dict) else {"INVALID_JSON": arguments}
 
 
+_SAME = ("model", "stream", "tool_choice", "parallel_tool_calls")
 Write = Callable[[list[Line], dict[str, Any]], dict[str, Any]]
 Read = Callable[[list[dict[str, Any]]], list[Said]]
 DIALECTS: dict[str, tuple[Write, Read]] = {

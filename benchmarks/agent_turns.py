@@ -276,6 +276,7 @@ class Agent:
             name = {"name": dice.choice(self._tools)["function"]["name"]}
             choices = ["auto", "auto", "auto", {"type": "function", "function": name}]
             made["tool_choice"] = dice.choice([*choices, "required"])
+            made["parallel_tool_calls"] = dice.random() < 0.7
         if dice.random() < 0.1:
             shape = {"name": "form", "schema": _FORM}
             made["response_format"] = {"type": "json_schema", "json_schema": shape}
@@ -309,9 +310,12 @@ class Agent:
             self._differs(f"{len(calls)} generations for {len(answers)} answers")
         if None not in told and sorted(map(str, told)) != sorted(map(str, drawn)):
             self._differs("the token ids that were told are others")
+        if asked.get("parallel_tool_calls") is False and any(len(s.calls) > 1 for s in answers):
+            self._differs("calls in parallel, where one was asked for")
         if len(answers) == 1 and not _forced_name(asked):
             text = self._stage.tokenizer.decode(drawn[0])
-            for stop in asked.get("stop", ()):
+            is_one = asked.get("parallel_tool_calls") is False
+            for stop in (*asked.get("stop", ()), *(("</tool_call>",) if is_one else ())):
                 text = text.partition(stop)[0]
             shown = text.partition("<tool_call>")[0] if answers[0].calls else text
             if answers[0].text.rstrip() != shown.rstrip():

@@ -40,6 +40,7 @@ _ERRORS = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    500: "api_error",
     503: "overloaded_error",
 }
 
@@ -52,7 +53,7 @@ def chat_of(body: Body) -> Body:
     """
     shape: Body = body.get("output_config") or {}
     shape = shape.get("format") or body.get("output_format") or {}
-    choice = _choice(body.get("tool_choice") or {})
+    choice: Body = body.get("tool_choice") or {}
     made = renamed(body, _SAME)
     messages: list[Body] = []
     if body.get("system"):
@@ -60,7 +61,8 @@ def chat_of(body: Body) -> Body:
     for index, message in enumerate(body.get("messages") or ()):
         messages += _messages(message, f"messages[{index}].content")
     tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(body.get("tools") or ())]
-    made |= {"messages": messages, "tool_choice": choice}
+    made |= {"messages": messages, "tool_choice": _choice(choice)}
+    made |= {"parallel_tool_calls": not choice.get("disable_parallel_tool_use")}
     made |= {"response_format": response_format(shape)} if shape else {}
     return made | ({"tools": tools} if tools else {})
 

@@ -13,6 +13,8 @@ from astraflow.workflows.ports import Tokenizer
 
 CALL = "<tool_call>"
 """Begins a tool call, in the form that most open models are trained on."""
+CALL_END = "</tool_call>"
+"""Ends it."""
 
 _CALLS = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 # What a decoder shows of a character that is not whole yet.
@@ -95,7 +97,7 @@ def forced_calls(name: str, text: str) -> list[dict[str, Any]]:
     A first call that is no JSON has for arguments what was said, as it was said.
     """
     _, calls = split_calls(opened_call(name) + text)
-    return calls or [_made_call(name, text.partition("</tool_call>")[0].strip())]
+    return calls or [_made_call(name, text.partition(CALL_END)[0].strip())]
 
 
 def _call(written: str) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Grammar, SamplingParams
+from astraflow.raas.agents.detokenizer import CALL_END
 from astraflow.workflows.agents.session import SamplingSource
 
 _MAX_CHOICES = 64
@@ -110,6 +111,7 @@ class ChatRequest(SamplingRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=_MAX_LIKELIEST)
@@ -131,6 +133,12 @@ class ChatRequest(SamplingRequest):
                 case _:
                     raise ValueError(f"[{index}] is no function with a name and parameters")
         return tools
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end an answer; the end of a call, where there is to be one at a time."""
+        is_one = self.parallel_tool_calls is False and self.offered_tools
+        return (*super().stops, *((CALL_END,) if is_one else ()))
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:

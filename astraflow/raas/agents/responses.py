@@ -26,6 +26,7 @@ _SAME = {
     "max_output_tokens": "max_tokens",
     "temperature": "temperature",
     "top_p": "top_p",
+    "parallel_tool_calls": "parallel_tool_calls",
     "tool_choice": "tool_choice",
     "stream": "stream",
     "top_logprobs": "top_logprobs",
@@ -192,7 +193,7 @@ class ResponseScript:
 
     def fail(self, error: AstraflowError) -> bytes:
         """Write an error."""
-        return event(body_of(error), "error")
+        return self._event("error", **body_of(error))
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
@@ -264,7 +265,7 @@ def _response(
         "metadata": {},
         "model": request.model,
         "output": items,
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
         "temperature": None,
         "tool_choice": request.tool_choice or "auto",
         "tools": [],

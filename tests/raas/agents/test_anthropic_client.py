@@ -68,6 +68,14 @@ async def test_tools_are_called_and_answered(stage, client_of, is_streamed):
         assert len(at.episode.trajectories()) == 1
 
 
+async def test_who_wants_one_tool_at_a_time_gets_one(stage, client_of):
+    async with stage(lambda text: CALL + CALL, sampling=LONG) as at, client_of(at) as client:
+        asked = {"model": "claude", "max_tokens": 200, "messages": [user("1+2?")], "tools": TOOLS}
+        for choice in ({"type": "auto", "disable_parallel_tool_use": True}, {"type": "auto"}):
+            said = await client.messages.create(**asked, tool_choice=choice)
+            assert len(said.content) == 1 + ("disable_parallel_tool_use" not in choice)
+
+
 async def test_a_tool_can_be_forced(stage, client_of):
     async with stage(lambda text: '{"a": 1}}', sampling=LONG) as at, client_of(at) as client:
         forced = await client.messages.create(

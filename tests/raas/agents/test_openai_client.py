@@ -1,5 +1,7 @@
 """OpenAI's own client, as it is."""
 
+import json
+
 import pytest
 
 from astraflow.core.tasks import SamplingParams
@@ -121,6 +123,30 @@ async def test_a_forced_call_that_is_no_json_is_shown_as_it_was_said(stage, clie
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
+async def test_who_wants_one_call_at_a_time_gets_one(stage, client_of, is_streamed):
+    def answer(text):
+        return "It is 3." if "[t]3" in text else f"Wait.{CALL}\n{CALL}"
+
+    sampling = SamplingParams(max_new_tokens=256)
+    async with stage(answer, sampling=sampling) as at, client_of(at) as client:
+        talk = [user("1+2?")]
+        first = await create(client, talk, is_streamed, parallel_tool_calls=False)
+        (call,) = first["tool_calls"]
+        talk += [
+            {"role": "assistant", **first},
+            {"role": "tool", "tool_call_id": call["id"], "content": "3"},
+        ]
+        said = await create(client, talk, is_streamed, parallel_tool_calls=False)
+        assert said == {"content": "It is 3."}
+        assert len(at.episode.trajectories()) == 1
+        asked = {"model": "m", "input": "1+2?", "parallel_tool_calls": False}
+        tool = {"type": "function", "strict": None, **TOOLS[0]["function"]}
+        told = await client.responses.create(**asked, tools=[tool])
+    assert [each.type for each in told.output] == ["message", "function_call"]
+    assert told.parallel_tool_calls is False
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
 async def test_a_call_that_is_broken_is_shown_as_text_and_the_chat_goes_on(
     stage, client_of, is_streamed
 ):
@@ -139,8 +165,8 @@ async def test_a_call_that_is_broken_is_shown_as_text_and_the_chat_goes_on(
         assert len(at.episode.trajectories()) == 1
 
 
-async def create(client, messages, is_streamed):
-    asked = {"model": "m", "messages": messages, "tools": TOOLS}
+async def create(client, messages, is_streamed, **more):
+    asked = {"model": "m", "messages": messages, "tools": TOOLS, **more}
     if not is_streamed:
         answer = await client.chat.completions.create(**asked)
         message = answer.choices[0].message.model_dump(exclude_none=True)
@@ -265,3 +291,19 @@ async def test_a_stream_of_responses_has_the_events_of_a_call(stage, client_of):
     assert (added.item.arguments, item.item.status) == ("", "completed")
     assert delta.delta == done.arguments == item.item.arguments == '{"a": 1, "b": 2}'
     assert whole.response.output == [item.item]
+
+
+async def test_a_stream_of_responses_ends_with_what_went_wrong(stage, client_of):
+    from openai import APIError  # noqa: PLC0415
+
+    async with stage() as at, client_of(at) as client, at.client() as plain:
+        at.engine.version = None
+        asked = {"model": "m", "input": "a", "stream": True}
+        stream = await client.responses.create(**asked)
+        with pytest.raises(APIError, match="no version"):
+            async for _ in stream:
+                pass
+        answer = await plain.post("v1/responses", json=asked)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:5] == "data:"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert (events[-1]["type"], events[-1]["error"]["code"]) == ("error", "no_weights_yet")
