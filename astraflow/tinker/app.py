@@ -14,10 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.rpc.auth import is_same_secret
+from astraflow.rpc.http import SecretGate
 from astraflow.tinker.checkpoints import require_id
 from astraflow.tinker.promises import JSON, Answer, Promise, digest_of
 from astraflow.tinker.requests import (
@@ -131,7 +131,10 @@ class TinkerApp:
             for path, handler in handlers.items()
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
-        return _KeyGate(app, token) if token else app
+        if not token:
+            return app
+        refused = AstraflowError(Reason.TOKEN_INVALID, "show the key of this server: X-API-Key")
+        return SecretGate(app, secret=token, shown=_key_of, refused=_failed(refused))
 
     async def _configure(self, request: Request) -> Response:
         await self._body(request)
@@ -289,19 +292,8 @@ class TinkerApp:
             raise AstraflowError(Reason.OVERLOADED, "too many bodies come at once; send it again")
 
 
-class _KeyGate:
-    """Lets a request through that shows a key; any other learns nothing."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._token = token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if is_same_secret(Headers(scope=scope).get("x-api-key", ""), self._token):
-            await self._app(scope, receive, send)
-            return
-        error = AstraflowError(Reason.TOKEN_INVALID, "show the key of this server: X-API-Key")
-        await _failed(error)(scope, receive, send)
+def _key_of(headers: Headers) -> str:
+    return headers.get("x-api-key", "")
 
 
 def _guarded(handler: Handler) -> Handler:
