@@ -20,6 +20,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.weight_files import flatten, read_weights
 from astraflow.testing.made_weights import Flickering
 from astraflow.testing.trainer import train_counter
+from astraflow_proto.common.v1 import session_pb2
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 from astraflow_proto.weights.v1 import version_pb2
 
@@ -74,6 +75,12 @@ CHECKS: Final = (
     Check(
         name="tasks.reopened",
         expected="opens a StreamTasks again that was cut, and goes on with what it holds",
+        source=_SERVICE + "StreamTasks",
+    ),
+    Check(
+        name="tasks.recovered",
+        expected="has the run find what a cut StreamTasks swallowed: JoinPool with SessionResume,"
+        " which lists the tasks that it has and no other",
         source=_SERVICE + "StreamTasks",
     ),
     Check(
@@ -224,10 +231,24 @@ def _sent_after(tap: Tap, one: Call | None, item_ids: set[str]) -> bool | None:
 
 
 async def _check_cut_tasks(stage: Stage) -> None:
+    fault = CutResponse("StreamTasks", lambda message: message.HasField("task"))
+    count, joined = len(stage.tap.of("StreamTasks")), len(stage.tap.of(JOIN))
     with stage.check("tasks.reopened"):
-        count = len(stage.tap.of("StreamTasks"))
-        stage.tap.cut("StreamTasks")
+        stage.tap.faults.append(fault)
+        lost = (await stage.until(lambda: fault.lost, "a task")).task
         await stage.call("StreamTasks", "another StreamTasks, and tasks on it", after=count)
+    with stage.check("tasks.recovered"):
+        resume = await stage.until(
+            lambda: _resumed(stage.tap.of(JOIN)[joined:]),
+            "a JoinPool with SessionResume after StreamTasks was cut",
+        )
+        if lost.task_id in resume.held_task_ids:
+            raise Broken(f"it holds {lost.task_id}, which never came to it")
+
+
+def _resumed(joins: Iterable[Call]) -> session_pb2.SessionResume | None:
+    requests = (call.requests[0] for call in joins if call.requests)
+    return next((request.resume for request in requests if request.HasField("resume")), None)
 
 
 async def _check_deadline(stage: Stage) -> None:

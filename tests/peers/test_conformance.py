@@ -31,6 +31,7 @@ BROKEN = {
         "lies_about_capacity": "tasks.credit",
         "repeats_itself": "rollouts.backpressure",
         "never_resends": "rollouts.redelivered",
+        "never_reconciles": "tasks.recovered",
     },
 }
 

@@ -118,7 +118,7 @@ function sample(task: RolloutTask, sampleIndex: number) {
 }
 
 async function takeTasks(): Promise<void> {
-  for await (const { event } of member.stream((call, signal) => run.streamTasks(openTasks(signal), call), { reconciles: true })) {
+  for await (const { event } of member.stream((call, signal) => run.streamTasks(openTasks(signal), call), { reconciles: !hasFault("never_reconciles") })) {
     if (event.case === "task") {
       tasks.add(event.value.taskId);
       void work(event.value);
