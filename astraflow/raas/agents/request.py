@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Grammar, SamplingParams
@@ -14,6 +14,12 @@ from astraflow.workflows.agents.session import SamplingSource
 _MAX_CHOICES = 64
 # As OpenAI's API has it; vLLM's, too.
 _MAX_LIKELIEST = 20
+# Fields that ask for more than words; those that are not known ask for nothing that matters.
+_UNSERVED = {
+    "functions": "send tools",
+    "web_search_options": "nobody here searches",
+    "audio": "only text is",
+}
 # What engines count in.
 _I32, _I64 = 2**31, 2**63
 
@@ -44,6 +50,15 @@ class SamplingRequest(BaseModel):
     seed: int | None = Field(default=None, ge=-_I64, lt=_I64)
     logit_bias: dict[str, float] | None = None
     return_token_ids: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _asks_for_what_is_served(cls, given: Any) -> Any:
+        fields = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        for field, hint in _UNSERVED.items():
+            if fields.get(field):
+                raise unserved(field, hint)
+        return cast("Any", given)
 
     @property
     def count(self) -> int:

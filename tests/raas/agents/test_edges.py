@@ -36,6 +36,9 @@ WRONG = {
     "a strange format": ({**HI, "response_format": {"type": "xml"}}, "response_format"),
     "likeliest tokens without logprobs": ({**HI, "top_logprobs": 2}, "top_logprobs"),
     "a forced tool": ({**HI, "tool_choice": "required"}, "tool_choice"),
+    "functions of old": ({**HI, "functions": [{"name": "add"}]}, "functions"),
+    "a search on the web": ({**HI, "web_search_options": {"x": 1}}, "web_search_options"),
+    "a voice": ({**HI, "audio": {"voice": "alloy", "format": "wav"}}, "audio"),
     "biased tokens": ({**HI, "logit_bias": {"3": 5}}, "logit_bias"),
 }
 
