@@ -77,7 +77,7 @@ func New(settings Settings) (*Node, error) {
 	return n, nil
 }
 
-// Serve works until the run asks the node to leave; what it was given is finished first.
+// Serve works until the run asks the node to leave.
 func (n *Node) Serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -99,7 +99,7 @@ func (n *Node) Serve(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			return n.member.Leave(ctx, "drained")
+			return n.member.Leave(ctx, "as asked")
 		}
 	}
 }

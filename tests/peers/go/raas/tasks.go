@@ -15,7 +15,7 @@ import (
 	"example.com/astraflow/weights"
 )
 
-// takeTasks works on what the run sends, until it asks the node to leave and all is closed.
+// takeTasks works on what the run sends, until it asks the node to leave: at once, or when all is closed.
 func (n *Node) takeTasks(ctx context.Context) error {
 	open := func(ctx context.Context) (dataflowv1.RaasService_StreamTasksClient, error) {
 		stream, err := n.run.StreamTasks(ctx)
@@ -24,17 +24,19 @@ func (n *Node) takeTasks(ctx context.Context) error {
 		}
 		return stream, err
 	}
+	asked := commonv1.DirectiveKind_DIRECTIVE_KIND_CONTINUE
 	err := member.Read(ctx, n.member, true, open, func(event *dataflowv1.StreamTasksResponse) (bool, error) {
 		switch event := event.Event.(type) {
 		case *dataflowv1.StreamTasksResponse_Task:
 			n.begin(event.Task)
 			go n.work(ctx, event.Task)
 		case *dataflowv1.StreamTasksResponse_Directive:
-			return event.Directive.Kind == commonv1.DirectiveKind_DIRECTIVE_KIND_CONTINUE, nil
+			asked = event.Directive.Kind
+			return asked == commonv1.DirectiveKind_DIRECTIVE_KIND_CONTINUE, nil
 		}
 		return true, nil
 	})
-	if err != nil {
+	if err != nil || asked == commonv1.DirectiveKind_DIRECTIVE_KIND_STOP {
 		return err
 	}
 	n.mutex.Lock()

@@ -117,13 +117,16 @@ function sample(task: RolloutTask, sampleIndex: number) {
   return { rolloutId, taskId, groupId, sampleIndex, outcome: Outcome.SCORED, reward, trajectories: [trajectory], policyVersions };
 }
 
+// Until the run asks the node to leave: at once, or when all is closed.
 async function takeTasks(): Promise<void> {
   for await (const { event } of member.stream((call, signal) => run.streamTasks(openTasks(signal), call), { reconciles: !hasFault("never_reconciles") })) {
     if (event.case === "task") {
       tasks.add(event.value.taskId);
       void work(event.value);
-    } else if (event.case === "directive" && event.value.kind !== DirectiveKind.CONTINUE) return;
+    } else if (event.case === "directive" && event.value.kind === DirectiveKind.STOP) return;
+    else if (event.case === "directive" && event.value.kind === DirectiveKind.DRAIN) break;
   }
+  while (tasks.size) await pause(10);
 }
 
 const idOf = (item: Item): string => (item!.case === "rollout" ? item!.value.rolloutId! : item!.case === "result" ? item!.value.taskId! : "");
@@ -145,15 +148,14 @@ async function deliver(): Promise<void> {
     }
 }
 
-// Works until the run asks it to leave; what it was given is finished first.
+// Works until the run asks it to leave.
 export async function serve(given: Settings): Promise<void> {
   settings = given;
   await member.join();
   void followVersions();
   void deliver();
   await takeTasks();
-  while (tasks.size) await pause(10);
-  await member.leave("drained");
+  await member.leave("as asked");
   console.log(JSON.stringify({ rollouts: rolloutCount, version: Number(replica.version ?? -1n) }));
   process.exit(0);
 }

@@ -193,7 +193,7 @@ fn steer(me: Me) -> impl Fn(Sink<StreamTasksRequest>) -> tokio::task::JoinHandle
     }
 }
 
-/// Works on what the run sends, until it asks the node to leave.
+/// Works on what the run sends, until it asks the node to leave: at once, or when all is closed.
 async fn take_tasks(me: &Me) -> Result<(), Status> {
     let path = "/astraflow.dataflow.v1.RaasService/StreamTasks";
     let mut events = me.stream::<_, StreamTasksResponse>(path, steer(me.clone())).reconciling();
@@ -204,7 +204,8 @@ async fn take_tasks(me: &Me) -> Result<(), Status> {
                 let me = me.clone();
                 tokio::spawn(async move { work(&me, task).await });
             }
-            Some(Event::Directive(told)) if told.kind() != DirectiveKind::Continue => break,
+            Some(Event::Directive(told)) if told.kind() == DirectiveKind::Stop => return Ok(()),
+            Some(Event::Directive(told)) if told.kind() == DirectiveKind::Drain => break,
             _ => {}
         }
     }
@@ -348,7 +349,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Err(status) = deliver(&me) => return Err(status.into()),
         done = take_tasks(&me) => done?,
     }
-    me.leave("drained").await?;
+    me.leave("as asked").await?;
     let version = me.role.replica.version().map_or(-1, |held| held.number);
     println!("{{\"rollouts\": {}, \"version\": {version}}}", me.role.rollout_count.lock().unwrap());
     Ok(())
