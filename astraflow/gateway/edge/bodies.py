@@ -65,17 +65,28 @@ async def read_body(request: Request, rules: BodyRules) -> dict[str, Any]:
     """
     kind = request.headers.get("content-type", PICKLE).partition(";")[0].strip().lower()
     async with _taken(request, rules) as raw:
-        if not raw:
-            return {}
-        if kind == JSON:
-            fields = await _from_json(raw)
-        elif kind == PICKLE:
-            fields = await _from_pickle(raw, rules)
-        else:
-            raise HTTPException(415, f"a body is {JSON} or {PICKLE}, not {kind}")
+        try:
+            fields: Any = await _fields_of(raw, kind, rules) if raw else {}
+        except ValueError as error:
+            raise HTTPException(400, f"the body is no JSON: {error}") from None
+        except AstraflowError as error:
+            raise HTTPException(400, error.message) from None
     if not isinstance(fields, dict):
         raise HTTPException(400, "the body must be a dict")
     return cast("dict[str, Any]", fields)
+
+
+async def _fields_of(raw: bytearray, kind: str, rules: BodyRules) -> Any:
+    if kind == JSON:
+        if len(raw) > JSON_NBYTES:
+            raise HTTPException(413, f"a body of JSON has at most {JSON_NBYTES} bytes here")
+        return await read(read_json, raw)
+    if kind != PICKLE:
+        raise HTTPException(415, f"a body is {JSON} or {PICKLE}, not {kind}")
+    if not rules.reads_pickles:
+        why = "pickled bodies are read only where the gateway was started with --legacy-pickle"
+        raise HTTPException(415, f"{why} (http.legacy_pickle in a recipe); or send {JSON}")
+    return await read(read_pickle, raw, quick_nbytes=_QUICK_PICKLE_NBYTES)
 
 
 def parse(model: type[Model], fields: Mapping[str, Any]) -> Model:
@@ -118,28 +129,6 @@ async def _taken(request: Request, rules: BodyRules) -> AsyncGenerator[bytearray
         raise HTTPException(408, f"the body did not come in {rules.timeout_s:g} s") from None
     finally:
         rules.room.give(caller, held)
-
-
-async def _from_json(raw: bytearray) -> Any:
-    if len(raw) > JSON_NBYTES:
-        raise HTTPException(413, f"a body of JSON has at most {JSON_NBYTES} bytes here")
-    try:
-        return await read(read_json, raw)
-    except ValueError as error:
-        raise HTTPException(400, f"the body is no JSON: {error}") from None
-
-
-async def _from_pickle(raw: bytearray, rules: BodyRules) -> Any:
-    if not rules.reads_pickles:
-        raise HTTPException(
-            415,
-            "pickled bodies are read only where the gateway was started with --legacy-pickle "
-            f"(http.legacy_pickle in a recipe); or send {JSON}",
-        )
-    try:
-        return await read(read_pickle, raw, quick_nbytes=_QUICK_PICKLE_NBYTES)
-    except AstraflowError as error:
-        raise HTTPException(400, error.message) from None
 
 
 async def answer(request: Request, fields: Mapping[str, Any], *, status: int = 200) -> Response:
@@ -249,18 +238,20 @@ def _safetensors(fields: Mapping[str, Any]) -> bytes:
     from safetensors.numpy import save  # noqa: PLC0415 - only who asks for it pays
 
     tensors: dict[str, np.ndarray] = {}
-    rest = _split(fields, "", tensors)
-    return save(tensors, {"json": json.dumps(rest)})
 
-
-def _split(fields: Mapping[str, Any], prefix: str, tensors: dict[str, np.ndarray]) -> Any:
-    """Put arrays, named by their path, into `tensors`; return the rest."""
-    rest: dict[str, Any] = {}
-    for key, value in fields.items():
+    def rest_of(value: Any, path: str) -> Any:
+        """Put arrays, named by their path, into `tensors`; return the rest."""
         if isinstance(value, np.ndarray):
-            tensors[prefix + key] = np.ascontiguousarray(cast("np.ndarray", value))
-        elif isinstance(value, Mapping):
-            rest[key] = _split(cast("Mapping[str, Any]", value), f"{prefix}{key}.", tensors)
-        else:
-            rest[key] = value
-    return rest
+            tensors[path] = np.ascontiguousarray(cast("np.ndarray", value))
+            return None
+        dot = f"{path}." if path else ""
+        if isinstance(value, Mapping):
+            items = cast("Mapping[str, Any]", value).items()
+            rest = {key: rest_of(each, f"{dot}{key}") for key, each in items}
+            return {key: each for key, each in rest.items() if f"{dot}{key}" not in tensors}
+        if isinstance(value, list | tuple):
+            values = cast("Sequence[Any]", value)
+            return [rest_of(each, f"{dot}{index}") for index, each in enumerate(values)]
+        return value
+
+    return save(tensors, {"json": json.dumps(rest_of(fields, ""))})
