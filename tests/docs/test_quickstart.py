@@ -47,7 +47,7 @@ def test_a_raas_of_ones_own_makes_the_policy_learn(blocks, language, tmp_path):
 
 def needs(language):
     missing = [tool for tool in TOOLS.get(language, ()) if not shutil.which(tool)]
-    if language == "go" and not (GO_PACKAGES / "src" / "google.golang.org").is_dir():
+    if language == "go" and not (GO_PACKAGES / "src" / "lukechampine.com").is_dir():
         missing.append("Debian's Go packages")
     if missing:
         pytest.skip(f"needs {' and '.join(missing)} (scripts/install_peer_tools.sh)")

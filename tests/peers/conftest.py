@@ -18,13 +18,25 @@ VECTORS = ROOT / "tests" / "codec" / "vectors"
 BUILT = ".built"
 # Where Debian keeps the sources of Go packages.
 GO_PACKAGES = Path("/usr/share/gocode")
+# The last is of a release that gRPC needs; there is an older one.
+GO_NEEDS = [
+    GO_PACKAGES / "src" / name
+    for name in (
+        "google.golang.org/grpc",
+        "lukechampine.com/blake3",
+        "github.com/klauspost/compress/zstd",
+        "github.com/golang/protobuf/proto/registry.go",
+    )
+]
 JARS = Path("/usr/share/java")
 # And crates, in place of crates.io.
-CRATES = """
+CRATES = Path("/usr/share/cargo/registry")
+CRATE_NEEDS = ("base64-0.13", "blake3-1", "h2-0.3", "prost-build-0.11", "tokio-1", "zstd-0.12")
+CRATE_SETTINGS = f"""
 [source.crates-io]
 replace-with = "debian"
 [source.debian]
-directory = "/usr/share/cargo/registry"
+directory = "{CRATES}"
 """
 
 
@@ -57,7 +69,7 @@ def typescript():
 
 @pytest.fixture(scope="session")
 def go():
-    needs("go", "protoc-gen-go", "protoc-gen-go-grpc", GO_PACKAGES / "src" / "google.golang.org")
+    needs("go", "protoc-gen-go", "protoc-gen-go-grpc", *GO_NEEDS)
     source = ROOT / "tests" / "peers" / "go"
     module = Path("src", "example.com", "astraflow")
     built, is_new = copied(source, "go", into=module)
@@ -73,11 +85,12 @@ def go():
 
 @pytest.fixture(scope="session")
 def rust():
-    needs("cargo", "protoc", "pkg-config", Path("/usr/share/cargo/registry/prost-build-0.11.6"))
+    missing = (name for name in CRATE_NEEDS if not any(CRATES.glob(f"{name}.*")))
+    needs("cargo", "protoc", "pkg-config", *missing)
     built, is_new = copied(ROOT / "tests" / "peers" / "rust", "rust")
     programs = CACHE / "rust"
     if is_new:
-        (built / "crates.toml").write_text(CRATES)
+        (built / "crates.toml").write_text(CRATE_SETTINGS)
         # Crates are compiled once, whatever becomes of the peers.
         places = {"CARGO_TARGET_DIR": str(programs), "ASTRAFLOW_PROTOS": str(ROOT / "protos")}
         env = {**os.environ, **places, "CARGO_PROFILE_DEV_DEBUG": "0"}
