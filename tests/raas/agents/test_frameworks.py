@@ -18,6 +18,7 @@ from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpos
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.tokenizer import load_tokenizer
 from astraflow.raas.agents.endpoint import AgentEndpoint
+from astraflow.testing import CharTokenizer, small_recipe, start_run
 from astraflow.workflows.agents.command import Command
 from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.episode import Episode
@@ -385,3 +386,30 @@ async def test_what_it_samples_is_trained_on_as_it_was_drawn(name, stage, tmp_pa
     assert len(trajectories) == (case.trajectories or len(trajectories)) > 0
     if case.made:
         assert (work / "made.txt").read_text().strip() == case.made
+
+
+async def test_a_run_is_trained_through_a_framework(tmp_path):
+    options = {
+        "command": [str(ROOT / "python/bin/python"), str(HERE / "use_openai_agents.py"), "tool"],
+        "harness": "openai-agents",
+    }
+    recipe = small_recipe(
+        tmp_path,
+        workflow="command",
+        scorer="exact",
+        prompts=[{"prompt": str(number), "answer": WEATHER[1]} for number in range(5)],
+        changes={
+            "workflows.main.options": options,
+            "policies.solver.sampling.max_new_tokens": 128,
+            "policies.solver.trainer.step_count": 1,
+        },
+    )
+    async with start_run(recipe, run_dir=tmp_path / "run") as run:
+        await run.add_node(answer=lambda text: WEATHER["is sunny" in text])
+        run.add_trainer()
+        await run.finish()
+    rollouts = [each.rollout for each in run.rollouts()]
+    assert {each.reward for each in rollouts} == {1.0}
+    for (trajectory,) in (each.trajectories for each in rollouts):
+        sampled = trajectory.tokens[trajectory.sampled_mask]
+        assert CharTokenizer().decode(sampled) == "".join(WEATHER)
