@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from astraflow.client.batch_stream import ReceivedBatch
 from astraflow.core.members import MemberState, MemberStatus, Role
 from astraflow.core.status import RunStatus, StopMode
-from astraflow.gateway.edge.bodies import answer, parse, read_body, stream_answer
+from astraflow.gateway.edge.bodies import answer, read_body, stream_answer
 from astraflow.gateway.edge.errors import json_answer
 from astraflow.gateway.gateway import Gateway
 from astraflow.gateway.requests import (
@@ -37,7 +37,7 @@ def trainer_routes(gateway: Gateway) -> APIRouter:
         Answers once the first version is published: the weights of the recipe's model, or those
         that the sender holds where recovered_version is given.
         """
-        asked = parse(Ready, await read_body(request, gateway.settings.rules))
+        asked = await read_body(request, gateway.settings.rules, Ready)
         await gateway.ready(asked, caller=caller_of(request))
         return await answer(request, {"ok": True})
 
@@ -69,7 +69,7 @@ def trainer_routes(gateway: Gateway) -> APIRouter:
         counts as trained on. With `run_eval` it answers once the recipe's evaluations of that
         version have ended, and with what came of them.
         """
-        notify = parse(NotifyVersion, await read_body(request, gateway.settings.rules))
+        notify = await read_body(request, gateway.settings.rules, NotifyVersion)
         seat = gateway.seat(notify.model_id)
         is_full = await seat.notify(notify.version)
         results = await gateway.evaluate(seat, notify.version) if notify.run_eval else None
@@ -113,14 +113,14 @@ def run_routes(gateway: Gateway) -> APIRouter:
     @router.post("/register_raas", openapi_extra=body_of(RegisterRaas))
     async def register_raas(request: Request) -> Response:
         """Let a RaaS that speaks HTTP join the pool; answers once it has."""
-        register = parse(RegisterRaas, await read_body(request, gateway.settings.rules))
+        register = await read_body(request, gateway.settings.rules, RegisterRaas)
         size = await gateway.register_raas(register, caller=caller_of(request))
         return json_answer({"ok": True, "uid": register.uid, "pool_size": size})
 
     @router.post("/deregister_raas", openapi_extra=body_of(DeregisterRaas))
     async def deregister_raas(request: Request) -> Response:
         """Let such a RaaS leave; what it held is issued again."""
-        gone = parse(DeregisterRaas, await read_body(request, gateway.settings.rules))
+        gone = await read_body(request, gateway.settings.rules, DeregisterRaas)
         size = await gateway.deregister_raas(gone.uid, shutdown=gone.shutdown)
         return json_answer({"ok": True, "uid": gone.uid, "pool_size": size})
 

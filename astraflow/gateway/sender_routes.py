@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from astraflow import __version__
 from astraflow.core.errors import AstraflowError
-from astraflow.gateway.edge.bodies import BodyRules, json_answer, parse, read_body
+from astraflow.gateway.edge.bodies import BodyRules, json_answer, read_body
 from astraflow.gateway.edge.errors import add_errors
 from astraflow.gateway.legacy.sending import Instance, Offer, Pusher, Sender, Target
 from astraflow.gateway.requests import Fields, body_of
@@ -59,7 +59,7 @@ def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRu
     @router.post("/register_sglang_instance", openapi_extra=body_of(Instance))
     async def register_sglang_instance(request: Request) -> Response:
         """Register a receiver: where pushes and the completion message go."""
-        instance = parse(Instance, await read_body(request, rules))
+        instance = await read_body(request, rules, Instance)
         target = await instance.target(dial.also(caller_of(request)))
         nbytes = sender.require().held.plan.nbytes
         if instance.buffer_length != nbytes:
@@ -84,7 +84,7 @@ def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRu
     @router.post("/request_transfer", openapi_extra=body_of(RequestTransfer))
     async def request_transfer(request: Request) -> Response:
         """Push weights to a receiver; answers once it has acknowledged every byte."""
-        asked = parse(RequestTransfer, await read_body(request, rules))
+        asked = await read_body(request, rules, RequestTransfer)
         # Names of a receiver in answers of published ones have the scheme.
         instance_id = asked.instance_id.removeprefix("http://")
         target = pusher.receivers.get((sender.policy_id, instance_id))

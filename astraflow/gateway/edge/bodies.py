@@ -11,6 +11,7 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 import numpy as np
@@ -33,6 +34,8 @@ PICKLE: Final = "application/octet-stream"
 JSON: Final = "application/json"
 SAFETENSORS: Final = "application/vnd.safetensors"
 _WRITE_NBYTES: Final = 1 << 20
+# Fewer are read at once.
+_QUICK_JSON_NBYTES: Final = 1 << 14
 _QUICK_PICKLE_NBYTES: Final = 1 << 11
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -57,49 +60,47 @@ class BodyRules:
     head_timeout_s: float = 10.0
 
 
-async def read_body(request: Request, rules: BodyRules) -> dict[str, Any]:
-    """Return the fields of a request; none for an empty body.
+async def read_body(request: Request, rules: BodyRules, model: type[Model]) -> Model:
+    """Return the fields of a request, none for an empty body, as a model.
 
     Raises:
         HTTPException: 413, 408, 415, 400.
+        RequestValidationError: Naming every field that is wrong.
     """
     kind = request.headers.get("content-type", PICKLE).partition(";")[0].strip().lower()
     async with _taken(request, rules) as raw:
-        try:
-            fields: Any = await _fields_of(raw, kind, rules) if raw else {}
-        except ValueError as error:
-            raise HTTPException(400, f"the body is no JSON: {error}") from None
-        except AstraflowError as error:
-            raise HTTPException(400, error.message) from None
-    if not isinstance(fields, dict):
-        raise HTTPException(400, "the body must be a dict")
-    return cast("dict[str, Any]", fields)
+        if raw:
+            _require_readable(kind, len(raw), rules)
+        quick_nbytes = _QUICK_JSON_NBYTES if kind == JSON else _QUICK_PICKLE_NBYTES
+        return await read(partial(_parsed, kind, model), raw, quick_nbytes=quick_nbytes)
 
 
-async def _fields_of(raw: bytearray, kind: str, rules: BodyRules) -> Any:
-    if kind == JSON:
-        if len(raw) > JSON_NBYTES:
-            raise HTTPException(413, f"a body of JSON has at most {JSON_NBYTES} bytes here")
-        return await read(read_json, raw)
-    if kind != PICKLE:
+def _require_readable(kind: str, nbytes: int, rules: BodyRules) -> None:
+    if kind not in (JSON, PICKLE):
         raise HTTPException(415, f"a body is {JSON} or {PICKLE}, not {kind}")
-    if not rules.reads_pickles:
+    if kind == JSON and nbytes > JSON_NBYTES:
+        raise HTTPException(413, f"a body of JSON has at most {JSON_NBYTES} bytes here")
+    if kind == PICKLE and not rules.reads_pickles:
         why = "pickled bodies are read only where the gateway was started with --legacy-pickle"
         raise HTTPException(415, f"{why} (http.legacy_pickle in a recipe); or send {JSON}")
-    return await read(read_pickle, raw, quick_nbytes=_QUICK_PICKLE_NBYTES)
 
 
-def parse(model: type[Model], fields: Mapping[str, Any]) -> Model:
-    """Return the fields as a model.
-
-    Raises:
-        RequestValidationError: Naming every field that is wrong.
-    """
+def _parsed(kind: str, model: type[Model], raw: bytearray) -> Model:
+    """Read and look at fields in one go: what is wrong is freed where it was read."""
+    try:
+        fields: Any = (read_json if kind == JSON else read_pickle)(raw) if raw else {}
+    except ValueError as error:
+        raise HTTPException(400, f"the body is no JSON: {error}") from None
+    except AstraflowError as error:
+        raise HTTPException(400, error.message) from None
+    if not isinstance(fields, dict):
+        raise HTTPException(400, "the body must be a dict")
     try:
         return model.model_validate(fields)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False, include_input=False)
-        raise RequestValidationError(faults) from None
+    # Here the error, which holds the fields, is no context of the next one.
+    raise RequestValidationError(faults)
 
 
 @asynccontextmanager

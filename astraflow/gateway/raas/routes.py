@@ -8,12 +8,12 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from astraflow import __version__
 from astraflow.core.tasks import TaskPurpose
-from astraflow.gateway.edge.bodies import answer, parse, read_body, stream_answer
+from astraflow.gateway.edge.bodies import answer, read_body, stream_answer
 from astraflow.gateway.edge.errors import add_errors, json_answer
 from astraflow.gateway.raas.node import DataflowNode
 from astraflow.gateway.raas.workflows import RegisterWorkflow, Submit
@@ -41,6 +41,10 @@ class Nothing(Fields):
     """An empty body."""
 
 
+class Anything(BaseModel):
+    """A body of which nothing is used."""
+
+
 def raas_app(node: DataflowNode, shutdown: Callable[[], None]) -> FastAPI:
     """Return the app of a node that was entered."""
     app = FastAPI(title="astraflow gateway: RaaS", version=__version__, description=__doc__ or "")
@@ -57,7 +61,7 @@ def _training(node: DataflowNode) -> APIRouter:
     @router.post("/register_workflow", openapi_extra=body_of(RegisterWorkflow))
     async def register_workflow(request: Request) -> Response:
         """Name a workflow of the recipe, with its sampling; the node has its code."""
-        asked = parse(RegisterWorkflow, await read_body(request, node.settings.rules))
+        asked = await read_body(request, node.settings.rules, RegisterWorkflow)
         return await _result(request, node.book.register(asked))
 
     @router.post("/submit", openapi_extra=body_of(Submit))
@@ -82,7 +86,7 @@ def _evaluations(node: DataflowNode) -> APIRouter:
     @router.post("/reset_training_engine", openapi_extra=body_of(Reset))
     async def reset_training_engine(request: Request) -> Response:
         """Cancel training rollouts and drop what of them was not pulled."""
-        asked = parse(Reset, await read_body(request, node.settings.rules))
+        asked = await read_body(request, node.settings.rules, Reset)
         return await _result(request, await node.reset(asked.timeout))
 
     @router.post("/eval_start")
@@ -124,13 +128,13 @@ def _steering(node: DataflowNode, shutdown: Callable[[], None]) -> APIRouter:
     @router.post("/notify_version", openapi_extra=body_of(LoadVersion), responses=ANSWERS)
     async def notify_version(request: Request) -> Response:
         """Fetch a version from the trainer's sender; answers once it is what is sampled with."""
-        asked = parse(LoadVersion, await read_body(request, node.settings.rules))
+        asked = await read_body(request, node.settings.rules, LoadVersion)
         return await _result(request, await node.load(asked, caller=caller_of(request)))
 
     @router.post("/shutdown", responses=ANSWERS)
     async def end(request: Request) -> Response:
         """End the node; what it runs is lost."""
-        parse(Nothing, await read_body(request, node.settings.rules))
+        await read_body(request, node.settings.rules, Nothing)
         shutdown()
         return await _result(request, "shutting down")
 
@@ -138,7 +142,7 @@ def _steering(node: DataflowNode, shutdown: Callable[[], None]) -> APIRouter:
 
 
 async def _submitted(node: DataflowNode, request: Request, purpose: TaskPurpose) -> Response:
-    asked = parse(Submit, await read_body(request, node.settings.rules))
+    asked = await read_body(request, node.settings.rules, Submit)
     return await _result(request, {"task_id": node.submit(asked, purpose)})
 
 
@@ -149,7 +153,7 @@ async def _pulled(
     told: Callable[[list[dict[str, Any]]], Any],
 ) -> Response:
     """Answer with what has finished; it is forgotten once all of the answer was written."""
-    asked = parse(Pull, await read_body(request, node.settings.rules))
+    asked = await read_body(request, node.settings.rules, Pull)
     desk = node.desk
     if asked.timeout:
         await desk.until(lambda: desk.can_lend(purpose), min(asked.timeout, _MAX_WAIT_S))
@@ -174,7 +178,7 @@ def _eval(node: DataflowNode, items: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def _marked(node: DataflowNode, request: Request, status: str) -> Response:
-    await read_body(request, node.settings.rules)
+    await read_body(request, node.settings.rules, Anything)
     return await _result(request, {"status": status})
 
 
