@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, Literal
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import Field
 from starlette.exceptions import HTTPException
@@ -32,31 +32,24 @@ def sender_app(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRules
     """Return the app of one sender."""
     app = FastAPI(title="astraflow gateway: weight sender", version=__version__)
     add_errors(app)
-    app.include_router(sender_routes(sender, pusher, rules, dial))
-    return app
-
-
-def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRules) -> APIRouter:
-    """Return the endpoints of one sender."""
-    router = APIRouter(tags=["RaaS to Trainer"])
     sending = asyncio.Lock()
 
-    @router.get("/get_version")
+    @app.get("/get_version")
     async def get_version() -> Response:
         """Return the version that is sent."""
         return json_answer({"version": sender.require().number})
 
-    @router.get("/get_buffer_info")
+    @app.get("/get_buffer_info")
     async def get_buffer_info() -> Response:
         """Return the tensors in the order in which they are sent; 503 before there are any."""
         return json_answer(sender.require().held.plan.to_json())
 
-    @router.get("/get_capabilities")
+    @app.get("/get_capabilities")
     async def get_capabilities() -> Response:
         """Return what can be sent: always all weights, and the delta from the version before."""
         return json_answer(_capabilities(sender.require()))
 
-    @router.post("/register_sglang_instance", openapi_extra=body_of(Instance))
+    @app.post("/register_sglang_instance", openapi_extra=body_of(Instance))
     async def register_sglang_instance(request: Request) -> Response:
         """Register a receiver: where pushes and the completion message go."""
         instance = await read_body(request, rules, Instance)
@@ -81,7 +74,7 @@ def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRu
             }
         )
 
-    @router.post("/request_transfer", openapi_extra=body_of(RequestTransfer))
+    @app.post("/request_transfer", openapi_extra=body_of(RequestTransfer))
     async def request_transfer(request: Request) -> Response:
         """Push weights to a receiver; answers once it has acknowledged every byte."""
         asked = await read_body(request, rules, RequestTransfer)
@@ -94,7 +87,7 @@ def sender_routes(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRu
         async with sending:
             return json_answer(await _transfer(sender, target, asked.mode, pusher))
 
-    return router
+    return app
 
 
 async def _transfer(sender: Sender, target: Target, mode: str, pusher: Pusher) -> dict[str, Any]:

@@ -256,14 +256,11 @@ class Pusher:
         except BaseExceptionGroup as errors:
             why = f"{target.name} took no transfer: {errors.exceptions[0]}"
             raise AstraflowError(Reason.SOURCE_UNREACHABLE, why) from None
-        await self._tell(*target.message)
-
-    async def _tell(self, address: str, port: int) -> None:
         messages: Any = self._context.socket(zmq.PUSH)
         with messages:
             messages.setsockopt(zmq.LINGER, _LINGER_MS)
             messages.setsockopt(zmq.IPV6, 1)
-            messages.connect(f"tcp://{join_address(address, port)}")
+            messages.connect(f"tcp://{join_address(*target.message)}")
             await messages.send_multipart([b"0", b"0"])
 
 
