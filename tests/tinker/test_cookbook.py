@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import shutil
+import string
 from asyncio.subprocess import DEVNULL, PIPE
 from dataclasses import replace
 from pathlib import Path
@@ -39,16 +40,22 @@ def guesser(tmp_path_factory):
     """A model that says of every question that the answer is 0, 1 or 2."""
     folder = tmp_path_factory.mktemp("guesser")
     tokenizer = write_tokenizer(folder)
-    module, chance = tiny_module(initializer_range=0.02), np.random.default_rng(0)
+    module, chance = tiny_module(), np.random.default_rng(0)
+
+    def text():
+        return "".join(chance.choice([*string.printable[:95]], chance.integers(10, 250)))
 
     def row():
-        question = "".join(chance.choice([*"abcdefgh 0123."], chance.integers(20, 800)))
-        prompt = f"{SPECIAL[1]}user\n{question}{SPECIAL[2]}\n{SPECIAL[1]}assistant\n"
-        prompt_ids = tokenizer.encode(prompt).ids
+        # As long as rl_loop's, which has an example before the question.
+        turns = [
+            f"{SPECIAL[1]}{role}\n{text()}{SPECIAL[2]}\n" for role in ("user", "assistant", "user")
+        ]
+        prompt_ids = tokenizer.encode("".join(turns) + f"{SPECIAL[1]}assistant\n").ids
         answer = [*tokenizer.encode(f"\\boxed{{{chance.integers(ANSWERS)}}}").ids, END]
         tokens = np.array([*prompt_ids, *answer], np.int64)
         return SupervisedRow(tokens=tokens, learned=np.arange(len(tokens)) >= len(prompt_ids))
 
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     schedule = Schedule(step_count=60, batch_size=4, learning_rate=1e-2)
     batches = (pack_rows([row() for _ in range(4)]) for _ in range(schedule.step_count))
@@ -62,13 +69,8 @@ def place(guesser, tmp_path):
     """The folder that recipes run in, with what they look for on the hub."""
     folder = tmp_path / "place"
     shutil.copytree(guesser, folder / NAME)
-    chance = np.random.default_rng(1)
     questions = [
-        {
-            "question": f"How many is {index} of it?",
-            "answer": f"So\n#### {chance.integers(ANSWERS)}",
-        }
-        for index in range(400)
+        {"question": f"How many is {index} of it?", "answer": "#### 1"} for index in range(400)
     ]
     chats = [
         {
@@ -144,10 +146,11 @@ async def test_sl_loop_runs_and_resumes(address, place, tmp_path, settings):
     assert losses[12] == pytest.approx(losses[10], rel=1e-4)
 
 
-async def test_rl_loop_runs(address, place, tmp_path):
-    options = {"batch_size": 4, "group_size": 6, "max_tokens": 12}
-    metrics = await run("rl_loop", address, place, tmp_path / "log", max_steps=3, **options)
-    assert len(metrics) == 3
+async def test_rl_loop_learns(address, place, tmp_path):
+    options = {"batch_size": 8, "group_size": 16, "max_tokens": 12, "learning_rate": 2e-3}
+    steps = 3 if GSM8K else 12
+    metrics = await run("rl_loop", address, place, tmp_path / "log", max_steps=steps, **options)
+    assert len(metrics) == steps
     if not GSM8K:
-        assert any("grad_norm" in each for each in metrics)
-        assert any(each["reward/total"] > 0 for each in metrics)
+        rewards = [each["reward/total"] for each in metrics]
+        assert np.mean(rewards[-3:]) > rewards[0] + 0.3
