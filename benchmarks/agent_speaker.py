@@ -216,24 +216,20 @@ class Speaker:
 
     def _add(self, start: str, text: str, dice: random.Random) -> None:
         """Let a text follow a token."""
-        ways = [way for way in (self._cut(text, dice) for _ in range(2)) if way]
-        for way in ways or [[text]]:
+        for _ in range(2):
+            way = self._cut(text, dice)
             for token, following in zip([start, *way], [*way, END], strict=True):
                 self.next_of.setdefault(token, {})[following] = 1.0
 
     def _cut(self, text: str, dice: random.Random) -> list[str]:
-        """Cut a text into pieces none of which was used yet; empty: there is no such cut."""
+        """Cut a text into pieces none of which was used yet; in one where there is no such cut."""
         for _ in range(100):
             count = min(len(text) - 1, dice.randint(1, 4))
-            at = (
-                [0, *sorted(dice.sample(range(1, len(text)), count)), len(text)]
-                if count > 0
-                else []
-            )
+            at = [0, *sorted(dice.sample(range(1, len(text)), count)), len(text)]
             pieces = [text[a:b] for a, b in pairwise(at)]
-            if pieces and len(set(pieces)) == len(pieces) and not self.next_of.keys() & set(pieces):
+            if len(set(pieces)) == len(pieces) and not self.next_of.keys() & set(pieces):
                 return pieces
-        return []
+        return [text]
 
     def write(self, folder: Path, *, max_context: int) -> None:
         """Write it as a Hugging Face directory."""
