@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Hashable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ PROTOBUF: Final = "application/x-protobuf"
 # A client that lost an answer asks again within seconds; one that was suspended, within the hour.
 _TOLD_S, _UNTOLD_S = 60.0, 3600.0
 _MAX_NBYTES: Final = 1 << 30
+_LOOK_S: Final = 5.0
 # Clients send a request again for 300 s.
 _GAP_S: Final = 360.0
 
@@ -96,9 +96,10 @@ class Promises:
             tasks: In which the requests are worked on.
         """
         self._tasks = tasks
-        self._promises: OrderedDict[str, Promise] = OrderedDict()
+        self._promises: dict[str, Promise] = {}
         self._by_key: dict[Hashable, Promise] = {}
         self._nbytes = 0
+        self._look_at = 0.0
         self._running: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
@@ -177,13 +178,16 @@ class Promises:
 
     def _forget(self) -> None:
         """Let go of what nobody will ask for, oldest first, and of more if memory ends."""
+        now = _now()
+        if now < self._look_at and self._nbytes <= _MAX_NBYTES:
+            return
+        self._look_at = now + _LOOK_S
         for promise in list(self._promises.values()):
             if promise.answer is None:
                 continue
-            if promise.drop_at > _now() and self._nbytes <= _MAX_NBYTES:
-                break
-            self._nbytes -= len(promise.answer.body)
-            del self._promises[promise.request_id], self._by_key[promise.key]
+            if promise.drop_at <= now or self._nbytes > _MAX_NBYTES:
+                self._nbytes -= len(promise.answer.body)
+                del self._promises[promise.request_id], self._by_key[promise.key]
 
 
 class InOrder:
