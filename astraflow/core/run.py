@@ -12,13 +12,12 @@ that it is made of share one `State`; `parts` puts them together, `taking` hands
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from astraflow.core import events as ev
 from astraflow.core.autoscale import ScaleAdvice
-from astraflow.core.effects import Effect
+from astraflow.core.decisions import Decision
 from astraflow.core.errors import AstraflowError
 from astraflow.core.evals import EvalRun, EvalSuite
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, TaskId
@@ -32,19 +31,6 @@ from astraflow.core.taking import take
 from astraflow.core.versions import Source, VersionInfo
 from astraflow.core.views import run_status
 from astraflow.core.waits import explain
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """What came of an event.
-
-    Attributes:
-        answer: To the caller; its type is named in the event's docstring.
-        effects: To be carried out in order.
-    """
-
-    answer: Any
-    effects: tuple[Effect, ...]
 
 
 class Run:

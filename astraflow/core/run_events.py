@@ -54,7 +54,12 @@ class HubRestarted:
 
     Every session is renewed, and what the hub was about to do for itself is asked for again. What
     was on its way to a member is sent again when the member resumes its session.
+
+    Attributes:
+        software: Release of the hub; empty: it does not say.
     """
+
+    software: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

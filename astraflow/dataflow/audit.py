@@ -5,6 +5,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from astraflow.core.batches import BatchOutcome, BatchPart
+from astraflow.core.decisions import Decision
 from astraflow.core.effects import CloseSession, SendBatch, SendTask
 from astraflow.core.events import (
     BatchAcked,
@@ -17,7 +18,7 @@ from astraflow.core.events import (
 from astraflow.core.ids import BatchId, MemberId, PolicyId, RolloutId, TaskId
 from astraflow.core.members import TrainerRegistration
 from astraflow.core.rollouts import Disposition, ItemAck
-from astraflow.core.run import Decision, Run
+from astraflow.core.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ from astraflow.dataflow.traces import HubTraces
 from astraflow.rpc.outbox import Outbox
 from astraflow.rpc.tokens import SessionTokens, without_secrets
 from astraflow.storage.journal import Journal
-from astraflow.wire.journal import record_bytes
+from astraflow.wire.journal import record_bytes, with_decision
 from astraflow_proto.rollout.v1 import rollout_pb2
 
 log = structlog.get_logger(__name__)
@@ -166,6 +166,8 @@ class Hub:
         if self._keeps_records:
             record = record_bytes(kept, now, received=received, goes_on=goes_on)
         outcome = self.run.apply(event, now, goes_on=goes_on)
+        if self._keeps_records:
+            record = with_decision(record, outcome.digest)
         self.event_count += 1
         self.commits.put(
             Decided(

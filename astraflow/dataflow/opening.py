@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from astraflow import __version__
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import Clock
@@ -72,7 +73,7 @@ async def _go_on(hub: Hub, replica: Replica, sources: PromptSources, recorder: R
     """Bring what lies beside the journal to where it ends, and tell the run."""
     await asyncio.to_thread(sources.skip, replica.run.drawn_counts)
     recorder.make_up(replica.lines)
-    hub.apply(HubRestarted())
+    hub.apply(HubRestarted(software=__version__))
     # Before the first call, not with the first commit.
     hub.memory.expect_all()
 

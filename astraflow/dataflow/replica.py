@@ -4,10 +4,11 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from astraflow.core.decisions import Decision
 from astraflow.core.effects import EvalChanged, RecordBatch, RunSaved
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.events import Event
-from astraflow.core.run import Decision, Run
+from astraflow.core.events import Event, HubRestarted
+from astraflow.core.run import Run
 from astraflow.dataflow.memory import Memory
 from astraflow.dataflow.recorder import Line
 from astraflow.storage.snapshot import read_snapshot, write_snapshot
@@ -37,6 +38,7 @@ class Replica:
         run: Its state.
         memory: What is known of its members.
         position: Of the next record.
+        software: Release that wrote the records up to there.
         lines: What people were to be told in metrics, evaluations and checkpoints.
     """
 
@@ -45,6 +47,7 @@ class Replica:
         self.run = run
         self.memory = memory
         self.position = position
+        self.software = opened.software
         self.lines: list[tuple[Line, datetime]] = []
 
     @classmethod
@@ -69,14 +72,15 @@ class Replica:
         Raises:
             AstraflowError: JOURNAL_FAILED when it is no first record; what `begin` raises.
         """
-        opened, time, _ = read_record(record)
+        recorded = read_record(record)
+        opened = recorded.entry
         if not isinstance(opened, RunOpened):
             raise AstraflowError(
                 Reason.JOURNAL_FAILED,
                 "the journal does not begin with its run, and its snapshot is missing; restore the "
                 "whole folder from a copy",
             )
-        return cls(opened, begin(opened, time), Memory(), position=1)
+        return cls(opened, begin(opened, recorded.time), Memory(), position=1)
 
     def save(self, path: Path) -> None:
         """Write a snapshot.
@@ -93,13 +97,18 @@ class Replica:
         Raises:
             AstraflowError: JOURNAL_FAILED when it cannot be, which is another release's journal.
         """
-        event, time, goes_on = read_record(record)
+        recorded = read_record(record)
+        event, time = recorded.entry, recorded.time
         if isinstance(event, RunOpened):
-            raise self._refusal(AstraflowError(Reason.INTERNAL, "a second run begins"))
+            raise self._refusal("a second run begins")
+        if isinstance(event, HubRestarted):
+            self.software = event.software or self.software
         try:
-            decision = self.run.apply(event, time, goes_on=goes_on)
+            decision = self.run.apply(event, time, goes_on=recorded.goes_on)
         except AstraflowError as error:
-            raise self._refusal(error) from error
+            raise self._refusal(error.message) from error
+        if recorded.decision not in (None, decision.digest):
+            raise self._refusal("something else is decided here than was then")
         for effect in decision.effects:
             self.memory.see(effect, time)
             if isinstance(effect, RecordBatch | RunSaved) or (
@@ -111,9 +120,12 @@ class Replica:
         if look is not None:
             look(event, decision)
 
-    def _refusal(self, error: AstraflowError) -> AstraflowError:
+    def _refusal(self, why: str) -> AstraflowError:
         return AstraflowError(
             Reason.JOURNAL_FAILED,
-            f"record {self.position} of the journal does not follow from those before it "
-            f"({error.message}); open it with release {self.opened.software}, which wrote it",
+            f"record {self.position} of the journal does not follow from those before it ({why}); "
+            f"open it with release {self.software}, which wrote it, and with the code of the "
+            "recipe's algorithms that it was written with; `astraflow dataflow compact` of that "
+            "release makes a snapshot that a later one goes on from",
+            metadata={"position": str(self.position)},
         )

@@ -66,11 +66,31 @@ def record_bytes(
     return record.SerializeToString()
 
 
-def read_record(data: bytes) -> tuple[Entry, datetime, bool]:
-    """Read one record.
+def with_decision(record: bytes, digest: int) -> bytes:
+    """Return a record with the digest of what was decided."""
+    # Fields of one message may follow each other in pieces.
+    return record + pb.Record(decision=digest).SerializeToString()
 
-    Returns:
-        What happened, when, and whether the next record came together with it.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One record.
+
+    Attributes:
+        entry: What happened.
+        time: When it was decided.
+        goes_on: Whether the next record came together with it.
+        decision: Digest of what was decided; None: the release that wrote it kept none.
+    """
+
+    entry: Entry
+    time: datetime
+    goes_on: bool
+    decision: int | None
+
+
+def read_record(data: bytes) -> Recorded:
+    """Read one record.
 
     Raises:
         AstraflowError: JOURNAL_FAILED when this release cannot read it.
@@ -79,7 +99,12 @@ def read_record(data: bytes) -> tuple[Entry, datetime, bool]:
         record = pb.Record.FromString(data)
         field = record.WhichOneof("event")
         entry = _FIELDS[field].decode(getattr(record, field))
-        return entry, decode_time(record.time), record.goes_on
+        return Recorded(
+            entry=entry,
+            time=decode_time(record.time),
+            goes_on=record.goes_on,
+            decision=record.decision if record.HasField("decision") else None,
+        )
     except (AstraflowError, DecodeError, ValueError, KeyError) as error:
         raise AstraflowError(
             Reason.JOURNAL_FAILED,
@@ -127,7 +152,11 @@ def _policy_ids(names: Iterable[str]) -> tuple[PolicyId, ...]:
 _FAILURE = (common.encode_failure, common.decode_failure, "failure")
 _KINDS: dict[type[Any], _Kind] = {
     RunOpened: _Kind("run_opened", write_opened, read_opened),
-    ev.HubRestarted: _bare("hub_restarted", pb.HubRestarted, ev.HubRestarted),
+    ev.HubRestarted: _Kind(
+        "hub_restarted",
+        lambda event: pb.HubRestarted(software=event.software),
+        lambda message: ev.HubRestarted(software=message.software),
+    ),
     ev.RaasJoined: _Kind("joined", write_joined, read_joined),
     ev.TrainerRegistered: _Kind("joined", write_joined, read_joined),
     ev.MemberKeptAlive: _Kind("member_kept_alive", write_kept_alive, read_kept_alive),

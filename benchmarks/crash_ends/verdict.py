@@ -10,7 +10,7 @@ from astraflow.core.effects import SendTask
 from astraflow.core.events import Event, RolloutArrived
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import Disposition
-from astraflow.core.run import Decision
+from astraflow.core.decisions import Decision
 from astraflow.dataflow.audit import Audit
 from astraflow.dataflow.recovery import beginning_of, replay
 from astraflow.launch.ledger import read_ledger

@@ -100,6 +100,7 @@ def laws(make_world, suite, rollout_of, picture_of):
             self.steps_per_version = steps_per_version
             self.events = []
             self.effects = []
+            self.digests = []
             self.looks = {}  # events -> what the state was after them
             self.credit = {}
             self.nodes = {}  # member -> task id -> (task, samples not sent)
@@ -136,6 +137,7 @@ def laws(make_world, suite, rollout_of, picture_of):
                     assert repeats_of(run) == before
                 self.events.append((event, now, goes_on))
                 self.effects.append(decision.effects)
+                self.digests.append(decision.digest)
                 if len(self.events) % _LOOK_EVERY == 0:
                     self.looks[len(self.events)] = picture_of(run)
                 for effect in decision.effects:
@@ -674,9 +676,10 @@ def laws(make_world, suite, rollout_of, picture_of):
                 start_time=self.world.run.status(self.world.clock.now()).start_time,
             )
             for number, (event, now, goes_on) in enumerate(self.events):
-                read, time, still = read_record(record_bytes(event, now, goes_on=goes_on))
-                again = run.apply(read, time, goes_on=still)
+                read = read_record(record_bytes(event, now, goes_on=goes_on))
+                again = run.apply(read.entry, read.time, goes_on=read.goes_on)
                 assert list(map(kinds, again.effects)) == list(map(kinds, self.effects[number]))
+                assert again.digest == self.digests[number]
                 if number + 1 in self.looks:
                     assert picture_of(run) == self.looks[number + 1]
                 if number == len(self.events) // 2:

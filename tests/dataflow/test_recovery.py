@@ -5,9 +5,11 @@ import json
 import sqlite3
 from contextlib import suppress
 from dataclasses import replace
+from pkgutil import resolve_name
 
 import pytest
 
+from astraflow import __version__
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import SessionResume
 from astraflow.core.rollouts import Disposition
@@ -195,3 +197,38 @@ async def test_a_journal_that_fails_stops_the_hub_and_no_ack_leaves(start_hub, r
     assert isinstance(error, AstraflowError)
     assert error.reason is Reason.JOURNAL_FAILED
     assert "nothing that was acknowledged is lost" in error.message
+
+
+@pytest.mark.parametrize(
+    ("where", "mutated"),
+    [
+        ("matching.training_room", lambda room: lambda member: replace(room(member), free=1)),
+        ("mint.Mint.next", lambda mint: lambda self, kind: mint(self, kind) + "0"),
+    ],
+    ids=["room", "id"],
+)
+async def test_a_journal_is_not_gone_on_with_by_code_that_decides_otherwise(
+    start_hub, recipe_of, monkeypatch, where, mutated
+):
+    """Each changes who gets what, and would lose what was acknowledged without a word."""
+    recipe = recipe_of()
+    async with start_hub(recipe) as hub:
+        await work(hub)
+    owner, _, name = f"astraflow.core.{where}".rpartition(".")
+    monkeypatch.setattr(f"{owner}.{name}", mutated(getattr(resolve_name(owner), name)))
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with start_hub(recipe):
+            pass
+    [error] = leaves(caught.value)
+    assert error.reason is Reason.JOURNAL_FAILED
+    assert "something else is decided here" in error.message
+    assert f"release {__version__}" in error.message
+
+
+def leaves(group):
+    """The errors that a group is of."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error

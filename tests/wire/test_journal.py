@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from astraflow.core import events as ev
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import RegisterTrainer, SessionResume
-from astraflow.wire.journal import RunOpened, read_record, record_bytes
+from astraflow.wire.journal import RunOpened, read_record, record_bytes, with_decision
 from astraflow.wire.rollout import encode_rollout
 from astraflow.wire.snapshot import dump_state, load_state
 
@@ -44,10 +44,11 @@ def entries(draw, kind):
 def test_every_event_comes_back(kind, data):
     entry = data.draw(entries(kind))
     goes_on = data.draw(st.booleans())
-    again, time, still_goes_on = read_record(record_bytes(entry, NOW, goes_on=goes_on))
-    assert same(entry, again)
-    assert time == NOW
-    assert still_goes_on is goes_on
+    record = record_bytes(entry, NOW, goes_on=goes_on)
+    again = read_record(record)
+    assert same(entry, again.entry)
+    assert (again.time, again.goes_on, again.decision) == (NOW, goes_on, None)
+    assert read_record(with_decision(record, 7)).decision == 7
 
 
 @given(data=st.data())
@@ -64,7 +65,7 @@ def test_a_token_to_resume_with_stays_out_of_the_journal(data):
 def test_a_rollout_is_kept_as_it_was_received(data):
     event = data.draw(strategy_of(ev.RolloutArrived))
     record = record_bytes(event, NOW, received=encode_rollout(event.rollout))
-    assert same(event, read_record(record)[0])
+    assert same(event, read_record(record).entry)
 
 
 @pytest.mark.parametrize("record", [b"", b"\xff\xff", b"\x0a\x00"])

@@ -1,0 +1,82 @@
+"""Decisions: what a run answers to an event, and what it asks for."""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any, Final, cast
+from zlib import crc32
+
+from astraflow.core.effects import Effect
+from astraflow.core.packing import Share
+from astraflow.core.rollouts import Rollout
+from astraflow.core.tasks import Prompt, RolloutTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What came of an event.
+
+    Attributes:
+        answer: To the caller; its type is named in the event's docstring.
+        effects: To be carried out in order.
+    """
+
+    answer: Any
+    effects: tuple[Effect, ...]
+
+    @property
+    def digest(self) -> int:
+        """32 bits over the answer and the effects: who gets what, and what counts.
+
+        Equal decisions have equal ones in every process. Of rollouts, tasks and prompts their ids
+        count, of numbers with a fraction five digits; bytes and tensors do not.
+        """
+        return crc32(repr((_said(self.answer), _said(self.effects))).encode())
+
+
+def _said(value: Any) -> Any:
+    """Return a value as plain data whose text is the same in every process."""
+    kind = cast("type[Any]", type(value))
+    return _teller(kind)(value)
+
+
+@cache
+def _teller(kind: type[Any]) -> Callable[[Any], Any]:
+    """Return what says values of a type."""
+    if kind in _SHORT:
+        return _SHORT[kind]
+    if is_dataclass(kind):
+        names = tuple(each.name for each in fields(kind))
+        return lambda value: (kind.__name__, *[_said(getattr(value, name)) for name in names])
+    fitting = (tell for base, tell in _TELLERS if issubclass(kind, base))
+    return next(fitting, _say_nothing)
+
+
+def _say_nothing(value: Any) -> str:
+    return type(value).__name__
+
+
+_TELLERS: Final[Sequence[tuple[Any, Callable[[Any], Any]]]] = (
+    (str, str),
+    (float, "{:.5g}".format),
+    # The secrets of a session are bytes, and no journal has them.
+    (bytes, _say_nothing),
+    ((int, type(None), datetime, timedelta), lambda value: value),
+    (Mapping, lambda value: sorted((str(key), repr(_said(of))) for key, of in value.items())),
+    (Set, lambda value: sorted(repr(_said(each)) for each in value)),
+    (Sequence, lambda value: [_said(each) for each in value]),
+)
+_SHORT: Final[Mapping[type[Any], Callable[[Any], Any]]] = {
+    Rollout: lambda each: each.rollout_id,
+    Prompt: lambda each: (each.data_set, each.epoch, each.prompt_id),
+    RolloutTask: lambda each: (
+        each.task_id,
+        each.attempt,
+        each.sample_indexes,
+        _said(each.versions),
+        each.deadline,
+    ),
+    # Its rows are those of the groups in the header.
+    Share: _say_nothing,
+}
