@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from astraflow.config.loader import load_recipe
+from astraflow.core.decisions import Decision
 from astraflow.core.effects import SendTask
 from astraflow.core.events import Event, RolloutArrived
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import Disposition
-from astraflow.core.decisions import Decision
 from astraflow.dataflow.audit import Audit
 from astraflow.dataflow.recovery import beginning_of, replay
 from astraflow.launch.ledger import read_ledger
