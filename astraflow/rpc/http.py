@@ -19,7 +19,7 @@ from astraflow.rpc.tls import Tls, server_context
 
 _BACKLOG = 1024
 # Taken in one turn of the event loop.
-_ACCEPT_COUNT = 128
+_ACCEPT_COUNT = 32
 _GRACE_S = 1
 
 

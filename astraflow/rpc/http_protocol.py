@@ -10,8 +10,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # Of all that is no body: request line, headers, trailers.
 MAX_HEAD_NBYTES = 64 * 1024
-# Connections of a host that begin in one turn of the event loop.
-_ADMITTED_COUNT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +144,8 @@ class BoundedProtocol(HttpToolsProtocol):
         return rank, other.since_s
 
     def _admit(self) -> None:
-        """Let some new connections of each host begin, and the others in the next turns."""
-        due = [
-            arrived.popleft()
-            for arrived in self.arrived.values()
-            for _ in range(min(_ADMITTED_COUNT, len(arrived)))
-        ]
+        """Let one new connection of each host begin, and the others in the next turns."""
+        due = [arrived.popleft() for arrived in self.arrived.values()]
         for host in [host for host, arrived in self.arrived.items() if not arrived]:
             del self.arrived[host]
         if self.arrived:
