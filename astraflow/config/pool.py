@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from astraflow.config.engine import Engine
+from astraflow.config.services import Tls
 from astraflow.config.strict import LaneChoice, Strict
 
 
@@ -41,6 +42,8 @@ class Agents(Strict):
     """Bytes of a request; a larger one is answered with 413."""
     patience_s: float = Field(default=20.0, gt=0)
     """Seconds that a client may take for the head of a request, and again for its body."""
+    tls: Tls = Tls()
+    """Of what agents dial; with `ca`, they must show a certificate of it."""
 
 
 class Raas(Strict):

@@ -179,7 +179,7 @@ class _Desk:
         session = await _unless_gone(request, self.endpoint.take(lane, wait_s=wait_s))
         if session is None:
             return Response(status_code=204)
-        url = f"http://{await self.endpoint.address()}/sessions/{session.session_id}"
+        url = await self.endpoint.url_of(session)
         return JSONResponse({**describe(session), "session_url": url, "base_url": f"{url}/v1"})
 
     async def look(self, request: Request) -> Response:

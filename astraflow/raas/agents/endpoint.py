@@ -12,6 +12,7 @@ import structlog
 from astraflow.config.pool import Agents
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.address import advertised, split_address
+from astraflow.rpc.tls import Tls
 from astraflow.workflows.agents.door import Entrance, Queue
 from astraflow.workflows.agents.session import AgentSession
 
@@ -44,12 +45,12 @@ class AgentEndpoint:
         self._exits = AsyncExitStack()
         self._request_count = 0
         self._starting = asyncio.Lock()
-        self._address = ""
+        self._url = ""
 
     @asynccontextmanager
     async def open(self, session: AgentSession) -> AsyncGenerator[Entrance]:
         """Serve a session until the end of the context; what it still samples is withdrawn."""
-        url = f"http://{await self.address()}/sessions/{session.session_id}"
+        url = await self.url_of(session)
         self._sessions[session.session_id] = self._keys[session.key] = session
         try:
             yield Entrance(base_url=f"{url}/v1", session_url=url, key=session.key)
@@ -59,7 +60,7 @@ class AgentEndpoint:
 
     async def queue(self, lane: str) -> Queue:
         """Return where the sessions of a lane are handed out."""
-        url = f"http://{await self.address()}/sessions?lane={quote(lane, safe='')}"
+        url = f"{await self.url()}/sessions?lane={quote(lane, safe='')}"
         return Queue(url=url, token=self.token)
 
     def offer(self, session: AgentSession, lane: str) -> None:
@@ -130,12 +131,16 @@ class AgentEndpoint:
         finally:
             self._request_count -= count
 
-    async def address(self) -> str:
-        """Return host:port as agents dial it; begins to listen."""
+    async def url(self) -> str:
+        """Return http://host:port, or https, as agents dial it; begins to listen."""
         async with self._starting:
-            if not self._address:
+            if not self._url:
                 await self._start()
-        return self._address
+        return self._url
+
+    async def url_of(self, session: AgentSession) -> str:
+        """Return where a session is; begins to listen."""
+        return f"{await self.url()}/sessions/{session.session_id}"
 
     async def close(self) -> None:
         """End all sessions and stop listening."""
@@ -154,7 +159,12 @@ class AgentEndpoint:
             ) from error
         settings = self.settings
         limits = HttpLimits(head_s=settings.patience_s)
-        server = await HttpServer.start(make_app(self), listen=settings.listen, limits=limits)
+        files = settings.tls
+        tls = Tls(certificate=files.certificate, key=files.key, ca=files.ca)
+        server = await HttpServer.start(
+            make_app(self), listen=settings.listen, limits=limits, tls=tls
+        )
         self._exits.push_async_callback(server.close)
-        self._address = advertised(*split_address(server.address), settings.advertise)
-        log.info("agents are served", url=f"http://{self._address}/v1")
+        address = advertised(*split_address(server.address), settings.advertise)
+        self._url = f"{'http' if tls.is_plain else 'https'}://{address}"
+        log.info("agents are served", url=f"{self._url}/v1")

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import ssl
 
+import httpx
 import pytest
 
 from astraflow.config.pool import Agents
@@ -181,3 +183,19 @@ async def test_an_engine_that_fails_is_no_fault_of_the_policy_until_it_is_mended
         at.engine.version = 1
         await client.post(CHAT, json=HI)
         at.session.raise_infrastructure()
+
+
+async def test_agents_show_a_certificate_where_one_is_asked_for(stage, pem):
+    known = ssl.create_default_context(cafile=pem.ca)
+    shown = ssl.create_default_context(cafile=pem.ca)
+    shown.load_cert_chain(pem.certificate, pem.key)
+    files = {"certificate": pem.certificate, "key": pem.key, "ca": pem.ca}
+    agents = Agents(tls=files)
+    async with stage(lambda text: "ok", agents=agents) as at:
+        assert at.entrance.base_url.startswith("https://")
+        assert (await at.endpoint.queue("lane")).url.startswith("https://")
+        async with at.client(verify=shown) as client:
+            assert (await client.post(CHAT, json=HI)).status_code == 200
+        async with at.client(verify=known) as client:
+            with pytest.raises(httpx.TransportError):
+                await client.post(CHAT, json=HI)
