@@ -4,4 +4,4 @@ Importing this package is cheap: it loads neither torch nor grpc. Each part is i
 by its own name, such as `astraflow.client` or `astraflow.weights`.
 """
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
