@@ -155,6 +155,7 @@ class Fetch:
 
     async def _from(self, tally: Tally, incoming: Incoming, frame: Frame) -> None:
         """Take from one source what is still missing, and let others help."""
+        self._ask(tally)
         incoming.begin()
         shared = _Shared(incoming=incoming, frame=frame)
         async with asyncio.TaskGroup() as group:
@@ -220,6 +221,9 @@ class Fetch:
                 self._note(tally, error)
                 return
             finally:
+                # One that is not needed any more ends here, and may have given something.
+                if tally.nbytes > before:
+                    self._ask(tally)
                 tally.spend(started, tally.nbytes - before)
             self._note(tally, None)
             if shared.incoming.is_complete and shared.first is not None:
@@ -274,6 +278,9 @@ class Fetch:
     def _note(self, tally: Tally, failure: AstraflowError | None) -> None:
         tally.failure = failure
         self._failure = failure or self._failure
+        self._ask(tally)
+
+    def _ask(self, tally: Tally) -> None:
         if tally not in self._tried:
             self._tried.append(tally)
 

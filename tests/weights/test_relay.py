@@ -252,6 +252,36 @@ async def test_a_cold_join_draws_from_several_sources_and_ends_when_the_first_st
     assert pulled.nbytes == sum(each.payload_nbytes for each in info.patches)
 
 
+async def test_what_a_helper_gave_that_was_not_needed_to_its_end_counts(tools, make_puller, serve):
+    training = tools.training(LARGE)
+    sources = [await serve(training.store) for _ in range(2)]
+    training.endpoints = [each.address for each in sources]
+    info = training.publish()
+    inner, given, gave = sources[1].servicer.Pull, [], asyncio.Event()
+
+    async def stalling(request, context):
+        async for response in inner(request, context):
+            if response.WhichOneof("item") == "chunk":
+                given.append(response)
+            yield response
+            if given:
+                gave.set()
+                await asyncio.Event().wait()
+
+    async def waiting(request, context):
+        async for response in first(request, context):
+            if response.WhichOneof("item") == "chunk":
+                await gave.wait()
+            yield response
+
+    first = sources[0].servicer.Pull
+    sources[0].servicer.Pull, sources[1].servicer.Pull = waiting, stalling
+    pulled = await make_puller(shared_nbytes=1).pull(info, training.infos, training.token)
+    assert training.is_live(tools.live(pulled.update))
+    assert pulled.nbytes == sum(each.payload_nbytes for each in info.patches)
+    assert [report.address for report in pulled.reports] == training.endpoints
+
+
 async def test_a_helper_that_lies_is_left_and_the_rest_comes_true(tools, make_puller, serve):
     training = tools.training(LARGE)
     sources = [await serve(training.store) for _ in range(2)]
