@@ -12,7 +12,11 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Beside the interpreter, activated or not.
 BUF = Path(sys.executable).parent / "buf"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "astraflow")
+# Builds are found again by the digest of all that they are made of; the gate keeps them here.
+CACHE = Path(
+    os.environ.get("ASTRAFLOW_PEERS_CACHE")
+    or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "astraflow")
+)
 VECTORS = ROOT / "tests" / "codec" / "vectors"
 # Written last into the folder of a build.
 BUILT = ".built"
