@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.http import SecretGate
 from astraflow.tinker.checkpoints import require_id
-from astraflow.tinker.promises import JSON, Answer, Promise, digest_of
+from astraflow.tinker.promises import JSON, FutureResult, Promise, digest_of
 from astraflow.tinker.requests import (
     CreateModel,
     CreateSamplingSession,
@@ -28,7 +28,7 @@ from astraflow.tinker.requests import (
     OptimStep,
     Ordered,
     RetrieveFuture,
-    Sample,
+    SampleRequest,
     SaveWeights,
     SaveWeightsForSampler,
 )
@@ -223,9 +223,9 @@ class TinkerApp:
     async def _sample(self, request: Request) -> Response:
         body = await self._body(request)
         if len(body) > _QUICK_NBYTES:
-            fields = await asyncio.to_thread(_parse, Sample, body)
+            fields = await asyncio.to_thread(_parse, SampleRequest, body)
         else:
-            fields = _parse(Sample, body)
+            fields = _parse(SampleRequest, body)
         promise = self._service.sample(fields, digest_of(body))
         ids = [f"{promise.request_id}-{index}" for index in range(fields.num_samples)]
         return _json({"request_id": promise.request_id, "sample_sequence_ids": ids})
@@ -320,8 +320,8 @@ def _parse(kind: type[FieldsT], body: bytes) -> FieldsT:
         raise AstraflowError(Reason.INVALID_FIELD, "; ".join(told)[:2000]) from None
 
 
-async def _told(fields: dict[str, Any]) -> Answer:
-    return Answer.of(fields)
+async def _told(fields: dict[str, Any]) -> FutureResult:
+    return FutureResult.of(fields)
 
 
 def _promised(promise: Promise) -> Response:

@@ -29,7 +29,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}(:(train|sample):\d{1,18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CheckpointPath:
     """Where a checkpoint is, by names that are safe to make a path of.
 
     Attributes:
@@ -43,7 +43,7 @@ class Place:
     name: str
 
     @classmethod
-    def state(cls, model_id: str, name: str) -> "Place":
+    def state(cls, model_id: str, name: str) -> "CheckpointPath":
         """Return where weights and the optimizer's state go.
 
         Raises:
@@ -52,7 +52,7 @@ class Place:
         return cls._of(model_id, _STATE, name)
 
     @classmethod
-    def sampler(cls, model_id: str, name: str) -> "Place":
+    def sampler(cls, model_id: str, name: str) -> "CheckpointPath":
         """Return where weights to sample from go.
 
         Raises:
@@ -61,12 +61,12 @@ class Place:
         return cls._of(model_id, _SAMPLER, name)
 
     @classmethod
-    def snapshot(cls, model_id: str, number: int) -> "Place":
+    def snapshot(cls, model_id: str, number: int) -> "CheckpointPath":
         """Return where the weights of a sampling session go."""
         return cls._of(model_id, _SNAPSHOT, f"{number:09d}")
 
     @classmethod
-    def parse(cls, path: str) -> "Place":
+    def parse(cls, path: str) -> "CheckpointPath":
         """Return the place that a client names.
 
         Raises:
@@ -82,7 +82,7 @@ class Place:
         return cls._of(model_id, kind, name)
 
     @classmethod
-    def _of(cls, model_id: str, kind: str, name: str) -> "Place":
+    def _of(cls, model_id: str, kind: str, name: str) -> "CheckpointPath":
         require_id(model_id)
         if not _NAME.fullmatch(name):
             raise AstraflowError(
@@ -104,7 +104,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampler:
+class SamplingSession:
     """What a sampling session samples from.
 
     Attributes:
@@ -113,10 +113,10 @@ class Sampler:
     """
 
     sampler_id: str
-    place: Place | None
+    place: CheckpointPath | None
 
 
-class Checkpoints:
+class TinkerCheckpoints:
     """The directory of all checkpoints. One thread writes."""
 
     def __init__(self, root: Path, *, base_model: str, now: Callable[[], float]) -> None:
@@ -139,7 +139,7 @@ class Checkpoints:
 
     def save(
         self,
-        place: Place,
+        place: CheckpointPath,
         write: Callable[[Path], None],
         *,
         overwrite: bool = False,
@@ -175,7 +175,7 @@ class Checkpoints:
         if place.kind == _SNAPSHOT:
             self._drop_old(target.parent)
 
-    def find(self, place: Place) -> Path:
+    def find(self, place: CheckpointPath) -> Path:
         """Return the directory of a checkpoint.
 
         Raises:
@@ -195,7 +195,7 @@ class Checkpoints:
             )
         return directory
 
-    def put_sampler(self, sampler: Sampler) -> None:
+    def put_sampler(self, sampler: SamplingSession) -> None:
         """Keep what a sampling session samples from; the same again changes nothing."""
         fields = None if sampler.place is None else list(sampler.place.relative.parts)
         path = self._samplers / f"{require_id(sampler.sampler_id)}.json"
@@ -207,7 +207,7 @@ class Checkpoints:
         draft.rename(path)
         _sync(self._samplers)
 
-    def sampler(self, sampler_id: str) -> Sampler:
+    def sampler(self, sampler_id: str) -> SamplingSession:
         """Return a sampling session.
 
         Raises:
@@ -220,9 +220,11 @@ class Checkpoints:
                 Reason.CHECKPOINT_UNKNOWN, f"there is no sampling session {sampler_id}"
             ) from None
         if fields is None:
-            return Sampler(sampler_id=sampler_id, place=None)
+            return SamplingSession(sampler_id=sampler_id, place=None)
         model_id, kind, name = fields
-        return Sampler(sampler_id=sampler_id, place=Place(model_id=model_id, kind=kind, name=name))
+        return SamplingSession(
+            sampler_id=sampler_id, place=CheckpointPath(model_id=model_id, kind=kind, name=name)
+        )
 
     def _expire(self, directory: Path) -> dict[str, Any] | None:
         """Return what is noted of a checkpoint; None: it is gone, or goes now.

@@ -81,7 +81,7 @@ class AdamParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trained:
+class PassOutput:
     """What one `forward_backward` found.
 
     Attributes:
@@ -93,7 +93,7 @@ class Trained:
     loss: float
 
 
-class Base:
+class LoadedBase:
     """The model that all start from. Its weights are in memory once, and never change."""
 
     def __init__(self, settings: Settings) -> None:
@@ -239,7 +239,7 @@ class Learner:
         self._adam = torch.optim.AdamW(list(self._parameters.values()), lr=0.0, fused=True)
         self._step_count = 0
 
-    def forward_backward(self, request: TrainRequest) -> Trained:
+    def forward_backward(self, request: TrainRequest) -> PassOutput:
         """Add the gradient of a loss to those that wait for a step; a failure adds nothing.
 
         Raises:
@@ -269,7 +269,7 @@ class Learner:
 
         with naming_exhaustion(max_tokens=self._settings.max_tokens_per_pass), self._adding():
             total = sum(learn(PassTokens.of(batch.rows, one)) for one in self._plan(batch.rows))
-        return Trained(logprobs=batch.divided(found), loss=total)
+        return PassOutput(logprobs=batch.divided(found), loss=total)
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """Change the weights by the gradients that have added up, and forget these.

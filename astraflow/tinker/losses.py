@@ -33,7 +33,7 @@ class LossKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class TokenLoss:
     """A loss with the options of a request."""
 
     kind: LossKind
@@ -48,7 +48,7 @@ class Loss:
         return inputs[self.kind.inputs[0]] != 0
 
 
-def find_loss(name: str, settings: Mapping[str, float]) -> Loss:
+def find_loss(name: str, settings: Mapping[str, float]) -> TokenLoss:
     """Return a loss by its name.
 
     Raises:
@@ -65,7 +65,7 @@ def find_loss(name: str, settings: Mapping[str, float]) -> Loss:
                 Reason.INVALID_FIELD,
                 f"loss_fn_config.{key} = {value}: the finite options of {name} are {known}",
             )
-    return Loss(kind=kind, settings={**kind.settings, **settings})
+    return TokenLoss(kind=kind, settings={**kind.settings, **settings})
 
 
 def _cross_entropy(

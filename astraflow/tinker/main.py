@@ -17,8 +17,8 @@ from astraflow.rpc.http import HttpLimits, HttpServer
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.logging import configure_logging
 from astraflow.tinker.app import TinkerApp
-from astraflow.tinker.checkpoints import Checkpoints
-from astraflow.tinker.learner import Base, Settings
+from astraflow.tinker.checkpoints import TinkerCheckpoints
+from astraflow.tinker.learner import LoadedBase, Settings
 from astraflow.tinker.promises import Promises
 from astraflow.tinker.samplers import Samplers
 from astraflow.tinker.service import Service
@@ -108,11 +108,13 @@ async def serving(settings: TinkerSettings) -> AsyncGenerator[str]:
         max_context=engine.max_context,
         max_tokens_per_pass=settings.max_tokens_per_pass,
     )
-    base = await asyncio.to_thread(Base, computed)
+    base = await asyncio.to_thread(LoadedBase, computed)
     samplers = Samplers(
         settings.model_dir, engine, layer_shapes=base.layer_shapes, max_rank=settings.max_rank
     )
-    checkpoints = Checkpoints(settings.directory, base_model=settings.base_model, now=time.time)
+    checkpoints = TinkerCheckpoints(
+        settings.directory, base_model=settings.base_model, now=time.time
+    )
     try:
         async with asyncio.TaskGroup() as tasks:
             service = Service(

@@ -40,7 +40,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class FutureResult:
     """What a request came to.
 
     Attributes:
@@ -52,12 +52,12 @@ class Answer:
     kind: str = JSON
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> "Answer":
+    def of(cls, fields: Mapping[str, Any]) -> "FutureResult":
         """Return an answer in JSON."""
         return cls(body=json.dumps(fields).encode())
 
     @classmethod
-    def failed(cls, error: AstraflowError) -> "Answer":
+    def failed(cls, error: AstraflowError) -> "FutureResult":
         """Return what a client raises."""
         category = "user" if error.reason in _OF_USERS else "server"
         return cls.of({"error": f"{error.message} [{error.reason}]", "category": category})
@@ -80,7 +80,7 @@ class Promise:
     request_id: str
     key: Hashable
     digest: bytes
-    answer: Answer | None = None
+    answer: FutureResult | None = None
     told: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None]" = field(init=False)
     drop_at: float = 0.0
@@ -124,7 +124,9 @@ class Promises:
             )
         return found
 
-    def make(self, key: Hashable, digest: bytes, work: Coroutine[Any, Any, Answer]) -> Promise:
+    def make(
+        self, key: Hashable, digest: bytes, work: Coroutine[Any, Any, FutureResult]
+    ) -> Promise:
         """Begin to work on a new request.
 
         Args:
@@ -140,7 +142,7 @@ class Promises:
         promise.task.add_done_callback(self._running.discard)
         return promise
 
-    async def answer(self, request_id: str, *, hold_s: float) -> Answer | None:
+    async def answer(self, request_id: str, *, hold_s: float) -> FutureResult | None:
         """Wait for a result, for so many seconds at most; None: not yet.
 
         Raises:
@@ -161,16 +163,16 @@ class Promises:
         promise.drop_at = min(promise.drop_at, _now() + _TOLD_S)
         return promise.answer
 
-    async def _keep(self, promise: Promise, work: Coroutine[Any, Any, Answer]) -> None:
+    async def _keep(self, promise: Promise, work: Coroutine[Any, Any, FutureResult]) -> None:
         """Work on a request; whatever becomes of it is its answer."""
         try:
             answer = await work
         except AstraflowError as error:
-            answer = Answer.failed(error)
+            answer = FutureResult.failed(error)
         except Exception as error:
             log.exception("a request failed", key=str(promise.key))
             told = AstraflowError(Reason.INTERNAL, f"the server failed: {error!r}"[:500])
-            answer = Answer.failed(told)
+            answer = FutureResult.failed(told)
         promise.answer = answer
         promise.drop_at = _now() + _UNTOLD_S
         self._nbytes += len(answer.body)

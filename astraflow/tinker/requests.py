@@ -23,7 +23,7 @@ Text = Annotated[str, Field(max_length=4096)]
 Token = Annotated[int, Field(ge=0, lt=_I31)]
 
 
-class Fields(BaseModel):
+class TinkerFields(BaseModel):
     """Of a request."""
 
     model_config = ConfigDict(
@@ -33,14 +33,14 @@ class Fields(BaseModel):
     type: Text | None = None
 
 
-class Ordered(Fields):
+class Ordered(TinkerFields):
     """A request that has its place among those of a model."""
 
     model_id: Text
     seq_id: Annotated[int, Field(ge=1, lt=_I31)]
 
 
-class LoraConfig(Fields):
+class LoraConfig(TinkerFields):
     """Adapters of a new model; rank 0: it has none, and all weights are trained."""
 
     rank: Annotated[int, Field(ge=0, le=1 << 12)] = 32
@@ -50,13 +50,13 @@ class LoraConfig(Fields):
     train_attn: bool = True
 
 
-class OptimizerConfig(Fields):
+class OptimizerConfig(TinkerFields):
     """The optimizer of a new model."""
 
     type: Literal["adamw"] = "adamw"  # pyright: ignore[reportIncompatibleVariableOverride] - narrower
 
 
-class CreateModel(Fields):
+class CreateModel(TinkerFields):
     """Begin to train a model."""
 
     session_id: SessionId
@@ -67,7 +67,7 @@ class CreateModel(Fields):
     optimizer_config: OptimizerConfig | None = None
 
 
-class LoadWeights(Fields):
+class LoadWeights(TinkerFields):
     """Go on from a checkpoint: with a new model (`session_id`), or an old one (`model_id`)."""
 
     path: Text
@@ -82,7 +82,7 @@ class LoadWeights(Fields):
     weights_access_token: Text | None = None
 
 
-class AdamFields(Fields):
+class AdamFields(TinkerFields):
     """One step."""
 
     learning_rate: Annotated[float, Field(ge=0)] = 1e-4
@@ -123,7 +123,7 @@ class SaveWeightsForSampler(Ordered):
     user_metadata: dict[str, Any] | None = None
 
 
-class CreateSamplingSession(Fields):
+class CreateSamplingSession(TinkerFields):
     """Begin to sample: from a checkpoint, or from the base model."""
 
     session_id: SessionId
@@ -132,13 +132,13 @@ class CreateSamplingSession(Fields):
     model_path: Text | None = None
 
 
-class OfModel(Fields):
+class OfModel(TinkerFields):
     """A request about a model, out of order."""
 
     model_id: Text
 
 
-class PromptChunk(Fields):
+class PromptChunk(TinkerFields):
     """A part of a prompt."""
 
     type: Text = "encoded_text"  # pyright: ignore[reportIncompatibleVariableOverride] - never null
@@ -153,7 +153,7 @@ class LooseChunk(BaseModel):
     type: Text
 
 
-class Prompt(Fields):
+class PromptChunks(TinkerFields):
     """A prompt."""
 
     chunks: list[PromptChunk | LooseChunk]
@@ -173,7 +173,7 @@ class Prompt(Fields):
         return tokens
 
 
-class SamplingFields(Fields):
+class SamplingFields(TinkerFields):
     """How to sample."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=_I31)] | None = None
@@ -203,13 +203,13 @@ class SamplingFields(Fields):
         )
 
 
-class Sample(Fields):
+class SampleRequest(TinkerFields):
     """Sample from a session, or score a prompt."""
 
     sampling_session_id: Text
     seq_id: Annotated[int, Field(ge=0, lt=_I63)]
     num_samples: Annotated[int, Field(ge=1, le=_MAX_SAMPLES)] = 1
-    prompt: Prompt
+    prompt: PromptChunks
     sampling_params: SamplingFields
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Annotated[int, Field(ge=0, le=_MAX_LIKELIEST)] = 0
@@ -232,7 +232,7 @@ class Sample(Fields):
                 raise unserved(name, "leave it out")
 
 
-class RetrieveFuture(Fields):
+class RetrieveFuture(TinkerFields):
     """Ask for a result."""
 
     request_id: Text

@@ -10,16 +10,21 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.tinker.checkpoints import Checkpoints, Place, Sampler, require_id
-from astraflow.tinker.learner import Base, Learner
-from astraflow.tinker.promises import PROTOBUF, Answer, InOrder, Promise, Promises
+from astraflow.tinker.checkpoints import (
+    CheckpointPath,
+    SamplingSession,
+    TinkerCheckpoints,
+    require_id,
+)
+from astraflow.tinker.learner import Learner, LoadedBase
+from astraflow.tinker.promises import PROTOBUF, FutureResult, InOrder, Promise, Promises
 from astraflow.tinker.requests import (
     CreateModel,
     CreateSamplingSession,
     LoadWeights,
     LoraConfig,
     OptimStep,
-    Sample,
+    SampleRequest,
     SaveWeights,
     SaveWeightsForSampler,
 )
@@ -42,7 +47,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Model:
+class ClientModel:
     """A model that is trained.
 
     Attributes:
@@ -76,9 +81,9 @@ class Service:
 
     def __init__(
         self,
-        base: Base,
+        base: LoadedBase,
         samplers: Samplers,
-        checkpoints: Checkpoints,
+        checkpoints: TinkerCheckpoints,
         promises: Promises,
         *,
         base_model: str,
@@ -100,7 +105,7 @@ class Service:
         self._samplers = samplers
         self._checkpoints = checkpoints
         self._max_rank = max_rank
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, ClientModel] = {}
         self._heard: dict[str, float] = {}
         self._sequence_count = 0
         self._queued_nbytes = 0
@@ -192,7 +197,7 @@ class Service:
                     Reason.MODEL_MISMATCH,
                     f"base_model {fields.base_model!r}: this server has {self.base_model!r}",
                 )
-            directory = self._checkpoints.find(Place.parse(fields.path))
+            directory = self._checkpoints.find(CheckpointPath.parse(fields.path))
             return self._base.restored(directory, with_optimizer=fields.optimizer)
 
         return self._begin(fields.session_id, fields.model_seq_id, digest, make, path=fields.path)
@@ -211,13 +216,13 @@ class Service:
             AstraflowError: POLICY_UNKNOWN, REQUEST_CONFLICT; OVERLOADED when too much waits.
         """
 
-        async def work(model: Model) -> Answer:
+        async def work(model: ClientModel) -> FutureResult:
             learner = await model.ready()
 
-            def learn() -> Answer:
+            def learn() -> FutureResult:
                 found = learner.forward_backward(parse_request(message))
                 metrics = {"loss:sum": found.loss}
-                return Answer(body=train_output(found.logprobs, metrics), kind=PROTOBUF)
+                return FutureResult(body=train_output(found.logprobs, metrics), kind=PROTOBUF)
 
             return await self._train(learn)
 
@@ -242,10 +247,10 @@ class Service:
             AstraflowError: POLICY_UNKNOWN, REQUEST_CONFLICT.
         """
 
-        async def work(model: Model) -> Answer:
+        async def work(model: ClientModel) -> FutureResult:
             learner = await model.ready()
             metrics = await self._train(lambda: learner.optim_step(fields.adam_params.params))
-            return Answer.of({"metrics": dict(metrics)})
+            return FutureResult.of({"metrics": dict(metrics)})
 
         return self._ordered(fields.model_id, fields.seq_id, digest, work)
 
@@ -256,9 +261,9 @@ class Service:
             AstraflowError: POLICY_UNKNOWN, REQUEST_CONFLICT.
         """
 
-        async def work(model: Model) -> Answer:
+        async def work(model: ClientModel) -> FutureResult:
             learner = await model.ready()
-            place = Place.state(model.model_id, fields.path or f"seq-{fields.seq_id}")
+            place = CheckpointPath.state(model.model_id, fields.path or f"seq-{fields.seq_id}")
 
             def save() -> None:
                 self._checkpoints.save(
@@ -269,7 +274,7 @@ class Service:
                 )
 
             await self._train(save)
-            return Answer.of({"path": place.path})
+            return FutureResult.of({"path": place.path})
 
         return self._ordered(fields.model_id, fields.seq_id, digest, work)
 
@@ -280,17 +285,21 @@ class Service:
             AstraflowError: POLICY_UNKNOWN, REQUEST_CONFLICT.
         """
 
-        async def work(model: Model) -> Answer:
+        async def work(model: ClientModel) -> FutureResult:
             if fields.kind != "snapshot":
                 raise unserved(f"kind {fields.kind}", "sample from snapshots")
             learner = await model.ready()
             if fields.path is None and fields.sampling_session_seq_id is not None:
-                place = Place.snapshot(model.model_id, fields.seq_id)
+                place = CheckpointPath.snapshot(model.model_id, fields.seq_id)
                 number = fields.sampling_session_seq_id
-                sampler = Sampler(sampler_id=f"{model.session_id}:sample:{number}", place=place)
+                sampler = SamplingSession(
+                    sampler_id=f"{model.session_id}:sample:{number}", place=place
+                )
                 told = {"sampling_session_id": sampler.sampler_id}
             else:
-                place = Place.sampler(model.model_id, fields.path or f"seq-{fields.seq_id}")
+                place = CheckpointPath.sampler(
+                    model.model_id, fields.path or f"seq-{fields.seq_id}"
+                )
                 sampler, told = None, {"path": place.path}
 
             def save() -> None:
@@ -303,7 +312,7 @@ class Service:
                     self._checkpoints.put_sampler(sampler)
 
             await self._train(save)
-            return Answer.of(told)
+            return FutureResult.of(told)
 
         return self._ordered(fields.model_id, fields.seq_id, digest, work)
 
@@ -314,7 +323,7 @@ class Service:
             AstraflowError: POLICY_UNKNOWN, REQUEST_CONFLICT.
         """
 
-        async def work(_: Model) -> Answer:
+        async def work(_: ClientModel) -> FutureResult:
             raise error
 
         return self._ordered(model_id, seq_id, digest, work)
@@ -327,7 +336,7 @@ class Service:
         """
         place = None
         if fields.model_path is not None:
-            place = Place.parse(fields.model_path)
+            place = CheckpointPath.parse(fields.model_path)
             if place.kind != "sampler_weights":
                 raise AstraflowError(
                     Reason.INVALID_FIELD,
@@ -340,7 +349,7 @@ class Service:
                 f"base_model {fields.base_model!r}: this server has {self.base_model!r}",
             )
         sampler_id = f"{fields.session_id}:sample:{fields.sampling_session_seq_id}"
-        sampler = Sampler(sampler_id=sampler_id, place=place)
+        sampler = SamplingSession(sampler_id=sampler_id, place=place)
         await asyncio.to_thread(self._checkpoints.put_sampler, sampler)
         return sampler_id
 
@@ -355,7 +364,7 @@ class Service:
         is_named = sampler.place is not None and sampler.place.kind == "sampler_weights"
         return {**told, "model_path": sampler.place.path} if is_named and sampler.place else told
 
-    def sample(self, fields: Sample, digest: bytes) -> Promise:
+    def sample(self, fields: SampleRequest, digest: bytes) -> Promise:
         """Sample, and score the prompt where that is asked for.
 
         Raises:
@@ -372,13 +381,13 @@ class Service:
         self._sequence_count += fields.num_samples
         return self.promises.make(key, digest, self._sampled(fields))
 
-    async def _sampled(self, fields: Sample) -> Answer:
+    async def _sampled(self, fields: SampleRequest) -> FutureResult:
         try:
             return await self._sample(fields)
         finally:
             self._sequence_count -= fields.num_samples
 
-    async def _sample(self, fields: Sample) -> Answer:
+    async def _sample(self, fields: SampleRequest) -> FutureResult:
         fields.require_served()
         prompt = fields.prompt.tokens
         snapshot = await asyncio.to_thread(self._snapshot_of, fields.sampling_session_id)
@@ -400,7 +409,7 @@ class Service:
             prompt_logprobs=scored if fields.prompt_logprobs else None,
             prompt_likeliest=likeliest,
         )
-        return Answer(body=output, kind=PROTOBUF)
+        return FutureResult(body=output, kind=PROTOBUF)
 
     def _snapshot_of(self, sampler_id: str) -> Path | None:
         place = self._checkpoints.sampler(sampler_id).place
@@ -438,9 +447,9 @@ class Service:
             raise AstraflowError(Reason.REQUEST_CONFLICT, f"model {model_id} is there already")
         self._make_room()
         self.hear(session_id)
-        model = self._models[model_id] = Model(model_id=model_id, session_id=session_id)
+        model = self._models[model_id] = ClientModel(model_id=model_id, session_id=session_id)
 
-        async def work() -> Answer:
+        async def work() -> FutureResult:
             try:
                 model.learner = await self._train(make)
             except BaseException:
@@ -450,21 +459,21 @@ class Service:
                 model.made.set()
             log.info("model made", model_id=model_id, rank=getattr(model.learner.lora, "rank", 0))
             told = {"model_id": model_id, "type": "create_model"}
-            return Answer.of(
+            return FutureResult.of(
                 told if path is None else {**told, "type": "load_weights", "path": path}
             )
 
         return self.promises.make(model_id, digest, work())
 
-    async def _load(self, model: Model, fields: LoadWeights) -> Answer:
+    async def _load(self, model: ClientModel, fields: LoadWeights) -> FutureResult:
         learner = await model.ready()
 
         def load() -> None:
-            directory = self._checkpoints.find(Place.parse(fields.path))
+            directory = self._checkpoints.find(CheckpointPath.parse(fields.path))
             learner.load(directory, with_optimizer=fields.optimizer)
 
         await self._train(load)
-        return Answer.of({"path": fields.path, "model_id": model.model_id})
+        return FutureResult.of({"path": fields.path, "model_id": model.model_id})
 
     def _make_room(self) -> None:
         """Let go of models whose clients are gone, if there are too many.
@@ -489,7 +498,7 @@ class Service:
         model_id: str,
         seq_id: int,
         digest: bytes,
-        work: Callable[[Model], Coroutine[Any, Any, Answer]],
+        work: Callable[[ClientModel], Coroutine[Any, Any, FutureResult]],
     ) -> Promise:
         """Do a request when it is its turn among those of its model."""
         key = (model_id, seq_id)
@@ -502,13 +511,13 @@ class Service:
                 Reason.REQUEST_CONFLICT, f"request {seq_id} of {model_id} was done long ago"
             )
 
-        async def in_turn() -> Answer:
+        async def in_turn() -> FutureResult:
             async with model.turns.turn(seq_id):
                 return await work(model)
 
         return self.promises.make(key, digest, in_turn())
 
-    def _model(self, model_id: str) -> Model:
+    def _model(self, model_id: str) -> ClientModel:
         model = self._models.get(model_id)
         if model is None:
             raise _no_model(model_id)

@@ -73,7 +73,7 @@ def with_decision(record: bytes, digest: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class JournalRecord:
     """One record.
 
     Attributes:
@@ -89,7 +89,7 @@ class Recorded:
     decision: int | None
 
 
-def read_record(data: bytes) -> Recorded:
+def read_record(data: bytes) -> JournalRecord:
     """Read one record.
 
     Raises:
@@ -99,7 +99,7 @@ def read_record(data: bytes) -> Recorded:
         record = pb.Record.FromString(data)
         field = record.WhichOneof("event")
         entry = _FIELDS[field].decode(getattr(record, field))
-        return Recorded(
+        return JournalRecord(
             entry=entry,
             time=decode_time(record.time),
             goes_on=record.goes_on,

@@ -183,13 +183,13 @@ class Peer:
         session = await self.post("create_session", tags=[], sdk_version="0")
         fields = {"session_id": session["session_id"], "model_seq_id": 0, "base_model": NAME}
         told = await self.done("create_model", **fields, lora_config=lora)
-        return Model(self, session["session_id"], told["model_id"])
+        return ClientModel(self, session["session_id"], told["model_id"])
 
     async def restored(self, path, *, optimizer=True):
         session = await self.post("create_session")
         fields = {"session_id": session["session_id"], "model_seq_id": 0, "path": path}
         told = await self.done("load_weights", **fields, optimizer=optimizer)
-        return Model(self, session["session_id"], told["model_id"])
+        return ClientModel(self, session["session_id"], told["model_id"])
 
     async def sampler(self, path=None):
         session = await self.post("create_session")
@@ -200,10 +200,10 @@ class Peer:
             sampling_session_seq_id=0,
             **source,
         )
-        return Sampler(self, told["sampling_session_id"])
+        return SamplingSession(self, told["sampling_session_id"])
 
 
-class Model:
+class ClientModel:
     """A model that is trained, with the count of its requests."""
 
     def __init__(self, peer, session_id, model_id):
@@ -259,10 +259,10 @@ class Model:
             sampling_session_seq_id=self.sampler_count,
             kind="snapshot",
         )
-        return Sampler(self.peer, told["sampling_session_id"])
+        return SamplingSession(self.peer, told["sampling_session_id"])
 
 
-class Sampler:
+class SamplingSession:
     """A sampling session."""
 
     def __init__(self, peer, sampler_id):

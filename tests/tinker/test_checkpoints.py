@@ -3,7 +3,7 @@
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.tinker.checkpoints import Checkpoints, Place, Sampler
+from astraflow.tinker.checkpoints import CheckpointPath, SamplingSession, TinkerCheckpoints
 
 MODEL = "session-1:train:0"
 
@@ -23,7 +23,7 @@ def now():
 
 @pytest.fixture
 def opened(tmp_path, now):
-    return lambda base_model="base": Checkpoints(tmp_path, base_model=base_model, now=now)
+    return lambda base_model="base": TinkerCheckpoints(tmp_path, base_model=base_model, now=now)
 
 
 def writing(text):
@@ -39,7 +39,7 @@ def read(checkpoints, place):
 )
 def test_a_name_that_could_leave_the_folder_is_refused(name):
     with pytest.raises(AstraflowError) as refused:
-        Place.state(MODEL, name)
+        CheckpointPath.state(MODEL, name)
     assert refused.value.reason is Reason.INVALID_FIELD
 
 
@@ -59,17 +59,17 @@ def test_a_name_that_could_leave_the_folder_is_refused(name):
 )
 def test_a_path_that_is_none_is_refused(path):
     with pytest.raises(AstraflowError) as refused:
-        Place.parse(path)
+        CheckpointPath.parse(path)
     assert refused.value.reason is Reason.INVALID_FIELD
 
 
 def test_a_path_is_that_of_its_place():
-    for place in (Place.state(MODEL, "final"), Place.sampler(MODEL, "000020")):
-        assert Place.parse(place.path) == place
+    for place in (CheckpointPath.state(MODEL, "final"), CheckpointPath.sampler(MODEL, "000020")):
+        assert CheckpointPath.parse(place.path) == place
 
 
 def test_what_was_saved_is_found_and_not_replaced_unless_it_may(opened):
-    checkpoints, place = opened(), Place.state(MODEL, "a")
+    checkpoints, place = opened(), CheckpointPath.state(MODEL, "a")
     checkpoints.save(place, writing("one"))
     with pytest.raises(AstraflowError) as refused:
         checkpoints.save(place, writing("two"))
@@ -87,7 +87,7 @@ def test_what_failed_half_way_is_not_there(opened, tmp_path):
         writing("half")(draft)
         raise OSError("the disk is full")
 
-    checkpoints, place = opened(), Place.state(MODEL, "a")
+    checkpoints, place = opened(), CheckpointPath.state(MODEL, "a")
     with pytest.raises(OSError, match="full"):
         checkpoints.save(place, fails)
     with pytest.raises(AstraflowError) as refused:
@@ -97,7 +97,7 @@ def test_what_failed_half_way_is_not_there(opened, tmp_path):
 
 
 def test_what_a_kill_left_half_replaced_is_as_it_was(opened, tmp_path):
-    checkpoints, place = opened(), Place.state(MODEL, "a")
+    checkpoints, place = opened(), CheckpointPath.state(MODEL, "a")
     checkpoints.save(place, writing("one"))
     folder = tmp_path / MODEL / "weights"
     (folder / "a").rename(folder / ".a.17.old")
@@ -107,7 +107,7 @@ def test_what_a_kill_left_half_replaced_is_as_it_was(opened, tmp_path):
 
 
 def test_what_has_expired_is_gone_and_its_name_stays(opened, now, tmp_path):
-    checkpoints, place = opened(), Place.sampler(MODEL, "a")
+    checkpoints, place = opened(), CheckpointPath.sampler(MODEL, "a")
     checkpoints.save(place, writing("one"), ttl_s=60)
     now.seconds += 59
     assert read(opened(), place) == "one"
@@ -122,10 +122,10 @@ def test_what_has_expired_is_gone_and_its_name_stays(opened, now, tmp_path):
 
 
 def test_a_sampling_session_is_found_again(opened):
-    place = Place.snapshot(MODEL, 3)
+    place = CheckpointPath.snapshot(MODEL, 3)
     for sampler in (
-        Sampler(sampler_id="session-1:sample:0", place=place),
-        Sampler(sampler_id="session-1:sample:1", place=None),
+        SamplingSession(sampler_id="session-1:sample:0", place=place),
+        SamplingSession(sampler_id="session-1:sample:1", place=None),
     ):
         opened().put_sampler(sampler)
         assert opened().sampler(sampler.sampler_id) == sampler

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from astraflow.tinker.checkpoints import Place
+from astraflow.tinker.checkpoints import CheckpointPath
 
 from .conftest import made_data, process
 from .plain import Plain
@@ -59,7 +59,9 @@ async def server(settings):
 async def test_losses_and_steps_are_those_of_plain_torch(server, settings, model_dir):
     rows = made_data(6)
     told = await sdk(server, "train", as_lists(rows))
-    plain = Plain(model_dir, settings.directory / Place.parse(told["before"]).relative, scale=SCALE)
+    plain = Plain(
+        model_dir, settings.directory / CheckpointPath.parse(told["before"]).relative, scale=SCALE
+    )
     adam = plain.adam(lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
     bounds = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0)}
     for loss_fn, found in told["losses"].items():
@@ -72,7 +74,7 @@ async def test_losses_and_steps_are_those_of_plain_torch(server, settings, model
         assert found["norm"] == pytest.approx(float(norm), rel=1e-3)
         adam.step()
         adam.zero_grad()
-    folder = settings.directory / Place.parse(told["after"]).relative
+    folder = settings.directory / CheckpointPath.parse(told["after"]).relative
     after = load_file(folder / "adapter_model.safetensors")
     for name, each in plain.adapters.items():
         torch.testing.assert_close(after[name], each.detach(), atol=1e-4, rtol=1e-3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from astraflow.tinker.checkpoints import Place
+from astraflow.tinker.checkpoints import CheckpointPath
 from astraflow_proto.tinker.v1 import tinker_pb2 as pb
 
 from .conftest import VOCABULARY, RefusedError, datum, made_data, to_data
@@ -27,7 +27,7 @@ ADAM = {"learning_rate": 1e-2, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6, "weight_
 @pytest.fixture
 def plain(settings, model_dir):
     def read(path):
-        folder = settings.directory / Place.parse(path).relative
+        folder = settings.directory / CheckpointPath.parse(path).relative
         fields = json.loads((folder / "adapter_config.json").read_text())
         return Plain(model_dir, folder, scale=fields["lora_alpha"] / fields["r"])
 
@@ -37,7 +37,7 @@ def plain(settings, model_dir):
 @pytest.fixture
 def saved(settings):
     return lambda path: load_file(
-        settings.directory / Place.parse(path).relative / "adapter_model.safetensors"
+        settings.directory / CheckpointPath.parse(path).relative / "adapter_model.safetensors"
     )
 
 

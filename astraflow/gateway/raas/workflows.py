@@ -25,7 +25,7 @@ _PROMPT_IDS: Final = ("prompt_id", "query_id", "task_id", "id", "qid")
 _ALL_TOKENS: Final = 100_000_000
 
 
-class Sampling(Fields):
+class GconfigOverrides(Fields):
     """Of a workflow; what is not said is the recipe's."""
 
     n_samples: int = Field(default=1, ge=1, le=4096, description="Rollouts of a prompt.")
@@ -70,7 +70,7 @@ class RegisterWorkflow(Fields):
     workflow_id: str = Field(min_length=1, max_length=200, description="Its name from now on.")
     workflow_cls: str = Field(min_length=1, description="Workflow of the recipe: its id or name.")
     reward_fn: str | None = Field(default=None, description="Its scorer, by name.")
-    gconfig_overrides: Sampling | None = None
+    gconfig_overrides: GconfigOverrides | None = None
     workflow_kwargs: dict[str, Any] = Field(
         default={}, description="Options; where the recipe has one, its value has to be the same."
     )
@@ -142,7 +142,7 @@ class WorkflowBook:
         """
         spec = _spec_of(asked, self.specs)
         _require_options(asked, spec)
-        changes, policies = asked.gconfig_overrides or Sampling(), self._recipe.policies
+        changes, policies = asked.gconfig_overrides or GconfigOverrides(), self._recipe.policies
         has_count = "n_samples" in changes.model_fields_set
         self._registered[asked.workflow_id] = Registered(
             spec=spec,
