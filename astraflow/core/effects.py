@@ -225,6 +225,7 @@ class CloseHub:
     """The run is over and its members are gone, or their grace is: write the end and exit."""
 
 
+# New ones come last: the digests of decisions count them.
 Effect = (
     SendTask
     | SendCancellation
