@@ -7,9 +7,9 @@ from astraflow.core.ids import EvalRunId, PolicyId
 from astraflow.dataflow.hub import Hub
 from astraflow.rpc.access import Access
 from astraflow.rpc.streams import Context
-from astraflow.wire import evals as wire
+from astraflow.wire import evals
 from astraflow.wire.fields import optional, required
-from astraflow_proto.evals.v1 import eval_service_pb2 as pb
+from astraflow_proto.evals.v1 import eval_service_pb2 as eval_pb
 
 
 class EvalServicer:
@@ -20,8 +20,8 @@ class EvalServicer:
         self._access = access
 
     async def CreateEvalRun(
-        self, request: pb.CreateEvalRunRequest, context: Context
-    ) -> pb.CreateEvalRunResponse:
+        self, request: eval_pb.CreateEvalRunRequest, context: Context
+    ) -> eval_pb.CreateEvalRunResponse:
         """Start an evaluation."""
         self._access.anyone(context)
         event = EvalCreated(
@@ -31,34 +31,34 @@ class EvalServicer:
             pool_share=optional(request, "pool_share"),
         )
         run = await self._hub.take(event)
-        return pb.CreateEvalRunResponse(eval_run=wire.encode_eval_run(run))
+        return eval_pb.CreateEvalRunResponse(eval_run=evals.encode_eval_run(run))
 
     async def GetEvalRun(
-        self, request: pb.GetEvalRunRequest, context: Context
-    ) -> pb.GetEvalRunResponse:
+        self, request: eval_pb.GetEvalRunRequest, context: Context
+    ) -> eval_pb.GetEvalRunResponse:
         """Return its state."""
         self._access.anyone(context)
         run = self._hub.run.eval_run(EvalRunId(request.eval_run_id))
-        return pb.GetEvalRunResponse(eval_run=wire.encode_eval_run(await self._hub.told(run)))
+        return eval_pb.GetEvalRunResponse(eval_run=evals.encode_eval_run(await self._hub.told(run)))
 
-    async def WatchEvalRun(self, request: pb.WatchEvalRunRequest, context: Context) -> None:
+    async def WatchEvalRun(self, request: eval_pb.WatchEvalRunRequest, context: Context) -> None:
         """Send the state now and at each change."""
         self._access.anyone(context)
         async for run in self._hub.watch_eval(EvalRunId(request.eval_run_id)):
-            await context.write(pb.WatchEvalRunResponse(eval_run=wire.encode_eval_run(run)))
+            await context.write(eval_pb.WatchEvalRunResponse(eval_run=evals.encode_eval_run(run)))
 
     async def CancelEvalRun(
-        self, request: pb.CancelEvalRunRequest, context: Context
-    ) -> pb.CancelEvalRunResponse:
+        self, request: eval_pb.CancelEvalRunRequest, context: Context
+    ) -> eval_pb.CancelEvalRunResponse:
         """Stop it."""
         self._access.anyone(context)
         run = await self._hub.take(EvalCancelled(eval_run_id=EvalRunId(request.eval_run_id)))
-        return pb.CancelEvalRunResponse(eval_run=wire.encode_eval_run(run))
+        return eval_pb.CancelEvalRunResponse(eval_run=evals.encode_eval_run(run))
 
     async def ListEvalSuites(
-        self, _request: pb.ListEvalSuitesRequest, context: Context
-    ) -> pb.ListEvalSuitesResponse:
+        self, _request: eval_pb.ListEvalSuitesRequest, context: Context
+    ) -> eval_pb.ListEvalSuitesResponse:
         """Return the suites of the recipe."""
         self._access.anyone(context)
         suites = self._hub.run.suites()
-        return pb.ListEvalSuitesResponse(suites=map(wire.encode_eval_suite, suites))
+        return eval_pb.ListEvalSuitesResponse(suites=map(evals.encode_eval_suite, suites))

@@ -8,9 +8,9 @@ from astraflow.core.members import RaasLoad, TrainerLoad
 from astraflow.dataflow.hub import Hub
 from astraflow.rpc.access import Access
 from astraflow.rpc.streams import Context
-from astraflow.wire import common as wire
+from astraflow.wire import common
 from astraflow.wire.fields import encode_span, encode_time
-from astraflow_proto.dataflow.v1 import session_service_pb2 as pb
+from astraflow_proto.dataflow.v1 import session_service_pb2 as session_pb
 
 
 class SessionServicer:
@@ -21,42 +21,42 @@ class SessionServicer:
         self._access = access
 
     async def KeepAlive(
-        self, request: pb.KeepAliveRequest, context: Context
-    ) -> pb.KeepAliveResponse:
+        self, request: session_pb.KeepAliveRequest, context: Context
+    ) -> session_pb.KeepAliveResponse:
         """Renew the caller's session."""
         member_id = self._access.member(context)
         kept: Renewal = await self._hub.take(
             MemberKeptAlive(member_id=member_id, load=_load(request))
         )
-        return pb.KeepAliveResponse(
+        return session_pb.KeepAliveResponse(
             ttl=encode_span(kept.ttl),
-            directive=wire.encode_directive(kept.directive),
+            directive=common.encode_directive(kept.directive),
             server_time=encode_time(kept.server_time),
         )
 
     async def ReportFailure(
-        self, request: pb.ReportFailureRequest, context: Context
-    ) -> pb.ReportFailureResponse:
+        self, request: session_pb.ReportFailureRequest, context: Context
+    ) -> session_pb.ReportFailureResponse:
         """Take what failed beside any rollout."""
         member_id = self._access.member(context)
-        failure = wire.decode_failure(request.failure)
+        failure = common.decode_failure(request.failure)
         await self._hub.take(FailureReported(member_id=member_id, failure=failure))
-        return pb.ReportFailureResponse()
+        return session_pb.ReportFailureResponse()
 
     async def EndSession(
-        self, request: pb.EndSessionRequest, context: Context
-    ) -> pb.EndSessionResponse:
+        self, request: session_pb.EndSessionRequest, context: Context
+    ) -> session_pb.EndSessionResponse:
         """Return at once what the caller holds."""
         member_id = self._access.member(context, may_be_ended=True)
         await self._hub.take(SessionLeft(member_id=member_id, message=request.message))
-        return pb.EndSessionResponse()
+        return session_pb.EndSessionResponse()
 
 
-def _load(request: pb.KeepAliveRequest) -> RaasLoad | TrainerLoad | None:
+def _load(request: session_pb.KeepAliveRequest) -> RaasLoad | TrainerLoad | None:
     match request.WhichOneof("load"):
         case "raas":
-            return wire.decode_raas_load(request.raas)
+            return common.decode_raas_load(request.raas)
         case "trainer":
-            return wire.decode_trainer_load(request.trainer)
+            return common.decode_trainer_load(request.trainer)
         case _:
             return None
