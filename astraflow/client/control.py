@@ -17,9 +17,9 @@ from astraflow.rpc.tls import Tls
 from astraflow.wire.control import STOP_MODES, decode_run_status, decode_saved_run
 from astraflow.wire.scale import decode_advice
 from astraflow.wire.versions import decode_version_info
-from astraflow_proto.control.v1 import control_service_pb2 as pb
+from astraflow_proto.control.v1 import control_service_pb2
 from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
-from astraflow_proto.weights.v1 import version_service_pb2 as version_pb
+from astraflow_proto.weights.v1 import version_service_pb2
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
 
 
@@ -65,13 +65,13 @@ class ControlClient:
                 reached. All calls raise these.
         """
         answer = await self._hub.call(
-            self._stub.GetRun, pb.GetRunRequest(), metadata=self._metadata
+            self._stub.GetRun, control_service_pb2.GetRunRequest(), metadata=self._metadata
         )
         return decode_run_status(answer.run)
 
     async def watch_run(self, *, min_interval_s: float = 1.0) -> AsyncIterator[RunStatus]:
         """Yield the state now and after changes, over cuts, until it is final."""
-        request = pb.WatchRunRequest()
+        request = control_service_pb2.WatchRunRequest()
         request.min_interval.FromTimedelta(timedelta(seconds=min_interval_s))
         answers = self._hub.watch(self._stub.WatchRun, request, metadata=self._metadata)
         async for answer in answers:
@@ -83,17 +83,21 @@ class ControlClient:
         Raises:
             AstraflowError: POLICY_UNKNOWN.
         """
-        request = version_pb.ListVersionsRequest(policy_id=policy_id)
+        request = version_service_pb2.ListVersionsRequest(policy_id=policy_id)
         answer = await self._hub.call(self._versions.ListVersions, request, metadata=self._metadata)
         return tuple(map(decode_version_info, answer.versions))
 
     async def pause_run(self) -> None:
         """Stop new tasks; what is out finishes."""
-        await self._hub.call(self._stub.PauseRun, pb.PauseRunRequest(), metadata=self._metadata)
+        await self._hub.call(
+            self._stub.PauseRun, control_service_pb2.PauseRunRequest(), metadata=self._metadata
+        )
 
     async def resume_run(self) -> None:
         """Undo `pause_run`."""
-        await self._hub.call(self._stub.ResumeRun, pb.ResumeRunRequest(), metadata=self._metadata)
+        await self._hub.call(
+            self._stub.ResumeRun, control_service_pb2.ResumeRunRequest(), metadata=self._metadata
+        )
 
     async def save_run(
         self, checkpoint_id: str, *, timeout_s: float = 600.0
@@ -111,7 +115,7 @@ class ControlClient:
             AstraflowError: INVALID_FIELD, RUN_ENDED; NOT_READY when a trainer is missing or has not
                 saved in time.
         """
-        request = pb.SaveRunRequest(checkpoint_id=checkpoint_id)
+        request = control_service_pb2.SaveRunRequest(checkpoint_id=checkpoint_id)
         answer = await self._hub.call(
             self._stub.SaveRun, request, metadata=self._metadata, timeout_s=timeout_s
         )
@@ -127,7 +131,7 @@ class ControlClient:
         Raises:
             AstraflowError: MEMBER_UNKNOWN.
         """
-        request = pb.DrainMemberRequest(member_id=member_id)
+        request = control_service_pb2.DrainMemberRequest(member_id=member_id)
         if grace_s is not None:
             request.grace.FromTimedelta(timedelta(seconds=grace_s))
         await self._hub.call(self._stub.DrainMember, request, metadata=self._metadata)
@@ -138,7 +142,7 @@ class ControlClient:
         Args:
             window_s: To look back over; None: the window of the recipe.
         """
-        request = pb.GetScaleAdviceRequest()
+        request = control_service_pb2.GetScaleAdviceRequest()
         if window_s is not None:
             request.window.FromTimedelta(timedelta(seconds=window_s))
         answer = await self._hub.call(self._stub.GetScaleAdvice, request, metadata=self._metadata)
@@ -151,7 +155,7 @@ class ControlClient:
             mode: What becomes of open work.
             grace_s: Time to drain, then as CANCEL; None: no limit.
         """
-        request = pb.StopRunRequest(mode=STOP_MODES.encode(mode))
+        request = control_service_pb2.StopRunRequest(mode=STOP_MODES.encode(mode))
         if grace_s is not None:
             request.grace.FromTimedelta(timedelta(seconds=grace_s))
         await self._hub.call(self._stub.StopRun, request, metadata=self._metadata)

@@ -8,7 +8,7 @@ from astraflow.core.evals import EvalRun, EvalSuite
 from astraflow.core.ids import EvalRunId, PolicyId
 from astraflow.rpc.auth import MetadataPairs
 from astraflow.wire.evals import decode_eval_run, decode_eval_suite
-from astraflow_proto.evals.v1 import eval_service_pb2 as pb
+from astraflow_proto.evals.v1 import eval_service_pb2
 from astraflow_proto.evals.v1.eval_service_pb2_grpc import EvalServiceStub
 
 
@@ -40,7 +40,7 @@ class EvalClient:
             AstraflowError: EVAL_UNKNOWN, VERSION_UNKNOWN, VERSION_EVICTED, VERSION_NOT_SERVED,
                 REQUEST_CONFLICT.
         """
-        request = pb.CreateEvalRunRequest(
+        request = eval_service_pb2.CreateEvalRunRequest(
             request_id=request_id or uuid.uuid4().hex,
             suite=suite,
             versions={str(policy): version for policy, version in (versions or {}).items()},
@@ -55,7 +55,7 @@ class EvalClient:
         Raises:
             AstraflowError: EVAL_UNKNOWN.
         """
-        request = pb.GetEvalRunRequest(eval_run_id=eval_run_id)
+        request = eval_service_pb2.GetEvalRunRequest(eval_run_id=eval_run_id)
         answer = await self._hub.call(self._stub.GetEvalRun, request, metadata=self._metadata)
         return decode_eval_run(answer.eval_run)
 
@@ -65,7 +65,7 @@ class EvalClient:
         Raises:
             AstraflowError: EVAL_UNKNOWN.
         """
-        request = pb.WatchEvalRunRequest(eval_run_id=eval_run_id)
+        request = eval_service_pb2.WatchEvalRunRequest(eval_run_id=eval_run_id)
         answers = self._hub.watch(self._stub.WatchEvalRun, request, metadata=self._metadata)
         async for answer in answers:
             yield decode_eval_run(answer.eval_run)
@@ -76,13 +76,15 @@ class EvalClient:
         Raises:
             AstraflowError: EVAL_UNKNOWN.
         """
-        request = pb.CancelEvalRunRequest(eval_run_id=eval_run_id)
+        request = eval_service_pb2.CancelEvalRunRequest(eval_run_id=eval_run_id)
         answer = await self._hub.call(self._stub.CancelEvalRun, request, metadata=self._metadata)
         return decode_eval_run(answer.eval_run)
 
     async def suites(self) -> tuple[EvalSuite, ...]:
         """Return the suites of the recipe, by name."""
         answer = await self._hub.call(
-            self._stub.ListEvalSuites, pb.ListEvalSuitesRequest(), metadata=self._metadata
+            self._stub.ListEvalSuites,
+            eval_service_pb2.ListEvalSuitesRequest(),
+            metadata=self._metadata,
         )
         return tuple(map(decode_eval_suite, answer.suites))

@@ -16,7 +16,7 @@ from astraflow.wire.ledger import (
 )
 from astraflow.wire.rollout import OUTCOMES
 from astraflow.wire.waits import decode_wait_reason
-from astraflow_proto.control.v1 import ledger_service_pb2 as pb
+from astraflow_proto.control.v1 import ledger_service_pb2
 from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub
 
 _PAGE_SIZE = 200
@@ -50,9 +50,9 @@ class RolloutFilter:
     min_reward: float | None = None
     max_reward: float | None = None
 
-    def to_request(self) -> pb.ListRolloutsRequest:
+    def to_request(self) -> ledger_service_pb2.ListRolloutsRequest:
         """Return the request for the first page."""
-        return pb.ListRolloutsRequest(
+        return ledger_service_pb2.ListRolloutsRequest(
             policy_id=self.policy_id or "",
             prompt_id=self.prompt_id or "",
             group_id=self.group_id or "",
@@ -63,7 +63,7 @@ class RolloutFilter:
             outcomes=map(OUTCOMES.encode, self.outcomes),
             min_reward=self.min_reward,
             max_reward=self.max_reward,
-            view=pb.ROLLOUT_VIEW_FULL,
+            view=ledger_service_pb2.ROLLOUT_VIEW_FULL,
         )
 
 
@@ -78,7 +78,7 @@ class LedgerClient:
     async def accounts(self) -> tuple[LedgerAccount, ...]:
         """Return the books at one instant, one account per policy."""
         answer = await self._hub.call(
-            self._stub.GetLedger, pb.GetLedgerRequest(), metadata=self._metadata
+            self._stub.GetLedger, ledger_service_pb2.GetLedgerRequest(), metadata=self._metadata
         )
         return tuple(map(decode_ledger_account, answer.accounts))
 
@@ -99,7 +99,7 @@ class LedgerClient:
 
     async def dead_letters(self, *, limit: int = 50) -> AsyncIterator[DeadLetter]:
         """Yield the prompts given up, newest first, at most `limit`."""
-        request = pb.ListDeadLettersRequest()
+        request = ledger_service_pb2.ListDeadLettersRequest()
         while limit > 0:
             request.page_size = min(limit, _PAGE_SIZE)
             page = await self._hub.call(
@@ -118,7 +118,7 @@ class LedgerClient:
         Raises:
             AstraflowError: PROMPT_UNKNOWN.
         """
-        request = pb.RequeuePromptRequest(prompt_id=prompt_id)
+        request = ledger_service_pb2.RequeuePromptRequest(prompt_id=prompt_id)
         await self._hub.call(self._stub.RequeuePrompt, request, metadata=self._metadata)
 
     async def explain_wait(self, policy_id: PolicyId) -> tuple[WaitReason, ...]:
@@ -127,6 +127,6 @@ class LedgerClient:
         Raises:
             AstraflowError: POLICY_UNKNOWN.
         """
-        request = pb.ExplainWaitRequest(policy_id=policy_id)
+        request = ledger_service_pb2.ExplainWaitRequest(policy_id=policy_id)
         answer = await self._hub.call(self._stub.ExplainWait, request, metadata=self._metadata)
         return tuple(map(decode_wait_reason, answer.reasons))

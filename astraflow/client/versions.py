@@ -6,7 +6,7 @@ from astraflow.client.session import SessionKeeper
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import PublishAnswer, Source, VersionInfo, VersionReport
 from astraflow.wire.versions import decode_source, decode_version_info, encode_version_report
-from astraflow_proto.weights.v1 import version_service_pb2 as pb
+from astraflow_proto.weights.v1 import version_service_pb2
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
 
 
@@ -23,7 +23,7 @@ class VersionClient:
         Raises:
             AstraflowError: POLICY_UNKNOWN.
         """
-        request = pb.ListVersionsRequest(policy_id=policy_id)
+        request = version_service_pb2.ListVersionsRequest(policy_id=policy_id)
         answer = await self._keeper.call(self._stub.ListVersions, request)
         return tuple(map(decode_version_info, answer.versions))
 
@@ -44,7 +44,9 @@ class VersionClient:
         last = after
 
         async def answers() -> AsyncIterator[VersionInfo]:
-            request = pb.WatchVersionsRequest(policy_id=policy_id, after_version=last)
+            request = version_service_pb2.WatchVersionsRequest(
+                policy_id=policy_id, after_version=last
+            )
             call = self._stub.WatchVersions(request, metadata=self._keeper.metadata)
             async for answer in call:
                 yield decode_version_info(answer.version)
@@ -60,7 +62,7 @@ class VersionClient:
         Raises:
             AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED.
         """
-        request = pb.ListSourcesRequest(policy_id=policy_id, version=version)
+        request = version_service_pb2.ListSourcesRequest(policy_id=policy_id, version=version)
         answer = await self._keeper.call(self._stub.ListSources, request)
         return tuple(map(decode_source, answer.sources))
 
@@ -78,7 +80,7 @@ class VersionClient:
         Raises:
             AstraflowError: POLICY_UNKNOWN; NOT_READY without a trainer.
         """
-        request = pb.RequestPublishRequest(policy_id=policy_id)
+        request = version_service_pb2.RequestPublishRequest(policy_id=policy_id)
         answer = await self._keeper.call(self._stub.RequestPublish, request)
         newest = answer.newest_version if answer.HasField("newest_version") else None
         return PublishAnswer(newest_version=newest, is_pending=answer.pending)
