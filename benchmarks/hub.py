@@ -4,6 +4,8 @@ The hub is a process on one core; a node and a trainer whose work costs nothing 
 other. Groups of 8 rollouts, 1,000 tokens each, in messages of up to 64 items.
 
 - `throughput`: as many rollouts as there can be, or `--rate`, with each kind of journal.
+- `many`: the same from 64 nodes with 2 rollouts per message and from 256 with one, each on a
+  connection of its own.
 - `callbacks`: the same, with a look at every callback of the hub's event loop: its thread's CPU.
 - `handover`: 256 rollouts of 4,000 tokens, from the last one until the trainer has parsed all.
 - `flood`: a node that ignores its credit and sends for ever, while the trainer stands still; then
@@ -32,13 +34,15 @@ from hub_ends.throughput import Row, measure_callbacks, measure_throughput
 
 BARS: Final = {
     "in_per_s": 2500.0,
+    "hub_cpu_us_per_rollout": {"1x64": 150.0, "64x2": 250.0, "256x1": 400.0},
     "out_per_s": 2500.0,
     "ack_p99_ms": 50.0,
     "callback_max_ms": 50.0,
     "handover_p50_ms": 60.0,
     "lost": 0,
 }
-ROWS: Final = ("throughput", "callbacks", "handover", "flood")
+ROWS: Final = ("throughput", "many", "callbacks", "handover", "flood")
+MANY: Final = ((64, 2), (256, 1))
 _STALE: Final[dict[str, Any]] = {"max_staleness": 8}
 
 Measure = Callable[[HubProcess], Awaitable[Row]]
@@ -90,6 +94,23 @@ def _plan(name: str, options: argparse.Namespace) -> list[tuple[str, str, Measur
             measure_throughput, seconds=options.seconds, token_count=options.tokens, rate=rate
         )
         return [(f"throughput/{mode}", mode, measure, dict(_STALE)) for mode in options.modes]
+    if name == "many":
+        return [
+            (
+                f"many/{node_count}x{item_count}",
+                "process",
+                partial(
+                    measure_throughput,
+                    seconds=options.seconds,
+                    token_count=options.tokens,
+                    rate=rate,
+                    node_count=node_count,
+                    item_count=item_count,
+                ),
+                dict(_STALE),
+            )
+            for node_count, item_count in MANY
+        ]
     if name == "callbacks":
         measure = partial(
             measure_callbacks, seconds=options.seconds, token_count=options.tokens, rate=rate

@@ -1,6 +1,7 @@
-"""A node and a trainer whose own work costs nothing, as raw calls of the contract."""
+"""Nodes and a trainer whose own work costs nothing, as raw calls of the contract."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,24 +26,99 @@ from hub_ends.process import GROUPS_PER_BATCH, POLICY, TOKEN
 _CREDIT = 1 << 16
 
 
+class Node:
+    """A RaaS on a connection of its own."""
+
+    def __init__(self, channel: aio.Channel, made: rollout_pb2.Rollout) -> None:
+        self.channel = channel
+        self.session: Any = None
+        self._made = made
+
+    async def join(self, number: int, *, capacity: int = _CREDIT) -> None:
+        """Open its session."""
+        join = JoinPool(
+            name=f"node{number}",
+            contract=Contract(),
+            capacity=capacity,
+            policies=(ServedPolicy(policy_id=POLICY, max_context_token_count=_CREDIT),),
+            codes=(RegisteredCode(name="single_turn"),),
+        )
+        answer = await RaasServiceStub(self.channel).JoinPool(
+            raas.encode_join_pool(join), metadata=bearer(TOKEN)
+        )
+        self.session = session_metadata(answer.session.token)
+
+    async def report(self, version: int) -> None:
+        """Say that it serves a version."""
+        report = VersionReport(policy_id=POLICY, version=version, state=VersionState.LIVE)
+        await VersionServiceStub(self.channel).ReportVersion(
+            versions.encode_version_report(report), metadata=self.session
+        )
+
+    async def open_tasks(self, credit: int = _CREDIT) -> Any:
+        """Open the stream of tasks."""
+        stream = RaasServiceStub(self.channel).StreamTasks(metadata=self.session)
+        request = raas_pb.StreamTasksRequest()
+        request.open.credit.max_outstanding = credit
+        await stream.write(request)
+        return stream
+
+    def open_rollouts(self) -> Any:
+        """Open the stream of rollouts."""
+        return RaasServiceStub(self.channel).StreamRollouts(metadata=self.session)
+
+    def answers(self, task: Any, version: int) -> list[raas_pb.RolloutItem]:
+        """Return the rollouts of a task, and its result."""
+        items: list[raas_pb.RolloutItem] = []
+        for index in task.sample_indexes:
+            item = raas_pb.RolloutItem(rollout=self._made)
+            item.rollout.rollout_id = item.rollout.trajectories[0].trajectory_id = (
+                f"{task.task_id}/{index}"
+            )
+            item.rollout.task_id, item.rollout.group_id = task.task_id, task.group_id
+            item.rollout.sample_index, item.rollout.reward = index, float(index % 2)
+            item.rollout.trajectories[0].version_spans[0].version = version
+            items.append(item)
+        closing = raas_pb.RolloutItem()
+        closing.result.task_id, closing.result.rollout_count = task.task_id, len(items)
+        return [*items, closing]
+
+
 class Members:
-    """One node and one trainer.
+    """Nodes and one trainer.
 
     Attributes:
+        nodes: The first one on the connection of the trainer.
         version: The newest one.
         step: Batches trained on.
     """
 
-    def __init__(self, channel: aio.Channel, token_count: int) -> None:
+    def __init__(
+        self,
+        channel: aio.Channel,
+        token_count: int,
+        *,
+        more: Sequence[aio.Channel] = (),
+        publish_every: int = 1,
+    ) -> None:
+        """Make members that have not joined.
+
+        Args:
+            channel: Of the trainer and the first node.
+            token_count: Of each rollout.
+            more: One per further node.
+            publish_every: Batches from one version to the next.
+        """
+        made = _rollout(token_count)
         self.channel = channel
+        self.nodes = [Node(each, made) for each in (channel, *more)]
         self.version = -1
         self.step = 0
-        self.raas: Any = None
         self.trainer: Any = None
-        self._made = _rollout(token_count)
+        self._publish_every = publish_every
 
-    async def join(self) -> None:
-        """Open both sessions, and publish the first version."""
+    async def join(self, *, capacity: int = _CREDIT) -> None:
+        """Open all sessions, and publish the first version."""
         request = RegisterTrainer(
             policy_id=POLICY,
             name="trainer",
@@ -54,52 +130,41 @@ class Members:
             trainer.encode_register_trainer(request), metadata=bearer(TOKEN)
         )
         self.trainer = session_metadata(answer.session.token)
-        join = JoinPool(
-            name="node",
-            contract=Contract(),
-            capacity=_CREDIT,
-            policies=(ServedPolicy(policy_id=POLICY, max_context_token_count=_CREDIT),),
-            codes=(RegisteredCode(name="single_turn"),),
-        )
-        answer = await RaasServiceStub(self.channel).JoinPool(
-            raas.encode_join_pool(join), metadata=bearer(TOKEN)
-        )
-        self.raas = session_metadata(answer.session.token)
+        for number, node in enumerate(self.nodes):
+            await node.join(number, capacity=capacity)
         await self.publish()
 
     async def publish(self) -> None:
-        """Publish the next version, and have the node serve it."""
-        self.version += 1
-        info = made_up_version(POLICY, self.version, step=self.step)
+        """Publish the next version, and have the nodes serve it."""
+        info = made_up_version(POLICY, self.version + 1, step=self.step)
         request = trainer_service_pb2.PublishVersionRequest(
             version=versions.encode_version_info(info)
         )
         await TrainerServiceStub(self.channel).PublishVersion(request, metadata=self.trainer)
-        report = VersionReport(policy_id=POLICY, version=self.version, state=VersionState.LIVE)
-        await VersionServiceStub(self.channel).ReportVersion(
-            versions.encode_version_report(report), metadata=self.raas
-        )
+        await asyncio.gather(*(node.report(self.version + 1) for node in self.nodes))
+        self.version += 1
 
     async def settle(self, batch_id: str) -> None:
         """Train on a batch."""
         self.step += 1
-        await self.publish()
+        if self.step % self._publish_every == 0:
+            await self.publish()
         ack = trainer_service_pb2.AckBatchRequest(
             batch_id=batch_id, outcome=trainer_service_pb2.BATCH_OUTCOME_CONSUMED, step=self.step
         )
         await TrainerServiceStub(self.channel).AckBatch(ack, metadata=self.trainer)
 
     async def open_tasks(self) -> Any:
-        """Open the stream of tasks."""
-        stream = RaasServiceStub(self.channel).StreamTasks(metadata=self.raas)
-        request = raas_pb.StreamTasksRequest()
-        request.open.credit.max_outstanding = _CREDIT
-        await stream.write(request)
-        return stream
+        """Open the first node's stream of tasks."""
+        return await self.nodes[0].open_tasks()
 
     def open_rollouts(self) -> Any:
-        """Open the stream of rollouts."""
-        return RaasServiceStub(self.channel).StreamRollouts(metadata=self.raas)
+        """Open the first node's stream of rollouts."""
+        return self.nodes[0].open_rollouts()
+
+    def answers(self, task: Any) -> list[raas_pb.RolloutItem]:
+        """Return the rollouts of a task, and its result."""
+        return self.nodes[0].answers(task, self.version)
 
     def open_batches(self, max_outstanding: int) -> Any:
         """Open the stream of batches."""
@@ -108,29 +173,17 @@ class Members:
         )
         return TrainerServiceStub(self.channel).StreamBatches(request, metadata=self.trainer)
 
-    def answers(self, task: Any) -> list[raas_pb.RolloutItem]:
-        """Return the rollouts of a task, and its result."""
-        items: list[raas_pb.RolloutItem] = []
-        for index in task.sample_indexes:
-            item = raas_pb.RolloutItem(rollout=self._made)
-            item.rollout.rollout_id = item.rollout.trajectories[0].trajectory_id = (
-                f"{task.task_id}/{index}"
-            )
-            item.rollout.task_id, item.rollout.group_id = task.task_id, task.group_id
-            item.rollout.sample_index, item.rollout.reward = index, float(index % 2)
-            item.rollout.trajectories[0].version_spans[0].version = self.version
-            items.append(item)
-        closing = raas_pb.RolloutItem()
-        closing.result.task_id, closing.result.rollout_count = task.task_id, len(items)
-        return [*items, closing]
-
     async def keep_alive(self) -> None:
-        """Keep both sessions, for ever."""
-        stub = SessionServiceStub(self.channel)
+        """Keep all sessions, for ever."""
         while True:
-            for member in (self.raas, self.trainer):
-                await stub.KeepAlive(session_service_pb2.KeepAliveRequest(), metadata=member)
-            await asyncio.sleep(2)
+            for node in self.nodes:
+                await SessionServiceStub(node.channel).KeepAlive(
+                    session_service_pb2.KeepAliveRequest(), metadata=node.session
+                )
+            await SessionServiceStub(self.channel).KeepAlive(
+                session_service_pb2.KeepAliveRequest(), metadata=self.trainer
+            )
+            await asyncio.sleep(5)
 
 
 def _rollout(token_count: int) -> rollout_pb2.Rollout:

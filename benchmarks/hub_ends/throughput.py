@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final
@@ -11,8 +11,8 @@ from typing import Any, Final
 from astraflow.core.errors import AstraflowError
 from astraflow.rpc.channel import dial
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as raas_pb
-from hub_ends.members import Members
-from hub_ends.process import HubProcess
+from hub_ends.members import Members, Node
+from hub_ends.process import GROUP_SIZE, HubProcess
 
 Row = dict[str, Any]
 
@@ -24,11 +24,13 @@ _MOST_S: Final = 0.05
 
 @dataclass
 class Load:
-    """What a node and a trainer do at once.
+    """What nodes and a trainer do at once.
 
     Attributes:
         members: Who they are.
-        rate: Items that are sent per second; 0: as many as the hub takes.
+        rate: Items that are sent per second and node; 0: as many as the hub takes.
+        item_count: Items of a message.
+        credit: Of each node.
         acks: Seconds from the write of a message to its ack, with the time of the ack.
         accepted: Rollouts that were acknowledged.
         trained: Rollouts in batches that were acknowledged.
@@ -36,28 +38,33 @@ class Load:
 
     members: Members
     rate: float
+    item_count: int = ITEM_COUNT
+    credit: int = 1 << 16
     acks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     accepted: int = 0
     trained: int = 0
-    items: "asyncio.Queue[raas_pb.RolloutItem]" = field(default_factory=asyncio.Queue)
 
     async def run(self) -> None:
         """Drive the hub until cancelled."""
-        await self.members.join()
+        await self.members.join(capacity=self.credit)
         async with asyncio.TaskGroup() as group:
-            for part in (self.take_tasks(), self.send(), self.train(), self.members.keep_alive()):
-                group.create_task(part)
+            for node in self.members.nodes:
+                items: asyncio.Queue[raas_pb.RolloutItem] = asyncio.Queue()
+                group.create_task(self.take_tasks(node, items))
+                group.create_task(self.send(node, items))
+            group.create_task(self.train())
+            group.create_task(self.members.keep_alive())
 
-    async def take_tasks(self) -> None:
+    async def take_tasks(self, node: Node, items: "asyncio.Queue[raas_pb.RolloutItem]") -> None:
         """Have an answer to every task."""
-        async for message in await self.members.open_tasks():
+        async for message in await node.open_tasks(self.credit):
             if message.HasField("task"):
-                for item in self.members.answers(message.task):
-                    self.items.put_nowait(item)
+                for item in node.answers(message.task, self.members.version):
+                    items.put_nowait(item)
 
-    async def send(self) -> None:
-        """Send the answers in messages of up to 64 items."""
-        stream = self.members.open_rollouts()
+    async def send(self, node: Node, items: "asyncio.Queue[raas_pb.RolloutItem]") -> None:
+        """Send the answers in messages of so many items."""
+        stream = node.open_rollouts()
         sent = deque[float]()
 
         async def read() -> None:
@@ -70,12 +77,19 @@ class Load:
             group.create_task(read())
             due = time.perf_counter()
             while True:
-                request = raas_pb.StreamRolloutsRequest(items=[await self.items.get()])
+                request = raas_pb.StreamRolloutsRequest(items=[await items.get()])
                 # What was late is not made up for: a burst would measure itself.
                 due = max(due, time.perf_counter() - 0.05)
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                while len(request.items) < ITEM_COUNT and not self.items.empty():
-                    request.items.append(self.items.get_nowait())
+                while len(request.items) < self.item_count and not items.empty():
+                    request.items.append(items.get_nowait())
+                if self.item_count < GROUP_SIZE and not items.empty():
+                    # The result of a task comes with its last rollout.
+                    following = items.get_nowait()
+                    if following.HasField("result"):
+                        request.items.append(following)
+                    else:
+                        items._queue.appendleft(following)  # noqa: SLF001
                 due += len(request.items) / self.rate if self.rate else 0.0
                 sent.append(time.perf_counter())
                 await stream.write(request)
@@ -96,11 +110,24 @@ class Load:
 
 
 async def measure_throughput(
-    hub: HubProcess, *, seconds: float, token_count: int, rate: float
+    hub: HubProcess,
+    *,
+    seconds: float,
+    token_count: int,
+    rate: float,
+    node_count: int = 1,
+    item_count: int = ITEM_COUNT,
 ) -> Row:
     """Return what a hub does under load."""
-    async with dial(hub.address) as channel:
-        load = Load(Members(channel, token_count), rate)
+    async with AsyncExitStack() as stack:
+        channel, *more = [
+            await stack.enter_async_context(dial(hub.address)) for _ in range(node_count)
+        ]
+        # Nodes take versions as often as a pool of few would: reports are no rollouts.
+        every = max(1, node_count // 16)
+        members = Members(channel, token_count, more=more, publish_every=every)
+        credit = (1 << 16) if node_count == 1 else max(GROUP_SIZE, 4096 // node_count)
+        load = Load(members, rate / node_count, item_count=item_count, credit=credit)
         driving = asyncio.create_task(load.run())
         await asyncio.wait([driving], timeout=_WARM_UP_S)
         before = _look(hub, load)
