@@ -7,9 +7,9 @@ from functools import cache
 from typing import Any, Final, cast, get_args
 from zlib import crc32
 
-from astraflow.core.effects import Effect
+from astraflow.core.effects import Effect, RecordRollout
 from astraflow.core.packing import Share
-from astraflow.core.rollouts import Rollout
+from astraflow.core.rollouts import ItemAck, Rollout
 from astraflow.core.tasks import Prompt, RolloutTask
 
 
@@ -71,6 +71,10 @@ _TELLERS: Final[Sequence[tuple[Any, Callable[[Any], Any]]]] = (
 )
 _EFFECTS: Final[Sequence[Any]] = get_args(Effect)
 _SHORT: Final[Mapping[type[Any], Callable[[Any], Any]]] = {
+    str: str,
+    # What most events come to.
+    ItemAck: lambda each: (each.item_id, str(each.disposition), str(each.reason)),
+    RecordRollout: lambda each: (each.rollout.rollout_id, each.member_id),
     Rollout: lambda each: each.rollout_id,
     Prompt: lambda each: (each.data_set, each.epoch, each.prompt_id),
     RolloutTask: lambda each: (

@@ -149,9 +149,9 @@ class RaasMember(Member):
 
     def _enter(self) -> None:
         if self.rooms is not None:
-            self.rooms.note(self, free=self.free_count)
+            self.rooms.note(self)
         if self.eval_rooms is not None:
-            self.eval_rooms.note(self, free=self.eval_free_count)
+            self.eval_rooms.note(self)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -1,6 +1,7 @@
 """Placing: samples move through the places of the books, and their records say where."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from astraflow.core.books import Books
 from astraflow.core.errors import Reason
@@ -22,6 +23,7 @@ class Placing:
     def __init__(self, policy_id: PolicyId) -> None:
         self.books = Books(policy_id)
         self._policy_id = policy_id
+        self._waiting = RolloutPlacement(policy_id=policy_id, place=RolloutPlace.WAITING)
 
     def accept(self, entry: Entry) -> Sample | None:
         """Let what a rollout has for this policy wait for its group; None: it has nothing."""
@@ -30,20 +32,19 @@ class Placing:
             self.books.drop(RolloutPlace.IN_FLIGHT, Reason.FILTERED, by="no_trajectory")
             self._note_drop(entry, Reason.FILTERED, "no_trajectory")
             return None
-        self.move([sample], RolloutPlace.IN_FLIGHT, RolloutPlace.WAITING)
+        self.books.move(RolloutPlace.IN_FLIGHT, RolloutPlace.WAITING)
+        entry.placements[self._policy_id] = self._waiting
         return sample
 
     def move(self, samples: Sequence[Sample], source: RolloutPlace, target: RolloutPlace) -> None:
         """Move samples on."""
         self.books.move(source, target, len(samples))
-        for sample in samples:
-            sample.place(self._policy_id, target)
+        self._note(samples, target)
 
     def lease(self, lease: Lease) -> None:
         """Count the fresh samples of a batch as leased."""
         self.books.move(RolloutPlace.FRESH, RolloutPlace.LEASED, len(lease.samples))
-        for sample in lease.samples:
-            sample.place(self._policy_id, RolloutPlace.LEASED, batch_id=lease.batch_id)
+        self._note(lease.samples, RolloutPlace.LEASED, batch_id=lease.batch_id)
 
     def drop(
         self, samples: Iterable[Sample], source: RolloutPlace, reason: Reason, *, by: str = ""
@@ -59,13 +60,17 @@ class Placing:
         self.books.replayed += len(lease.replayed_samples)
         for row in lease.rows:
             row.use_count += 1
-        for sample in lease.samples + lease.replayed_samples:
-            sample.place(
-                self._policy_id,
+        samples = lease.samples + lease.replayed_samples
+        by_version: dict[int, list[Sample]] = {}
+        for sample in samples:
+            by_version.setdefault(sample.min_version, []).append(sample)
+        for version, same in by_version.items():
+            self._note(
+                same,
                 RolloutPlace.TRAINED,
                 batch_id=lease.batch_id,
                 step=step,
-                staleness=lease.train_version - sample.min_version,
+                staleness=lease.train_version - version,
             )
 
     def untrain(self, batch: TrainedBatch) -> None:
@@ -77,6 +82,18 @@ class Placing:
             return
         for row in batch.lease.rows:
             row.use_count -= 1
+
+    def _note(self, samples: Iterable[Sample], place: RolloutPlace, **where: Any) -> None:
+        """Say in the records of samples where they stand; those that stand alike share it."""
+        shared: dict[int, RolloutPlacement] = {}
+        for sample in samples:
+            use_count = sample.rows[0].use_count
+            placement = shared.get(use_count)
+            if placement is None:
+                placement = shared[use_count] = RolloutPlacement(
+                    policy_id=self._policy_id, place=place, use_count=use_count, **where
+                )
+            sample.entry.placements[self._policy_id] = placement
 
     def _note_drop(self, entry: Entry, reason: Reason, by: str) -> None:
         entry.placements[self._policy_id] = RolloutPlacement(

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from astraflow.core.errors import Reason
 from astraflow.core.ids import BatchId, MemberId, PolicyId, PromptId
@@ -15,24 +15,30 @@ _NBYTES_PER_TOKEN = 9
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
-    """One accepted rollout; its placements move on while it lives, listed or not."""
+    """One accepted rollout; its placements move on while it lives, listed or not.
+
+    Attributes:
+        nbytes: Bytes of its tokens.
+    """
 
     rollout: Rollout
     prompt_id: PromptId
     member_id: MemberId
     placements: dict[PolicyId, RolloutPlacement]
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its tokens."""
-        return _NBYTES_PER_TOKEN * sum(len(t.tokens) for t in self.rollout.trajectories)
+    def __post_init__(self) -> None:
+        count = 0
+        for trajectory in self.rollout.trajectories:
+            count += len(trajectory.tokens)
+        self.nbytes = _NBYTES_PER_TOKEN * count
 
 
 class Records:
     """A window over the accepted rollouts, bounded by number and by bytes."""
 
     def __init__(self, *, max_count: int, max_nbytes: int) -> None:
-        self._entries = deque[tuple[Entry, int]]()
+        self._entries = deque[Entry]()
         self._nbytes = 0
         self._max_count = max_count
         self._max_nbytes = max_nbytes
@@ -42,15 +48,14 @@ class Records:
 
     def add(self, entry: Entry) -> None:
         """List a rollout, and forget the oldest ones beyond the bound."""
-        nbytes = entry.nbytes
-        self._entries.append((entry, nbytes))
-        self._nbytes += nbytes
+        self._entries.append(entry)
+        self._nbytes += entry.nbytes
         while len(self._entries) > self._max_count or self._nbytes > self._max_nbytes:
-            self._nbytes -= self._entries.popleft()[1]
+            self._nbytes -= self._entries.popleft().nbytes
 
     def undo(self, policy_id: PolicyId, batch_ids: Set[BatchId]) -> None:
         """Note that batches count as not trained; what went elsewhere since is there."""
-        for entry, _ in self._entries if batch_ids else ():
+        for entry in self._entries if batch_ids else ():
             placed = entry.placements.get(policy_id)
             if placed and placed.place is RolloutPlace.TRAINED and placed.batch_id in batch_ids:
                 entry.placements[policy_id] = RolloutPlacement(
@@ -66,5 +71,5 @@ class Records:
                 member_id=entry.member_id,
                 placements=tuple(entry.placements.values()),
             )
-            for entry, _ in reversed(self._entries)
+            for entry in reversed(self._entries)
         ]

@@ -61,9 +61,9 @@ def fault_of(state: State, rollout: Rollout, assignment: Assignment) -> ItemAck 
         why = f"task {task.task_id} did not ask for this sample"
         return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
     for trajectory in rollout.trajectories:
-        knobs = trajectory.sampling.reshaped_by if task.purpose is TaskPurpose.TRAIN else ()
-        if knobs:
-            why = f"{', '.join(knobs)} reshaped what was sampled, which trainers cannot score"
+        if trajectory.sampling.is_reshaped and task.purpose is TaskPurpose.TRAIN:
+            knobs = ", ".join(trajectory.sampling.reshaped_by)
+            why = f"{knobs} reshaped what was sampled, which trainers cannot score"
             return refuse(rollout.rollout_id, Reason.ROLLOUT_INVALID, why)
         for span in trajectory.version_spans:
             policy_id = span.policy_id or trajectory.policy_id

@@ -113,6 +113,7 @@ class Trajectory:
         reward: Where it differs from the rollout's.
         columns: More arrays by name.
         engine: Name and release, for lineage.
+        sampled_count: Sampled tokens.
 
     Raises:
         AstraflowError: ROLLOUT_INVALID when lengths, mask, log-probabilities, spans or columns
@@ -134,8 +135,13 @@ class Trajectory:
     reward: float | None = None
     columns: Mapping[str, Column] = field(default_factory=dict[str, Column])
     engine: str = ""
+    sampled_count: int = field(init=False)
 
     def __post_init__(self) -> None:
+        count = 0
+        for span in self.version_spans:
+            count += span.length
+        object.__setattr__(self, "sampled_count", count)
         fault = _trajectory_fault(self)
         if fault:
             raise AstraflowError(
@@ -152,11 +158,6 @@ class Trajectory:
         )
         return versions
 
-    @property
-    def sampled_count(self) -> int:
-        """Sampled tokens."""
-        return sum(span.length for span in self.version_spans)
-
 
 def _trajectory_fault(t: Trajectory) -> str | None:  # noqa: PLR0911 - a flat list of checks
     """Say what contradicts what, or None."""
@@ -169,8 +170,9 @@ def _trajectory_fault(t: Trajectory) -> str | None:  # noqa: PLR0911 - a flat li
         return "tokens, sampled_mask and logprobs must be arrays of one length, at least 1"
     if np.minimum.reduce(t.tokens) < 0:
         return "a token id is negative"
-    if any(span.length < 1 or span.version < 0 for span in t.version_spans):
-        return "a version span needs a length of at least 1 and a version of at least 0"
+    for span in t.version_spans:
+        if span.length < 1 or span.version < 0:
+            return "a version span needs a length of at least 1 and a version of at least 0"
     if t.sampled_count != np.count_nonzero(t.sampled_mask):
         return "the version spans do not cover the sampled tokens"
     # NaN is neither.

@@ -32,6 +32,16 @@ class Tenant(Protocol):
         ...
 
     @property
+    def free_count(self) -> int:
+        """Samples of training that it can take."""
+        ...
+
+    @property
+    def eval_free_count(self) -> int:
+        """Samples of evaluations that it can take."""
+        ...
+
+    @property
     def speed(self) -> Speed:
         """As measured."""
         ...
@@ -50,7 +60,7 @@ _Place = tuple[float, int, int]
 class Rooms(Generic[_T]):
     """Members by the samples that they could take now, each shelf of them by pace.
 
-    A change of one member takes a search in its shelf.
+    A change of one member takes a search in its shelf, when somebody looks.
 
     Attributes:
         unit: Samples that are mostly placed at once. The pace of a member is the seconds per token
@@ -59,25 +69,46 @@ class Rooms(Generic[_T]):
 
     unit: int = 1
 
-    def __init__(self, *, unit: int) -> None:
+    def __init__(self, *, unit: int, is_eval: bool = False) -> None:
+        """Begin with nobody.
+
+        Args:
+            unit: Samples that are mostly placed at once.
+            is_eval: Whether credit is that for evaluations, else for training.
+        """
         self.unit = unit
+        self._is_eval = is_eval
         self._places: dict[MemberId, tuple[_Shelf, _Place]] = {}
         self._shelves: dict[_Shelf, list[_Place]] = {}
         self._members: dict[int, _T] = {}
+        self._changed: dict[MemberId, _T] = {}
 
-    def note(self, member: _T, *, free: int) -> None:
-        """Enter a member with its free credit and its pace of now."""
+    def note(self, member: _T) -> None:
+        """Enter a member, with its free credit and its pace when somebody looks."""
+        self._changed[member.member_id] = member
+
+    def _enter_changed(self) -> None:
+        changed, self._changed = self._changed, {}
+        for member in changed.values():
+            free = member.eval_free_count if self._is_eval else member.free_count
+            self._enter(member, free)
+
+    def _enter(self, member: _T, free: int) -> None:
         out = member.outstanding
         shelf = free, _kind(member)
         place = member.speed.pace_s(outstanding=out, count=self.unit), out, member.number
         if self._places.get(member.member_id) != (shelf, place):
-            self.forget(member.member_id)
+            self._take_out(member.member_id)
             self._places[member.member_id] = shelf, place
             self._members[member.number] = member
             insort(self._shelves.setdefault(shelf, []), place)
 
     def forget(self, member_id: MemberId) -> None:
         """Take a member out; one that is not here changes nothing."""
+        self._changed.pop(member_id, None)
+        self._take_out(member_id)
+
+    def _take_out(self, member_id: MemberId) -> None:
         found = self._places.pop(member_id, None)
         if found is None:
             return
@@ -95,6 +126,7 @@ class Rooms(Generic[_T]):
         together, those that were not measured yet by themselves. Of each shelf who has the least
         pace comes first, then who holds least, and who joined first.
         """
+        self._enter_changed()
         for (free, kind), places in self._shelves.items():
             if free >= max(1, count) and kind != _SERVES_NOTHING:
                 yield free, ((pace_s, self._members[number]) for pace_s, _, number in places)
@@ -107,6 +139,7 @@ class Rooms(Generic[_T]):
 
     def has_credit(self, count: int) -> bool:
         """Whether anybody has credit for so many samples, be it one that serves nothing yet."""
+        self._enter_changed()
         return any(free >= max(1, count) for free, _ in self._shelves)
 
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from math import isnan, nan
 
 from astraflow.core.batches import BatchGroup
-from astraflow.core.ids import BatchId, PolicyId
+from astraflow.core.ids import PolicyId
 from astraflow.core.records import Entry
 from astraflow.core.rollouts import Rollout, Trajectory
-from astraflow.core.status import RolloutPlace, RolloutPlacement
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -57,25 +56,6 @@ class Sample:
         """Whether every row has a reward that the policy earned."""
         return not any(isnan(row.reward) for row in self.rows)
 
-    def place(
-        self,
-        policy_id: PolicyId,
-        place: RolloutPlace,
-        *,
-        batch_id: BatchId | None = None,
-        step: int | None = None,
-        staleness: int | None = None,
-    ) -> None:
-        """Note where it stands."""
-        self.entry.placements[policy_id] = RolloutPlacement(
-            policy_id=policy_id,
-            place=place,
-            batch_id=batch_id,
-            step=step,
-            staleness=staleness,
-            use_count=self.rows[0].use_count,
-        )
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FreshGroup:
@@ -118,13 +98,15 @@ def rows_by_agent(rows: Iterable[Row]) -> Mapping[str, Sequence[Row]]:
 
 def sample_of(entry: Entry, policy_id: PolicyId) -> Sample | None:
     """Return what one policy trains on of a rollout; None: it has no sampled token of it."""
-    rows = tuple(_rows(entry.rollout, policy_id))
+    rows = _rows(entry.rollout, policy_id)
     if not rows:
         return None
-    return Sample(entry=entry, rows=rows, min_version=min(row.min_version for row in rows))
+    oldest = min([row.min_version for row in rows])
+    return Sample(entry=entry, rows=tuple(rows), min_version=oldest)
 
 
-def _rows(rollout: Rollout, policy_id: PolicyId) -> Iterable[Row]:
+def _rows(rollout: Rollout, policy_id: PolicyId) -> list[Row]:
+    rows: list[Row] = []
     for trajectory in rollout.trajectories:
         if trajectory.policy_id != policy_id:
             continue
@@ -136,10 +118,13 @@ def _rows(rollout: Rollout, policy_id: PolicyId) -> Iterable[Row]:
         if not versions:
             continue
         reward = rollout.reward if trajectory.reward is None else trajectory.reward
-        yield Row(
-            trajectory=trajectory,
-            rollout=rollout,
-            reward=nan if reward is None or rollout.reward is None else reward,
-            min_version=min(versions),
-            max_version=max(versions),
+        rows.append(
+            Row(
+                trajectory=trajectory,
+                rollout=rollout,
+                reward=nan if reward is None or rollout.reward is None else reward,
+                min_version=min(versions),
+                max_version=max(versions),
+            )
         )
+    return rows

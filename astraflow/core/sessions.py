@@ -53,7 +53,7 @@ class Sessions:
         self.ttl = ttl
         self.source_record = SourceRecord()
         self.rooms: Rooms[RaasMember] = Rooms(unit=unit)
-        self.eval_rooms = Rooms(unit=1) if has_evals else None
+        self.eval_rooms = Rooms(unit=1, is_eval=True) if has_evals else None
         self._members: dict[MemberId, RaasMember | TrainerMember] = {}
         self._pool: dict[MemberId, RaasMember] = {}
         self._trainers: dict[PolicyId, TrainerMember] = {}

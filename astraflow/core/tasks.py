@@ -65,6 +65,20 @@ class SamplingParams:
     top_logprobs: int = 0
 
     @property
+    def is_reshaped(self) -> bool:
+        """Whether `reshaped_by` names any knob."""
+        return (
+            self.temperature == 0
+            or self.top_p < 1
+            or self.top_k is not None
+            or self.min_p > 0
+            or self.min_new_tokens > 0
+            or self.frequency_penalty != 0
+            or self.presence_penalty != 0
+            or self.repetition_penalty != 1
+        )
+
+    @property
     def reshaped_by(self) -> tuple[str, ...]:
         """Knobs that are set and draw tokens from another distribution than softmax(logits / T).
 

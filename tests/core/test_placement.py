@@ -38,7 +38,7 @@ def look_at(nodes, *, unit=8):
     rooms = Rooms(unit=unit)
     for number, each in enumerate(nodes):
         each.number = number
-        rooms.note(each, free=each.free_count)
+        rooms.note(each)
     return Look(rooms=rooms, pool=nodes, is_fit=lambda _: True, room=training_room)
 
 

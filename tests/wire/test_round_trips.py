@@ -102,7 +102,7 @@ def _generic(origin: Any, parts: tuple[Any, ...]) -> st.SearchStrategy[Any]:
 def built(kind: Any, **given_fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Return instances of a dataclass, every field filled."""
     hints = get_type_hints(kind)
-    rest = [field.name for field in fields(kind) if field.name not in given_fields]
+    rest = [field.name for field in fields(kind) if field.init and field.name not in given_fields]
     return st.builds(kind, **{name: _field(name, hints[name]) for name in rest}, **given_fields)
 
 
