@@ -80,7 +80,7 @@ class FreshGroup:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its rollouts, as `Entry.nbytes`."""
+        """Bytes of its rollouts, as `MemberRecord.nbytes`."""
         return sum(sample.entry.nbytes for sample in self.samples)
 
 

@@ -22,7 +22,7 @@ from astraflow.core.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class LawCheck:
     """One law that a run has to keep.
 
     Attributes:
@@ -69,10 +69,10 @@ class Audit:
         """Rollouts in the batches that count as trained."""
         return self._consumed[policy_id]
 
-    def look(self, event: Event, decision: Decision) -> None:
+    def record(self, event: Event, decision: Decision) -> None:
         """Take note of an event and what came of it."""
         self.counts["events"] += 1
-        self._look_at_event(event, decision.answer)
+        self._record_event(event, decision.answer)
         for effect in decision.effects:
             if isinstance(effect, SendTask):
                 if effect.task.task_id in self._ended:
@@ -87,7 +87,7 @@ class Audit:
                 for part in effect.parts:
                     self._batches[effect.header.batch_id].update(_fresh(part))
 
-    def checks(self, run: Run) -> tuple[Check, ...]:
+    def checks(self, run: Run) -> tuple[LawCheck, ...]:
         """Return how the laws stand at the end of the journal."""
         unbalanced = tuple(
             f"{account.policy_id}: {account}"
@@ -97,12 +97,14 @@ class Audit:
         left = self._tasks.keys() - run.open_task_ids
         tasks = (*self._task_faults, *(f"{task_id} never ended" for task_id in sorted(left)))
         return (
-            Check(name="books add up", faults=unbalanced),
-            Check(name="every task ends once", faults=tasks),
-            Check(name="no rollout is in two trained batches", faults=tuple(self._rollout_faults)),
+            LawCheck(name="books add up", faults=unbalanced),
+            LawCheck(name="every task ends once", faults=tasks),
+            LawCheck(
+                name="no rollout is in two trained batches", faults=tuple(self._rollout_faults)
+            ),
         )
 
-    def _look_at_event(self, event: Event, answer: object) -> None:
+    def _record_event(self, event: Event, answer: object) -> None:
         match event:
             case RolloutArrived():
                 if isinstance(answer, ItemAck) and answer.disposition is Disposition.ACCEPTED:
@@ -118,7 +120,7 @@ class Audit:
                     self._roll_back(event.request.policy_id, answer.rolled_back_batch_count)
             case BatchAcked():
                 if answer is True and event.batch_id not in self._settled:
-                    self._settle(event)
+                    self._end_batch(event)
             case _:
                 pass
 
@@ -143,7 +145,7 @@ class Audit:
             self._consumed[policy_id] -= rollouts
         del lineage[max(0, len(lineage) - count) :]
 
-    def _settle(self, event: BatchAcked) -> None:
+    def _end_batch(self, event: BatchAcked) -> None:
         self._settled.add(event.batch_id)
         rollouts = self._batches.pop(event.batch_id, None)
         if event.outcome is not BatchOutcome.CONSUMED:

@@ -16,7 +16,7 @@ from time import perf_counter
 
 from astraflow.core.effects import Effect
 from astraflow.core.events import Event
-from astraflow.storage.fault_points import FaultPoint, reach
+from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.storage.journal import Journal
 
 # A group is carried out without a pause of the event loop.
@@ -111,18 +111,18 @@ class Commits:
             group = [self._waiting.popleft() for _ in range(size)]
             if not self._waiting:
                 self._came.clear()
-            reach(FaultPoint.JOURNAL_WAITING)
+            hit(FaultPoint.JOURNAL_WAITING)
             started = perf_counter()
             await self._journal.append([decided.record for decided in group])
             if self._on_commit is not None:
                 self._on_commit(size, perf_counter() - started)
-            self._settle(group)
+            self._complete(group)
 
-    def _settle(self, group: list[Decided]) -> None:
+    def _complete(self, group: list[Decided]) -> None:
         for decided in group:
             self.nbytes += len(decided.record)
             self._carry_out(decided)
-            reach(FaultPoint.CARRIED_OUT_HALF)
+            hit(FaultPoint.CARRIED_OUT_HALF)
         self._safe_count += len(group)
         while self._readers and self._readers[0][0] <= self._safe_count:
             reader = heappop(self._readers)[2]

@@ -1,7 +1,8 @@
 """Compaction: a snapshot takes the place of old records, made by a process beside the hub.
 
-That process replays as many records as the hub took, so it may need as much of a core. Where the
-hub needs its core itself it comes last, until the journal has grown too far meanwhile.
+That process, `python -m astraflow.dataflow.compaction RUN_DIR END`, replays as many records as the
+hub took, so it may need as much of a core. Where the hub needs its core itself it comes last, until
+the journal has grown too far meanwhile.
 """
 
 import asyncio
@@ -16,19 +17,49 @@ from pathlib import Path
 
 import structlog
 
+from astraflow.config.loader import load_recipe
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError
 from astraflow.dataflow.commits import Commits
-from astraflow.storage.fault_points import FaultPoint, reach
+from astraflow.dataflow.recovery import beginning_of, replay
+from astraflow.storage.fault_points import FaultPoint, arm, hit
 from astraflow.storage.journal import Journal
+from astraflow.storage.lock import FileLock
+from astraflow.storage.sqlite import JournalReader
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-LOOK_EVERY_S = 0.5
+POLL_S = 0.5
+
 _ERROR_NBYTES = 1000
+
 _IDLE = 19
+
 # Attempts, one after the other: how far the process stands back, on the scale of `nice`, and how
 # many times the bytes that begin one may come meanwhile. The first has what the hub leaves of its
 # core, the last as much as the hub.
 _ATTEMPTS = ((_IDLE, 2.0), (0, math.inf))
+
+
+async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
+    """Write the state that the records before position `end` come to.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED, also while another process writes one.
+    """
+    # One at a time, also when a hub that died left one behind: positions only rise.
+    lock = FileLock.take(run_dir.snapshot.with_suffix(".lock"))
+    reader = JournalReader(run_dir.journal)
+    try:
+        begin = beginning_of(load_recipe(run_dir.recipe, ()))
+        replica = await replay(reader, run_dir.snapshot, begin, end=end)
+        if replica is not None:
+            hit(FaultPoint.COMPACTION_REPLAYED)
+            replica.save(run_dir.snapshot)
+            hit(FaultPoint.SNAPSHOT_PLACED)
+    finally:
+        reader.close()
+        lock.release()
 
 
 async def compact_for_ever(
@@ -43,13 +74,13 @@ async def compact_for_ever(
     """
     done_nbytes = 0
     while True:
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_S)
         if commits.nbytes - done_nbytes < every_nbytes:
             continue
         done_nbytes = commits.nbytes
         end = await _snapshot(commits, journal, run_dir=run_dir, every_nbytes=every_nbytes)
         if end is not None:
-            reach(FaultPoint.TRIM_STARTED)
+            hit(FaultPoint.TRIM_STARTED)
             # As much will come again: pages would be moved about for nothing.
             await journal.trim(end, spare_nbytes=every_nbytes)
             log.info("journal compacted", first=journal.first, end=journal.end)
@@ -74,7 +105,7 @@ def _is_past(commits: Commits, limit: float) -> bool:
 
 
 async def _start(run_dir: Path, end: int, nice: int) -> Process:
-    command = (sys.executable, "-m", "astraflow.dataflow.compact", str(run_dir), str(end))
+    command = (sys.executable, "-m", "astraflow.dataflow.compaction", str(run_dir), str(end))
     process = await asyncio.create_subprocess_exec(
         *command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
     )
@@ -98,7 +129,7 @@ async def ended(process: Process, *, is_late: Callable[[], bool]) -> bool:
         while not told.done():
             if is_late():
                 return False
-            await asyncio.wait([told], timeout=LOOK_EVERY_S)
+            await asyncio.wait([told], timeout=POLL_S)
         _complain(process, (await told)[1])
         return True
     finally:
@@ -117,3 +148,18 @@ def _complain(process: Process, errors: bytes) -> None:
     if process.returncode:
         why = errors.decode(errors="replace")[-_ERROR_NBYTES:]
         log.warning("journal: no snapshot; it keeps growing", exit_code=process.returncode, why=why)
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit code: 0 once the snapshot is safe."""
+    try:
+        arm()
+        asyncio.run(write_snapshot_of(RunDir(Path(arguments[0])), int(arguments[1])))
+    except AstraflowError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The hub: the one writer of a run, and the hands that carry out what it decides.
+"""The hub: the one writer of a run.
 
 Every call ends in one event, decided at once on the event loop. Its effects go to outboxes,
 watches and the recorder, and its answer to the caller, once the journal holds the event. What has
@@ -7,11 +7,11 @@ to be read from a disk is read by one worker and comes back as an event of its o
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import structlog
 
@@ -41,15 +41,13 @@ from astraflow.core.run import Run
 from astraflow.core.saves import SavedRun
 from astraflow.core.status import RunStatus, WaitReason
 from astraflow.core.versions import VersionInfo
-from astraflow.dataflow.alarm import Alarm
 from astraflow.dataflow.commits import Commits, Decided
-from astraflow.dataflow.draws import read_draw
-from astraflow.dataflow.hands import Hands
-from astraflow.dataflow.mailroom import BatchItem
-from astraflow.dataflow.memory import Memory
-from astraflow.dataflow.prompts import DataSets, PromptSources
-from astraflow.dataflow.recorder import Recorder
-from astraflow.dataflow.tallies import Tallies
+from astraflow.dataflow.counters import HubCounters
+from astraflow.dataflow.effect_executor import EffectExecutor
+from astraflow.dataflow.members import MemberDirectory
+from astraflow.dataflow.prompts import DataSets, PromptSources, read_prompts
+from astraflow.dataflow.recorder import RunRecorder
+from astraflow.dataflow.stream_outboxes import BatchItem
 from astraflow.dataflow.traces import HubTraces
 from astraflow.rpc.outbox import Outbox
 from astraflow.rpc.tokens import SessionTokens, without_secrets
@@ -59,9 +57,72 @@ from astraflow_proto.rollout.v1 import rollout_pb2
 
 log = structlog.get_logger(__name__)
 
+# A deadline that is noticed so late says that the process or its machine stood still; whoever was
+# not heard meanwhile says something within the other time.
+_LATE_S: Final = 0.2
+
+_HEARD_WITHIN_S: Final = 5.0
+
+
+class DeadlineTimer:
+    """Waits for the next deadline, which may come sooner meanwhile."""
+
+    def __init__(self, next_deadline: Callable[[], datetime | None], clock: Clock) -> None:
+        """Prepare.
+
+        Args:
+            next_deadline: Returns when something is due; None: nothing is.
+            clock: By which it is due.
+        """
+        self._next_deadline = next_deadline
+        self._clock = clock
+        self._due: datetime | None = None
+        self._is_sooner = asyncio.Event()
+
+    def refresh(self) -> None:
+        """Look at the deadline again: it may have changed."""
+        due = self._next_deadline()
+        if due is not None and (self._due is None or due < self._due):
+            self._is_sooner.set()
+
+    async def passed(self) -> bool:
+        """Wait for the deadline, or until there is a sooner one; return whether one has passed."""
+        self._is_sooner.clear()
+        self._due = self._next_deadline()
+        await self._let_members_speak(await self._overslept())
+        due = self._next_deadline()
+        return due is not None and due <= self._clock.now()
+
+    async def _overslept(self) -> float:
+        """Wait until the deadline; return by how many seconds it was missed, 0: not at all."""
+        wait_s, started = self._wait_s(), time.monotonic()
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._is_sooner.wait()
+        except TimeoutError:
+            return time.monotonic() - started - (wait_s or 0.0)
+        return 0.0
+
+    async def _let_members_speak(self, overslept_s: float) -> None:
+        """Take what was said to a hub that did not run for some time, before silence counts."""
+        while overslept_s > _LATE_S:
+            log.info("the hub stood still", seconds=round(overslept_s, 3))
+            started, pause_s = time.monotonic(), min(overslept_s, _HEARD_WITHIN_S)
+            await asyncio.sleep(pause_s)
+            overslept_s = time.monotonic() - started - pause_s
+
+    def _wait_s(self) -> float | None:
+        """Return the seconds until the deadline; None: there is none."""
+        if self._due is None:
+            return None
+        # Never 0: a deadline that a tick does not move must not keep the loop.
+        return max(0.001, (self._due - self._clock.now()).total_seconds())
+
+
 Told = TypeVar("Told")
+
 # How often a run that is being saved is looked at.
-_LOOK_S = 0.25
+_SAVE_POLL_S = 0.25
 
 
 class Hub:
@@ -73,10 +134,10 @@ class Hub:
         *,
         data_sets: DataSets,
         sources: PromptSources,
-        recorder: Recorder,
+        recorder: RunRecorder,
         clock: Clock,
         journal: Journal | None = None,
-        memory: Memory | None = None,
+        directory: MemberDirectory | None = None,
         transfer_token: bytes | None = None,
     ) -> None:
         """Put a hub around a run.
@@ -88,20 +149,20 @@ class Hub:
             recorder: Gets what is kept for people.
             clock: Tells the time.
             journal: Gets every event; None: nothing outlives the process.
-            memory: What is known of members; None: nothing.
+            directory: What is known of members; None: nothing.
             transfer_token: Shared by all members; None: a fresh one.
         """
         self.run = run
-        self.memory = memory or Memory()
-        self.tallies = Tallies()
-        self.hands = Hands(
+        self.directory = directory or MemberDirectory()
+        self.counters = HubCounters()
+        self.executor = EffectExecutor(
             recorder=recorder,
-            draws=Outbox(),
-            memory=self.memory,
-            tallies=self.tallies,
+            prompt_requests=Outbox(),
+            directory=self.directory,
+            counters=self.counters,
             traces=HubTraces(run.status(clock.now()).run_id),
         )
-        self.commits = Commits(journal, self._carry_out, on_commit=self.tallies.committed)
+        self.commits = Commits(journal, self._carry_out, on_commit=self.counters.committed)
         self.metrics_address = ""
         self.event_count = 0
         self.max_apply_s = 0.0
@@ -111,7 +172,7 @@ class Hub:
         self._clock = clock
         self._keeps_records = journal is not None
         self._transfer_token = transfer_token or SessionTokens.mint()
-        self._alarm = Alarm(lambda: run.next_deadline, clock)
+        self._deadline = DeadlineTimer(lambda: run.next_deadline, clock)
 
     def now(self) -> datetime:
         """Return the run's time."""
@@ -135,7 +196,7 @@ class Hub:
         """Wait until what was decided so far is safe, or up to a ticket of `commits`."""
         await self.commits.passed(self.commits.ticket if ticket is None else ticket)
 
-    async def told(self, answer: Told) -> Told:
+    async def when_safe(self, answer: Told) -> Told:
         """Return what a reader asked for, once all that it may tell of is safe."""
         await self.safe()
         return answer
@@ -180,36 +241,36 @@ class Hub:
         )
         self.max_apply_s = max(self.max_apply_s, time.thread_time() - started)
         if not goes_on:
-            self._alarm.note()
+            self._deadline.refresh()
         return outcome.answer
 
     def _carry_out(self, decided: Decided) -> None:
         event = decided.event
         if isinstance(event, RolloutArrived):
-            self.tallies.ack.observe((self._clock.now() - decided.time).total_seconds())
+            self.counters.ack.observe((self._clock.now() - decided.time).total_seconds())
         if isinstance(event, BatchStreamOpened):
-            self.hands.mail.open_batches(event.member_id, event.rank)
+            self.executor.outboxes.open_batches(event.member_id, event.rank)
         for effect in decided.effects:
-            self.hands.carry_out(effect, decided.time)
-        self.hands.traces.see(event, decided.answer)
-        self.memory.note(event, decided.answer, decided.time)
-        self.hands.watches.touch()
+            self.executor.carry_out(effect, decided.time)
+        self.executor.traces.see(event, decided.answer)
+        self.directory.note(event, decided.answer, decided.time)
+        self.executor.watches.touch()
 
-    async def draw(self) -> None:
+    async def read_prompts(self) -> None:
         """Draw prompts as the run asks for them, for ever."""
         while True:
-            for draw in await self.hands.draws.take():
-                self.apply(await read_draw(draw, self._sources, self._data_sets))
+            for request in await self.executor.prompt_requests.take():
+                self.apply(await read_prompts(request, self._sources, self._data_sets))
 
     async def tick(self) -> None:
         """Tell the run when a deadline of it has passed, for ever."""
         while True:
-            if await self._alarm.rung():
+            if await self._deadline.passed():
                 self.apply(Ticked())
 
     async def wait_over(self) -> None:
         """Wait until the run is over and its members are gone."""
-        await self.hands.over.wait()
+        await self.executor.over.wait()
 
     async def join_pool(self, request: JoinPool) -> PoolMembership:
         """Admit a RaaS."""
@@ -230,11 +291,13 @@ class Hub:
     async def open_batches(self, event: BatchStreamOpened) -> Outbox[BatchItem]:
         """Return what the stream of one rank has to send, from what is not settled on."""
         await self.take(event)
-        return self.hands.mail.batches(event.member_id, event.rank)
+        return self.executor.outboxes.batches(event.member_id, event.rank)
 
     async def explain(self, member_id: MemberId) -> tuple[WaitReason, ...]:
         """Return what a trainer waits for, link by link; empty: nothing."""
-        return await self.told(self.run.explain(self.memory.policies[member_id], self.now()))
+        return await self.when_safe(
+            self.run.explain(self.directory.policies[member_id], self.now())
+        )
 
     async def watch_versions(
         self, policy_id: PolicyId, after: int | None, caller: MemberId
@@ -245,18 +308,18 @@ class Hub:
             AstraflowError: POLICY_UNKNOWN.
         """
         known = self.run.versions(policy_id, caller)
-        async for info in self.hands.watches.versions(policy_id, known, after=after):
-            yield await self.told(self.run.version_for(info, caller))
+        async for info in self.executor.watches.versions(policy_id, known, after=after):
+            yield await self.when_safe(self.run.version_for(info, caller))
 
     async def watch_eval(self, eval_run_id: EvalRunId) -> AsyncIterator[EvalRun]:
         """Yield an evaluation at each change until it is final."""
-        async for eval_run in self.hands.watches.eval_run(eval_run_id, self.run.eval_run):
-            yield await self.told(eval_run)
+        async for eval_run in self.executor.watches.eval_run(eval_run_id, self.run.eval_run):
+            yield await self.when_safe(eval_run)
 
     async def watch_status(self, interval: timedelta) -> AsyncIterator[RunStatus]:
         """Yield the run after changes until it is final."""
-        async for status in self.hands.watches.status(self.status, interval=interval):
-            yield await self.told(status)
+        async for status in self.executor.watches.status(self.status, interval=interval):
+            yield await self.when_safe(status)
 
     async def save(self, checkpoint_id: str, *, within_s: float | None) -> tuple[SavedRun, Path]:
         """Have every trainer save; return what they did, and the file that says so.
@@ -273,8 +336,8 @@ class Hub:
         look = partial(self.run.saved, checkpoint_id)
         try:
             async with asyncio.timeout(within_s):
-                saved = await self.hands.watches.saved(look, every_s=_LOOK_S)
-                return await self.told(saved), self._path_of(checkpoint_id)
+                saved = await self.executor.watches.saved(look, every_s=_SAVE_POLL_S)
+                return await self.when_safe(saved), self._path_of(checkpoint_id)
         except TimeoutError as error:
             raise AstraflowError(
                 Reason.NOT_READY,
@@ -295,4 +358,41 @@ class Hub:
         return Secrets(token=SessionTokens.mint(), transfer_token=self._transfer_token)
 
     def _resumed(self, resume: SessionResume | None) -> MemberId | None:
-        return None if resume is None else self.memory.sessions.owner_of(resume.resume_token)
+        return None if resume is None else self.directory.sessions.owner_of(resume.resume_token)
+
+
+# An event, and the message that a RolloutArrived came in.
+Arrival: TypeAlias = tuple[Event, rollout_pb2.Rollout | None]
+
+
+def apply_all(hub: Hub, arrivals: Sequence[Arrival]) -> list[Any]:
+    """Decide what comes of events that came together, in order, at less cost than one by one.
+
+    A rollout that is of no use is not applied: so a node that sends the same ones for ever does not
+    fill the journal with them.
+
+    Returns:
+        Their answers, as `Hub.apply`.
+
+    Raises:
+        AstraflowError: As the event's docstring says; those before it have happened.
+    """
+    answers: list[Any] = []
+    is_open = False
+    try:
+        for number, (event, received) in enumerate(arrivals, 1):
+            goes_on = number < len(arrivals)
+            refusal = hub.run.refusal(event) if isinstance(event, RolloutArrived) else None
+            if refusal is None:
+                answers.append(hub.apply(event, received=received, goes_on=goes_on))
+            elif refusal.event is not None:
+                answers.append(hub.apply(refusal.event, goes_on=goes_on))
+            else:
+                answers.append(refusal.ack)
+                continue
+            is_open = goes_on
+    finally:
+        if is_open:
+            # Nothing came of the last one: what comes of those before it is decided now.
+            hub.apply(Ticked())
+    return answers

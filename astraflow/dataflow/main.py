@@ -18,7 +18,7 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
 from astraflow.rpc.address import join_address, split_address
 from astraflow.rpc.tokens import HubTokens
-from astraflow.storage.fault_points import FaultPoint, arm, reach
+from astraflow.storage.fault_points import FaultPoint, arm, hit
 from astraflow.telemetry.garbage import keep_for_good, look_rarely
 
 log = structlog.get_logger(__name__)
@@ -103,7 +103,7 @@ async def _serve(recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | N
         keep_for_good()
         look_rarely()
         run.write_endpoint(endpoint)
-        reach(FaultPoint.RECOVERY_SERVING)
+        hit(FaultPoint.RECOVERY_SERVING)
 
     return await serve_hub(
         recipe, run_dir=run.root, tokens=tokens, listen=listen, on_ready=on_ready

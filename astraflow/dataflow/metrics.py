@@ -1,18 +1,99 @@
-"""Metrics of the hub: the run's state and the hub's own tallies as families, when a scraper asks.
+"""What the hub says of itself: metric families when a scraper asks, `status.json` at the end.
 
-All of it is read from what status and books say anyway; `docs/observability.md` lists it.
+All of it is read from what status, books and the hub's own counters say; `docs/observability.md`
+lists it.
 """
 
+import asyncio
+import resource
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
 
 from astraflow.core.members import MemberState, MemberStatus, RaasLoad, Role
-from astraflow.core.status import LedgerAccount, PolicyStatus, RolloutPlace, RunState, RunStatus
+from astraflow.core.status import (
+    FailureReport,
+    LedgerAccount,
+    PolicyStatus,
+    RolloutPlace,
+    RunState,
+    RunStatus,
+)
+from astraflow.dataflow.counters import counter_families
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.loop_probe import LoopProbe
-from astraflow.dataflow.tally_metrics import tally_families
 from astraflow.telemetry.families import Family, counter, gauge
+
+LIMIT_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStats:
+    """How the event loop fared.
+
+    Attributes:
+        tick_count: Looks taken.
+        max_lag_s: Longest that a due look had to wait, by the wall clock: waiting for a
+            core is in it.
+        max_cpu_s: The same, but at most the CPU that the loop's thread used since the look
+            before: an upper bound on one stretch of work.
+        slow_count: Looks later than the limit of 50 ms.
+    """
+
+    tick_count: int
+    max_lag_s: float
+    max_cpu_s: float
+    slow_count: int
+
+
+class LoopProbe:
+    """Takes a look every so often and notes how late it was."""
+
+    def __init__(self, *, interval_s: float = 0.1) -> None:
+        self._interval_s = interval_s
+        self._handle: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._cpu = 0.0
+        self._ticks = 0
+        self._max_lag_s = 0.0
+        self._max_cpu_s = 0.0
+        self._slow = 0
+
+    @property
+    def stats(self) -> LoopStats:
+        """What was seen so far."""
+        return LoopStats(
+            tick_count=self._ticks,
+            max_lag_s=self._max_lag_s,
+            max_cpu_s=self._max_cpu_s,
+            slow_count=self._slow,
+        )
+
+    def __enter__(self) -> Self:
+        self._schedule()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _schedule(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + self._interval_s
+        self._cpu = time.thread_time()
+        self._handle = loop.call_at(self._due, self._sample)
+
+    def _sample(self) -> None:
+        lag = max(0.0, asyncio.get_running_loop().time() - self._due)
+        used = time.thread_time() - self._cpu
+        self._ticks += 1
+        self._max_lag_s = max(self._max_lag_s, lag)
+        self._max_cpu_s = max(self._max_cpu_s, min(lag, used))
+        self._slow += lag > LIMIT_S
+        self._schedule()
+
 
 _PLACES = tuple(place for place in RolloutPlace if place is not RolloutPlace.DROPPED)
 
@@ -39,16 +120,16 @@ class HubMetrics:
         self._hub = hub
         self._probe = probe
 
-    def look(self) -> HubView:
+    def view(self) -> HubView:
         """Return the hub as it is; on its event loop."""
         return HubView(
             status=self._hub.status(),
             accounts=self._hub.run.accounts(),
-            counts=(*tally_families(self._hub.tallies), *self._own()),
+            counts=(*counter_families(self._hub.counters), *self._own()),
         )
 
     @staticmethod
-    def tell(view: HubView) -> Iterator[Family]:
+    def families(view: HubView) -> Iterator[Family]:
         """Yield the families; on any thread."""
         yield from run_families(view.status)
         yield from book_families(view.accounts)
@@ -207,3 +288,81 @@ _POOL: tuple[tuple[str, str, Callable[[MemberStatus], float]], ...] = (
     ("pool_tokens_per_second", "Sampled, by the nodes' reports.", lambda m: _load(m).tokens_per_s),
     ("pool_relay_bytes_per_second", "Weights passed on.", lambda m: _load(m).relay_bytes_per_s),
 )
+
+
+class Account:
+    """Adds up what a hub did since this was made."""
+
+    def __init__(self, hub: Hub, probe: LoopProbe) -> None:
+        self._hub = hub
+        self._probe = probe
+        self._start = (time.monotonic(), time.process_time())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run, its books, its members and how the hub fared."""
+        directory, run = self._hub.directory, self._hub.run
+        status = self._hub.status()
+        first, last = directory.first_task_time, directory.last_version_time
+        trained = first is not None and last is not None and last > first
+        return {
+            "run_id": status.run_id,
+            "state": status.state,
+            "failure": None if status.failure is None else asdict(status.failure),
+            "failures": _failures_row(status.failures),
+            "start_time": status.start_time.isoformat(),
+            "end_time": status.server_time.isoformat(),
+            "train_s": (last - first).total_seconds() if trained and last and first else 0.0,
+            "epochs": dict(status.epochs),
+            "dead_letter_count": status.dead_letter_count,
+            "policies": [asdict(policy) for policy in status.policies],
+            "books": [asdict(book) | {"balanced": book.is_balanced} for book in run.accounts()],
+            "members": directory.history.rows(status.members),
+            "hub": self._hub_row(),
+        }
+
+    def _hub_row(self) -> dict[str, Any]:
+        wall_s = max(1e-9, time.monotonic() - self._start[0])
+        cpu_s = time.process_time() - self._start[1]
+        return {
+            "event_count": self._hub.event_count,
+            "max_event_s": self._hub.max_apply_s,
+            "wall_s": wall_s,
+            "cpu_s": cpu_s,
+            "idle_fraction": max(0.0, 1.0 - cpu_s / wall_s),
+            "max_rss_nbytes": _peak_rss_nbytes(),
+            "loop": asdict(self._probe.stats),
+        }
+
+
+def _failures_row(report: FailureReport) -> dict[str, Any]:
+    causes = [
+        {
+            "cause": each.cause,
+            "count": each.count,
+            "reason": each.last.reason,
+            "message": each.last.message,
+            "traceback": each.last.traceback,
+            "first_time": each.first_time.isoformat(),
+            "last_time": each.last_time.isoformat(),
+        }
+        for each in report.causes
+    ]
+    return {
+        "finished_count": report.finished_count,
+        "failed_count": report.failed_count,
+        "failed_share": round(report.failed_share, 4),
+        "causes": causes,
+    }
+
+
+def _peak_rss_nbytes() -> int:
+    """Return the most memory that this process had resident.
+
+    Where there is /proc, from VmHWM: what getrusage(2) tells begins on Linux with what the
+    parent had when it forked.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,14 +1,23 @@
-"""Prompts: draws them from the data sets of a recipe, pass after pass."""
+"""Prompts: reads the data sets of a recipe as the run asks for them, pass after pass."""
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
+from pathlib import Path
 from typing import Protocol
 
-from astraflow.core.errors import AstraflowError, Reason
+import structlog
+
+from astraflow.config.recipe import Recipe
+from astraflow.core.effects import DrawAgain, DrawPrompts
+from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.events import EvalPromptsOffered, Event, PromptsOffered, RunBroken
 from astraflow.core.ids import PromptId
 from astraflow.core.lineage import IssuedPrompt
 from astraflow.core.tasks import Prompt
+from astraflow.dataflow.effect_executor import PromptRequest
+from astraflow.workflows.data_sets import DataSetReader, open_data_set
 
 
 class PromptReader(Protocol):
@@ -116,3 +125,47 @@ class DataSets:
     def size(self, name: str) -> int:
         """Return the number of rows of a data set."""
         return len(self._readers[name])
+
+
+log = structlog.get_logger(__name__)
+
+
+def open_data_sets(recipe: Recipe, *, root: Path | None = None) -> DataSets:
+    """Open every data set; rows that are too long are left out and counted in the log.
+
+    Args:
+        recipe: Names and describes them.
+        root: Where relative paths start; None: the working directory.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when one cannot be read.
+    """
+    start = root or Path.cwd()
+    readers: dict[str, DataSetReader] = {}
+    for name, settings in recipe.data.items():
+        reader = open_data_set(name, settings, start, seed=recipe.seed)
+        readers[name] = reader
+        log.info("data set", name=name, prompts=len(reader), left_out=reader.left_out_count)
+    return DataSets(readers)
+
+
+async def read_prompts(
+    request: PromptRequest, sources: PromptSources, data_sets: DataSets
+) -> Event:
+    """Read what a request asks for; what cannot be read breaks the run."""
+    try:
+        if isinstance(request, DrawPrompts):
+            name, count = request.data_set, request.count
+            prompts = await asyncio.to_thread(sources.draw, name, count)
+            return PromptsOffered(prompts=prompts, data_set=name, is_last=len(prompts) < count)
+        if isinstance(request, DrawAgain):
+            again = await asyncio.to_thread(data_sets.find, request.prompts)
+            return PromptsOffered(prompts=again, is_again=True)
+        rows = await asyncio.to_thread(data_sets.first_passes, request.data_sets)
+        return EvalPromptsOffered(eval_run_id=request.eval_run_id, prompts=rows)
+    except AstraflowError as error:
+        return RunBroken(failure=error.to_failure())
+    except (OSError, ValueError, KeyError) as error:
+        message = f"the prompts cannot be read ({error}); look at the recipe's data sets"
+        log.exception("prompts cannot be read")
+        return RunBroken(failure=Failure(reason=Reason.INTERNAL, message=message))

@@ -28,7 +28,7 @@ from astraflow.storage.lines import LineWriter
 Line: TypeAlias = RecordBatch | EvalChanged | RunSaved
 
 
-class Recorder:
+class RunRecorder:
     """Writes metrics, versions, evaluations and sampled rollouts as JSON lines."""
 
     def __init__(self, run_dir: RunDir, *, keep_one_group_of: int = 16) -> None:

@@ -1,4 +1,4 @@
-"""Recovery: a hub begins a run, or goes on with the one in its folder."""
+"""Recovery: a hub begins a run, or goes on with what the journal in its folder comes to."""
 
 import hashlib
 import json
@@ -15,18 +15,139 @@ from astraflow import __version__
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import Clock
+from astraflow.core.decisions import Decision
+from astraflow.core.effects import EvalChanged, RecordBatch, RunSaved
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.events import Event, HubRestarted
 from astraflow.core.ids import RunId
 from astraflow.core.run import Run
-from astraflow.dataflow.memory import Memory
+from astraflow.dataflow.members import MemberDirectory
 from astraflow.dataflow.recipe_settings import run_settings
-from astraflow.dataflow.replica import Begin, Look, Replica
-from astraflow.storage.fault_points import FaultPoint, reach
-from astraflow.storage.journal import InMemoryJournal, Journal, Records
-from astraflow.storage.sqlite import SqliteJournal
-from astraflow.storage.sqlite_file import Durability
-from astraflow.wire.journal import record_bytes
+from astraflow.dataflow.recorder import Line
+from astraflow.storage.fault_points import FaultPoint, hit
+from astraflow.storage.journal import InMemoryJournal, Journal, JournalRecords
+from astraflow.storage.snapshot import read_snapshot, write_snapshot
+from astraflow.storage.sqlite import Durability, SqliteJournal
+from astraflow.wire.journal import read_record, record_bytes
 from astraflow.wire.journal_events import RunOpened
+from astraflow.wire.snapshot import dump_state, load_state
+from astraflow.workflows.registry import see_working_directory
+
+# Whose objects a snapshot holds.
+_MODULES = (
+    "astraflow.core.",
+    "astraflow.dataflow.members:",
+    "astraflow.rpc.tokens:",
+    "astraflow.wire.journal_events:RunOpened",
+)
+
+Begin = Callable[[RunOpened, datetime], Run]
+
+Observer = Callable[[Event, Decision], None]
+
+
+class Replica:
+    """Follows the records of one run.
+
+    Attributes:
+        opened: Which run it is.
+        run: Its state.
+        directory: What is known of its members.
+        position: Of the next record.
+        software: Release that wrote the records up to there.
+        lines: What people were to be told in metrics, evaluations and checkpoints.
+    """
+
+    def __init__(
+        self, opened: RunOpened, run: Run, directory: MemberDirectory, *, position: int
+    ) -> None:
+        self.opened = opened
+        self.run = run
+        self.directory = directory
+        self.position = position
+        self.software = opened.software
+        self.lines: list[tuple[Line, datetime]] = []
+
+    @classmethod
+    def load(cls, path: Path) -> "Replica | None":
+        """Return the replica of a snapshot; None: there is none.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when it is damaged or of another release.
+        """
+        data = read_snapshot(path)
+        if data is None:
+            return None
+        # Algorithms of the user's own may lie beside them.
+        see_working_directory()
+        (opened, run, directory), position = load_state(data, modules=_MODULES)
+        return cls(opened, run, directory, position=position)
+
+    @classmethod
+    def begin(cls, record: bytes, begin: Begin) -> "Replica":
+        """Return the replica of a journal's first record.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when it is no first record; what `begin` raises.
+        """
+        recorded = read_record(record)
+        opened = recorded.entry
+        if not isinstance(opened, RunOpened):
+            raise AstraflowError(
+                Reason.JOURNAL_FAILED,
+                "the journal does not begin with its run, and its snapshot is missing; restore the "
+                "whole folder from a copy",
+            )
+        return cls(opened, begin(opened, recorded.time), MemberDirectory(), position=1)
+
+    def save(self, path: Path) -> None:
+        """Write a snapshot.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when it cannot be written.
+        """
+        whole = (self.opened, self.run, self.directory)
+        write_snapshot(path, dump_state(whole, position=self.position, modules=_MODULES))
+
+    def take(self, record: bytes, observe: Observer | None = None) -> None:
+        """Let happen what the next record says.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when it cannot be, which is another release's journal.
+        """
+        recorded = read_record(record)
+        event, time = recorded.entry, recorded.time
+        if isinstance(event, RunOpened):
+            raise self._refusal("a second run begins")
+        if isinstance(event, HubRestarted):
+            self.software = event.software or self.software
+        try:
+            decision = self.run.apply(event, time, goes_on=recorded.goes_on)
+        except AstraflowError as error:
+            raise self._refusal(error.message) from error
+        if recorded.decision not in (None, decision.digest):
+            raise self._refusal("something else is decided here than was then")
+        for effect in decision.effects:
+            self.directory.see(effect, time)
+            if isinstance(effect, RecordBatch | RunSaved) or (
+                isinstance(effect, EvalChanged) and effect.eval_run.state.is_final
+            ):
+                self.lines.append((effect, time))
+        self.directory.note(event, decision.answer, time)
+        self.position += 1
+        if observe is not None:
+            observe(event, decision)
+
+    def _refusal(self, why: str) -> AstraflowError:
+        return AstraflowError(
+            Reason.JOURNAL_FAILED,
+            f"record {self.position} of the journal does not follow from those before it ({why}); "
+            f"open it with release {self.software}, which wrote it, and with the code of the "
+            "recipe's algorithms that it was written with; `astraflow dataflow compact` of that "
+            "release makes a snapshot that a later one goes on from",
+            metadata={"position": str(self.position)},
+        )
+
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -66,7 +187,7 @@ async def open_run(
     journal = _open_journal(recipe, run_dir)
     async with AsyncExitStack() as undo:
         undo.push_async_callback(journal.close)
-        reach(FaultPoint.RECOVERY_OPENED)
+        hit(FaultPoint.RECOVERY_OPENED)
         started = time.monotonic()
         replica = await replay(journal, run_dir.snapshot, beginning_of(recipe))
         if replica is None:
@@ -74,7 +195,7 @@ async def open_run(
             undo.pop_all()
             return begun
         must_fit(recipe, replica.opened)
-        reach(FaultPoint.RECOVERY_REPLAYED)
+        hit(FaultPoint.RECOVERY_REPLAYED)
         undo.pop_all()
     took_s = round(time.monotonic() - started, 3)
     log.info("run goes on", run=replica.opened.run_id, records=replica.position, replay_s=took_s)
@@ -82,12 +203,12 @@ async def open_run(
 
 
 async def replay(
-    journal: Records,
+    journal: JournalRecords,
     snapshot: Path,
     begin: Begin,
     *,
     end: int | None = None,
-    look: Look | None = None,
+    observe: Observer | None = None,
 ) -> Replica | None:
     """Return what a journal comes to; None: it is empty.
 
@@ -96,7 +217,7 @@ async def replay(
         snapshot: File of what happened before it.
         begin: Makes the run that the first record names.
         end: Position to stop at; None: the last record.
-        look: Called with every event.
+        observe: Called with every event.
 
     Raises:
         AstraflowError: JOURNAL_FAILED; what `begin` raises.
@@ -110,7 +231,7 @@ async def replay(
     while replica.position < end:
         count = min(_READ_COUNT, end - replica.position)
         for record in await journal.read(replica.position, limit=count):
-            replica.take(record, look)
+            replica.take(record, observe)
     return replica
 
 
@@ -170,7 +291,7 @@ async def _begun(
         software=__version__,
     )
     run = beginning_of(recipe)(opened, now)
-    replica = Replica(opened, run, Memory(), position=1)
+    replica = Replica(opened, run, MemberDirectory(), position=1)
     if recipe.hub.journal.kind == "none":
         return Recovered(replica=replica, journal=None, is_restarted=False)
     await journal.append([record_bytes(opened, now)])

@@ -1,32 +1,99 @@
-"""The hub's process, without its command line: serves a run, and writes its end."""
+"""The hub's process, without its command line: opens and serves a run, and writes its end."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 from structlog.contextvars import bind_contextvars
 
+from astraflow import __version__
 from astraflow.config.loader import dump_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import Clock, SteadyClock, SystemClock
+from astraflow.core.events import HubRestarted
 from astraflow.core.status import RunStatus
-from astraflow.dataflow.account import Account
 from astraflow.dataflow.compaction import compact_for_ever
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.loop_probe import LoopProbe
-from astraflow.dataflow.metrics import HubMetrics
-from astraflow.dataflow.opening import Opened, open_hub
-from astraflow.dataflow.recorder import write_whole
+from astraflow.dataflow.metrics import Account, HubMetrics, LoopProbe
+from astraflow.dataflow.prompts import PromptSources, open_data_sets
+from astraflow.dataflow.recorder import RunRecorder, write_whole
+from astraflow.dataflow.recovery import Replica, open_run
 from astraflow.dataflow.servicers import servicers_of
 from astraflow.rpc.access import Access
 from astraflow.rpc.server import RunningServer, start_server
 from astraflow.rpc.streams import either
 from astraflow.rpc.tls import Tls
 from astraflow.rpc.tokens import HubTokens
+from astraflow.storage.journal import Journal
 from astraflow.telemetry.prometheus import LoopRead, MetricsServer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedHub:
+    """A hub that nobody can call yet.
+
+    Attributes:
+        hub: With the run as its journal has it.
+        recorder: Of the run's folder.
+        journal: Of the run; None: the recipe wants none.
+    """
+
+    hub: Hub
+    recorder: RunRecorder
+    journal: Journal | None
+
+
+@asynccontextmanager
+async def open_hub(
+    recipe: Recipe, run_dir: RunDir, *, tokens: HubTokens, clock: Clock
+) -> AsyncGenerator[OpenedHub]:
+    """Open data sets, journal and recorder; what was opened is closed at the end.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a data set that cannot be read; JOURNAL_FAILED; what the
+            loading of data sets raises.
+    """
+    data_sets = await asyncio.to_thread(open_data_sets, recipe)
+    sources = data_sets.sources(recipe.rollouts.data_sets, epochs=recipe.rollouts.epochs)
+    recovered = await open_run(recipe, run_dir, size_of=data_sets.size, clock=clock)
+    replica, journal = recovered.replica, recovered.journal
+    async with AsyncExitStack() as exits:
+        if journal is not None:
+            exits.push_async_callback(journal.close)
+        recorder = RunRecorder(run_dir, keep_one_group_of=_stride(recipe))
+        exits.push_async_callback(asyncio.to_thread, recorder.close)
+        hub = Hub(
+            replica.run,
+            data_sets=data_sets,
+            sources=sources,
+            recorder=recorder,
+            clock=clock,
+            journal=journal,
+            directory=replica.directory,
+            transfer_token=tokens.transfer(replica.opened.run_id),
+        )
+        if recovered.is_restarted:
+            await _go_on(hub, replica, sources, recorder)
+        yield OpenedHub(hub=hub, recorder=recorder, journal=journal)
+
+
+async def _go_on(hub: Hub, replica: Replica, sources: PromptSources, recorder: RunRecorder) -> None:
+    """Bring what lies beside the journal to where it ends, and tell the run."""
+    await asyncio.to_thread(sources.skip, replica.run.drawn_counts)
+    recorder.make_up(replica.lines)
+    hub.apply(HubRestarted(software=__version__))
+    # Before the first call, not with the first commit.
+    hub.directory.expect_all()
+
+
+def _stride(recipe: Recipe) -> int:
+    """Return of how many groups one is recorded: about one per batch."""
+    return min(policy.trainer.groups_per_batch for policy in recipe.policies.values())
+
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +147,7 @@ async def serve_hub(
 
 async def _listen(hub: Hub, recipe: Recipe, tokens: HubTokens, listen: str | None) -> RunningServer:
     """Answer calls from now on."""
-    access = Access(tokens, sessions=hub.memory.sessions, roles=hub.memory.roles)
+    access = Access(tokens, sessions=hub.directory.sessions, roles=hub.directory.roles)
     tls = recipe.hub.tls
     return await start_server(
         servicers_of(hub, access),
@@ -94,7 +161,7 @@ async def _listen(hub: Hub, recipe: Recipe, tokens: HubTokens, listen: str | Non
 async def _metrics(hub: Hub, recipe: Recipe, probe: LoopProbe) -> AsyncGenerator[None]:
     """Tell Prometheus what the hub does."""
     told = HubMetrics(hub, probe)
-    metrics = MetricsServer(recipe.metrics.listen, LoopRead(told.look, told.tell))
+    metrics = MetricsServer(recipe.metrics.listen, LoopRead(told.view, told.families))
     hub.metrics_address = metrics.address
     try:
         yield
@@ -104,7 +171,7 @@ async def _metrics(hub: Hub, recipe: Recipe, probe: LoopProbe) -> AsyncGenerator
 
 
 async def _see_through(
-    opened: Opened, server: RunningServer, probe: LoopProbe, *, recipe: Recipe, run_dir: RunDir
+    opened: OpenedHub, server: RunningServer, probe: LoopProbe, *, recipe: Recipe, run_dir: RunDir
 ) -> None:
     """Work until the run is over, let calls end, and write the account."""
     account = Account(opened.hub, probe)
@@ -118,7 +185,7 @@ async def _see_through(
         await asyncio.to_thread(opened.recorder.status, account.to_json())
 
 
-async def _keep(opened: Opened, *, recipe: Recipe, run_dir: RunDir) -> None:
+async def _keep(opened: OpenedHub, *, recipe: Recipe, run_dir: RunDir) -> None:
     """Keep the journal small, for ever."""
     if opened.journal is None:
         await asyncio.Event().wait()
@@ -135,5 +202,5 @@ async def _keep(opened: Opened, *, recipe: Recipe, run_dir: RunDir) -> None:
 
 async def _work(hub: Hub, server: RunningServer) -> None:
     """Work until the run is over, then let calls end."""
-    await either(hub.draw(), hub.tick(), hub.wait_over())
+    await either(hub.read_prompts(), hub.tick(), hub.wait_over())
     await server.stop(_STOP_GRACE_S)

@@ -15,9 +15,9 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PromptId
 from astraflow.core.status import DeadLetter, LedgerAccount
-from astraflow.dataflow.audit import Audit, Check
+from astraflow.dataflow.audit import Audit, LawCheck
 from astraflow.dataflow.recovery import beginning_of, replay
-from astraflow.storage.reader import JournalReader
+from astraflow.storage.sqlite import JournalReader
 
 # A hub that compacts its journal meanwhile makes a reading begin anew.
 _ATTEMPTS = 5
@@ -41,7 +41,7 @@ class Ledger:
     run_id: str
     records: tuple[int, int] | None
     accounts: tuple[LedgerAccount, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[LawCheck, ...]
     counts: dict[str, int]
     dead_letters: tuple[DeadLetter, ...] = ()
 
@@ -86,7 +86,7 @@ async def _read_journal(run_dir: RunDir) -> Ledger:
     reader, audit = JournalReader(run_dir.journal), Audit()
     try:
         begin = beginning_of(load_recipe(run_dir.recipe, ()))
-        replica = await replay(reader, run_dir.snapshot, begin, look=audit.look)
+        replica = await replay(reader, run_dir.snapshot, begin, observe=audit.record)
         records = (reader.first, reader.end)
     finally:
         reader.close()
@@ -119,7 +119,7 @@ async def _ask_hub(run_dir: RunDir) -> Ledger:
         run_id=status.run_id,
         records=None,
         accounts=accounts,
-        checks=(Check(name="books add up", faults=faults),),
+        checks=(LawCheck(name="books add up", faults=faults),),
         dead_letters=letters,
         counts={},
     )

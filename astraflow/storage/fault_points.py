@@ -70,7 +70,7 @@ def arm(environment: Mapping[str, str] = os.environ) -> None:
         _left[point] = count
 
 
-def reach(point: FaultPoint) -> None:
+def hit(point: FaultPoint) -> None:
     """Die here, if this process was told to."""
     if _left:
         _count_down(point)

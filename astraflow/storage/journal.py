@@ -12,7 +12,7 @@ from typing import Protocol
 from astraflow.core.errors import AstraflowError, Reason
 
 
-class Records(Protocol):
+class JournalRecords(Protocol):
     """What can be read of a journal."""
 
     @property

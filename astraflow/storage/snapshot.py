@@ -6,7 +6,7 @@ from struct import Struct
 from zlib import crc32
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.storage.fault_points import FaultPoint, reach
+from astraflow.storage.fault_points import FaultPoint, hit
 
 _MAGIC = b"afsnap01"
 # Checksum and size of what follows.
@@ -26,7 +26,7 @@ def write_snapshot(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        reach(FaultPoint.SNAPSHOT_DRAFTED)
+        hit(FaultPoint.SNAPSHOT_DRAFTED)
         draft.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from astraflow.core.errors import AstraflowError
-from astraflow.storage.sqlite_file import bounds_of, open_for_reading, read_rows
+from astraflow.storage.sqlite import bounds_of, open_for_reading, read_rows
 
 _LIMIT = 1 << 20
 

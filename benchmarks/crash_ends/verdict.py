@@ -105,11 +105,11 @@ async def _against_journal(
     audit, samples = Audit(), _Samples()
 
     def look(event: Event, decision: Decision) -> None:
-        audit.look(event, decision)
+        audit.record(event, decision)
         samples.look(event, decision)
 
     begin = beginning_of(load_recipe(scene.run_dir.recipe, ()))
-    replica = await replay(archive, scene.root / "no snapshot", begin, look=look)
+    replica = await replay(archive, scene.root / "no snapshot", begin, observe=look)
     if replica is None:
         return ["there is no journal"]
     ledger = await read_ledger(scene.run_dir)

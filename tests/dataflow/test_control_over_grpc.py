@@ -122,9 +122,9 @@ async def test_a_paused_run_issues_nothing_until_it_is_resumed(start_hub, recipe
 @asynccontextmanager
 async def telling_at_once(scene):
     """Serve the same hub at another port, where nobody waits long to be told why they wait."""
-    memory = scene.hub.memory
+    directory = scene.hub.directory
     tokens = HubTokens(join="join", operator="operator")
-    access = Access(tokens, sessions=memory.sessions, roles=memory.roles)
+    access = Access(tokens, sessions=directory.sessions, roles=directory.roles)
     methods = TrainerServicer(scene.hub, access, wait_interval_s=0.01)
     servicer = Servicer(add=add_TrainerServiceServicer_to_server, methods=methods)
     async with (

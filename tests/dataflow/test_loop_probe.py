@@ -1,7 +1,7 @@
 import asyncio
 import time
 
-from astraflow.dataflow.loop_probe import LoopProbe
+from astraflow.dataflow.metrics import LoopProbe
 
 
 async def looks(probe, count):

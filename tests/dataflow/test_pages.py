@@ -1,7 +1,7 @@
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.dataflow.pages import page_of
+from astraflow.dataflow.servicers.operator import page_of
 
 
 def page(items, token="", *, size=2, selection=b"all"):

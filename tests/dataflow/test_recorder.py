@@ -10,7 +10,7 @@ from astraflow.core.evals import EvalResult, EvalRun, EvalState
 from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
 from astraflow.core.tasks import Prompt, TaskPurpose
 from astraflow.core.versions import VersionReport, VersionState
-from astraflow.dataflow.recorder import Recorder
+from astraflow.dataflow.recorder import RunRecorder
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -22,7 +22,7 @@ def run_dir(tmp_path):
 
 @pytest.fixture
 def recorder(run_dir):
-    recorder = Recorder(run_dir, keep_one_group_of=4)
+    recorder = RunRecorder(run_dir, keep_one_group_of=4)
     yield recorder
     recorder.close()
 

@@ -14,7 +14,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import SessionResume
 from astraflow.core.rollouts import Disposition
 from astraflow.core.status import RunState
-from astraflow.dataflow.compact import write_snapshot_of
+from astraflow.dataflow.compaction import write_snapshot_of
 from astraflow.launch.ledger import read_ledger
 from astraflow.wire.batches import decode_batch_header
 from astraflow.wire.rollout import encode_rollout

@@ -7,14 +7,14 @@ from astraflow.core.errors import Failure, Reason
 from astraflow.core.events import BatchAcked
 from astraflow.core.members import Contract, JoinPool, RaasLoad, RegisterTrainer, TrainerLoad
 from astraflow.core.versions import VersionReport, VersionState
-from astraflow.dataflow.roster import Roster
+from astraflow.dataflow.members import MemberHistory
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
 def roster():
-    roster = Roster()
+    roster = MemberHistory()
     join = JoinPool(name="raas-1", contract=Contract(), capacity=8, policies=())
     register = RegisterTrainer(
         policy_id="solver", name="trainer", contract=Contract(), groups_per_batch=2

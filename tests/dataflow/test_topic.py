@@ -1,6 +1,6 @@
 import asyncio
 
-from astraflow.dataflow.topic import Topic
+from astraflow.dataflow.watches import Topic
 
 
 async def test_a_change_between_the_look_and_the_wait_is_not_missed():

@@ -2,7 +2,7 @@ import asyncio
 from contextlib import suppress
 
 from astraflow.core.status import WaitCause, WaitReason
-from astraflow.dataflow.waits import tell_waits
+from astraflow.dataflow.stream_outboxes import explain_waits
 from astraflow.rpc.outbox import Outbox
 
 REASON = WaitReason(cause=WaitCause.NO_RAAS, waiter_id="solver")
@@ -14,7 +14,7 @@ async def test_a_quiet_stream_is_told_why():
     async def explain():
         return [REASON]
 
-    telling = asyncio.ensure_future(tell_waits(outbox, explain, interval_s=0))
+    telling = asyncio.ensure_future(explain_waits(outbox, explain, interval_s=0))
     assert await outbox.take() == [REASON]
     assert await outbox.take() == [REASON]
     telling.cancel()
@@ -30,7 +30,7 @@ async def test_a_stream_that_got_something_is_left_alone():
         looked.append(len(outbox))
         return []
 
-    telling = asyncio.ensure_future(tell_waits(outbox, explain, interval_s=0))
+    telling = asyncio.ensure_future(explain_waits(outbox, explain, interval_s=0))
     await asyncio.sleep(0)
     outbox.put("batch")
     await asyncio.sleep(0)

@@ -7,15 +7,15 @@ import sys
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.storage.fault_points import VARIABLE, FaultPoint, arm, reach
+from astraflow.storage.fault_points import VARIABLE, FaultPoint, arm, hit
 
 _REACHES = """
-from astraflow.storage.fault_points import FaultPoint, arm, reach
+from astraflow.storage.fault_points import FaultPoint, arm, hit
 arm()
 for number in range(1, 4):
-    reach(FaultPoint.JOURNAL_WRITTEN)
+    hit(FaultPoint.JOURNAL_WRITTEN)
     print(number, flush=True)
-    reach(FaultPoint.TRIM_STARTED)
+    hit(FaultPoint.TRIM_STARTED)
 """
 
 
@@ -33,7 +33,7 @@ def test_a_process_dies_at_its_place_for_the_time_that_was_named():
 def test_nothing_happens_where_nobody_asked():
     arm({})
     for point in FaultPoint:
-        reach(point)
+        hit(point)
 
 
 @pytest.mark.parametrize("asked", ["nowhere", "trim_started:0", "trim_started:x"])

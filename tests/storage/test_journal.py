@@ -7,8 +7,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.journal import InMemoryJournal, Journal
-from astraflow.storage.sqlite import SqliteJournal
-from astraflow.storage.sqlite_file import Durability
+from astraflow.storage.sqlite import Durability, SqliteJournal
 
 JOURNALS: dict[str, Callable[[Path], Journal]] = {
     "memory": lambda _: InMemoryJournal(),

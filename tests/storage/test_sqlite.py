@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.storage.sqlite import SqliteJournal
-from astraflow.storage.sqlite_file import Durability, open_for_reading, read_rows
+from astraflow.storage.sqlite import Durability, SqliteJournal, open_for_reading, read_rows
 from crash_ends.disk import small_disk
 
 
@@ -160,7 +159,7 @@ _APPENDS = """
 import asyncio, sys
 from pathlib import Path
 from astraflow.storage.sqlite import SqliteJournal
-from astraflow.storage.sqlite_file import Durability
+from astraflow.storage.sqlite import Durability
 
 async def main():
     journal = SqliteJournal.open(Path(sys.argv[1]), durability=Durability(sys.argv[2]))

@@ -18,7 +18,7 @@ from astraflow.core.rollouts import Column, ColumnAxis
 from astraflow.core.status import RunState
 from astraflow.core.tasks import RolloutTask, SamplingParams, TaskPurpose
 from astraflow.core.updates import TensorUpdate, WeightUpdate
-from astraflow.dataflow.data import open_data_sets
+from astraflow.dataflow.prompts import open_data_sets
 from astraflow.dataflow.server import serve_hub
 from astraflow.engines.embedded import EmbeddedEngine, load_tokenizer
 from astraflow.raas.main import ask_every

@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.servicers.control import ControlServicer
-from astraflow.dataflow.servicers.evals import EvalServicer
-from astraflow.dataflow.servicers.ledger import LedgerServicer
+from astraflow.dataflow.servicers.members import SessionServicer, VersionServicer
+from astraflow.dataflow.servicers.operator import ControlServicer, EvalServicer, LedgerServicer
 from astraflow.dataflow.servicers.raas import RaasServicer
-from astraflow.dataflow.servicers.session import SessionServicer
 from astraflow.dataflow.servicers.trainer import TrainerServicer
-from astraflow.dataflow.servicers.version import VersionServicer
 from astraflow.rpc.access import Access
 from astraflow.rpc.server import Servicer
 from astraflow_proto.control.v1.control_service_pb2_grpc import add_ControlServiceServicer_to_server

@@ -12,22 +12,21 @@ from astraflow.core.ids import MemberId, TaskId
 from astraflow.core.members import Directive, Role
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.core.tasks import RolloutTask
-from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.lots import Arrival, apply_lot
-from astraflow.dataflow.mailroom import TaskItem
+from astraflow.dataflow.hub import Arrival, Hub, apply_all
+from astraflow.dataflow.stream_outboxes import TaskItem
 from astraflow.rpc.access import Access
 from astraflow.rpc.streams import Context, either, seated, together
-from astraflow.storage.fault_points import FaultPoint, reach
+from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.wire import common, rollout, tasks
 from astraflow.wire import raas as wire
 from astraflow.wire.fields import invalid
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 
-# Lots of one stream whose acks wait for the journal; then the peer waits.
-_UNACKED_LOT_COUNT = 32
+# Messages of one stream whose acks wait for the journal; then the peer waits.
+_UNACKED_COUNT = 32
 
 # Taking so many items needs a few ms of the event loop; they are what came together.
-_LOT_COUNT = 64
+_TOGETHER_COUNT = 64
 
 # Acks with the ticket of what they wait for; None: the peer has sent everything.
 _Taken: TypeAlias = "asyncio.Queue[tuple[int, list[ItemAck]] | None]"
@@ -44,7 +43,7 @@ class RaasServicer:
         """Admit a RaaS."""
         self._access.joiner(context)
         membership = await self._hub.join_pool(wire.decode_join_pool(request))
-        reach(FaultPoint.MEMBER_SAFE)
+        hit(FaultPoint.MEMBER_SAFE)
         return wire.encode_pool_membership(membership)
 
     async def StreamTasks(
@@ -56,8 +55,8 @@ class RaasServicer:
         async def send(item: TaskItem) -> None:
             await context.write(_task_event(item))
 
-        async with seated(self._hub.hands.seats, member_id, "tasks", context):
-            outbox = self._hub.hands.mail.tasks(member_id)
+        async with seated(self._hub.executor.streams, member_id, "tasks", context):
+            outbox = self._hub.executor.outboxes.tasks(member_id)
             await either(self._steer(member_id, request_iterator), outbox.deliver(send))
 
     async def _steer(
@@ -71,8 +70,8 @@ class RaasServicer:
     ) -> None:
         """Take rollouts and task results; acknowledge each once it is safe."""
         member_id = self._access.member(context, Role.RAAS)
-        taken: _Taken = asyncio.Queue(_UNACKED_LOT_COUNT)
-        async with seated(self._hub.hands.seats, member_id, "rollouts", context):
+        taken: _Taken = asyncio.Queue(_UNACKED_COUNT)
+        async with seated(self._hub.executor.streams, member_id, "rollouts", context):
             await together(
                 self._receive(member_id, request_iterator, taken), self._answer(taken, context)
             )
@@ -81,8 +80,8 @@ class RaasServicer:
         self, member_id: MemberId, requests: AsyncIterator[pb.StreamRolloutsRequest], taken: _Taken
     ) -> None:
         async for request in requests:
-            for start in range(0, len(request.items), _LOT_COUNT):
-                acks = self._take(member_id, request.items[start : start + _LOT_COUNT])
+            for start in range(0, len(request.items), _TOGETHER_COUNT):
+                acks = self._take(member_id, request.items[start : start + _TOGETHER_COUNT])
                 await taken.put((self._hub.commits.ticket, acks))
                 # Other members have their turn.
                 await asyncio.sleep(0)
@@ -92,13 +91,13 @@ class RaasServicer:
         while (answer := await taken.get()) is not None:
             ticket, acks = answer
             await self._hub.safe(ticket)
-            reach(FaultPoint.ROLLOUTS_SAFE)
+            hit(FaultPoint.ROLLOUTS_SAFE)
             await context.write(pb.StreamRolloutsResponse(acks=map(wire.encode_item_ack, acks)))
 
     def _take(self, member_id: MemberId, items: Sequence[pb.RolloutItem]) -> list[ItemAck]:
-        """Hand a lot over; an item that is not sound costs only itself."""
+        """Hand items over together; an item that is not sound costs only itself."""
         read = [_read(member_id, item) for item in items]
-        answers = iter(apply_lot(self._hub, [each for each in read if isinstance(each, tuple)]))
+        answers = iter(apply_all(self._hub, [each for each in read if isinstance(each, tuple)]))
         return [next(answers) if isinstance(each, tuple) else each for each in read]
 
 

@@ -13,11 +13,10 @@ from astraflow.core.ids import MemberId
 from astraflow.core.members import Directive, Role
 from astraflow.core.status import WaitReason
 from astraflow.dataflow.hub import Hub
-from astraflow.dataflow.mailroom import BatchItem, Order
-from astraflow.dataflow.waits import INTERVAL_S, tell_waits
+from astraflow.dataflow.stream_outboxes import INTERVAL_S, BatchItem, Order, explain_waits
 from astraflow.rpc.access import Access
 from astraflow.rpc.streams import Context, either, seated
-from astraflow.storage.fault_points import FaultPoint, reach
+from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.wire import batches, common, versions
 from astraflow.wire import trainer as wire
 from astraflow.wire.waits import encode_wait_reason
@@ -48,7 +47,7 @@ class TrainerServicer:
         """Join the run for one policy."""
         self._access.joiner(context)
         registration = await self._hub.register_trainer(wire.decode_register_trainer(request))
-        reach(FaultPoint.MEMBER_SAFE)
+        hit(FaultPoint.MEMBER_SAFE)
         return wire.encode_trainer_registration(registration)
 
     async def StreamBatches(self, request: pb.StreamBatchesRequest, context: Context) -> None:
@@ -63,18 +62,18 @@ class TrainerServicer:
                 await context.write(_event(item))
 
         explain = partial(self._hub.explain, member_id)
-        async with seated(self._hub.hands.seats, member_id, f"batches/{asked.rank}", context):
+        async with seated(self._hub.executor.streams, member_id, f"batches/{asked.rank}", context):
             outbox = await self._hub.open_batches(_opened(member_id, asked))
             await either(
                 outbox.deliver(send),
-                tell_waits(outbox, explain, interval_s=self._wait_interval_s),
+                explain_waits(outbox, explain, interval_s=self._wait_interval_s),
             )
 
     async def AckBatch(self, request: pb.AckBatchRequest, context: Context) -> pb.AckBatchResponse:
         """Settle a batch."""
         member_id = self._access.member(context, Role.TRAINER)
         is_settled = await self._hub.take(_acked(member_id, wire.decode_ack_batch(request)))
-        reach(FaultPoint.BATCH_SETTLED)
+        hit(FaultPoint.BATCH_SETTLED)
         return pb.AckBatchResponse(settled=is_settled)
 
     async def PublishVersion(
@@ -84,7 +83,7 @@ class TrainerServicer:
         member_id = self._access.member(context, Role.TRAINER)
         info = versions.decode_version_info(request.version)
         next_version = await self._hub.take(VersionPublished(member_id=member_id, info=info))
-        reach(FaultPoint.VERSION_SAFE)
+        hit(FaultPoint.VERSION_SAFE)
         return pb.PublishVersionResponse(next_version=next_version)
 
 
@@ -120,7 +119,7 @@ async def _send_batch(batch: SendBatch, context: Context) -> None:
     """Write a batch part by part, as the peer reads it; large parts are made on a thread."""
     header = batches.encode_batch_header(batch.header)
     await context.write(pb.StreamBatchesResponse(header=header))
-    reach(FaultPoint.BATCH_HEADER_SENT)
+    hit(FaultPoint.BATCH_HEADER_SENT)
     for index in range(len(batch.parts)):
         if batch.parts.token_count(index) > _LARGE_TOKEN_COUNT:
             message = await asyncio.to_thread(_part_event, batch, index)

@@ -1,5 +1,7 @@
-"""The mailroom: what waits for the streams of each member."""
+"""Stream outboxes: what waits for the streams of each member."""
 
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeAlias
 
 from astraflow.core.batches import EndOfData
@@ -20,13 +22,17 @@ from astraflow.core.tasks import RolloutTask, TaskCancellation
 from astraflow.rpc.outbox import Outbox
 
 TaskItem: TypeAlias = RolloutTask | TaskCancellation | Directive
+
 Order: TypeAlias = SendPublishOrder | SendDoubt | SendSaveOrder
+
 BatchItem: TypeAlias = SendBatch | EndOfData | Directive | WaitReason | Order
 
-Mail: TypeAlias = SendTask | SendCancellation | SendDirective | SendBatch | SendEndOfData | Order
+StreamEffect: TypeAlias = (
+    SendTask | SendCancellation | SendDirective | SendBatch | SendEndOfData | Order
+)
 
 
-class Mailroom:
+class StreamOutboxes:
     """Sorts what the run sends into outboxes.
 
     The tasks of a RaaS wait for its stream, also while it has none. A batch goes to the stream
@@ -62,32 +68,32 @@ class Mailroom:
         self._tasks.pop(member_id, None)
         self._batches.pop(member_id, None)
 
-    def post(self, mail: Mail) -> None:
+    def post(self, effect: StreamEffect) -> None:
         """Put one effect where its stream finds it."""
-        match mail:
+        match effect:
             case SendTask():
-                self.tasks(mail.member_id).put(mail.task)
+                self.tasks(effect.member_id).put(effect.task)
             case SendCancellation():
                 cancellation = TaskCancellation(
-                    task_id=mail.task_id,
-                    reason=mail.reason,
-                    sample_indexes=mail.sample_indexes,
+                    task_id=effect.task_id,
+                    reason=effect.reason,
+                    sample_indexes=effect.sample_indexes,
                 )
-                self.tasks(mail.member_id).put(cancellation)
+                self.tasks(effect.member_id).put(cancellation)
             case SendDirective():
-                self._post_directive(mail)
+                self._post_directive(effect)
             case SendBatch():
-                self._post_batch(mail.member_id, mail.rank, mail)
+                self._post_batch(effect.member_id, effect.rank, effect)
             case SendEndOfData():
-                self._post_batch(mail.member_id, mail.rank, mail.end_of_data)
+                self._post_batch(effect.member_id, effect.rank, effect.end_of_data)
             case SendPublishOrder() | SendDoubt() | SendSaveOrder():
-                self._post_batch(mail.member_id, 0, mail)
+                self._post_batch(effect.member_id, 0, effect)
 
-    def _post_directive(self, mail: SendDirective) -> None:
-        if mail.member_id in self._batches:
-            self._post_batch(mail.member_id, 0, mail.directive)
+    def _post_directive(self, effect: SendDirective) -> None:
+        if effect.member_id in self._batches:
+            self._post_batch(effect.member_id, 0, effect.directive)
         else:
-            self.tasks(mail.member_id).put(mail.directive)
+            self.tasks(effect.member_id).put(effect.directive)
 
     def _post_batch(self, member_id: MemberId, rank: int, item: BatchItem) -> None:
         outbox = self._batches.get(member_id, {}).get(rank)
@@ -95,3 +101,23 @@ class Mailroom:
             outbox.put(item)
             if isinstance(item, EndOfData):
                 outbox.close()
+
+
+INTERVAL_S = 3.0
+
+
+async def explain_waits(
+    outbox: Outbox[BatchItem],
+    explain: Callable[[], Awaitable[Iterable[WaitReason]]],
+    *,
+    interval_s: float,
+) -> None:
+    """Put an explanation into an outbox whenever nothing came for a while, for ever."""
+    while True:
+        before = outbox.put_count
+        await asyncio.sleep(interval_s)
+        if outbox.put_count == before:
+            reasons = await explain()
+            if outbox.put_count == before:
+                for reason in reasons:
+                    outbox.put(reason)

@@ -1,18 +1,76 @@
-"""VersionService: which versions exist and who has them."""
+"""SessionService and VersionService: what every member calls, whatever its role."""
 
 # ruff: noqa: N802 - methods are named by the contract
 
 from itertools import count
 
-from astraflow.core.events import PublishRequested, VersionReported
+from astraflow.core.effects import Renewal
+from astraflow.core.events import (
+    FailureReported,
+    MemberKeptAlive,
+    PublishRequested,
+    SessionLeft,
+    VersionReported,
+)
 from astraflow.core.ids import PolicyId
-from astraflow.core.members import Role
+from astraflow.core.members import RaasLoad, Role, TrainerLoad
 from astraflow.core.versions import PublishAnswer
 from astraflow.dataflow.hub import Hub
 from astraflow.rpc.access import Access
 from astraflow.rpc.streams import Context, seated
-from astraflow.wire import versions
+from astraflow.wire import common, versions
+from astraflow.wire.fields import encode_span, encode_time
+from astraflow_proto.dataflow.v1 import session_service_pb2 as session_pb
 from astraflow_proto.weights.v1 import version_service_pb2 as version_pb
+
+
+class SessionServicer:
+    """Convert, one call, convert."""
+
+    def __init__(self, hub: Hub, access: Access) -> None:
+        self._hub = hub
+        self._access = access
+
+    async def KeepAlive(
+        self, request: session_pb.KeepAliveRequest, context: Context
+    ) -> session_pb.KeepAliveResponse:
+        """Renew the caller's session."""
+        member_id = self._access.member(context)
+        kept: Renewal = await self._hub.take(
+            MemberKeptAlive(member_id=member_id, load=_load(request))
+        )
+        return session_pb.KeepAliveResponse(
+            ttl=encode_span(kept.ttl),
+            directive=common.encode_directive(kept.directive),
+            server_time=encode_time(kept.server_time),
+        )
+
+    async def ReportFailure(
+        self, request: session_pb.ReportFailureRequest, context: Context
+    ) -> session_pb.ReportFailureResponse:
+        """Take what failed beside any rollout."""
+        member_id = self._access.member(context)
+        failure = common.decode_failure(request.failure)
+        await self._hub.take(FailureReported(member_id=member_id, failure=failure))
+        return session_pb.ReportFailureResponse()
+
+    async def EndSession(
+        self, request: session_pb.EndSessionRequest, context: Context
+    ) -> session_pb.EndSessionResponse:
+        """Return at once what the caller holds."""
+        member_id = self._access.member(context, may_be_ended=True)
+        await self._hub.take(SessionLeft(member_id=member_id, message=request.message))
+        return session_pb.EndSessionResponse()
+
+
+def _load(request: session_pb.KeepAliveRequest) -> RaasLoad | TrainerLoad | None:
+    match request.WhichOneof("load"):
+        case "raas":
+            return common.decode_raas_load(request.raas)
+        case "trainer":
+            return common.decode_trainer_load(request.trainer)
+        case _:
+            return None
 
 
 class VersionServicer:
@@ -29,7 +87,7 @@ class VersionServicer:
         """Return what can still be pulled, oldest first."""
         caller = self._access.anyone(context)
         known = self._hub.run.versions(PolicyId(request.policy_id), caller)
-        told = await self._hub.told(known)
+        told = await self._hub.when_safe(known)
         return version_pb.ListVersionsResponse(versions=map(versions.encode_version_info, told))
 
     async def WatchVersions(
@@ -40,7 +98,7 @@ class VersionServicer:
         after = request.after_version if request.HasField("after_version") else None
         policy_id = PolicyId(request.policy_id)
         purpose = f"versions/{next(self._numbers)}"
-        async with seated(self._hub.hands.seats, member_id, purpose, context):
+        async with seated(self._hub.executor.streams, member_id, purpose, context):
             async for info in self._hub.watch_versions(policy_id, after, member_id):
                 version = versions.encode_version_info(info)
                 await context.write(version_pb.WatchVersionsResponse(version=version))
@@ -51,7 +109,7 @@ class VersionServicer:
         """Return who has a version now."""
         caller = self._access.anyone(context)
         sources = self._hub.run.sources(PolicyId(request.policy_id), request.version, caller)
-        told = await self._hub.told(sources)
+        told = await self._hub.when_safe(sources)
         return version_pb.ListSourcesResponse(sources=map(versions.encode_source, told))
 
     async def ReportVersion(

@@ -1,28 +1,44 @@
-"""The roster: every member that ever took part, for the account at the end."""
+"""Members: what the hub knows of them beside the run, their history included.
+
+The same events and effects leave the same directory, in a hub that returns or any other process.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from astraflow.core.effects import CloseSession, Effect, RecordRollout, RecordVersion, SendTask
 from astraflow.core.errors import Reason
-from astraflow.core.events import BatchAcked
+from astraflow.core.events import (
+    BatchAcked,
+    Event,
+    HubRestarted,
+    MemberKeptAlive,
+    RaasJoined,
+    TrainerRegistered,
+    VersionPublished,
+)
 from astraflow.core.ids import MemberId, PolicyId
 from astraflow.core.members import (
     JoinPool,
     MemberStatus,
+    PoolMembership,
     RaasLoad,
     RegisterTrainer,
     Role,
     TrainerLoad,
+    TrainerRegistration,
 )
+from astraflow.core.tasks import TaskPurpose
 from astraflow.core.versions import VersionReport, VersionState
+from astraflow.rpc.tokens import SessionTokens
 
 Load = RaasLoad | TrainerLoad
 
 
 @dataclass(slots=True, kw_only=True)
-class Entry:
+class MemberRecord:
     """What is known of one member.
 
     Attributes:
@@ -57,18 +73,18 @@ class Entry:
     failed_versions: dict[Reason, int] = field(default_factory=dict[Reason, int])
 
 
-class Roster:
+class MemberHistory:
     """Remembers members beyond their sessions."""
 
     def __init__(self) -> None:
-        self._entries: dict[MemberId, Entry] = {}
+        self._entries: dict[MemberId, MemberRecord] = {}
 
     def join(self, member_id: MemberId, request: JoinPool | RegisterTrainer, now: datetime) -> None:
         """Note a session that was opened, perhaps again."""
         role = Role.RAAS if isinstance(request, JoinPool) else Role.TRAINER
         entry = self._entries.get(member_id)
         if entry is None:
-            entry = Entry(name=request.name, role=role, region=request.region, join_time=now)
+            entry = MemberRecord(name=request.name, role=role, region=request.region, join_time=now)
             self._entries[member_id] = entry
         entry.leave_time, entry.left_because = None, ""
 
@@ -139,7 +155,88 @@ class Roster:
         ]
 
 
-def _wait_fraction(entry: Entry) -> float:
+def _wait_fraction(entry: MemberRecord) -> float:
     """Return the share of a trainer's time without a batch, by its acks."""
     spent = entry.wait_s + entry.train_s
     return entry.wait_s / spent if spent else 0.0
+
+
+class MemberDirectory:
+    """Follows events and their effects; the same ones leave the same directory.
+
+    Attributes:
+        sessions: Who speaks with which token.
+        roles: What each member does.
+        policies: What each trainer trains.
+        history: Every member that ever took part.
+        first_task_time: Of the first task for training.
+        last_version_time: Of the newest version.
+    """
+
+    def __init__(self) -> None:
+        self.sessions = SessionTokens()
+        self.roles: dict[MemberId, Role] = {}
+        self.policies: dict[MemberId, PolicyId] = {}
+        self.history = MemberHistory()
+        self.first_task_time: datetime | None = None
+        self.last_version_time: datetime | None = None
+
+    def see(self, effect: Effect, now: datetime) -> None:
+        """Take note of what the run asks for."""
+        match effect:
+            case SendTask():
+                if self.first_task_time is None and effect.task.purpose is TaskPurpose.TRAIN:
+                    self.first_task_time = now
+            case CloseSession():
+                self._close(effect, now)
+            case RecordRollout():
+                self.history.accept(effect.member_id)
+            case RecordVersion():
+                self.history.update(effect.member_id, effect.report)
+            case _:
+                pass
+
+    def note(self, event: Event, answer: object, now: datetime) -> None:
+        """Take note of an event, after its effects.
+
+        Args:
+            event: A joining one carries the digest of its token.
+            answer: What the run said.
+            now: When it said so.
+        """
+        match event, answer:
+            case RaasJoined(), PoolMembership():
+                self._admit(answer.session.member_id, event, now)
+            case TrainerRegistered(), TrainerRegistration():
+                self._admit(answer.session.member_id, event, now)
+                self.policies[answer.session.member_id] = event.request.policy_id
+            case MemberKeptAlive(), _:
+                self.history.report(event.member_id, event.load)
+            case BatchAcked(), True:
+                self.history.train(event)
+            case HubRestarted(), _:
+                self.expect_all()
+            case VersionPublished(), _:
+                self.last_version_time = now
+            case _:
+                pass
+
+    def expect_all(self) -> None:
+        """Have every RaaS resume its session: what was on its way to it is lost."""
+        for member_id, role in self.roles.items():
+            if role is Role.RAAS:
+                self.sessions.expect(member_id)
+
+    def _admit(
+        self, member_id: MemberId, event: RaasJoined | TrainerRegistered, now: datetime
+    ) -> None:
+        self.roles[member_id] = Role.RAAS if isinstance(event, RaasJoined) else Role.TRAINER
+        self.sessions.bind(event.secrets.token, member_id)
+        self.history.join(member_id, event.request, now)
+
+    def _close(self, effect: CloseSession, now: datetime) -> None:
+        if effect.is_fenced:
+            self.sessions.fence(effect.member_id)
+        else:
+            self.sessions.end(effect.member_id, effect.message)
+            self.history.leave(effect.member_id, effect.message, now)

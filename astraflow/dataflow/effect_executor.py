@@ -1,4 +1,4 @@
-"""The hands of the hub: they carry out what the run decides, and never wait."""
+"""The effect executor: it carries out what the run decides, and never waits."""
 
 import asyncio
 from datetime import datetime
@@ -30,10 +30,10 @@ from astraflow.core.effects import (
     SendSaveOrder,
     SendTask,
 )
-from astraflow.dataflow.mailroom import Mailroom
-from astraflow.dataflow.memory import Memory
-from astraflow.dataflow.recorder import Recorder
-from astraflow.dataflow.tallies import Tallies
+from astraflow.dataflow.counters import HubCounters
+from astraflow.dataflow.members import MemberDirectory
+from astraflow.dataflow.recorder import RunRecorder
+from astraflow.dataflow.stream_outboxes import StreamOutboxes
 from astraflow.dataflow.traces import HubTraces
 from astraflow.dataflow.watches import Watches
 from astraflow.rpc.outbox import Outbox
@@ -42,19 +42,19 @@ from astraflow.rpc.tokens import ended_error, fenced_error
 
 log = structlog.get_logger(__name__)
 
-Draw: TypeAlias = DrawPrompts | DrawAgain | DrawEvalPrompts
+PromptRequest: TypeAlias = DrawPrompts | DrawAgain | DrawEvalPrompts
 
 
-class Hands:
-    """Turns effects into mail, wake-ups and records.
+class EffectExecutor:
+    """Turns effects into messages, wake-ups and records.
 
     Attributes:
-        memory: What is known of members.
-        tallies: What is counted.
+        directory: What is known of members.
+        counters: What is counted.
         traces: What is traced.
-        draws: What has to be read from data sets.
-        seats: Who streams what.
-        mail: What waits for the streams.
+        prompt_requests: What has to be read from data sets.
+        streams: Who streams what.
+        outboxes: What waits for the streams.
         watches: Who wants to see what change.
         over: Set when the hub may close.
     """
@@ -62,18 +62,18 @@ class Hands:
     def __init__(
         self,
         *,
-        recorder: Recorder,
-        draws: Outbox[Draw],
-        memory: Memory,
-        tallies: Tallies,
+        recorder: RunRecorder,
+        prompt_requests: Outbox[PromptRequest],
+        directory: MemberDirectory,
+        counters: HubCounters,
         traces: HubTraces,
     ) -> None:
-        self.memory = memory
-        self.tallies = tallies
+        self.directory = directory
+        self.counters = counters
         self.traces = traces
-        self.draws = draws
-        self.seats = Seats()
-        self.mail = Mailroom()
+        self.prompt_requests = prompt_requests
+        self.streams = Seats()
+        self.outboxes = StreamOutboxes()
         self.watches = Watches()
         self.over = asyncio.Event()
         self._recorder = recorder
@@ -81,21 +81,21 @@ class Hands:
     def carry_out(self, effect: Effect, now: datetime) -> None:
         """Do what one effect asks for."""
         effect = self.traces.stamp(effect, now)
-        self.memory.see(effect, now)
-        self.tallies.see(effect, self.memory.roster)
+        self.directory.see(effect, now)
+        self.counters.see(effect, self.directory.history)
         match effect:
             case SendTask() | SendCancellation() | SendDirective():
-                self.mail.post(effect)
+                self.outboxes.post(effect)
             case SendBatch() | SendEndOfData():
-                self.mail.post(effect)
+                self.outboxes.post(effect)
             case SendPublishOrder() | SendDoubt() | SendSaveOrder():
-                self.mail.post(effect)
+                self.outboxes.post(effect)
             case ClearOutbox():
-                self.mail.clear(effect.member_id)
+                self.outboxes.clear(effect.member_id)
             case CloseSession():
                 self._close_session(effect)
             case DrawPrompts() | DrawAgain() | DrawEvalPrompts():
-                self.draws.put(effect)
+                self.prompt_requests.put(effect)
             case _:
                 self._show(effect, now)
 
@@ -149,5 +149,5 @@ class Hands:
         else:
             is_lost = effect.is_lost
             error = ended_error(member_id, effect.message) if is_lost else SessionLeft(member_id)
-        self.seats.end(member_id, error)
-        self.mail.drop(member_id)
+        self.streams.end(member_id, error)
+        self.outboxes.drop(member_id)

@@ -1,10 +1,11 @@
-"""Tallies: what the hub counts while it carries out effects, for its metrics.
+"""Counters: what the hub counts while it carries out effects, as metric families.
 
 They begin at 0 with the process, as Prometheus expects of counters. What the run knows itself is
 not counted again here.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 
 from astraflow.core.effects import (
     CloseSession,
@@ -14,15 +15,15 @@ from astraflow.core.effects import (
     RecordRollout,
     RecordVersion,
 )
-from astraflow.core.evals import EvalRun
+from astraflow.core.evals import EvalResult, EvalRun
 from astraflow.core.versions import VersionReport, VersionState
-from astraflow.dataflow.roster import Roster
-from astraflow.telemetry.families import LONG_SECONDS, Histogram
+from astraflow.dataflow.members import MemberHistory
+from astraflow.telemetry.families import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
 
 _VERSIONS = (0, 1, 2, 3, 4, 6, 8, 16, 32)
 
 
-class Tallies:
+class HubCounters:
     """Counts since the process began.
 
     Attributes:
@@ -63,15 +64,15 @@ class Tallies:
         self.commit.observe(seconds)
         self.commit_size.observe(record_count)
 
-    def see(self, effect: Effect, roster: Roster) -> None:
-        """Count what an effect tells; the roster says where members stand."""
+    def see(self, effect: Effect, history: MemberHistory) -> None:
+        """Count what an effect tells; the history says where members stand."""
         match effect:
             case RecordRollout():
-                self._rollout(effect, roster.region_of(effect.member_id))
+                self._rollout(effect, history.region_of(effect.member_id))
             case RecordBatch():
                 self._batch(effect)
             case RecordVersion():
-                self._version(effect.report, roster.region_of(effect.member_id))
+                self._version(effect.report, history.region_of(effect.member_id))
             case CloseSession():
                 self.lost_count += effect.is_lost
             case EvalChanged():
@@ -108,3 +109,98 @@ class Tallies:
 
 def _seconds(held: dict[tuple[str, str], Histogram], key: tuple[str, str]) -> Histogram:
     return held.setdefault(key, Histogram(LONG_SECONDS))
+
+
+def counter_families(counters: HubCounters) -> Iterator[Family]:
+    """Yield what the hub counted since it began."""
+    yield from _work(counters)
+    yield from _journal(counters)
+    yield from _weights(counters)
+    yield from eval_families(counters.evals)
+
+
+def _work(counters: HubCounters) -> Iterator[Family]:
+    rollouts = {key: float(count) for key, count in counters.rollouts.items()}
+    tokens = {key: float(count) for key, count in counters.tokens.items()}
+    yield counter("rollouts_accepted_total", "By outcome.", rollouts, "purpose", "outcome")
+    yield counter("sampled_tokens_total", "Of accepted rollouts.", tokens, "region")
+    yield counter("sessions_lost_total", "Members that went silent.", counters.lost_count)
+    yield histogram(
+        "rollout_ack_seconds",
+        "From the arrival of a rollout until it is safe and acknowledged.",
+        counters.ack,
+    )
+    yield histogram(
+        "trained_staleness_versions",
+        "Versions between sampling and training, per rollout trained on.",
+        counters.staleness,
+        "policy",
+    )
+    yield histogram(
+        "batch_wait_seconds", "A trainer waited for a batch.", counters.batch_wait, "policy"
+    )
+    yield histogram(
+        "batch_train_seconds",
+        "From a batch until its step was published.",
+        counters.batch_train,
+        "policy",
+    )
+
+
+def _journal(counters: HubCounters) -> Iterator[Family]:
+    yield histogram(
+        "hub_journal_commit_seconds", "The journal took for a group of records.", counters.commit
+    )
+    yield histogram("hub_journal_commit_records", "Records per group.", counters.commit_size)
+
+
+def _weights(counters: HubCounters) -> Iterator[Family]:
+    nbytes = {key: float(count) for key, count in counters.pulled_nbytes.items()}
+    failed = {key: float(count) for key, count in counters.failed_versions.items()}
+    place = ("policy", "region")
+    yield counter("weights_pulled_bytes_total", "Payload that nodes received.", nbytes, *place)
+    yield histogram("weights_pull_seconds", "To pull and verify a version.", counters.pull, *place)
+    yield histogram(
+        "weights_pause_seconds", "An engine stood still for a swap.", counters.pause, *place
+    )
+    yield counter(
+        "weights_failed_total", "Updates that did not go live.", failed, "policy", "reason"
+    )
+
+
+def eval_families(evals: dict[str, EvalRun]) -> Iterator[Family]:
+    """Yield the newest results of each suite; the mean over its data sets has the name `all`."""
+    results = [
+        (suite, one)
+        for suite, run in evals.items()
+        for one in (*run.results, *(() if run.overall is None else (run.overall,)))
+    ]
+
+    def key(suite: str, one: EvalResult) -> tuple[str, str]:
+        return suite, one.data_set or "all"
+
+    labels = ("suite", "data_set")
+    yield gauge(
+        "eval_reward_mean",
+        "Of the newest finished evaluation.",
+        {key(suite, one): one.mean_reward for suite, one in results},
+        *labels,
+    )
+    yield gauge(
+        "eval_avg_at_k_ratio",
+        "Share of correct rollouts.",
+        {key(suite, one): one.avg_at_k for suite, one in results},
+        *labels,
+    )
+    passed = {
+        (*key(suite, one), str(k)): share
+        for suite, one in results
+        for k, share in one.pass_at_k.items()
+    }
+    yield gauge("eval_pass_at_k_ratio", "Unbiased.", passed, *labels, "k")
+    versions = {
+        (suite, policy): float(version)
+        for suite, run in evals.items()
+        for policy, version in run.versions.items()
+    }
+    yield gauge("eval_version", "That was evaluated.", versions, "suite", "policy")

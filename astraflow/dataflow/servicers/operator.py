@@ -1,0 +1,358 @@
+"""ControlService, EvalService and LedgerService: the run as its operator sees it."""
+
+# ruff: noqa: N802 - methods are named by the contract
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import blake2b
+from typing import TypeVar
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.events import (
+    EvalCancelled,
+    EvalCreated,
+    MemberDrained,
+    PromptRequeued,
+    RunPaused,
+    RunResumed,
+    RunStopped,
+)
+from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId
+from astraflow.core.rollouts import Outcome
+from astraflow.core.status import DeadLetter, RolloutPlace, RolloutRecord
+from astraflow.dataflow.hub import Hub
+from astraflow.rpc.access import Access
+from astraflow.rpc.streams import Context
+from astraflow.wire import control, evals, ledger, scale
+from astraflow.wire.fields import encode_time, optional, optional_span, required
+from astraflow.wire.rollout import OUTCOMES
+from astraflow.wire.waits import encode_wait_reason
+from astraflow_proto.control.v1 import control_service_pb2 as control_pb
+from astraflow_proto.control.v1 import ledger_service_pb2 as ledger_pb
+from astraflow_proto.evals.v1 import eval_service_pb2 as eval_pb
+
+Item = TypeVar("Item")
+
+_DEFAULT = 50
+
+_LARGEST = 1000
+
+
+def page_of(
+    items: Sequence[Item],
+    *,
+    key: Callable[[Item], str],
+    size: int,
+    token: str,
+    selection: bytes,
+) -> tuple[Sequence[Item], str]:
+    """Return one page and the token of the next one; an empty token ends the list.
+
+    Args:
+        items: Newest first.
+        key: Unique per item.
+        size: Items wanted; 0: 50, more than 1,000: 1,000.
+        token: Of the page before; empty: from the start.
+        selection: How the items were selected; the same for all pages of a list.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a token of another selection.
+    """
+    digest = blake2b(selection, digest_size=8).hexdigest()
+    start = 0
+    if token:
+        given, _, last = token.partition(":")
+        if given != digest:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                "page_token is of a list with other filters; start again without it",
+                metadata={"field": "page_token"},
+            )
+        # What is no longer in the list was at its old end, and so was all that follows.
+        places = {key(item): place for place, item in enumerate(items)}
+        start = places.get(last, len(items) - 1) + 1
+    end = start + min(max(size, 0) or _DEFAULT, _LARGEST)
+    page = items[start:end]
+    return page, f"{digest}:{key(page[-1])}" if page and end < len(items) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSelection:
+    """Filters of a list of rollouts; what is empty or None selects all.
+
+    A policy together with a place or a batch means: there, for that policy.
+    """
+
+    policy_id: str = ""
+    prompt_id: str = ""
+    group_id: str = ""
+    batch_id: str = ""
+    rollout_id: str = ""
+    member_id: str = ""
+    places: tuple[RolloutPlace, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    min_reward: float | None = None
+    max_reward: float | None = None
+
+    def __contains__(self, record: RolloutRecord) -> bool:
+        rollout = record.rollout
+        ids = (
+            (self.prompt_id, record.prompt_id),
+            (self.group_id, rollout.group_id),
+            (self.rollout_id, rollout.rollout_id),
+            (self.member_id, record.member_id),
+        )
+        return (
+            all(wanted in ("", has) for wanted, has in ids)
+            and (not self.outcomes or rollout.outcome in self.outcomes)
+            and self._is_placed(record)
+            and self._is_rewarded(rollout.reward)
+        )
+
+    def _is_placed(self, record: RolloutRecord) -> bool:
+        if not (self.policy_id or self.batch_id or self.places):
+            return True
+        return any(
+            self.policy_id in ("", placement.policy_id)
+            and self.batch_id in ("", placement.batch_id)
+            and (not self.places or placement.place in self.places)
+            for placement in record.placements
+        )
+
+    def _is_rewarded(self, reward: float | None) -> bool:
+        if self.min_reward is None and self.max_reward is None:
+            return True
+        return (
+            reward is not None
+            and (self.min_reward is None or reward >= self.min_reward)
+            and (self.max_reward is None or reward <= self.max_reward)
+        )
+
+
+_INTERVAL = timedelta(seconds=1)
+
+
+class ControlServicer:
+    """Convert, one call, convert."""
+
+    def __init__(self, hub: Hub, access: Access) -> None:
+        self._hub = hub
+        self._access = access
+
+    async def GetRun(
+        self, _request: control_pb.GetRunRequest, context: Context
+    ) -> control_pb.GetRunResponse:
+        """Return the whole state."""
+        self._access.operator(context)
+        status = await self._hub.when_safe(self._hub.status())
+        return control_pb.GetRunResponse(run=control.encode_run_status(status))
+
+    async def WatchRun(self, request: control_pb.WatchRunRequest, context: Context) -> None:
+        """Send the state now and after changes."""
+        self._access.operator(context)
+        given = optional_span(request, "min_interval")
+        interval = _INTERVAL if given is None else given
+        async for status in self._hub.watch_status(interval):
+            await context.write(control_pb.WatchRunResponse(run=control.encode_run_status(status)))
+
+    async def PauseRun(
+        self, _request: control_pb.PauseRunRequest, context: Context
+    ) -> control_pb.PauseRunResponse:
+        """Stop new tasks."""
+        self._access.operator(context)
+        await self._hub.take(RunPaused())
+        return control_pb.PauseRunResponse()
+
+    async def ResumeRun(
+        self, _request: control_pb.ResumeRunRequest, context: Context
+    ) -> control_pb.ResumeRunResponse:
+        """Undo PauseRun."""
+        self._access.operator(context)
+        await self._hub.take(RunResumed())
+        return control_pb.ResumeRunResponse()
+
+    async def DrainMember(
+        self, request: control_pb.DrainMemberRequest, context: Context
+    ) -> control_pb.DrainMemberResponse:
+        """Let one member finish and leave."""
+        self._access.operator(context)
+        member_id, grace = MemberId(request.member_id), optional_span(request, "grace")
+        await self._hub.take(MemberDrained(member_id=member_id, grace=grace))
+        return control_pb.DrainMemberResponse()
+
+    async def SaveRun(
+        self, request: control_pb.SaveRunRequest, context: Context
+    ) -> control_pb.SaveRunResponse:
+        """Have every trainer save under one id."""
+        self._access.operator(context)
+        left_s = context.time_remaining()
+        # The answer has to be on its way before the caller stops to wait for it.
+        within_s = None if left_s is None else 0.9 * left_s
+        saved, path = await self._hub.save(request.checkpoint_id, within_s=within_s)
+        return control.encode_saved_run(saved, path=str(path))
+
+    async def GetScaleAdvice(
+        self, request: control_pb.GetScaleAdviceRequest, context: Context
+    ) -> control_pb.GetScaleAdviceResponse:
+        """Return how large the pool should be."""
+        self._access.operator(context)
+        advice = await self._hub.when_safe(self._hub.scale_advice(optional_span(request, "window")))
+        return control_pb.GetScaleAdviceResponse(advice=scale.encode_advice(advice))
+
+    async def StopRun(
+        self, request: control_pb.StopRunRequest, context: Context
+    ) -> control_pb.StopRunResponse:
+        """End the run and every session."""
+        self._access.operator(context)
+        mode, grace = control.decode_stop_mode(request.mode), optional_span(request, "grace")
+        await self._hub.take(RunStopped(mode=mode, grace=grace))
+        return control_pb.StopRunResponse()
+
+
+class EvalServicer:
+    """Convert, one call, convert."""
+
+    def __init__(self, hub: Hub, access: Access) -> None:
+        self._hub = hub
+        self._access = access
+
+    async def CreateEvalRun(
+        self, request: eval_pb.CreateEvalRunRequest, context: Context
+    ) -> eval_pb.CreateEvalRunResponse:
+        """Start an evaluation."""
+        self._access.anyone(context)
+        event = EvalCreated(
+            request_id=required(request.request_id, "request_id"),
+            suite=request.suite,
+            versions={PolicyId(name): number for name, number in request.versions.items()},
+            pool_share=optional(request, "pool_share"),
+        )
+        run = await self._hub.take(event)
+        return eval_pb.CreateEvalRunResponse(eval_run=evals.encode_eval_run(run))
+
+    async def GetEvalRun(
+        self, request: eval_pb.GetEvalRunRequest, context: Context
+    ) -> eval_pb.GetEvalRunResponse:
+        """Return its state."""
+        self._access.anyone(context)
+        run = self._hub.run.eval_run(EvalRunId(request.eval_run_id))
+        return eval_pb.GetEvalRunResponse(
+            eval_run=evals.encode_eval_run(await self._hub.when_safe(run))
+        )
+
+    async def WatchEvalRun(self, request: eval_pb.WatchEvalRunRequest, context: Context) -> None:
+        """Send the state now and at each change."""
+        self._access.anyone(context)
+        async for run in self._hub.watch_eval(EvalRunId(request.eval_run_id)):
+            await context.write(eval_pb.WatchEvalRunResponse(eval_run=evals.encode_eval_run(run)))
+
+    async def CancelEvalRun(
+        self, request: eval_pb.CancelEvalRunRequest, context: Context
+    ) -> eval_pb.CancelEvalRunResponse:
+        """Stop it."""
+        self._access.anyone(context)
+        run = await self._hub.take(EvalCancelled(eval_run_id=EvalRunId(request.eval_run_id)))
+        return eval_pb.CancelEvalRunResponse(eval_run=evals.encode_eval_run(run))
+
+    async def ListEvalSuites(
+        self, _request: eval_pb.ListEvalSuitesRequest, context: Context
+    ) -> eval_pb.ListEvalSuitesResponse:
+        """Return the suites of the recipe."""
+        self._access.anyone(context)
+        suites = self._hub.run.suites()
+        return eval_pb.ListEvalSuitesResponse(suites=map(evals.encode_eval_suite, suites))
+
+
+class LedgerServicer:
+    """Convert, one call, convert."""
+
+    def __init__(self, hub: Hub, access: Access) -> None:
+        self._hub = hub
+        self._access = access
+
+    async def GetLedger(
+        self, _request: ledger_pb.GetLedgerRequest, context: Context
+    ) -> ledger_pb.GetLedgerResponse:
+        """Return the books at one instant."""
+        self._access.operator(context)
+        books = ledger_pb.GetLedgerResponse(
+            accounts=map(ledger.encode_ledger_account, self._hub.run.accounts()),
+            server_time=encode_time(self._hub.now()),
+        )
+        return await self._hub.when_safe(books)
+
+    async def ListRollouts(
+        self, request: ledger_pb.ListRolloutsRequest, context: Context
+    ) -> ledger_pb.ListRolloutsResponse:
+        """Return one page of the rollouts that are kept, newest first."""
+        self._access.operator(context)
+        selection = _selection(request)
+        page, next_token = page_of(
+            [record for record in self._hub.run.rollouts() if record in selection],
+            key=_rollout_key,
+            size=request.page_size,
+            token=request.page_token,
+            selection=repr(selection).encode(),
+        )
+        is_full = request.view == ledger_pb.ROLLOUT_VIEW_FULL
+        listed = ledger_pb.ListRolloutsResponse(
+            rollouts=[ledger.encode_rollout_record(r, with_trajectories=is_full) for r in page],
+            next_page_token=next_token,
+        )
+        return await self._hub.when_safe(listed)
+
+    async def ListDeadLetters(
+        self, request: ledger_pb.ListDeadLettersRequest, context: Context
+    ) -> ledger_pb.ListDeadLettersResponse:
+        """Return one page of the prompts given up, newest first."""
+        self._access.operator(context)
+        page, next_token = page_of(
+            self._hub.run.dead_letters(),
+            key=_prompt_key,
+            size=request.page_size,
+            token=request.page_token,
+            selection=b"dead letters",
+        )
+        letters = map(ledger.encode_dead_letter, await self._hub.when_safe(page))
+        return ledger_pb.ListDeadLettersResponse(dead_letters=letters, next_page_token=next_token)
+
+    async def RequeuePrompt(
+        self, request: ledger_pb.RequeuePromptRequest, context: Context
+    ) -> ledger_pb.RequeuePromptResponse:
+        """Issue a dead letter again."""
+        self._access.operator(context)
+        await self._hub.take(PromptRequeued(prompt_id=PromptId(request.prompt_id)))
+        return ledger_pb.RequeuePromptResponse()
+
+    async def ExplainWait(
+        self, request: ledger_pb.ExplainWaitRequest, context: Context
+    ) -> ledger_pb.ExplainWaitResponse:
+        """Return what a policy's trainer waits for."""
+        self._access.operator(context)
+        reasons = self._hub.run.explain(PolicyId(request.policy_id), self._hub.now())
+        told = await self._hub.when_safe(reasons)
+        return ledger_pb.ExplainWaitResponse(reasons=map(encode_wait_reason, told))
+
+
+def _rollout_key(record: RolloutRecord) -> str:
+    return record.rollout.rollout_id
+
+
+def _prompt_key(letter: DeadLetter) -> str:
+    return f"{letter.prompt.prompt_id}@{letter.prompt.epoch}"
+
+
+def _selection(request: ledger_pb.ListRolloutsRequest) -> RolloutSelection:
+    return RolloutSelection(
+        policy_id=request.policy_id,
+        prompt_id=request.prompt_id,
+        group_id=request.group_id,
+        batch_id=request.batch_id,
+        rollout_id=request.rollout_id,
+        member_id=request.member_id,
+        places=tuple(map(ledger.PLACES.decode, request.places)),
+        outcomes=tuple(map(OUTCOMES.decode, request.outcomes)),
+        min_reward=optional(request, "min_reward"),
+        max_reward=optional(request, "max_reward"),
+    )
