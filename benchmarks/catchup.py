@@ -28,12 +28,11 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.versions import CodecProfile
-from astraflow.weights.frame import Frame
-from astraflow.weights.maker import make_patch, make_whole
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.state import HeldState, stage
-from astraflow.weights.store import PatchStore
-from astraflow.weights.stored import StoredPatch
+from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.state import HeldState, stage
+from astraflow.weights.patches.store import PatchStore
+from astraflow.weights.patches.stored import StoredPatch, make_patch, make_whole
+from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.wire.patches import SentChunk, encode_patch_index, encode_sent_chunk
 
 SPANS = (1, 2, 4, 8, 16)
@@ -146,7 +145,7 @@ def check(
             raise AssertionError(f"{name} differs after {info.base_version} -> {info.version}")
 
 
-def held_of(frame: Frame, tensors: corpus.Version, version: int) -> HeldState:
+def held_of(frame: LayoutFrame, tensors: corpus.Version, version: int) -> HeldState:
     flat = frame.flatten(tensors).copy()
     digest = StateDigest.of(frame.layout, flat)
     return HeldState(frame=frame, version=version, flat=flat, digest=digest)

@@ -49,8 +49,8 @@ from astraflow.trainers.interpreter import shared_interpreter
 from astraflow.trainers.origin import WeightOrigin
 from astraflow.trainers.published_layout import published_layout
 from astraflow.trainers.torch_engine import TorchEngine
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.server import WeightServer
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.server import WeightServer
 from astraflow.wire.versions import encode_version_info
 from fanout_ends.origin import POLICY, TOKEN
 

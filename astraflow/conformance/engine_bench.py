@@ -12,8 +12,8 @@ from astraflow.conformance.engine_batches import made_batch
 from astraflow.core.dtype import Dtype
 from astraflow.trainers.engine import TrainEngine
 from astraflow.trainers.published_layout import published_layout
-from astraflow.weights.arrays import reader_of
-from astraflow.weights.parts import WHOLE
+from astraflow.weights.patches.shard_layout import WHOLE
+from astraflow.weights.publish.tensors import reader_of
 
 Weights = Mapping[str, np.ndarray]
 

@@ -17,7 +17,7 @@ from astraflow.core.versions import SourceKind, SourceState, VersionInfo
 from astraflow.rpc.auth import MetadataPairs, transfer_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from
-from astraflow.weights.puller import WeightPuller
+from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.wire.patches import decode_sent_chunk, digest_of, root_digest
 from astraflow.wire.transfers import (
     ChunkSet,

@@ -11,8 +11,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from astraflow.weights.frame import Frame
-from astraflow.weights.incoming import Incoming
+from astraflow.weights.patches.incoming import IncomingVersion
+from astraflow.weights.patches.layout_frame import LayoutFrame
 
 
 class PullBar:
@@ -40,13 +40,13 @@ class PullBar:
             disable=is_quiet,
         )
         self._task = self.progress.add_task(f"pulling {what}", total=None)
-        self._incoming: Incoming | None = None
+        self._incoming: IncomingVersion | None = None
 
     def shown(self) -> Progress:
         """Return what shows it while it is entered."""
         return self.progress
 
-    def begin(self, incoming: Incoming, frame: Frame) -> None:
+    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
         """Take note of a pull that begins."""
         del frame
         self._incoming = incoming

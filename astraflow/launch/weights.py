@@ -25,7 +25,7 @@ from astraflow.core.members import Contract, JoinPool, RaasLoad, ServedPolicy
 from astraflow.core.versions import VersionInfo
 from astraflow.launch.pull_bar import PullBar
 from astraflow.storage.weight_files import compare, flatten, read_weights, write_weights
-from astraflow.weights.puller import WeightPuller
+from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.wire.weights import layout_digest
 from astraflow.workflows.building import workflow_specs
 

@@ -36,10 +36,10 @@ from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.prometheus import LoopRead, MetricsServer
 from astraflow.telemetry.tracebacks import place_of
 from astraflow.transport.hosts import chosen_lanes
-from astraflow.weights.any_lane import AnyLane
-from astraflow.weights.disk_copy import DiskCopy
-from astraflow.weights.puller import WeightPuller
-from astraflow.weights.relay_server import RelayServer
+from astraflow.weights.disk.copy import DiskCopy
+from astraflow.weights.fetch.lanes import AnyLane
+from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.serve.relay_server import RelayServer
 from astraflow.workflows.building import workflow_specs
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -221,7 +221,7 @@ def _puller(
     broadcast = recipe.policies[policy_id].trainer.broadcast
     if broadcast is None:
         return pulling(lane=lane)
-    from astraflow.weights.broadcast_lane import broadcast_puller  # noqa: PLC0415 - loads torch
+    from astraflow.weights.fetch.broadcast_receiver import broadcast_puller  # noqa: PLC0415 - loads torch
 
     return broadcast_puller(broadcast, lane, pulling)
 

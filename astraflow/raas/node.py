@@ -31,7 +31,7 @@ from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
 from astraflow.raas.settings import NodeSettings
 from astraflow.raas.tallies import NodeTallies, NodeView, count_families
 from astraflow.raas.updater import Puller, WeightUpdater
-from astraflow.weights.relay_server import RelayServer
+from astraflow.weights.serve.relay_server import RelayServer
 from astraflow.workflows.building import build_workflows, close_workflows
 from astraflow.workflows.runner import LoadedWorkflow
 

@@ -9,7 +9,7 @@ from astraflow.core.tasks import TaskCredit
 from astraflow.engines.protocol import TellsExperts
 from astraflow.raas.policies import ServedModel
 from astraflow.raas.settings import NodeSettings
-from astraflow.weights.relay_server import RelayServer
+from astraflow.weights.serve.relay_server import RelayServer
 
 
 class Offer:

@@ -27,8 +27,8 @@ from astraflow.engines.protocol import Engine
 from astraflow.raas.attempts import Attempts
 from astraflow.raas.gate import VersionGate
 from astraflow.raas.tallies import NodeTallies
-from astraflow.weights.ports import ListVersions
-from astraflow.weights.pulled import PullFailed, PullTimes
+from astraflow.weights.fetch.lanes import ListVersions
+from astraflow.weights.fetch.puller import PullFailed, PullTimes
 
 # Of these only the patches matter: a chain longer than this is never shorter than the whole.
 _KNOWN_VERSIONS = 64
@@ -66,7 +66,7 @@ class Pulled(Protocol):
 
 
 class Puller(Protocol):
-    """What is needed to get weights; `astraflow.weights.puller.WeightPuller` is one."""
+    """What is needed to get weights; `astraflow.weights.fetch.puller.WeightPuller` is one."""
 
     async def pull(
         self,

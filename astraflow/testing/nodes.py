@@ -13,8 +13,8 @@ from astraflow.raas.policies import ServedModel
 from astraflow.raas.settings import NodeSettings
 from astraflow.testing.engine import SmallEngine
 from astraflow.testing.line import Line
-from astraflow.weights.puller import WeightPuller
-from astraflow.weights.relay_server import RelayServer
+from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.serve.relay_server import RelayServer
 from astraflow.workflows.building import workflow_specs
 
 

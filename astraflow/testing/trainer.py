@@ -12,9 +12,9 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.versions import WeightEndpoint
 from astraflow.testing.made_weights import Counting, Flickering
-from astraflow.weights.object_writer import ObjectWriter
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.server import WeightServer
+from astraflow.weights.publish.object_store import ObjectWriter
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.server import WeightServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

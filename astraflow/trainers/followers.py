@@ -11,10 +11,9 @@ from astraflow.config.recipe import Broadcast, Trainer
 from astraflow.rpc.address import split_address
 from astraflow.trainers.joining import TrainerPlace
 from astraflow.trainers.origin import Followers
-from astraflow.weights.gains import Gains
-from astraflow.weights.object_writer import ObjectWriter
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.scrub import Scrub
+from astraflow.weights.publish.background import ExtraPatches, Scrub
+from astraflow.weights.publish.object_store import ObjectWriter
+from astraflow.weights.publish.publisher import WeightPublisher
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -26,7 +25,7 @@ def followed(
     """Let versions gain patches beside training, be looked after, and go other ways too."""
     with ExitStack() as followers:
         scrub = followers.enter_context(Scrub(publisher, damaged=client.order_publish))
-        client.on_doubt(scrub.doubt)
+        client.on_doubt(scrub.check_now)
         others: tuple[Followers, ...] = (scrub,)
         if settings.broadcast is not None:
             others = (followers.enter_context(_broadcaster(publisher, settings, place)), *others)
@@ -35,10 +34,10 @@ def followed(
         if url is not None:
             writer = followers.enter_context(ObjectWriter(publisher, url, client.publish_version))
             log.info("versions also go to an object store", url=url)
-            others, look = (*others, writer), writer.look
-        if publisher.history.part.shard.count == 1:
+            others, look = (*others, writer), writer.note_patches
+        if publisher.history.shard_layout.shard.count == 1:
             # Of shards a patch is of use once all ranks have it: none speaks for the others.
-            gains = Gains(publisher, client.publish_version, then=look)
+            gains = ExtraPatches(publisher, client.publish_version, then=look)
             others = (*others, followers.enter_context(gains))
         yield others
 
@@ -51,8 +50,10 @@ def store_url(settings: Trainer, run_id: str) -> str | None:
 def _broadcaster(
     publisher: WeightPublisher, settings: Trainer, place: TrainerPlace
 ) -> AbstractContextManager[Followers]:
-    from astraflow.weights.broadcast import rendezvous  # noqa: PLC0415 - loads torch
-    from astraflow.weights.broadcaster import Broadcaster  # noqa: PLC0415
+    from astraflow.weights.publish.broadcast import (  # noqa: PLC0415 - loads torch
+        Broadcaster,
+        rendezvous,
+    )
 
     where = rendezvous(cast("Broadcast", settings.broadcast), host=split_address(place.listen)[0])
     return Broadcaster(publisher, where)

@@ -22,7 +22,7 @@ from astraflow.telemetry.prometheus import OFF
 from astraflow.trainers.publishing import Publishing
 from astraflow.trainers.resume import FIRST_WEIGHTS, StartPoint
 from astraflow.transport.hosts import chosen_lanes
-from astraflow.weights.server import WeightServer
+from astraflow.weights.serve.server import WeightServer
 
 # The session of a trainer that was killed ends after its ttl, a minute at the most.
 _TAKEN_S = 90.0

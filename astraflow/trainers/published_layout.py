@@ -6,7 +6,7 @@ from typing import Any
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
-from astraflow.weights.arrays import can_round, dtype_of
+from astraflow.weights.publish.tensors import can_round, dtype_of
 
 
 def published_layout(parameters: Iterable[tuple[str, Any]], dtype: Dtype) -> Layout:

@@ -8,7 +8,7 @@ from astraflow.core.layout import Layout
 from astraflow.core.versions import WeightEndpoint
 from astraflow.trainers.engine import TrainEngine
 from astraflow.trainers.origin import Publisher
-from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.publish.publisher import WeightPublisher
 
 
 class Publishing(Publisher, Protocol):

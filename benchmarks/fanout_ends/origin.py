@@ -17,8 +17,8 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.telemetry.logging import configure_logging
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.server import WeightServer
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.server import WeightServer
 from astraflow.wire.versions import encode_version_info
 
 POLICY: Final = PolicyId("fanout")

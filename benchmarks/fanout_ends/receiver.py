@@ -15,8 +15,8 @@ from typing import Any
 
 from astraflow.core.versions import VersionInfo
 from astraflow.telemetry.logging import configure_logging
-from astraflow.weights.puller import WeightPuller
-from astraflow.weights.relay_server import RelayServer
+from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.serve.relay_server import RelayServer
 from astraflow.wire.versions import decode_version_info
 from astraflow_proto.weights.v1 import version_pb2
 from fanout_ends.origin import POLICY, TOKEN
@@ -47,7 +47,7 @@ async def _pull(
     pulled = await puller.pull(info, known, TOKEN)
     done = time.monotonic()
     # What is held is written after the version counts as there.
-    await puller.settle()
+    await puller.flush()
     return {
         "done": done,
         "cpu_s": time.process_time() - began,

@@ -17,10 +17,10 @@ from typing import Final, Protocol
 
 from astraflow.core.versions import SourceKind, VersionInfo
 from astraflow.transport.grpc_lane import GrpcLane
-from astraflow.weights.disk_copy import DiskCopy
-from astraflow.weights.object_writer import ObjectWriter
-from astraflow.weights.puller import WeightPuller
-from astraflow.weights.server import WeightServer
+from astraflow.weights.disk.copy import DiskCopy
+from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.publish.object_store import ObjectWriter
+from astraflow.weights.serve.server import WeightServer
 from fault_ends.trial import Counts, Outcome, Receiver, count
 from fault_ends.world import POLICY, TOKEN, World, sources
 
@@ -183,12 +183,12 @@ async def _fill_node(counts: Counts, rng: Random, seed: int) -> None:
         receiver, copy = _with_copy(world, disk)
         for _ in range(2):
             await receiver.pull(world.publish())
-            await receiver.puller.settle()
+            await receiver.puller.flush()
         disk.fill(rng.randrange(0, 3 * _PAGE))
         corruption = ""
         for _ in range(rng.randrange(1, 4)):
             outcome = await receiver.pull(world.publish())
-            await receiver.puller.settle()
+            await receiver.puller.flush()
             corruption = corruption or outcome.corruption or _error(outcome)
         is_full = copy.failure_count > 0
         if rng.random() < 0.5:

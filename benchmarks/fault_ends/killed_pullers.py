@@ -19,12 +19,11 @@ from astraflow.core.layout import Layout
 from astraflow.core.updates import WeightUpdate
 from astraflow.core.versions import VersionInfo
 from astraflow.transport.lanes import Lanes
-from astraflow.weights import disk_files, disk_writer
-from astraflow.weights.disk_copy import DiskCopy
-from astraflow.weights.disk_writer import MAX_STEPS
-from astraflow.weights.puller import WeightPuller
-from astraflow.weights.server import WeightServer
-from astraflow.weights.snapshot import Snapshots
+from astraflow.weights.disk import files, writer
+from astraflow.weights.disk.copy import DiskCopy
+from astraflow.weights.disk.writer import MAX_STEPS, Snapshots
+from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.serve.server import WeightServer
 from fault_ends.kills import SCALE, Countdown, SlowPublisher, TellingLane
 from fault_ends.processes import process
 from fault_ends.trial import Counts, Outcome, count
@@ -95,7 +94,7 @@ async def _live_and_die(end: Connection, life: Life, rng: Random) -> None:
     known = {each.version: each for each in life.infos}
     for info in life.infos if life.point else life.infos[-1:]:
         if info is life.infos[-1] and life.point:
-            await puller.settle()
+            await puller.flush()
             item.left = rng.randrange(1, 8) * (life.point in ("transfer", "join"))
             tensor.left = rng.randrange(1, 5) * (life.point == "apply")
             write.left = rng.randrange(1, 26) * (life.point in ("write", "state"))
@@ -103,7 +102,7 @@ async def _live_and_die(end: Connection, life: Life, rng: Random) -> None:
         pulled = await puller.pull(info, known, TOKEN)
         # Whoever takes the place of another has an engine without weights.
         _apply(pulled.update if life.point else puller.full_update(), layout, live, tensor)
-    await puller.settle()
+    await puller.flush()
     live.flush()
     if not life.point:
         end.send(Told(base_version=pulled.update.base_version, nbytes=pulled.nbytes))
@@ -118,9 +117,9 @@ def _die() -> None:
 
 def _die_in_writes(write: Countdown, rng: Random) -> None:
     """Count what is written to the copy: chunks, halves of them too, records, and states."""
-    append, put = disk_files.PatchWriter.append, disk_writer.replace_file
+    append, put = files.PatchWriter.append, writer.replace_file
     blocks = Snapshots.blocks
-    of_file: Any = disk_files.PatchWriter
+    of_file: Any = files.PatchWriter
 
     def torn(self: Any, chunk: Chunk) -> None:
         if write.left == 1:
@@ -142,7 +141,7 @@ def _die_in_writes(write: Countdown, rng: Random) -> None:
 
     Snapshots.blocks = counted  # type: ignore[method-assign]
     of_file.append = torn
-    disk_writer.replace_file = put_or_die
+    writer.replace_file = put_or_die
 
 
 def _apply(update: WeightUpdate, layout: Layout, live: np.ndarray, tell: Countdown) -> None:

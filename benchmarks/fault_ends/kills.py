@@ -15,8 +15,8 @@ from astraflow.core.layout import Layout
 from astraflow.core.versions import PatchInfo
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.lanes import Lanes
-from astraflow.weights.ports import Lane
-from astraflow.weights.server import WeightServer
+from astraflow.weights.fetch.lanes import ChunkLane
+from astraflow.weights.serve.server import WeightServer
 from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferPlan, TransferSpec
 from fault_ends.processes import process
@@ -67,7 +67,7 @@ class SlowPublisher:
 class TellingLane:
     """A lane that tells of each item before it is passed on."""
 
-    def __init__(self, lane: Lane, tell: Callable[[], None], *, pause_s: float = 0.0) -> None:
+    def __init__(self, lane: ChunkLane, tell: Callable[[], None], *, pause_s: float = 0.0) -> None:
         """Wrap a lane.
 
         Args:

@@ -105,7 +105,7 @@ class StateFaults:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        await receiver.puller.settle()
+        await receiver.puller.flush()
         is_whole = receiver.is_held(before) or receiver.is_held(info.version)
         outcome = await receiver.pull(info)
         if not is_whole:

@@ -12,7 +12,7 @@ from astraflow.core.versions import Lane
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.transport.hosts import LaneHosts
 from astraflow.transport.lanes import Lanes
-from astraflow.weights.servicer import TransferServicer
+from astraflow.weights.serve.server import TransferServicer
 from astraflow.wire.transfers import LaneEndpoint
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,

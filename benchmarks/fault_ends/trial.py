@@ -8,12 +8,11 @@ import numpy as np
 
 from astraflow.core.updates import WeightUpdate
 from astraflow.core.versions import VersionInfo
-from astraflow.weights.fetch_settings import FetchSettings
-from astraflow.weights.ports import Lane
-from astraflow.weights.pulled import PullFailed
-from astraflow.weights.puller import WeightPuller
-from astraflow.weights.relay import Relay
-from astraflow.weights.signs import Patience
+from astraflow.weights.fetch.lanes import ChunkLane
+from astraflow.weights.fetch.puller import PullFailed, WeightPuller
+from astraflow.weights.fetch.sources import FetchSettings
+from astraflow.weights.heartbeat import StallTimeouts
+from astraflow.weights.serve.relay import WeightRelay
 from fault_ends.world import POLICY, TOKEN, World
 
 
@@ -102,7 +101,7 @@ class Receiver:
     def __init__(
         self,
         world: World,
-        lane: Lane | None = None,
+        lane: ChunkLane | None = None,
         *,
         shares: bool = False,
         relays: bool = False,
@@ -118,12 +117,14 @@ class Receiver:
             relay_stall_s: Patience with relays.
         """
         settings = FetchSettings(
-            patience=Patience(silent_s=relay_stall_s, first_s=relay_stall_s, idle_s=relay_stall_s),
+            relay_timeouts=StallTimeouts(
+                silent_s=relay_stall_s, first_s=relay_stall_s, idle_s=relay_stall_s
+            ),
             avoided_s=0.0,
         )
         if shares:
             settings = replace(settings, shared_nbytes=1)
-        relay = Relay() if relays else None
+        relay = WeightRelay() if relays else None
         self.puller = WeightPuller(
             POLICY, lane=lane, relay=relay, settings=settings, stall_timeout_s=5.0
         )
@@ -149,7 +150,7 @@ class Receiver:
             error, reports = other, ()
         faults = {each.address: each.failure.reason.value for each in reports if each.failure}
         # What is held is written beside the swap.
-        await self.puller.settle()
+        await self.puller.flush()
         expected = before if update is None else info.version
         corruption = self._corruption(expected)
         return Outcome(

@@ -10,8 +10,8 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.versions import Source, SourceKind, SourceState, VersionInfo
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.servicer import TransferServicer
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.server import TransferServicer
 
 POLICY: Final = PolicyId("faults")
 TOKEN: Final = b"faults"

@@ -29,7 +29,7 @@ from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.raas.gate import VersionGate
 from astraflow.raas.updater import WeightUpdater
 from astraflow.telemetry.logging import configure_logging
-from astraflow.weights.puller import WeightPuller
+from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.workflows.building import workflow_specs
 from live_ends.run import POLICY, TOKEN, recipe_of, say
 

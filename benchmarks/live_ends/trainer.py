@@ -21,8 +21,8 @@ from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.telemetry.logging import configure_logging
 from astraflow.trainers.export import layout_of
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.server import WeightServer
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.server import WeightServer
 from live_ends.run import POLICY, TOKEN, say
 
 _UNIT = 1 << 16  # of bf16, in the bits of f32
@@ -106,7 +106,7 @@ def main() -> None:
                 changed = optimizer.step()
                 stepped = time.monotonic()
                 stages = publishing.publish(version)
-                publisher.settle()
+                publisher.flush()
                 say(version=version, changed=changed, stepped=stepped, **stages)
 
 

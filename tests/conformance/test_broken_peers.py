@@ -24,8 +24,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.rpc.auth import TRANSFER_KEY
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.server import WeightServer
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.server import WeightServer
 from astraflow_proto.common.v1.tensor_pb2 import DTYPE_I32
 
 # They wait most of the time.

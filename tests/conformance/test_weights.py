@@ -14,8 +14,8 @@ from astraflow.conformance.weights import CHECKS, Source, check_source
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.server import WeightServer
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.server import WeightServer
 from astraflow.wire.versions import encode_version_info
 
 TOKEN = b"secret of the run"

@@ -14,10 +14,10 @@ from astraflow.core.layout import Layout
 from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.versions import WeightEndpoint
 from astraflow.testing import small_recipe, start_run
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.relay_server import RelayServer
-from astraflow.weights.scrub import Scrub
-from astraflow.weights.server import WeightServer
+from astraflow.weights.publish.background import Scrub
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.relay_server import RelayServer
+from astraflow.weights.serve.server import WeightServer
 
 DIGITS = "0123456789"
 LAYOUT = Layout.of([("w", Dtype.BF16, (64, 64))])
@@ -56,7 +56,7 @@ class Trainer:
             Scrub(self.publisher, damaged=client.order_publish, time_share=1e-9) as scrub,
         ):
             client.on_transfer_token(server.set_transfer_token)
-            client.on_doubt(scrub.doubt)
+            client.on_doubt(scrub.check_now)
             self.publish(client, scrub)
             assert self.is_served.wait(200)
             self.damage()

@@ -36,7 +36,7 @@ from astraflow.trainers.main import main_run
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.torch_engine import TorchEngine
 from astraflow.trainers.warm_up import ensure_model
-from astraflow.weights.puller import WeightPuller
+from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.workflows.building import build_workflows, workflow_specs
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.letter_sort.task import prompt_rows

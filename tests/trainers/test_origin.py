@@ -10,7 +10,7 @@ from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.trainers.origin import WeightOrigin
-from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.publish.publisher import WeightPublisher
 
 LAYOUT = Layout.of([("w", Dtype.F32, (64,))])
 
@@ -68,7 +68,7 @@ def origin_of(engine, publisher, herald, **options):
 
 
 def bits_of(publisher):
-    (where,) = publisher.history.part.ranges()
+    (where,) = publisher.history.shard_layout.ranges()
     return publisher.history.newest_bits(where).view(np.float32)
 
 

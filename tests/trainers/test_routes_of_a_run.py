@@ -25,8 +25,8 @@ from astraflow.trainers.model_files import save_model
 from astraflow.trainers.published_layout import published_layout
 from astraflow.trainers.replaying import replayed
 from astraflow.trainers.rows import TrainRows
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.server import WeightServer
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.server import WeightServer
 from astraflow.workflows.letter_sort.task import prompt_rows
 from astraflow.workflows.tokenizer_files import BOS_ID, PAD_ID, write_tokenizer
 

@@ -13,10 +13,10 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.versions import Source, SourceKind, SourceState
 from astraflow.rpc.server import Servicer, start_server
-from astraflow.weights.fetch_settings import FetchSettings
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.puller import WeightPuller
-from astraflow.weights.servicer import TransferServicer
+from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.fetch.sources import FetchSettings
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.server import TransferServicer
 from astraflow.wire.transfers import decode_transfer_spec
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,

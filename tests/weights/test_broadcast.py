@@ -9,12 +9,16 @@ import pytest
 
 from astraflow.config.recipe import Broadcast
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights.any_lane import AnyLane
-from astraflow.weights.broadcast import Rendezvous, SenderMeetings
-from astraflow.weights.broadcast_frames import bodies, items
-from astraflow.weights.broadcast_lane import ADDRESS, BroadcastInbox, broadcast_puller
-from astraflow.weights.broadcaster import Broadcaster
-from astraflow.weights.puller import WeightPuller
+from astraflow.weights.fetch.broadcast_receiver import ADDRESS, BroadcastInbox, broadcast_puller
+from astraflow.weights.fetch.lanes import AnyLane
+from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.publish.broadcast import (
+    Broadcaster,
+    Rendezvous,
+    SenderMeetings,
+    bodies,
+    items,
+)
 from astraflow.wire.patches import SentChunk, encode_sent_chunk
 from astraflow.wire.transfers import TransferPlan, encode_transfer_plan
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse

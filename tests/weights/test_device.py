@@ -14,7 +14,7 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.core.layout import Layout
-from astraflow.weights.device import decode_change_on_device, encode_patch_on_device
+from astraflow.weights.patches.device import decode_change_on_device, encode_patch_on_device
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])]

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights.disk_copy import DiskCopy
-from astraflow.weights.disk_files import RECORD, Record, read_patch
-from astraflow.weights.pulled import PullFailed
-from astraflow.weights.puller import WeightPuller
-from astraflow.weights.relay import Relay
+from astraflow.weights.disk.copy import DiskCopy
+from astraflow.weights.disk.files import RECORD, Record, read_patch
+from astraflow.weights.fetch.puller import PullFailed, WeightPuller
+from astraflow.weights.serve.relay import WeightRelay
 
 MAX_STEPS = 4
 
@@ -44,7 +43,7 @@ class Nodes:
         self.tensors = self.tools.live(update, self.tensors)
         assert self.training.is_live(self.tensors)
         if is_settled:
-            await self.puller.settle()
+            await self.puller.flush()
         return pulled
 
     @property
@@ -77,7 +76,7 @@ async def test_who_takes_the_place_of_a_killed_node_needs_a_patch(nodes):
 
 async def test_the_newest_version_on_disk_costs_nothing(nodes):
     await follow(nodes, 2)
-    relay = Relay()
+    relay = WeightRelay()
     nodes.start(relay=relay)
     assert (await nodes.pull()).nbytes == 0
     assert relay.frame.digest == nodes.training.store.frame.digest
@@ -107,7 +106,7 @@ async def test_a_copy_of_a_version_is_whole_while_later_ones_are_written_over_it
         await follow(nodes, 1)
         parts.append(next(blocks))
     assert (np.concatenate([*parts, *blocks]) == expected).all()
-    await nodes.puller.settle()
+    await nodes.puller.flush()
     assert not (nodes.puller._holding.state.flat == expected).all()
 
 
@@ -116,7 +115,7 @@ async def test_a_cold_join_goes_on_where_it_was_killed(nodes, training, tools):
     nodes.source.cuts = [3, 0]
     with pytest.raises(PullFailed):
         await nodes.pull()
-    await nodes.puller.settle()
+    await nodes.puller.flush()
     nodes.source.requests.clear()
     nodes.start()
     await nodes.pull()
@@ -224,7 +223,7 @@ async def test_a_backlog_that_has_no_room_has_the_state_written_instead(nodes, t
     training.publish()
     await nodes.pull(is_settled=False)
     nodes.copy._backlog.waiting_nbytes = 0
-    await nodes.puller.settle()
+    await nodes.puller.flush()
     assert "base-2" in nodes.files
     nodes.start()
     assert (await nodes.pull()).nbytes == 0

@@ -11,11 +11,9 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
-from astraflow.weights.arrays import reader_of
-from astraflow.weights.exported import Exported
-from astraflow.weights.parts import WHOLE, Part, Shard
-from astraflow.weights.publisher import WeightPublisher, combined
-from astraflow.weights.reads import Reads
+from astraflow.weights.patches.shard_layout import WHOLE, Shard, ShardLayout
+from astraflow.weights.publish.publisher import WeightPublisher, combined
+from astraflow.weights.publish.tensors import Exported, Reads, reader_of
 
 LAYOUT = Layout.of(
     [
@@ -128,14 +126,14 @@ class TestShards:
     def test_parts_cover_the_layout_once(self, count):
         seen = np.zeros(LAYOUT.nbytes, np.int8)
         for rank in range(count):
-            for where in Part(LAYOUT, Shard(rank=rank, count=count)).ranges():
+            for where in ShardLayout(LAYOUT, Shard(rank=rank, count=count)).ranges():
                 seen[where.bytes] += 1
         for each in LAYOUT.tensors:
             assert (seen[each.offset : each.offset + each.nbytes] == 1).all()
         assert seen.sum() == sum(each.nbytes for each in LAYOUT.tensors)
 
     def test_a_part_takes_only_its_own_memory(self):
-        parts = [Part(LAYOUT, Shard(rank=rank, count=4)) for rank in range(4)]
+        parts = [ShardLayout(LAYOUT, Shard(rank=rank, count=4)) for rank in range(4)]
 
         assert max(part.nbytes for part in parts) < LAYOUT.nbytes / 3
 
@@ -175,7 +173,7 @@ class TestShards:
 
 def rows_of(tensors, publisher):
     """What a rank has: its rows, or, of small tensors, everything."""
-    shard = publisher.history.part.shard
+    shard = publisher.history.shard_layout.shard
     return {
         name: array
         if array.ndim == 0 or name == "odd"
@@ -220,7 +218,7 @@ def test_arrays_that_nobody_may_write_to_are_published_all_the_same():
 def test_ranges_over_several_tensors_are_put_together():
     rng = np.random.default_rng(1)
     tensors = random_tensors(rng)
-    part = Part(LAYOUT)
+    part = ShardLayout(LAYOUT)
     exported = Exported(part, Reads(part).of(tensors))
     flat = np.zeros(LAYOUT.nbytes, np.uint8)
     for where in part.ranges():

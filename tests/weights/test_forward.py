@@ -9,13 +9,11 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
-from astraflow.weights.exported import Exported
-from astraflow.weights.gains import Gains
-from astraflow.weights.history import History
-from astraflow.weights.parts import Part
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.reads import Reads
-from astraflow.weights.threads import thread_count_for
+from astraflow.weights.patches.history import History
+from astraflow.weights.patches.shard_layout import ShardLayout
+from astraflow.weights.publish.background import ExtraPatches
+from astraflow.weights.publish.publisher import WeightPublisher, thread_count_for
+from astraflow.weights.publish.tensors import Exported, Reads
 
 # Ranges of one tensor, of several, and of some that torch rounds.
 LAYOUT = Layout.of(
@@ -37,7 +35,7 @@ def moved(given: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("thread_count", [1, 3])
 def test_bytes_do_not_depend_on_threads(thread_count):
-    part, old = Part(LAYOUT), tensors(0)
+    part, old = ShardLayout(LAYOUT), tensors(0)
     history = History(part)
     digest = history.start(0, Exported(part, Reads(part).of(old)).bits)
     new = moved(old, 1)
@@ -67,9 +65,9 @@ def test_every_version_reads_as_it_was_published(is_settled):
     for version, each in enumerate(given):
         publisher.publish(version, each)
         if is_settled:
-            publisher.settle()
+            publisher.flush()
 
-    part = Part(LAYOUT)
+    part = ShardLayout(LAYOUT)
     for version in (3, 0, 2, 1):
         wanted, found = (
             Exported(part, Reads(part).of(given[version])).bits,
@@ -88,11 +86,11 @@ def test_what_is_written_late_is_never_compared_with_half_written():
     layout = Layout.of([("w", Dtype.BF16, (4 << 20,))])
     weights = np.arange(4 << 20, dtype=np.uint16)
     publisher = WeightPublisher(PolicyId("p"), layout)
-    with Gains(publisher, lambda info: info, time_share=0.0) as gains:
+    with ExtraPatches(publisher, lambda info: info, time_share=0.0) as gains:
         for version in range(30):
             weights[version::3] += 1
             info = publisher.publish(version, {"w": weights})
             gains.wake()
             assert info.content_digest == StateDigest.of(layout, weights.view(np.uint8)).to_bytes()
-    ranges = Part(layout).ranges()
+    ranges = ShardLayout(layout).ranges()
     assert np.array_equal(np.concatenate([*map(publisher.history.newest_bits, ranges)]), weights)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
-from astraflow.weights import history as history_module
+from astraflow.weights.patches import history as history_module
 
 
 @pytest.fixture(params=[0, 8 << 20], ids=["decoded", "staged"], autouse=True)
@@ -21,7 +21,7 @@ def staged_nbytes(request, monkeypatch):
 
 def state(history, version):
     bits = history.bits_of(version)
-    return [bits(where).tobytes() for where in history.part.ranges()]
+    return [bits(where).tobytes() for where in history.shard_layout.ranges()]
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))

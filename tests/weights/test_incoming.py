@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights.incoming import Incoming
-from astraflow.weights.maker import make_whole
+from astraflow.weights.patches.incoming import IncomingVersion
+from astraflow.weights.patches.stored import make_whole
 from astraflow.wire.patches import SentChunk, decode_sent_chunk, encode_sent_chunk
 from astraflow.wire.transfers import TransferPlan
 from astraflow_proto.weights.v1 import patch_pb2
@@ -42,7 +42,7 @@ def chain(training):
 
 @pytest.fixture
 def incoming(training, chain):
-    incoming = Incoming(training.infos[2], training.infos, base_version=0)
+    incoming = IncomingVersion(training.infos[2], training.infos, base_version=0)
     incoming.take(plan_of(chain), training.store.frame)
     return incoming
 
@@ -90,7 +90,7 @@ def test_what_is_missing_is_missed(training, chain, incoming):
 
 
 def test_without_a_plan_nothing_is_complete(training, chain):
-    incoming = Incoming(training.infos[2], training.infos, base_version=0)
+    incoming = IncomingVersion(training.infos[2], training.infos, base_version=0)
 
     with pytest.raises(AstraflowError, match="without a plan"):
         incoming.require_complete()
@@ -107,7 +107,7 @@ def test_a_plan_from_another_base_is_refused(training):
     for _ in range(3):
         training.publish()
     for way in (training.store.plan(2, 1), training.store.plan(2, None)):
-        incoming = Incoming(training.infos[2], training.infos, base_version=0)
+        incoming = IncomingVersion(training.infos[2], training.infos, base_version=0)
         with pytest.raises(AstraflowError, match="starts from"):
             incoming.take(plan_of(way), training.store.frame)
 
@@ -120,7 +120,7 @@ def test_roots_are_trusted_from_the_run_alone(training, chain):
         replace(chain[-1].index.patch, version=3),
     ]
     for patch in lies:
-        incoming = Incoming(training.infos[2], training.infos, base_version=1)
+        incoming = IncomingVersion(training.infos[2], training.infos, base_version=1)
         plan = replace(plan_of(chain), patches=(replace(chain[-1].index, patch=patch),))
         with pytest.raises(AstraflowError) as caught:
             incoming.take(plan, training.store.frame)
@@ -131,7 +131,9 @@ def test_chunks_of_patches_that_left_the_plan_are_let_go(training, chain, incomi
     for each in sent_of(training, chain):
         incoming.take(each, training.store.frame)
     training.add(make_whole(training.publisher.history, 2))
-    later = Incoming(training.infos[2], training.infos, base_version=None, leftover=incoming.chunks)
+    later = IncomingVersion(
+        training.infos[2], training.infos, base_version=None, leftover=incoming.chunks
+    )
 
     assert {each.root_digest for each in later.spec().have_chunks} == {p.root for p in chain}
     later.take(plan_of(training.store.plan(2, None)), training.store.frame)

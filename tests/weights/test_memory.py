@@ -13,8 +13,8 @@ import numpy as np
 from pathlib import Path
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout
-from astraflow.weights.gains import gained
-from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.publish.background import candidate_patches
+from astraflow.weights.publish.publisher import WeightPublisher
 
 def peak():
     status = Path("/proc/self/status").read_text()
@@ -37,7 +37,7 @@ for version in range(20):
     publisher.publish(version, tensors)
 published = peak() - before
 for version in [publisher.version]:
-    for make in gained(publisher, version, (4, 2)):
+    for make in candidate_patches(publisher, version, (4, 2)):
         patch = make()
         if patch is not None:
             publisher.store.offer([patch])

@@ -12,14 +12,12 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.core.versions import Source, SourceKind, SourceState
-from astraflow.weights.bucket import Bucket
-from astraflow.weights.disk_copy import DiskCopy
-from astraflow.weights.gains import gained
-from astraflow.weights.object_writer import ObjectWriter
-from astraflow.weights.parts import Shard
-from astraflow.weights.publisher import WeightPublisher, combined
-from astraflow.weights.pulled import PullFailed
-from astraflow.weights.puller import WeightPuller
+from astraflow.weights.disk.copy import DiskCopy
+from astraflow.weights.fetch.puller import PullFailed, WeightPuller
+from astraflow.weights.patches.shard_layout import Shard
+from astraflow.weights.publish.background import candidate_patches
+from astraflow.weights.publish.object_store import Bucket, ObjectWriter
+from astraflow.weights.publish.publisher import WeightPublisher, combined
 from astraflow.wire.manifests import read_manifest
 
 pytest.importorskip("fsspec")
@@ -51,7 +49,9 @@ class Stored:
         return version
 
     def gain(self):
-        for make in gained(self.training.publisher, self.training.publisher.version, (2, 4)):
+        for make in candidate_patches(
+            self.training.publisher, self.training.publisher.version, (2, 4)
+        ):
             patch = make()
             if patch is not None:
                 self.training.add(patch)
@@ -347,7 +347,7 @@ async def test_shards_of_several_ranks_make_a_version(ranks, tmp_path, tools):
     left = {int(each.name) for each in (tmp_path / "bucket" / "solver").glob("[0-9]*")}
     assert 6 in left
     assert 0 not in left
-    await copied.settle()
+    await copied.flush()
     await copied.close()
     again = WeightPuller("solver", copy=DiskCopy.open(tmp_path / "copy"))
     ranks.publish()

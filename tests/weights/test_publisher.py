@@ -9,8 +9,8 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.core.versions import CodecProfile
-from astraflow.weights.links import Link
-from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.patches.routes import Link
+from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.wire.weights import layout_digest
 
 

@@ -10,11 +10,10 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.core.versions import CodecProfile
-from astraflow.weights.fetch_settings import FetchSettings
-from astraflow.weights.maker import make_whole
-from astraflow.weights.pulled import PullFailed
-from astraflow.weights.puller import WeightPuller
-from astraflow.weights.signs import Patience
+from astraflow.weights.fetch.puller import PullFailed, WeightPuller
+from astraflow.weights.fetch.sources import FetchSettings
+from astraflow.weights.heartbeat import StallTimeouts
+from astraflow.weights.patches.stored import make_whole
 from astraflow.wire.patches import encode_patch_index
 
 # More changes per version than are written at once.
@@ -183,8 +182,8 @@ class TestFaults:
     async def test_an_origin_that_has_stopped_is_left_for_another(self, training, serve, tools):
         stopped, other = await serve(), await serve()
         stopped.stalls = True
-        patience = Patience(silent_s=0.1, first_s=0.1)
-        settings = FetchSettings(origin_patience=patience, shared_nbytes=1 << 40)
+        timeouts = StallTimeouts(silent_s=0.1, first_s=0.1)
+        settings = FetchSettings(origin_timeouts=timeouts, shared_nbytes=1 << 40)
         puller = WeightPuller(training.policy_id, settings=settings)
 
         pulled = await puller.pull(training.publish(), training.infos, training.token)
@@ -199,7 +198,7 @@ class TestFaults:
 
     async def test_the_only_source_is_waited_for_and_that_is_said(self, training, serve, capsys):
         (await serve()).stalls = True
-        settings = FetchSettings(origin_patience=Patience(silent_s=0.1, first_s=0.1))
+        settings = FetchSettings(origin_timeouts=StallTimeouts(silent_s=0.1, first_s=0.1))
         puller = WeightPuller(training.policy_id, stall_timeout_s=2.0, settings=settings)
 
         with pytest.raises(PullFailed) as caught:
@@ -267,7 +266,7 @@ class TestFaults:
     ):
         await serve()
         await pull(puller, training, training.publish())
-        await puller.settle()
+        await puller.flush()
         # One wrong element that the next version changes: its old bits no longer add up.
         puller._holding.state.flat[: training.layout.tensors[0].nbytes] ^= 1
         pulled = await pull(puller, training, training.publish(share=0.2))
@@ -481,7 +480,7 @@ class TestCommit:
         await pull(puller, training, training.publish())
         info = training.publish()
         await pull(puller, training, info)
-        waiting = [asyncio.ensure_future(puller.settle()) for _ in range(3)]
+        waiting = [asyncio.ensure_future(puller.flush()) for _ in range(3)]
         await asyncio.sleep(0)
         for each in waiting:
             each.cancel()

@@ -6,15 +6,15 @@ import torch
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
-from astraflow.weights.parts import Part
-from astraflow.weights.reads import Reads
+from astraflow.weights.patches.shard_layout import ShardLayout
+from astraflow.weights.publish.tensors import Reads
 
 LAYOUT = Layout.of([("w", Dtype.BF16, (4, 6))])
 
 
 @pytest.fixture
 def reads():
-    return Reads(Part(LAYOUT))
+    return Reads(ShardLayout(LAYOUT))
 
 
 def values(reads, tensor):

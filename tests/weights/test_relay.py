@@ -9,16 +9,16 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.core.versions import Source, SourceKind, SourceState
-from astraflow.weights.fetch_settings import FetchSettings
-from astraflow.weights.maker import make_whole
-from astraflow.weights.puller import WeightPuller
-from astraflow.weights.relay import Relay
-from astraflow.weights.signs import Patience
+from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.fetch.sources import FetchSettings
+from astraflow.weights.heartbeat import StallTimeouts
+from astraflow.weights.patches.stored import make_whole
+from astraflow.weights.serve.relay import WeightRelay
 from astraflow.wire.transfers import TransferSpec
 
 LARGE = Layout.of([("w", Dtype.BF16, (9 << 20,)), ("x", Dtype.F32, (3, 5))])
 
-PATIENT = Patience(silent_s=10.0, first_s=10.0, idle_s=10.0)
+PATIENT = StallTimeouts(silent_s=10.0, first_s=10.0, idle_s=10.0)
 
 
 def via(info, *endpoints, state=SourceState.PULLING):
@@ -49,10 +49,10 @@ async def make_puller(training):
 async def relayed(training, serve, make_puller):
     """An origin, and a relay beside a puller."""
     origin = await serve()
-    relay = Relay(patience_s=2)
+    relay = WeightRelay(wait_s=2)
     source = await serve(relay)
     training.endpoints.remove(source.address)
-    first, second = make_puller(relay=relay), make_puller(patience=PATIENT)
+    first, second = make_puller(relay=relay), make_puller(relay_timeouts=PATIENT)
 
     class Scene:
         pass
@@ -146,7 +146,7 @@ async def test_who_waits_is_told_when_the_relays_own_pull_fails(training, relaye
 
 async def test_a_version_that_never_begins_is_had_elsewhere(training, relayed, tools):
     training.publish()
-    relayed.relay._patience_s = 0.05
+    relayed.relay._wait_s = 0.05
     pulled = await relayed.pull(relayed.second, via(training.infos[0], relayed.source.address))
     assert training.is_live(tools.live(pulled.update))
     assert pulled.reports[0].failure.reason is Reason.SOURCE_UNREACHABLE
@@ -158,7 +158,7 @@ async def test_a_relay_that_is_stopped_is_left_reported_and_asked_last(
     info = training.publish()
     await relayed.pull(relayed.first, info)
     relayed.source.stalls = True
-    hasty = make_puller(patience=Patience(silent_s=0.1, first_s=0.1))
+    hasty = make_puller(relay_timeouts=StallTimeouts(silent_s=0.1, first_s=0.1))
     pulled = await relayed.pull(hasty, via(info, relayed.source.address))
     assert training.is_live(tools.live(pulled.update))
     stopped, origin = pulled.reports
@@ -170,7 +170,7 @@ async def test_a_relay_that_is_stopped_is_left_reported_and_asked_last(
 
 
 async def test_a_relay_that_waits_itself_is_not_left(training, relayed, make_puller, tools):
-    hasty = make_puller(patience=Patience(silent_s=0.6, first_s=10.0, idle_s=60.0))
+    hasty = make_puller(relay_timeouts=StallTimeouts(silent_s=0.6, first_s=10.0, idle_s=60.0))
     info = training.publish()
     relayed.origin.stalls = True
     async with asyncio.TaskGroup() as group:
@@ -225,7 +225,7 @@ async def test_a_chain_of_passed_patches_is_served_and_bounded(training, relayed
 async def test_no_more_patches_are_kept_than_are_quickly_gone_through(training, relayed):
     for _ in range(70):
         await relayed.pull(relayed.first, training.publish())
-    await relayed.first.settle()
+    await relayed.first.flush()
     assert len(relayed.relay._patches) == 64
 
 

@@ -13,9 +13,8 @@ from astraflow.core.versions import Lane, Source, SourceKind, SourceState
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.lanes import Lanes
 from astraflow.transport.traffic import RECEIVED_NBYTES
-from astraflow.weights.pulled import PullFailed
-from astraflow.weights.puller import WeightPuller
-from astraflow.weights.relay_server import RelayServer
+from astraflow.weights.fetch.puller import PullFailed, WeightPuller
+from astraflow.weights.serve.relay_server import RelayServer
 from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferPlan, TransferSpec, Waiting
 
@@ -139,7 +138,7 @@ async def test_a_version_comes_over_tcp_from_a_relay_that_does_not_have_it_yet(
 
 
 async def test_a_relay_without_the_version_is_not_asked_again_over_grpc(training, lanes):
-    server = RelayServer([training.policy_id], patience_s=0.01)
+    server = RelayServer([training.policy_id], wait_s=0.01)
     await server.start()
     server.admit(training.token)
     spec = TransferSpec(policy_id=training.policy_id, version=0)

@@ -2,7 +2,7 @@
 
 from astraflow.codec.chunks import CODEC_VERSION
 from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
-from astraflow.weights.routes import payload_nbytes
+from astraflow.weights.patches.routes import payload_nbytes
 
 
 def versions(patches):

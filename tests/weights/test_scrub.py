@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights.pulled import PullFailed
-from astraflow.weights.scrub import Scrub
+from astraflow.weights.fetch.puller import PullFailed
+from astraflow.weights.publish.background import Scrub
 
 
 def damage(training):
@@ -80,10 +80,10 @@ def test_a_doubt_is_looked_into_at_once_and_once(training):
         training.publish()
         damage(training)
         scrub.wake()
-        scrub.doubt(1)
+        scrub.check_now(1)
         assert told.acquire(timeout=100)
-        scrub.doubt(1)
-        scrub.doubt(0)
+        scrub.check_now(1)
+        scrub.check_now(0)
     assert not told.acquire(timeout=0)
 
 

@@ -10,7 +10,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from
-from astraflow.weights.server import WeightServer
+from astraflow.weights.serve.server import WeightServer
 from astraflow.wire.patches import decode_patch_index
 from astraflow.wire.weights import decode_layout
 from astraflow_proto.weights.v1 import layout_pb2, patch_pb2

@@ -6,13 +6,12 @@ import pytest
 
 from astraflow.core.errors import Reason
 from astraflow.core.versions import Source, SourceKind, SourceState
-from astraflow.weights.gains import gained
-from astraflow.weights.parts import Shard
-from astraflow.weights.publisher import WeightPublisher, combined
-from astraflow.weights.pulled import PullFailed
-from astraflow.weights.puller import WeightPuller
-from astraflow.weights.relay import Relay
-from astraflow.weights.shard_lane import joined
+from astraflow.weights.fetch.lanes import joined
+from astraflow.weights.fetch.puller import PullFailed, WeightPuller
+from astraflow.weights.patches.shard_layout import Shard
+from astraflow.weights.publish.background import candidate_patches
+from astraflow.weights.publish.publisher import WeightPublisher, combined
+from astraflow.weights.serve.relay import WeightRelay
 
 COUNT = 3
 
@@ -75,7 +74,7 @@ async def test_ranks_that_would_go_different_ways_go_from_version_to_version(
     tensors = tools.live((await ranks.pull(puller)).update)
     for _ in range(4):
         ranks.publish()
-    for make in gained(ranks.publishers[1], 4, (4,)):
+    for make in candidate_patches(ranks.publishers[1], 4, (4,)):
         patch = make()
         ranks.publishers[1].store.offer([] if patch is None else [patch])
     pulled = await ranks.pull(puller)
@@ -84,7 +83,7 @@ async def test_ranks_that_would_go_different_ways_go_from_version_to_version(
 
 
 async def test_a_relay_passes_all_shards_on(training, ranks, tools, serve):
-    relay = Relay()
+    relay = WeightRelay()
     first, second = WeightPuller("solver", relay=relay), WeightPuller("solver")
     server = await serve(relay)
     source = replace(origin(server.address), kind=SourceKind.RELAY)

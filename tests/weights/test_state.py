@@ -9,9 +9,9 @@ from astraflow.codec.changes import Change
 from astraflow.codec.chunks import ChunkHeader, Encoding
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.weights.parts import Shard
-from astraflow.weights.publisher import WeightPublisher, combined
-from astraflow.weights.state import Overlay, stage
+from astraflow.weights.patches.shard_layout import Shard
+from astraflow.weights.patches.state import Overlay, stage
+from astraflow.weights.publish.publisher import WeightPublisher, combined
 
 
 def way(training, version, base):

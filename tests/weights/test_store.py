@@ -6,9 +6,8 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile
-from astraflow.weights.links import APPLIED_PER_S, Link
-from astraflow.weights.maker import make_patch, make_whole
-from astraflow.weights.stored import StoredPatch
+from astraflow.weights.patches.routes import APPLIED_PER_S, Link
+from astraflow.weights.patches.stored import StoredPatch, make_patch, make_whole
 from astraflow.wire.patches import digest_of
 from astraflow.wire.transfers import ChunkSet
 
@@ -94,7 +93,7 @@ class TestPlan:
         for base in (2, 1, 4, 2):
             store.plan(5, base)
 
-        assert store.asked_spans == (3, 4)
+        assert store.requested_spans == (3, 4)
 
 
 class TestLinks:
@@ -127,7 +126,7 @@ class TestLinks:
         nbytes = store.plan(1, 0, link=Link(profiles=(CodecProfile.FAST,)))[0].info.payload_nbytes
         # Where both take the same time on one core.
         slower = 1 / APPLIED_PER_S[CodecProfile.COMPACT] - 1 / APPLIED_PER_S[CodecProfile.FAST]
-        even = nbytes / 2 / (store.history.part.payload_nbytes * slower)
+        even = nbytes / 2 / (store.history.shard_layout.payload_nbytes * slower)
 
         assert self.profile(store, goodput_bytes_per_s=even * 1.5) is CodecProfile.FAST
         told = {"goodput_bytes_per_s": even * 1.5, "core_count": 4}

@@ -21,7 +21,7 @@ from astraflow.gateway.requests import Fields
 from astraflow.rpc.address import join_address
 from astraflow.rpc.peers import DialRules
 from astraflow.rpc.tls import Tls
-from astraflow.weights.puller import WeightPuller
+from astraflow.weights.fetch.puller import WeightPuller
 
 _STREAMS = 4
 _MOST_PORTS = 64

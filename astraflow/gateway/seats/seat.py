@@ -23,8 +23,8 @@ from astraflow.gateway.legacy.receiving import SenderCopy
 from astraflow.gateway.seats.batches import BatchDesk
 from astraflow.gateway.settings import GatewaySettings
 from astraflow.storage.weight_files import read_weights
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.server import WeightServer
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.server import WeightServer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -36,10 +36,10 @@ from astraflow.trainers.joining import TrainerPlace, served_lanes
 from astraflow.trainers.origin import Followers
 from astraflow.trainers.peers import agreeing
 from astraflow.trainers.published_layout import published_layout
-from astraflow.weights.object_writer import ObjectWriter
-from astraflow.weights.publisher import WeightPublisher
-from astraflow.weights.scrub import Scrub
-from astraflow.weights.server import WeightServer
+from astraflow.weights.publish.background import Scrub
+from astraflow.weights.publish.object_store import ObjectWriter
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.server import WeightServer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -26,7 +26,7 @@ from astraflow.trainers.fsdp.orders import (
 from astraflow.trainers.fsdp.ranks import Ranks
 from astraflow.trainers.fsdp.secrets import SecretsBoard
 from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
-from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.publish.publisher import WeightPublisher
 
 
 class LeadEngine:

@@ -9,9 +9,9 @@ from astraflow.core.layout import Layout
 from astraflow.core.versions import VersionInfo
 from astraflow.trainers.fsdp.orders import PublishVersion
 from astraflow.trainers.fsdp.ranks import Ranks
-from astraflow.weights.maker import make_whole
-from astraflow.weights.parts import Shard
-from astraflow.weights.publisher import WeightPublisher, combined
+from astraflow.weights.patches.shard_layout import Shard
+from astraflow.weights.patches.stored import make_whole
+from astraflow.weights.publish.publisher import WeightPublisher, combined
 
 
 def shard_publisher(policy_id: PolicyId, layout: Layout, ranks: Ranks) -> WeightPublisher:

@@ -24,7 +24,7 @@ from astraflow.core.packing import share_out
 from astraflow.trainers.adapter_files import read_lora
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.torch_engine import TorchEngine
-from astraflow.weights.publisher import WeightPublisher
+from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.workflows.tokenizer_files import write_tokenizer
 
 pytestmark = pytest.mark.slow

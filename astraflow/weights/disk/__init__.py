@@ -1,0 +1,1 @@
+"""A node's copy of its weights on disk."""

@@ -1,0 +1,238 @@
+"""DiskCopy: a node's last verified version on disk, so that a killed node rejoins by a patch.
+
+Patches are appended to files as they come, and a record, replaced at once, says which of them make
+the state. So a version costs the disk the bytes of its patch, and nothing is ever written in place.
+Now and then the state itself is written, and takes the place of the patches before it. All of that
+is done beside the pulls, in a thread of low priority: a disk that is full or slow costs the copy,
+never a version.
+"""
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Final, Self
+
+import structlog
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import VersionInfo
+from astraflow.storage.lock import FileLock
+from astraflow.weights.disk.files import LOCK, Loaded, RecordStep, load
+from astraflow.weights.disk.writer import BLOCK_NBYTES, MAX_STEPS, DiskWriter, Snapshots
+from astraflow.weights.patches.incoming import IncomingVersion
+from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.state import HeldState, StagedState
+
+_NICENESS: Final = 10
+
+
+class Backlog:
+    """Runs jobs one after the other; one that the file system refuses is counted.
+
+    Attributes:
+        waiting_nbytes: Of the jobs that are still to be done.
+    """
+
+    def __init__(self, *, name: str, failed: Callable[[OSError], None]) -> None:
+        """Start no thread yet.
+
+        Args:
+            name: Of the thread.
+            failed: Called in it for each job that failed.
+        """
+        self.waiting_nbytes = 0
+        self._failed = failed
+        self._jobs: deque[tuple[Callable[[], None], int]] = deque()
+        self._changed = threading.Condition()
+        self._is_over = self._is_busy = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def do(self, job: Callable[[], None], nbytes: int = 0) -> None:
+        """Add a job, which keeps so many bytes in memory."""
+        with self._changed:
+            if not self._thread.ident:
+                self._thread.start()
+            self._jobs.append((job, nbytes))
+            self.waiting_nbytes += nbytes
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until all jobs are done, or the backlog is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or not (self._jobs or self._is_busy))
+
+    def close(self) -> None:
+        """End the thread after the job that it is at; the others are forgotten."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        if self._thread.ident:
+            self._thread.join()
+
+    def _run(self) -> None:
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        while (found := self._next()) is not None:
+            job, nbytes = found
+            try:
+                job()
+            except OSError as error:
+                self._failed(error)
+            finally:
+                with self._changed:
+                    self.waiting_nbytes -= nbytes
+                    self._is_busy = False
+                    self._changed.notify_all()
+
+    def _next(self) -> tuple[Callable[[], None], int] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._is_over)
+            if self._is_over:
+                return None
+            self._is_busy = True
+            return self._jobs.popleft()
+
+
+_PLACE_COUNT: Final = 64
+
+# What may wait for a slow disk, beside half a state.
+_ROOM_NBYTES: Final = 64 << 20
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class DiskCopy:
+    """Keeps what one puller holds in a folder that no other process uses.
+
+    Attributes:
+        folder: Of this copy.
+        failure_count: Writes that failed.
+    """
+
+    def __init__(self, folder: Path, lock: FileLock, *, max_steps: int, block_nbytes: int) -> None:
+        """Made by `open`."""
+        self.folder = folder
+        self.failure_count = 0
+        self._lock = lock
+        self._snapshots = Snapshots(block_nbytes=block_nbytes)
+        self._writer = DiskWriter(folder, self._snapshots, max_steps=max_steps)
+        self._backlog = Backlog(name="astraflow-disk", failed=self._failed)
+        self._incoming: IncomingVersion | None = None
+        self._noted_counts: dict[bytes, int] = {}
+        self._room_nbytes = _ROOM_NBYTES
+
+    @classmethod
+    def open(
+        cls, folder: Path, *, max_steps: int = MAX_STEPS, block_nbytes: int = BLOCK_NBYTES
+    ) -> Self:
+        """Take the first place in a folder that no other process has: its copy becomes ours.
+
+        Args:
+            folder: Of all copies.
+            max_steps: Versions by patches; after more the state is written.
+            block_nbytes: Of the state that is copied while a version waits.
+
+        Raises:
+            AstraflowError: CAPABILITY_MISSING when nothing can be written there.
+        """
+        why: object = "64 other processes use it"
+        for number in range(_PLACE_COUNT):
+            place = folder / str(number)
+            try:
+                place.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                why = error
+                break
+            with suppress(AstraflowError):
+                lock = FileLock.take(place / LOCK)
+                return cls(place, lock, max_steps=max_steps, block_nbytes=block_nbytes)
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING, f"no copy of weights can be kept in {folder}: {why}"
+        )
+
+    def load(self) -> Loaded:
+        """Return what lies here, verified; before anything else, and beside the event loop."""
+        loaded = load(self.folder)
+        self._writer.go_on(loaded.record)
+        self._snapshots.hold(loaded.held)
+        return loaded
+
+    def forget(self) -> None:
+        """Say that what was loaded is not held: the next version begins a new copy."""
+        self._snapshots.hold(None)
+        self._backlog.do(partial(self._writer.go_on, None))
+
+    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
+        """Take note of a pull that begins; its chunks go to disk as they come."""
+        self._incoming, self._noted_counts = incoming, {}
+        self._room_nbytes = _ROOM_NBYTES + frame.layout.nbytes // 2
+        self._backlog.do(partial(self._writer.write_layout, frame))
+        self.note()
+
+    def note(self) -> None:
+        """Look at what the pull has brought."""
+        arriving = () if self._incoming is None else self._incoming.planned_patches()
+        for index, chunks in arriving:
+            root = index.patch.root_digest
+            fresh = islice(chunks.values(), self._noted_counts.get(root, 0), None)
+            self._noted_counts[root] = len(chunks)
+            for chunk in fresh:
+                # The file lacks what a slow disk has no room for: then the state is written.
+                if self._backlog.waiting_nbytes <= self._room_nbytes:
+                    write = partial(self._writer.write_chunk, index, chunk)
+                    self._backlog.do(write, len(chunk.payload))
+
+    def commit(
+        self, staged: StagedState, known: Mapping[int, VersionInfo], base_version: int | None
+    ) -> HeldState:
+        """Write a version into the held state; what led to it is recorded beside.
+
+        Args:
+            staged: Where the pull of the last `begin` has led.
+            known: Digests by version.
+            base_version: What it started from; None: nothing.
+        """
+        held = self._snapshots.commit(staged)
+        if self._incoming is not None:
+            steps = tuple(_steps(self._incoming, known))
+            self._incoming = None
+            if steps:
+                self._backlog.do(partial(self._writer.enter, steps, base_version))
+        return held
+
+    def flush(self) -> None:
+        """Wait until all of that lies on disk, or has failed to; beside the event loop."""
+        self._backlog.flush()
+
+    def close(self) -> None:
+        """Stop after the file that is being written; the place is free for others."""
+        self._backlog.close()
+        self._writer.close()
+        self._lock.release()
+
+    def _failed(self, error: OSError) -> None:
+        self.failure_count += 1
+        log.warning(
+            "the copy on disk is behind, the weights are not",
+            folder=str(self.folder),
+            failure_count=self.failure_count,
+            why=str(error),
+        )
+
+
+def _steps(incoming: IncomingVersion, known: Mapping[int, VersionInfo]) -> Iterator[RecordStep]:
+    patches = (index.patch for index, _ in incoming.planned_patches())
+    for version, group in groupby(patches, key=lambda each: each.version):
+        infos = [*group]
+        yield RecordStep(
+            version=version,
+            digest=known[version].content_digest,
+            roots=tuple(info.root_digest for info in infos),
+            nbytes=sum(info.payload_nbytes for info in infos),
+        )

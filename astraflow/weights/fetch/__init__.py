@@ -1,0 +1,1 @@
+"""The receiver's side: pull a version, verify it, hold it."""

@@ -1,0 +1,198 @@
+"""Holding: the verified weights of one policy, in memory, on disk and for a relay's readers."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+import structlog
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.updates import WeightUpdate
+from astraflow.core.versions import PatchInfo, VersionInfo
+from astraflow.weights.disk.copy import DiskCopy
+from astraflow.weights.patches.incoming import VerifiedChunks
+from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.routes import is_readable
+from astraflow.weights.patches.state import HeldState, StagedState, dense_updates
+from astraflow.weights.serve.relay import WeightRelay
+
+# Elements that are written in less time than it takes to hand them to a thread.
+_INLINE_COUNT: Final = 4096
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Holding:
+    """What a puller holds; it moves on by staged versions alone.
+
+    Attributes:
+        frame: Of the last layout that was fetched; None: none was.
+        state: What is held; None: nothing. Its bits are there once it is `settled`.
+        leftover: Verified chunks of a pull that failed.
+    """
+
+    def __init__(
+        self, policy_id: PolicyId, *, relay: WeightRelay | None, copy: DiskCopy | None
+    ) -> None:
+        """Start with nothing held.
+
+        Args:
+            policy_id: Whose weights.
+            relay: Serves what is held; None: nobody does.
+            copy: Keeps what is held; None: nobody does.
+        """
+        self.frame: LayoutFrame | None = None
+        self.state: HeldState | None = None
+        self.leftover: VerifiedChunks = {}
+        self._policy_id = policy_id
+        self._relay = relay
+        self._copy = copy
+        self._is_restored = copy is None
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="astraflow-held")
+        self._written: Future[HeldState] | None = None
+        self._serving: asyncio.Future[None] | None = None
+
+    @property
+    def version(self) -> int | None:
+        """What is held; None: nothing."""
+        return None if self.state is None else self.state.version
+
+    def has(self, target: VersionInfo) -> bool:
+        """Whether what is held is a version, bit for bit."""
+        return (
+            self.state is not None
+            and self.state.version == target.version
+            and self.state.frame.digest == target.layout_digest
+            and self.state.digest.to_bytes() == target.content_digest
+        )
+
+    def bases(self, target: VersionInfo) -> list[HeldState | None]:
+        """Return what a way to a version can start from; None: nothing."""
+        if self.state is None or self.state.frame.digest != target.layout_digest:
+            return [None]
+        return [None, self.state]
+
+    async def restore(self, known: Mapping[int, VersionInfo]) -> None:
+        """Take what the copy on disk holds, once; what the run knows otherwise is not taken."""
+        if self._is_restored or self._copy is None:
+            return
+        loaded = await asyncio.to_thread(self._copy.load)
+        self._is_restored = True
+        self.frame, self.leftover = loaded.frame, loaded.chunks
+        held = loaded.held
+        if held is None:
+            return
+        registered = known.get(held.version)
+        if registered is None or registered.content_digest == held.digest.to_bytes():
+            self.state = held
+            log.info("found weights on disk", policy_id=self._policy_id, version=held.version)
+            return
+        self._copy.forget()
+        log.warning(
+            "the weights on disk are of another run",
+            policy_id=self._policy_id,
+            version=held.version,
+        )
+
+    def serve(self, target: VersionInfo) -> None:
+        """Have the relay serve what is held: it may be from disk, and new to it."""
+        if self._relay is not None and self.state is not None:
+            self._relay.hold(self.state, _whole_patch(target))
+
+    async def advance(
+        self,
+        staged: StagedState,
+        base: HeldState | None,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+    ) -> WeightUpdate:
+        """Write the changes; a relay serves nothing from the state meanwhile.
+
+        Where the changes tell what the engine is to do, they are written beside that.
+        """
+        if self._relay is not None:
+            self._relay.release()
+        if self._copy is None and staged.is_given_by_changes and _is_small(staged):
+            self.state = staged.commit()
+            self.serve(target)
+            return self._update_of(staged, base)
+        commit: Callable[[], HeldState] = staged.commit
+        if self._copy is not None:
+            commit = partial(self._copy.commit, staged, known, base and base.version)
+        is_told = staged.is_given_by_changes
+        update = await asyncio.to_thread(self._update_of, staged, base) if is_told else None
+        self.state = staged.state
+        written = self._written = self._threads.submit(commit)
+        self._serving = asyncio.ensure_future(self._serve_written(written, target))
+        if update is not None:
+            return update
+        await self.flushed()
+        written.result()
+        return await asyncio.to_thread(self._update_of, staged, base)
+
+    async def flushed(self) -> None:
+        """Return once what is held is written; who is cancelled meanwhile breaks nothing off."""
+        if self._serving is not None:
+            await asyncio.shield(self._serving)
+
+    async def close(self) -> None:
+        """End the thread, when what is held is written."""
+        await asyncio.to_thread(self._threads.shutdown)
+        await self.flushed()
+
+    def full_update(self) -> WeightUpdate:
+        """Return all that is held, dense.
+
+        Raises:
+            AstraflowError: NOT_READY when nothing is held.
+        """
+        if self._written is not None:
+            self._written.result()
+        if self.state is None:
+            raise AstraflowError(Reason.NOT_READY, f"no weights of {self._policy_id} are held")
+        return WeightUpdate(
+            policy_id=self._policy_id,
+            version=self.state.version,
+            base_version=None,
+            tensors=dense_updates(self.state.frame.layout, self.state.flat),
+        )
+
+    async def _serve_written(self, written: Future[HeldState], target: VersionInfo) -> None:
+        try:
+            await asyncio.wrap_future(written)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is told
+            # Nobody knows how far it came: the next version is pulled from nothing.
+            self.state = self._written = None
+            log.error(  # noqa: TRY400 - what it is says enough
+                "a version could not be written, the next one is pulled whole",
+                policy_id=self._policy_id,
+                version=target.version,
+                why=str(error) or type(error).__name__,
+            )
+        else:
+            self.serve(target)
+
+    def _update_of(self, staged: StagedState, base: HeldState | None) -> WeightUpdate:
+        return WeightUpdate(
+            policy_id=self._policy_id,
+            version=staged.state.version,
+            base_version=base and base.version,
+            tensors=staged.tensor_updates(),
+        )
+
+
+def _is_small(staged: StagedState) -> bool:
+    return sum(len(each.positions) for each in staged.changes) <= _INLINE_COUNT
+
+
+def _whole_patch(target: VersionInfo) -> PatchInfo | None:
+    """Return the patch from nothing that can be made of a state again; None: there is none."""
+    wholes = (
+        each
+        for each in target.patches
+        if each.base_version is None and each.shard_count == 1 and is_readable(each)
+    )
+    return next(wholes, None)

@@ -1,0 +1,297 @@
+"""ObjectLane: pulls versions from the folders that an ObjectWriter fills.
+
+The reader plans for itself: manifests tell which patches there are, and those of the way of the
+fewest bytes are read, some neighbouring chunks at a time. What a manifest says is checked as what
+any source says is: only the roots that the run registered count.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from astraflow.codec.chunks import Chunk
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.layout import Layout
+from astraflow.core.versions import PatchInfo
+from astraflow.weights.patches.routes import is_readable, itself, steps
+from astraflow.weights.patches.shard_layout import WHOLE
+from astraflow.weights.publish.object_store import Bucket, layout_name, manifest_name, patch_name
+from astraflow.wire.manifests import PatchObject, VersionManifest, read_manifest
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
+from astraflow.wire.weights import decode_layout
+from astraflow_proto.weights.v1 import layout_pb2
+
+Result = TypeVar("Result")
+
+# A request to a bucket takes 20 to 100 ms: so much is read by one, and so many run at once.
+_BLOCK_NBYTES: Final = 8 << 20
+_AT_ONCE: Final = 4
+# Digests and headers of 2 TB in chunks of 4 MiB.
+_MAX_MANIFEST_NBYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Neighbouring chunks of one patch.
+
+    Attributes:
+        patch_index: Of the patch in the plan.
+        name: Of its object, from the policy's folder.
+        first: Byte of the object that it begins with.
+        patch: What the object is.
+        indexes: Of the chunks.
+    """
+
+    patch_index: int
+    name: str
+    first: int
+    patch: PatchObject
+    indexes: range
+
+    @property
+    def end(self) -> int:
+        """First byte after it."""
+        headers = self.patch.headers[self.indexes.start : self.indexes.stop]
+        return self.first + sum(header.payload_nbytes for header in headers)
+
+
+class ObjectLane:
+    """Pulls from object stores; addresses are the URIs of versions' folders."""
+
+    def __init__(self, *, stall_timeout_s: float = 30.0) -> None:
+        """Open nothing yet.
+
+        Args:
+            stall_timeout_s: A read that takes longer is given up.
+        """
+        self._stall_timeout_s = stall_timeout_s
+        self._buckets: dict[str, Bucket] = {}
+
+    async def pull(
+        self, endpoint: str, spec: TransferSpec, transfer_token: bytes
+    ) -> AsyncGenerator[TransferPlan | SentChunk]:
+        """Yield the plan, then its chunks.
+
+        Args:
+            endpoint: URI of the version's folder.
+            spec: What is wanted; a base that is not held in the store is VERSION_EVICTED.
+            transfer_token: Not needed here: buckets have rights of their own.
+
+        Raises:
+            AstraflowError: VERSION_EVICTED when the version, or a way to it, is not there (any
+                more); SOURCE_UNREACHABLE, SOURCE_TIMEOUT; CHUNK_INVALID for what cannot be;
+                CAPABILITY_MISSING when the package for the store is not installed.
+        """
+        del transfer_token
+        bucket, patches = await self._plan(endpoint, spec)
+        blocks = [*_blocks(patches, spec)]
+        yield TransferPlan(
+            transfer_id=endpoint,
+            patches=tuple(patch.index for patch in patches),
+            chunk_count=sum(len(block.indexes) for block in blocks),
+            payload_nbytes=sum(block.end - block.first for block in blocks),
+        )
+        waiting = deque(blocks)
+        running: deque[asyncio.Task[list[SentChunk]]] = deque()
+        try:
+            while waiting or running:
+                while waiting and len(running) < _AT_ONCE:
+                    running.append(asyncio.create_task(self._read(bucket, waiting.popleft())))
+                for sent in await running[0]:
+                    yield sent
+                running.popleft()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
+        """Return a layout.
+
+        Raises:
+            AstraflowError: LAYOUT_UNKNOWN, SOURCE_UNREACHABLE, SOURCE_TIMEOUT, CHUNK_INVALID.
+        """
+        del transfer_token
+        bucket, _ = self._opened(endpoint)
+        try:
+            content = await self._patiently(partial(bucket.read, layout_name(digest)))
+            return decode_layout(layout_pb2.Layout.FromString(content))
+        except FileNotFoundError:
+            raise AstraflowError(
+                Reason.LAYOUT_UNKNOWN, f"{bucket.url} has another layout, or none"
+            ) from None
+        except DecodeError as error:
+            raise AstraflowError(
+                Reason.CHUNK_INVALID, f"the layout in {bucket.url} is none: {error}"
+            ) from error
+
+    async def close(self) -> None:
+        """Let go of the buckets."""
+        self._buckets.clear()
+
+    async def _plan(self, uri: str, spec: TransferSpec) -> tuple[Bucket, list[PatchObject]]:
+        """Return the patches of the way of the fewest bytes, in order."""
+        bucket, version = self._opened(uri)
+        if version != str(spec.version):
+            raise AstraflowError(
+                Reason.VERSION_UNKNOWN, f"{uri} is not the folder of version {spec.version}"
+            )
+        newest = await self._manifests(bucket, spec.version)
+        have = {each.root_digest: each for each in spec.have_chunks}
+        reachable = [info for manifest in newest for info in manifest.reachable]
+        way = _cheapest(reachable, spec, have)
+        manifests = {spec.version: newest}
+        for info in way:
+            if info.version not in manifests:
+                manifests[info.version] = await self._manifests(bucket, info.version)
+        return bucket, [_found(manifests[info.version], info) for info in way]
+
+    async def _manifests(self, bucket: Bucket, version: int) -> list[VersionManifest]:
+        """Return the manifest of a version, or those of its shards."""
+        whole = manifest_name(WHOLE)
+        names = await self._patiently(partial(bucket.names, str(version)))
+        found = [name for name in names if name.startswith(f"{whole}-")] or [whole]
+        return [await self._manifest(bucket, version, name) for name in found]
+
+    async def _manifest(self, bucket: Bucket, version: int, name: str) -> VersionManifest:
+        name = f"{version}/{name}"
+        read = partial(bucket.read, name, 0, _MAX_MANIFEST_NBYTES)
+        try:
+            return read_manifest(await self._patiently(read))
+        except FileNotFoundError:
+            raise AstraflowError(
+                Reason.VERSION_EVICTED, f"{bucket.url} has no version {version}, or no longer"
+            ) from None
+        except AstraflowError as error:
+            if error.reason is not Reason.INVALID_FIELD:
+                raise
+            raise AstraflowError(
+                Reason.CHUNK_INVALID, f"{bucket.url}/{name} cannot be: {error.message}"
+            ) from error
+
+    async def _read(self, bucket: Bucket, block: _Block) -> list[SentChunk]:
+        try:
+            content = await self._patiently(
+                partial(bucket.read, block.name, block.first, block.end)
+                if block.end > block.first
+                else bytes
+            )
+        except FileNotFoundError:
+            raise AstraflowError(
+                Reason.VERSION_EVICTED, f"{bucket.url}/{block.name} is no longer there"
+            ) from None
+        if len(content) != block.end - block.first:
+            raise AstraflowError(
+                Reason.SOURCE_UNREACHABLE, f"{bucket.url}/{block.name} is cut off", retryable=True
+            )
+        return [*_cut(block, memoryview(content))]
+
+    async def _patiently(self, read: Callable[[], Result]) -> Result:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                return await asyncio.to_thread(read)
+        except TimeoutError:
+            raise AstraflowError(
+                Reason.SOURCE_TIMEOUT,
+                f"the object store has not answered for {self._stall_timeout_s:g} s",
+                retryable=True,
+            ) from None
+
+    def _opened(self, uri: str) -> tuple[Bucket, str]:
+        """Return the bucket of a policy and the version that a URI names."""
+        folder, _, version = uri.rstrip("/").rpartition("/")
+        if folder not in self._buckets:
+            self._buckets[folder] = Bucket(folder)
+        return self._buckets[folder], version
+
+
+def _cheapest(
+    reachable: Iterable[PatchInfo], spec: TransferSpec, have: dict[bytes, ChunkSet]
+) -> tuple[PatchInfo, ...]:
+    """Return the way of the fewest bytes from what a puller holds.
+
+    Raises:
+        AstraflowError: VERSION_EVICTED when there is none.
+    """
+    ways: dict[int | None, tuple[float, tuple[PatchInfo, ...]]] = {spec.base_version: (0.0, ())}
+    for step in steps(filter(is_readable, reachable), itself):
+        start = ways.get(step.base_version)
+        is_ahead = spec.base_version is None or step.version > spec.base_version
+        if start is None or not is_ahead or step.version > spec.version:
+            continue
+        missing = (_missing_nbytes(info, have.get(info.root_digest)) for info in step.patches)
+        total = start[0] + sum(missing)
+        known = ways.get(step.version)
+        if known is None or total < known[0]:
+            ways[step.version] = (total, (*start[1], *step.patches))
+    if spec.version not in ways:
+        raise AstraflowError(
+            Reason.VERSION_EVICTED,
+            f"the object store has no way from {spec.base_version} to version {spec.version}",
+        )
+    return ways[spec.version][1]
+
+
+def _missing_nbytes(info: PatchInfo, have: ChunkSet | None) -> float:
+    """Estimate what is to be read of a patch."""
+    had = 0 if have is None else sum(map(len, have.indexes)) or info.chunk_count
+    return info.payload_nbytes * (1 - had / max(info.chunk_count, 1))
+
+
+def _found(manifests: Sequence[VersionManifest], info: PatchInfo) -> PatchObject:
+    for manifest in manifests:
+        for patch in manifest.patches:
+            if patch.index.patch == info:
+                return patch
+    raise AstraflowError(
+        Reason.VERSION_EVICTED, f"a patch to version {info.version} is no longer in the store"
+    )
+
+
+def _blocks(patches: Sequence[PatchObject], spec: TransferSpec) -> Iterator[_Block]:
+    """Cut what is wanted into neighbours of 8 MiB at most, in order."""
+    want = {each.root_digest: each for each in spec.want_chunks}
+    have = {each.root_digest: each for each in spec.have_chunks}
+    for number, patch in enumerate(patches):
+        info, offsets = patch.index.patch, patch.offsets()
+        root = info.root_digest
+        wanted = [
+            index
+            for index in range(info.chunk_count)
+            if (not want or index in want.get(root, ())) and index not in have.get(root, ())
+        ]
+        for run in _runs(wanted, offsets):
+            yield _Block(
+                patch_index=number,
+                name=f"{info.version}/{patch_name(info)}",
+                first=offsets[run.start],
+                patch=patch,
+                indexes=run,
+            )
+
+
+def _runs(indexes: Sequence[int], offsets: Sequence[int]) -> Iterator[range]:
+    first = 0
+    for at in range(1, len(indexes) + 1):
+        if at < len(indexes):
+            is_next = indexes[at] == indexes[at - 1] + 1
+            nbytes = offsets[indexes[at] + 1] - offsets[indexes[first]]
+            if is_next and nbytes <= _BLOCK_NBYTES:
+                continue
+        yield range(indexes[first], indexes[at - 1] + 1)
+        first = at
+
+
+def _cut(block: _Block, content: memoryview) -> Iterator[SentChunk]:
+    at = 0
+    for index in block.indexes:
+        header = block.patch.headers[index]
+        payload = content[at : at + header.payload_nbytes]
+        at += header.payload_nbytes
+        yield SentChunk(patch_index=block.patch_index, chunk=Chunk(header=header, payload=payload))

@@ -1,0 +1,491 @@
+"""A version's chunks from its sources: one after the other, or several at once.
+
+A quota bounds what one source may send; statistics say what each gave during one pull, and a memory
+keeps what was measured from one pull to the next.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Final
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import Source, SourceKind, SourceReport, SourceState, VersionInfo
+from astraflow.weights.fetch.lanes import ChunkLane, ListVersions, PullListener, joined
+from astraflow.weights.heartbeat import StallTimeouts, StallWatch, watched
+from astraflow.weights.patches.incoming import IncomingVersion
+from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import TransferPlan, TransferSpec
+
+
+class TransferQuota:
+    """Counts what comes: the plan, and each of its chunks twice at most.
+
+    A lane that broke and goes on elsewhere may send a chunk again; who sends true chunks without
+    end is a liar all the same.
+    """
+
+    def __init__(self) -> None:
+        self._left = 1
+        self._is_planned = False
+
+    def take(self, item: TransferPlan | SentChunk) -> None:
+        """Count an item.
+
+        Raises:
+            AstraflowError: CHUNK_INVALID when it is one too many.
+        """
+        self._left -= 1
+        if self._left < 0:
+            raise AstraflowError(
+                Reason.CHUNK_INVALID, "a source sends more than the chunks of its plan"
+            )
+        if isinstance(item, TransferPlan) and not self._is_planned:
+            self._is_planned = True
+            self._left += 2 * sum(index.patch.chunk_count for index in item.patches)
+
+
+# Shorter transfers say more about round trips than about the line.
+_MEASURED_NBYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLink:
+    """The way to one source.
+
+    Attributes:
+        goodput_bytes_per_s: 0: never measured.
+        answer_s: From a request to its first sign; 0: never asked.
+    """
+
+    goodput_bytes_per_s: float = 0.0
+    answer_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SourceStats:
+    """Counts what comes from a source.
+
+    Attributes:
+        source: Which one.
+        link: Measured last.
+        nbytes: Payload received and verified.
+        duration_s: Time in which it was asked.
+        bad_chunk_count: Chunks, or lists of their digests, that were refused.
+        failure: Of the last time that it was asked.
+        since_s: When what came began to, where it was asked for ahead; None: it was not.
+    """
+
+    source: Source
+    link: MeasuredLink = field(default_factory=MeasuredLink)
+    nbytes: int = 0
+    duration_s: float = 0.0
+    bad_chunk_count: int = 0
+    failure: AstraflowError | None = None
+    since_s: float | None = None
+
+    @property
+    def address(self) -> str:
+        """Its endpoint, or its URI without one."""
+        return self.source.address
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether it passes on what it pulled."""
+        return self.source.kind is SourceKind.RELAY
+
+    @property
+    def failed_speculatively(self) -> bool:
+        """Whether it failed by what it sent ahead, without a lie."""
+        return bool(self.failure and self.since_s is not None and not self.bad_chunk_count)
+
+    def is_beside(self, other: Source) -> bool:
+        """Whether it has the version whole, and is as near as another source."""
+        return (
+            self.source.state is SourceState.LIVE
+            and self.source.kind is other.kind
+            and self.source.region == other.region
+        )
+
+    def watch(self, timeouts: StallTimeouts, *, is_only: bool) -> StallWatch:
+        """Begin a transfer from it."""
+        return StallWatch(
+            self.address,
+            timeouts,
+            answer_s=self.link.answer_s,
+            goodput_bytes_per_s=self.link.goodput_bytes_per_s,
+            is_only=is_only,
+        )
+
+    def learn(self, watch: StallWatch) -> None:
+        """Keep what a transfer has shown."""
+        self.link, self.since_s = replace(self.link, answer_s=watch.answer_s), watch.since_s
+
+    def spend(self, started_s: float, nbytes: int) -> None:
+        """Count the time since a transfer began, in which so much came, and measure."""
+        duration_s = time.monotonic() - (self.since_s or started_s)
+        self.duration_s += duration_s
+        if nbytes >= _MEASURED_NBYTES and duration_s > 0:
+            self.link = replace(self.link, goodput_bytes_per_s=nbytes / duration_s)
+
+    def report(self) -> SourceReport:
+        """Return what the run is told."""
+        return SourceReport(
+            address=self.address,
+            nbytes=self.nbytes,
+            duration=timedelta(seconds=self.duration_s),
+            failure=None if self.failure is None else self.failure.to_failure(),
+            bad_chunk_count=self.bad_chunk_count,
+        )
+
+
+# A second source is worth its round trip from here on.
+_SHARED_NBYTES: Final = 8 << 20
+_ORIGIN_TIMEOUTS: Final = StallTimeouts(silent_s=5.0, first_s=5.0)
+
+# An object store sends nothing until it has read a large block; its lane notices when it hangs.
+_STORE_TIMEOUTS: Final = StallTimeouts(silent_s=60.0, first_s=60.0, idle_s=60.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSettings:
+    """How long is waited, and for whom.
+
+    Attributes:
+        relay_timeouts: Of a relay, if there is another source; else it is only said that it stalls.
+        origin_timeouts: Of an origin, which sends no heartbeats while it makes a chunk again.
+        shared_nbytes: Payload from which on several sources are asked at once.
+        avoided_s: A source from which nothing came comes after the others for so long.
+    """
+
+    relay_timeouts: StallTimeouts = field(default_factory=StallTimeouts)
+    origin_timeouts: StallTimeouts = field(default_factory=lambda: _ORIGIN_TIMEOUTS)
+    shared_nbytes: int = _SHARED_NBYTES
+    avoided_s: float = 60.0
+
+    def timeouts_of(self, kind: SourceKind) -> StallTimeouts:
+        """Return how long sources of a kind may be silent."""
+        known = {SourceKind.RELAY: self.relay_timeouts, SourceKind.ORIGIN: self.origin_timeouts}
+        return known.get(kind, _STORE_TIMEOUTS)
+
+
+# What a helper takes at a time: enough to fill its line, little enough that nobody waits for it.
+_BLOCK_S: Final = 0.25
+_FIRST_BLOCK_COUNT: Final = 4
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Shared:
+    """What is shared among the sources of one way.
+
+    Attributes:
+        incoming: Where the chunks go.
+        frame: Of the layout.
+        claimed: Asked of a helper: root and index.
+        first: The transfer in order; ended once others have brought the rest, as it may stall.
+    """
+
+    incoming: IncomingVersion
+    frame: LayoutFrame
+    claimed: set[tuple[bytes, int]] = field(default_factory=set[tuple[bytes, int]])
+    first: asyncio.Task[AstraflowError | None] | None = None
+
+    def claim(self, count: int) -> list[tuple[bytes, int]]:
+        """Return the last chunks that are neither here nor claimed."""
+        left = [each for each in self.incoming.missing() if each not in self.claimed]
+        self.claimed.update(left[-count:])
+        return left[-count:]
+
+    def unclaim(self, wanted: Sequence[tuple[bytes, int]]) -> None:
+        """Let others have what did not come."""
+        self.claimed.difference_update(wanted)
+
+
+class Fetch:
+    """Asks sources, best first. One that lied is not asked again; a cut is resumed elsewhere.
+
+    All sources are gone through again as long as a round brings anything new, so that a transfer
+    over a bad line ends, and one that gets nowhere ends too. The first source sends everything in
+    order. Others as near as it, which have the version whole, meanwhile send blocks from the end,
+    as many as their goodput allows; whatever is last on its way from either is taken.
+    """
+
+    def __init__(
+        self,
+        lane: ChunkLane,
+        sources: Sequence[Source],
+        transfer_token: bytes,
+        *,
+        links: Mapping[str, MeasuredLink] | None = None,
+        progress: PullListener | None = None,
+        settings: FetchSettings | None = None,
+        listed: ListVersions | None = None,
+    ) -> None:
+        """Ask nobody yet.
+
+        Args:
+            lane: Over which chunks travel.
+            sources: Best first.
+            transfer_token: Of the run.
+            links: Measured before, by address.
+            progress: Is told what comes.
+            settings: How long is waited.
+            listed: Asked when a source names a patch that the run has not told of yet.
+        """
+        self._listed = listed
+        self._lane = lane
+        self._token = transfer_token
+        known = links or {}
+        first = {each.address: each for each in reversed(sources)}
+        self._stats = [
+            SourceStats(source=first[address], link=known.get(address, MeasuredLink()))
+            for address in dict.fromkeys(each.address for each in sources)
+        ]
+        self._tried: list[SourceStats] = []
+        self._progress = progress
+        self._settings = settings or FetchSettings()
+        self._failure = AstraflowError(
+            Reason.SOURCE_UNREACHABLE, "the version has no source yet", retryable=True
+        )
+
+    def reports(self) -> tuple[SourceReport, ...]:
+        """Return one report per source that was asked."""
+        return tuple(stats.report() for stats in self._tried)
+
+    @property
+    def origin(self) -> str | None:
+        """Address of the first source, if it is an origin that gave the version; else None."""
+        first = self._tried[0] if self._tried else None
+        is_origin = first is not None and first.source.kind is SourceKind.ORIGIN
+        return first.address if first and is_origin and first.failure is None else None
+
+    def links(self) -> dict[str, MeasuredLink]:
+        """Return what was measured, by address."""
+        return {each.address: each.link for each in self._tried}
+
+    async def layout(self, digest: bytes) -> LayoutFrame:
+        """Return the layout with a digest.
+
+        Raises:
+            AstraflowError: The failure of the last source.
+        """
+        for stats in self._honest():
+            try:
+                frame = LayoutFrame(await self._lane.get_layout(stats.address, digest, self._token))
+                if frame.digest == digest:
+                    return frame
+                stats.bad_chunk_count += 1
+                self._note(stats, _other_layout(stats.address))
+            except AstraflowError as error:
+                self._note(stats, error)
+        raise self._failure
+
+    async def chunks(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
+        """Return once every chunk of some way to the version is here, verified.
+
+        Raises:
+            AstraflowError: The failure of the last source.
+        """
+        if self._progress is not None:
+            self._progress.begin(incoming, frame)
+        while True:
+            before = incoming.chunk_count
+            for stats in self._honest():
+                await self._from(stats, incoming, frame)
+                if stats.failed_speculatively:
+                    # What was made ahead may never have become a version: ask for what has.
+                    await self._from(stats, incoming, frame)
+                if stats.failure is None:
+                    return
+            if incoming.chunk_count == before:
+                raise self._failure
+
+    def _honest(self) -> list[SourceStats]:
+        return [stats for stats in self._stats if not stats.bad_chunk_count]
+
+    async def _from(
+        self, stats: SourceStats, incoming: IncomingVersion, frame: LayoutFrame
+    ) -> None:
+        """Take from one source what is still missing, and let others help."""
+        self._ask(stats)
+        incoming.begin()
+        shared = _Shared(incoming=incoming, frame=frame)
+        async with asyncio.TaskGroup() as group:
+            helpers: list[asyncio.Task[None]] = []
+
+            def planned(plan: TransferPlan) -> None:
+                if plan.payload_nbytes >= self._settings.shared_nbytes:
+                    helpers.extend(
+                        group.create_task(self._help(each, shared))
+                        for each in self._honest()
+                        if each is not stats and each.is_beside(stats.source)
+                    )
+
+            goodput = stats.link.goodput_bytes_per_s
+            spec = incoming.spec(goodput_bytes_per_s=goodput)
+            first = group.create_task(self._stream(stats, spec, shared, planned))
+            shared.first = first
+            await asyncio.wait([first])
+            for helper in helpers:
+                helper.cancel()
+        self._note(stats, None if first.cancelled() else first.result())
+
+    async def _stream(
+        self, stats: SourceStats, spec: TransferSpec, shared: _Shared, planned: Callable[..., None]
+    ) -> AstraflowError | None:
+        """Take everything in order; return why it ended before all was here."""
+        incoming = shared.incoming
+        started, before = time.monotonic(), stats.nbytes
+        try:
+            async with aclosing(self._items(stats, spec)) as items:
+                async for item in items:
+                    await self._know(item, incoming)
+                    self._take(stats, item, shared)
+                    if isinstance(item, TransferPlan):
+                        planned(item)
+                    elif incoming.is_complete:
+                        break
+            incoming.require_complete()
+        except AstraflowError as error:
+            return error
+        finally:
+            stats.spend(started, stats.nbytes - before)
+        return None
+
+    async def _know(self, item: TransferPlan | SentChunk, incoming: IncomingVersion) -> None:
+        """Ask the run about patches that a version has gained since it was told of."""
+        if self._listed is None or not isinstance(item, TransferPlan):
+            return
+        if not incoming.is_registered(item):
+            # Without an answer the plan is refused, which says why.
+            with suppress(AstraflowError):
+                incoming.learn(await self._listed())
+
+    async def _help(self, stats: SourceStats, shared: _Shared) -> None:
+        """Take blocks from the end until nothing is left, or the source fails."""
+        count = _FIRST_BLOCK_COUNT
+        while wanted := shared.claim(count):
+            started, before = time.monotonic(), stats.nbytes
+            try:
+                await self._take_block(stats, wanted, shared)
+            except AstraflowError as error:
+                shared.unclaim(wanted)
+                self._note(stats, error)
+                return
+            finally:
+                # One that is not needed any more ends here, and may have given something.
+                if stats.nbytes > before:
+                    self._ask(stats)
+                stats.spend(started, stats.nbytes - before)
+            self._note(stats, None)
+            if shared.incoming.is_complete and shared.first is not None:
+                shared.first.cancel()
+            # A line that has room gets more at a time.
+            count = max(1, int(count * _BLOCK_S / max(time.monotonic() - started, 1e-3)))
+
+    async def _take_block(
+        self, stats: SourceStats, wanted: Sequence[tuple[bytes, int]], shared: _Shared
+    ) -> None:
+        spec = shared.incoming.spec(want=wanted, goodput_bytes_per_s=stats.link.goodput_bytes_per_s)
+        async with aclosing(self._items(stats, spec)) as items:
+            async for item in items:
+                if not isinstance(item, TransferPlan):
+                    self._take(stats, item, shared)
+                elif not shared.incoming.is_planned_as(item):
+                    raise AstraflowError(
+                        Reason.PATCH_UNKNOWN, f"{stats.address} would go another way"
+                    )
+        if any(shared.incoming.is_missing(*each) for each in wanted):
+            raise AstraflowError(
+                Reason.SOURCE_UNREACHABLE, f"{stats.address} ended before the end", retryable=True
+            )
+
+    def _take(self, stats: SourceStats, item: TransferPlan | SentChunk, shared: _Shared) -> None:
+        incoming = shared.incoming
+        nbytes, bad = incoming.nbytes, incoming.bad_chunk_count
+        try:
+            incoming.take(item, shared.frame)
+        finally:
+            stats.nbytes += incoming.nbytes - nbytes
+            stats.bad_chunk_count += incoming.bad_chunk_count - bad
+        if self._progress is not None:
+            self._progress.note()
+
+    async def _items(
+        self, stats: SourceStats, spec: TransferSpec
+    ) -> AsyncGenerator[TransferPlan | SentChunk]:
+        """Yield what a source sends; one that stalls is left where there is another."""
+        pulling = self._lane.pull(stats.address, spec, self._token)
+        timeouts = self._settings.timeouts_of(stats.source.kind)
+        watch = stats.watch(timeouts, is_only=self._honest()[-1] is stats)
+        ration = TransferQuota()
+        try:
+            async with aclosing(watched(pulling, watch)) as items:
+                async for item in items:
+                    ration.take(item)
+                    yield item
+        finally:
+            stats.learn(watch)
+
+    def _note(self, stats: SourceStats, failure: AstraflowError | None) -> None:
+        stats.failure = failure
+        self._failure = failure or self._failure
+        self._ask(stats)
+
+    def _ask(self, stats: SourceStats) -> None:
+        if stats not in self._tried:
+            self._tried.append(stats)
+
+
+def _other_layout(address: str) -> AstraflowError:
+    return AstraflowError(
+        Reason.DIGEST_MISMATCH, f"{address} sent another layout than was asked for"
+    )
+
+
+_SILENT: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT})
+_KEPT_LINKS: Final = 64
+
+
+class SourceMemory:
+    """Orders sources by who answered of late, and keeps what was measured of them.
+
+    Attributes:
+        links: Measured, by address; of the sources asked last.
+    """
+
+    def __init__(self, kinds: Collection[SourceKind] | None, *, avoided_s: float) -> None:
+        """Remember nothing.
+
+        Args:
+            kinds: Of the sources that are asked; None: all.
+            avoided_s: A source from which nothing came comes after the others for so long.
+        """
+        self.links: dict[str, MeasuredLink] = {}
+        self._kinds = frozenset(SourceKind if kinds is None else kinds)
+        self._avoided_s = avoided_s
+        self._silent_until: dict[str, float] = {}
+
+    def ordered(self, target: VersionInfo) -> list[Source]:
+        """Return who is asked for a version; those that could not be reached of late come last."""
+        now = time.monotonic()
+        asked = joined(each for each in target.sources if each.kind in self._kinds)
+        return sorted(asked, key=lambda each: self._silent_until.get(each.address, now) > now)
+
+    def note(self, fetch: Fetch) -> None:
+        """Take what came of a pull."""
+        now = time.monotonic()
+        for each in fetch.reports():
+            is_silent = each.failure is not None and each.failure.reason in _SILENT
+            if is_silent and not each.nbytes:
+                self._silent_until[each.address] = now + self._avoided_s
+        self._silent_until = {a: until for a, until in self._silent_until.items() if until > now}
+        for address, link in fetch.links().items():
+            self.links.pop(address, None)
+            self.links[address] = link
+        while len(self.links) > _KEPT_LINKS:
+            del self.links[next(iter(self.links))]

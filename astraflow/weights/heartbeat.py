@@ -1,0 +1,224 @@
+"""Signs of life: a source that waits for what it passes on says so, and who waits for it listens.
+
+A relay is silent for two reasons: it has stopped, or what feeds it has. Only the first is its
+own fault, and only the receiver next to the fault should look for another source; otherwise all
+below it would run to the origin at once. So a source with nothing to send says that it is there.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import structlog
+
+from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import SentItem, TransferPlan, Waiting
+
+HEARTBEAT_S: Final = 0.25
+"""A source says that it waits when it has sent nothing for so long."""
+
+_ANSWERS: Final = 4
+# Of a link that nobody has measured.
+_GOODPUT_BYTES_PER_S: Final = 2e6
+# Chunks differ in size; and of two one may be waited for by the other.
+_CHUNKS: Final = 2
+
+# Silence is waited for in so many looks: one that takes longer than it should stood still itself,
+# and what came meanwhile is unread.
+_POLL_COUNT: Final = 8
+
+Item = TypeVar("Item")
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class _Arrivals(Generic[Item]):
+    """Waits for the next item with a limit; an item that was waited for in vain still comes."""
+
+    def __init__(self, items: AsyncGenerator[Item]) -> None:
+        self._items = items
+        self._coming: asyncio.Task[Item] | None = None
+
+    async def next(self, limit_s: float | None) -> Item | None:
+        """Return the next item; None: it has not come. Raises StopAsyncIteration at the end."""
+        coming = self._coming or asyncio.create_task(_next(self._items))
+        self._coming = coming
+        done, _ = await asyncio.wait([coming], timeout=limit_s)
+        if not done:
+            return None
+        self._coming = None
+        return coming.result()
+
+    async def aclose(self) -> None:
+        """Give up what is waited for."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.cancel()
+            with suppress(asyncio.CancelledError, StopAsyncIteration, AstraflowError):
+                await coming
+        await self._items.aclose()
+
+
+async def with_heartbeats(
+    items: AsyncGenerator[Item], *, every_s: float = HEARTBEAT_S
+) -> AsyncGenerator[Item | Waiting]:
+    """Yield what comes, and Waiting whenever nothing has for so long."""
+    async with aclosing(_Arrivals(items)) as arrivals:
+        while True:
+            try:
+                item = await arrivals.next(every_s)
+            except StopAsyncIteration:
+                return
+            yield Waiting() if item is None else item
+
+
+async def watched(
+    items: AsyncGenerator[SentItem], watch: "StallWatch"
+) -> AsyncGenerator[TransferPlan | SentChunk]:
+    """Yield plan and chunks until the end.
+
+    Raises:
+        AstraflowError: SOURCE_TIMEOUT when the source has stalled, and there is another.
+    """
+    async with aclosing(_Arrivals(items)) as arrivals:
+        while True:
+            look_s, started_s = watch.poll_s, watch.clock.monotonic()
+            try:
+                item = await arrivals.next(look_s)
+            except StopAsyncIteration:
+                return
+            watch.waited(min(look_s, watch.clock.monotonic() - started_s))
+            if item is not None:
+                watch.note(item)
+                if not isinstance(item, Waiting):
+                    yield item
+            elif watch.left_s > 0:
+                continue
+            elif watch.is_only:
+                log.warning(
+                    "a source is waited for, as there is no other", why=str(watch.stalled())
+                )
+                watch.restart()
+            else:
+                raise watch.stalled()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallTimeouts:
+    """How long a source may be silent, while there is another one.
+
+    Attributes:
+        silent_s: Without any sign, at least; a source that is far or slow gets more.
+        first_s: The same before the first sign of a source that was never asked.
+        idle_s: With signs, but without a chunk.
+    """
+
+    silent_s: float = 1.0
+    first_s: float = 1.5
+    idle_s: float = 15.0
+
+
+class StallWatch:
+    """Notes what one source sends in one transfer, and says when it has stalled.
+
+    Only time that was waited for it counts: not what its watcher does with a chunk, and not what
+    he sleeps through.
+
+    Attributes:
+        answer_s: From a request to its first sign; 0: unknown.
+        is_only: Whether there is no other source.
+        clock: Tells the time.
+        since_s: What comes has been on its way since then, asked for ahead; None: it was not.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        timeouts: StallTimeouts,
+        *,
+        answer_s: float,
+        goodput_bytes_per_s: float,
+        is_only: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        """Begin when the source is asked.
+
+        Args:
+            address: Of the source.
+            timeouts: Of it.
+            answer_s: From an earlier request to its first sign; 0: unknown.
+            goodput_bytes_per_s: Measured; 0: unknown.
+            is_only: Whether there is no other: then it is waited for, and this is said.
+            clock: None: the machine's.
+        """
+        self.clock = clock or SystemClock()
+        self.answer_s = answer_s
+        self.is_only = is_only
+        self.since_s: float | None = None
+        self._address = address
+        self._timeouts = timeouts
+        self._goodput = goodput_bytes_per_s or _GOODPUT_BYTES_PER_S
+        self._chunk_nbytes = 0.0
+        self._asked_s = self.clock.monotonic()
+        self._signless_s = self._chunkless_s = 0.0
+        self._is_answered = False
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to be waited until it has stalled if nothing comes."""
+        signless = self._silent_s - self._signless_s
+        return max(0.0, min(signless, self._timeouts.idle_s - self._chunkless_s))
+
+    @property
+    def poll_s(self) -> float:
+        """Seconds to wait at once."""
+        return min(self.left_s, min(self._silent_s, self._timeouts.idle_s) / _POLL_COUNT)
+
+    def waited(self, seconds: float) -> None:
+        """Take note of time in which nothing came."""
+        self._signless_s += seconds
+        self._chunkless_s += seconds
+
+    def restart(self) -> None:
+        """Begin to wait anew."""
+        self._signless_s = self._chunkless_s = 0.0
+
+    def note(self, item: SentItem) -> None:
+        """Take note of what came."""
+        self._signless_s = 0.0
+        if isinstance(item, Waiting) and item.since_s is not None:
+            self.since_s, self._is_answered = item.since_s, True
+        if not self._is_answered:
+            self._is_answered, self.answer_s = True, self.clock.monotonic() - self._asked_s
+        if isinstance(item, Waiting):
+            return
+        self._chunkless_s = 0.0
+        if isinstance(item, TransferPlan):
+            infos = [index.patch for index in item.patches]
+            count = sum(info.chunk_count for info in infos)
+            self._chunk_nbytes = sum(info.payload_nbytes for info in infos) / max(1, count)
+
+    def stalled(self) -> AstraflowError:
+        """Return what is to be said of it."""
+        return AstraflowError(
+            Reason.SOURCE_TIMEOUT,
+            f"{self._address} has stalled: no sign for {self._signless_s:.2f} s, no chunk for"
+            f" {self._chunkless_s:.2f} s",
+            retryable=True,
+        )
+
+    @property
+    def _silent_s(self) -> float:
+        """How long it may be silent."""
+        if not self.answer_s:
+            return self._timeouts.first_s
+        chunk_s = _CHUNKS * self._chunk_nbytes / self._goodput
+        return max(self._timeouts.silent_s, _ANSWERS * self.answer_s + chunk_s)
+
+
+async def _next(items: AsyncGenerator[Any]) -> Any:
+    return await anext(items)

@@ -1,0 +1,259 @@
+"""The history of a part: its newest version, flat, and what leads back to the versions before.
+
+A sparse chunk leads back as well as forward, so the patches that are kept for readers are what
+undoes them. Only where a range came whole its old bits are kept too, as a compressed difference.
+"""
+
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+import numpy as np
+import zstandard
+
+from astraflow.codec.chunks import Chunk, Encoding
+from astraflow.codec.decode import decode_back, decode_change, decode_whole
+from astraflow.codec.encode import RangeBits
+from astraflow.codec.runs import ChunkRange
+from astraflow.codec.state_digest import StateDigest
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.weights.patches.shard_layout import ShardLayout
+
+# The bits of so small a part are kept from when they were compared until they are entered.
+_STAGED_NBYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """How a range became what it is in a version: a sparse chunk, or what it differs by, packed."""
+
+    version: int
+    undo: Chunk | bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.undo.payload) if isinstance(self.undo, Chunk) else len(self.undo)
+
+
+class History:
+    """The last versions of a part, any range of any of them; one thread writes, many read.
+
+    A reader holds the lock for one range, the writer for the changes of one range. So neither
+    waits for long, and the writer never for a reader's network. A version counts as soon as it is
+    entered; what it changes is written later, range by range.
+
+    Attributes:
+        part: What of the layout it is.
+        newest: The version that was entered last; None: none.
+        oldest: The oldest version that can be read; None: none.
+    """
+
+    def __init__(self, shard_layout: ShardLayout) -> None:
+        self.shard_layout = shard_layout
+        self.newest: int | None = None
+        self.oldest: int | None = None
+        self._flat = np.zeros(shard_layout.nbytes, np.uint8)
+        self._steps: dict[int, list[_Step]] = {where.offset: [] for where in shard_layout.ranges()}
+        # Entered and not yet written into the flat bits, by offset.
+        self._late: dict[int, Chunk] = {}
+        # Of a small part: the next version as it was read, by offset.
+        self._staged: dict[int, np.ndarray] = {}
+        self._sizes: Counter[int] = Counter()
+        self._readers: Counter[int] = Counter()
+        self._lock = Lock()
+
+    @property
+    def undo_nbytes(self) -> int:
+        """What is kept to read old versions, forward patches included."""
+        return self._sizes.total()
+
+    def start(self, version: int, target: RangeBits) -> StateDigest:
+        """Copy a version; the ones before are forgotten. Return its share of the state digest."""
+        with self._lock:
+            self.oldest = version
+            self._late.clear()
+            self._sizes.clear()
+            self._steps = {where.offset: [] for where in self.shard_layout.ranges()}
+        for where in self.shard_layout.ranges():
+            bits = target(where)
+            with self._lock:
+                self._view(where)[:] = bits
+        self.newest = version
+        return self.digest()
+
+    def digest(self) -> StateDigest:
+        """Return what the bits of the newest version contribute to the state digest.
+
+        It means nothing when the next version is entered meanwhile.
+        """
+        self.flush()
+        if self.shard_layout.shard.count == 1:
+            return StateDigest.of(self.shard_layout.layout, self._flat)
+        ranges = self.shard_layout.ranges()
+        return StateDigest.of_pieces((each, self.newest_bits(each)) for each in ranges)
+
+    def advance(self, version: int, chunks: Sequence[Chunk]) -> None:
+        """Enter the next version: the chunks that lead to it from the newest, made here.
+
+        What is sparse is written when its range is read, or by `settle`, unless it was staged.
+        """
+        self.flush()
+        for chunk in chunks:
+            if chunk.header.encoding is Encoding.SPARSE_FAST:
+                self._enter(version, chunk)
+            elif chunk.header.encoding is not Encoding.UNCHANGED:
+                self._replace(version, chunk)
+        self.newest = version
+        self._staged.clear()
+
+    def staged(self, target: RangeBits) -> RangeBits:
+        """Return what reads the next version; of a small part it keeps what it reads.
+
+        Then no chunk has to be decoded for it to be entered.
+        """
+        if self.shard_layout.nbytes > _STAGED_NBYTES:
+            return target
+
+        def read(where: ChunkRange) -> np.ndarray:
+            bits = target(where)
+            self._staged[where.offset] = bits.copy()
+            return bits
+
+        return read
+
+    def flush(self) -> None:
+        """Write what was entered: the work that nobody who waits for a version waits for."""
+        while True:
+            with self._lock:
+                if not self._late:
+                    return
+                self._write(next(iter(self._late)))
+
+    def newest_bits(self, where: ChunkRange) -> np.ndarray:
+        """Return a range of the newest version, as a view: for who enters versions."""
+        with self._lock:
+            # Another thread that is at this range holds the lock until all of it is written.
+            self._write(where.offset)
+        return self._view(where)
+
+    def bits_of(self, version: int) -> RangeBits:
+        """Return what reads a version; each range that it gives is a copy.
+
+        Raises:
+            AstraflowError: VERSION_EVICTED, also while it is read, when nothing leads back to it.
+        """
+        return lambda where: self._read(version, where)
+
+    @contextmanager
+    def reading(self, versions: Sequence[int]) -> Generator[None]:
+        """Keep versions readable."""
+        with self._lock:
+            self._readers.update(versions)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers.subtract(versions)
+                self._readers += Counter[int]()
+
+    def forget(self, *, keep: int, room_nbytes: int) -> None:
+        """Forget the versions that are too old, or whose undoing takes more than there is room for.
+
+        Args:
+            keep: Versions before the newest that stay readable.
+            room_nbytes: Of what undoes them. What readers are at may take as much again.
+        """
+        if self.newest is None or self.oldest is None:
+            return
+        with self._lock:
+            oldest = max(self.oldest, self._affordable(self.newest - keep, room_nbytes))
+            read = [each for each in self._readers if self.oldest <= each < oldest]
+            if read:
+                oldest = self._affordable(min(read), 2 * room_nbytes)
+            self.oldest = max(self.oldest, oldest)
+            self._drop_steps()
+
+    def _affordable(self, oldest: int, room_nbytes: int) -> int:
+        """Return the oldest version, not before the given one, for which there is room."""
+        for version in sorted(self._sizes, reverse=True):
+            room_nbytes -= self._sizes[version]
+            if room_nbytes < 0:
+                return max(oldest, version)
+        return oldest
+
+    def _drop_steps(self) -> None:
+        oldest = self.oldest or 0
+        for offset, steps in self._steps.items():
+            if steps and steps[0].version <= oldest:
+                self._steps[offset] = [step for step in steps if step.version > oldest]
+        for version in [each for each in self._sizes if each <= oldest]:
+            del self._sizes[version]
+
+    def _view(self, where: ChunkRange) -> np.ndarray:
+        return self._flat[self.shard_layout.place(where)].view(where.dtype.bits)
+
+    def _enter(self, version: int, chunk: Chunk) -> None:
+        step = _Step(version=version, undo=chunk)
+        staged = self._staged.get(chunk.header.offset)
+        with self._lock:
+            if staged is None:
+                self._late[chunk.header.offset] = chunk
+            else:
+                self._view(_range_of(chunk))[:] = staged
+            self._steps[chunk.header.offset].append(step)
+        self._sizes[version] += step.nbytes
+
+    def _replace(self, version: int, chunk: Chunk) -> None:
+        where, new = _range_of(chunk), decode_whole(chunk)
+        bits = self._view(where)
+        step = _Step(version=version, undo=_packed(bits ^ new))
+        with self._lock:
+            bits[:] = new
+            self._steps[where.offset].append(step)
+        self._sizes[version] += step.nbytes
+
+    def _write(self, offset: int) -> None:
+        """Write what was entered of a range, if that is still to be done; under the lock."""
+        chunk = self._late.pop(offset, None)
+        if chunk is None:
+            return
+        where = _range_of(chunk)
+        bits = self._view(where)
+        change = decode_change(chunk, bits)
+        if change is not None:
+            bits[change.indices] = change.values
+
+    def _read(self, version: int, where: ChunkRange) -> np.ndarray:
+        with self._lock:
+            if self.oldest is None or not self.oldest <= version:
+                raise AstraflowError(
+                    Reason.VERSION_EVICTED,
+                    f"version {version} is no longer kept, the oldest is {self.oldest}",
+                    metadata={"version": str(version)},
+                )
+            self._write(where.offset)
+            bits = self._view(where).copy()
+            steps = [step for step in self._steps[where.offset] if step.version > version]
+        for step in reversed(steps):
+            _undo(step, bits)
+        return bits
+
+
+def _range_of(chunk: Chunk) -> ChunkRange:
+    header = chunk.header
+    return ChunkRange(offset=header.offset, nbytes=header.nbytes, dtype=header.dtype)
+
+
+def _undo(step: _Step, bits: np.ndarray) -> None:
+    if isinstance(step.undo, Chunk):
+        indices, before = decode_back(step.undo, bits)
+        bits[indices] = before
+    else:
+        bits ^= np.frombuffer(zstandard.ZstdDecompressor().decompress(step.undo), bits.dtype)
+
+
+def _packed(difference: np.ndarray) -> bytes:
+    return zstandard.ZstdCompressor(level=1, write_content_size=True).compress(difference.data)

@@ -1,0 +1,334 @@
+"""The version that is pulled: its chunks verified one by one, from whichever source they come.
+
+They are decoded over what is held while others of their patch are still on their way. What is
+decoded counts only once the state that all of it makes is verified; see `state.stage`.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby, islice
+from time import perf_counter
+
+import numpy as np
+
+from astraflow.codec.changes import Change
+from astraflow.codec.chunks import Chunk
+from astraflow.codec.decode import decode_change
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import PatchInfo, VersionInfo
+from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.routes import is_readable, itself, steps
+from astraflow.weights.patches.state import CompletePatch, HeldState, bits_in
+from astraflow.wire.patches import PatchIndex, SentChunk, digest_of
+from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
+
+VerifiedChunks = dict[bytes, dict[int, Chunk]]
+"""By root of the patch, by index."""
+
+
+class IncomingVersion:
+    """Collects the chunks of the patches that lead to a version.
+
+    Chunks are kept by the root of their patch, so what one source sent before it failed need not
+    be sent by the next one; nor again, when the next pull begins with what this one has left.
+
+    Attributes:
+        target: What is wanted.
+        base_version: What is held; None: nothing.
+        nbytes: Payload received and verified.
+        chunk_count: Chunks received and verified.
+        bad_chunk_count: Chunks, or lists of their digests, that were refused.
+        verify_s: Seconds in which digests were compared.
+    """
+
+    def __init__(
+        self,
+        target: VersionInfo,
+        known: Mapping[int, VersionInfo],
+        *,
+        base_version: int | None,
+        leftover: VerifiedChunks | None = None,
+    ) -> None:
+        """Start with what an earlier pull has left.
+
+        Args:
+            target: What is wanted.
+            known: Versions as the run told them, the target too: their roots are trusted.
+            base_version: What is held; None: nothing.
+            leftover: Of a pull that failed.
+        """
+        self.target = target
+        self.base_version = base_version
+        self.nbytes = self.chunk_count = self.bad_chunk_count = 0
+        self.verify_s = 0.0
+        self._known = known
+        self._indexes: tuple[PatchIndex, ...] = ()
+        self._chunks: VerifiedChunks = leftover or {}
+
+    @property
+    def chunks(self) -> VerifiedChunks:
+        """What is here, for a later pull to begin with."""
+        return self._chunks
+
+    @property
+    def left_nbytes(self) -> int | None:
+        """Payload of the plan that is not here, chunks counted as equal; None: no plan yet."""
+        if not self._indexes:
+            return None
+        return sum(
+            round(index.patch.payload_nbytes * (1 - len(chunks) / max(1, index.patch.chunk_count)))
+            for index, chunks in self.planned_patches()
+        )
+
+    def spec(
+        self, *, want: Sequence[tuple[bytes, int]] = (), goodput_bytes_per_s: float = 0.0
+    ) -> TransferSpec:
+        """Return what to ask a source for.
+
+        Args:
+            want: Root and index of the chunks that it is asked for; empty: all that are missing.
+            goodput_bytes_per_s: Measured on the link to it; 0: unknown.
+        """
+        wanted: dict[bytes, list[int]] = {}
+        for root, number in want:
+            wanted.setdefault(root, []).append(number)
+        have = [ChunkSet.of(root, chunks) for root, chunks in self._chunks.items() if chunks]
+        return TransferSpec(
+            policy_id=self.target.policy_id,
+            version=self.target.version,
+            base_version=self.base_version,
+            layout_digest=self.target.layout_digest,
+            goodput_bytes_per_s=goodput_bytes_per_s,
+            core_count=os.cpu_count() or 0,
+            want_chunks=tuple(ChunkSet.of(root, each) for root, each in wanted.items()),
+            have_chunks=tuple(have),
+        )
+
+    def planned_patches(self) -> Iterator[tuple[PatchIndex, dict[int, Chunk]]]:
+        """Yield the patches of the plan, each with its verified chunks, which grow."""
+        for index in self._indexes:
+            yield index, self._chunks[index.patch.root_digest]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every chunk of the plan is here."""
+        return bool(self._indexes) and not any(
+            index.patch.chunk_count - len(chunks) for index, chunks in self.planned_patches()
+        )
+
+    def missing(self) -> list[tuple[bytes, int]]:
+        """Return root and index of every chunk of the plan that is not here, in order."""
+        return [
+            (index.patch.root_digest, number)
+            for index, chunks in self.planned_patches()
+            for number in range(index.patch.chunk_count)
+            if number not in chunks
+        ]
+
+    def is_missing(self, root: bytes, index: int) -> bool:
+        """Whether a chunk of the plan is not here."""
+        return index not in self._chunks.get(root, ())
+
+    def is_planned_as(self, plan: TransferPlan) -> bool:
+        """Whether another source would send the same patches."""
+        return [each.patch for each in plan.patches] == [each.patch for each in self._indexes]
+
+    def begin(self) -> None:
+        """Forget the plan, not the chunks: another source makes its own."""
+        self._indexes = ()
+
+    def take(self, item: TransferPlan | SentChunk, frame: LayoutFrame) -> None:
+        """Take the plan or a chunk of it.
+
+        Raises:
+            AstraflowError: DIGEST_MISMATCH, CHUNK_INVALID: the source lies or is broken;
+                PATCH_UNKNOWN: the run has not told of a patch in the plan, or this release
+                cannot read it.
+        """
+        if isinstance(item, TransferPlan):
+            self._take_plan(item)
+        else:
+            self._take_chunk(item, frame)
+
+    def require_complete(self) -> None:
+        """Check that every chunk of the plan is here.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE: the source ended before.
+        """
+        if not self._indexes:
+            raise AstraflowError(Reason.SOURCE_UNREACHABLE, "the source ended without a plan")
+        for index in self._indexes:
+            missing = index.patch.chunk_count - len(self._chunks[index.patch.root_digest])
+            if missing:
+                raise AstraflowError(
+                    Reason.SOURCE_UNREACHABLE,
+                    f"the source ended {missing} chunks before the end of version"
+                    f" {index.patch.version}",
+                    retryable=True,
+                )
+
+    def patches(self) -> Iterator[CompletePatch]:
+        """Yield the patches in the order in which they are applied, chunks by index."""
+        for index in self._indexes:
+            chunks = self._chunks[index.patch.root_digest]
+            yield index, tuple(chunks[number] for number in range(index.patch.chunk_count))
+
+    def _take_plan(self, plan: TransferPlan) -> None:
+        if self._indexes:
+            raise AstraflowError(Reason.CHUNK_INVALID, "a transfer has one plan, not two")
+        for index in plan.patches:
+            self._require_registered(index)
+        self._require_way([index.patch for index in plan.patches])
+        self._indexes = plan.patches
+        roots = [index.patch.root_digest for index in plan.patches]
+        # Chunks of patches that are not in the plan would never be used up.
+        self._chunks = {root: self._chunks.get(root, {}) for root in roots}
+
+    def _require_way(self, infos: Sequence[PatchInfo]) -> None:
+        """Check that patches lead from the base to the target, each with all its shards, once."""
+        at = self.base_version
+        for version, shards in groupby(infos, key=lambda each: each.version):
+            together = [*shards]
+            (step, *_) = steps(together, itself) or [None]
+            if step is None or len(step.patches) != len(together):
+                raise AstraflowError(
+                    Reason.CHUNK_INVALID, f"the plan lacks a shard of version {version}, or has two"
+                )
+            if step.base_version != at:
+                raise AstraflowError(
+                    Reason.CHUNK_INVALID,
+                    f"a patch starts from {step.base_version}, not from {at}",
+                )
+            at = version
+        if at != self.target.version or not infos:
+            raise AstraflowError(
+                Reason.CHUNK_INVALID, f"the plan leads to {at}, not {self.target.version}"
+            )
+
+    def is_registered(self, plan: TransferPlan) -> bool:
+        """Whether the run has told of every patch of a plan."""
+        return all(self._is_known(index) for index in plan.patches)
+
+    def learn(self, infos: Iterable[VersionInfo]) -> None:
+        """Take note of versions that the run has told again: some have gained patches."""
+        self._known = {**self._known, **{info.version: info for info in infos}}
+
+    def _is_known(self, index: PatchIndex) -> bool:
+        info = self._known.get(index.patch.version)
+        return info is not None and index.patch in info.patches
+
+    def _require_registered(self, index: PatchIndex) -> None:
+        if not self._is_known(index) or not is_readable(index.patch):
+            raise AstraflowError(
+                Reason.PATCH_UNKNOWN,
+                f"the patch to version {index.patch.version} is none that the run told of and"
+                " this release can read",
+            )
+        if index.root_digest != index.patch.root_digest:
+            self.bad_chunk_count += 1
+            raise AstraflowError(
+                Reason.DIGEST_MISMATCH, "the chunk digests do not add up to the registered root"
+            )
+
+    def _take_chunk(self, sent: SentChunk, frame: LayoutFrame) -> None:
+        header, started = sent.chunk.header, perf_counter()
+        try:
+            index = self._verified_index(sent)
+        except AstraflowError:
+            self.bad_chunk_count += 1
+            raise
+        finally:
+            self.verify_s += perf_counter() - started
+        frame.runs.check(header)
+        chunks = self._chunks[index.patch.root_digest]
+        if header.index not in chunks:
+            chunks[header.index] = sent.chunk
+            self.chunk_count += 1
+            self.nbytes += len(sent.chunk.payload)
+
+    def _verified_index(self, sent: SentChunk) -> PatchIndex:
+        """Return the patch that a chunk is surely of."""
+        number = sent.chunk.header.index
+        if not sent.patch_index < len(self._indexes):
+            raise AstraflowError(Reason.CHUNK_INVALID, "a chunk of no patch of the plan")
+        index = self._indexes[sent.patch_index]
+        if not number < index.patch.chunk_count:
+            raise AstraflowError(Reason.CHUNK_INVALID, f"the patch has no chunk {number}")
+        if digest_of(sent.chunk) != index.chunk_digests[number]:
+            raise AstraflowError(
+                Reason.DIGEST_MISMATCH,
+                f"chunk {number} of version {index.patch.version} has other bytes than registered",
+            )
+        return index
+
+
+_Decoded = tuple[Chunk, Future[Change | None]]
+
+
+class PipelinedDecoder:
+    """Decodes verified chunks of the patches that start from what is held, in a thread.
+
+    It listens to a pull as `fetch.Progress`; `decode` takes the place of `decode_change`. What is
+    held must stay as it is from `over` to `clear`.
+    """
+
+    def __init__(self) -> None:
+        """Start no thread yet."""
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="astraflow-decode")
+        self._held: HeldState | None = None
+        self._incoming: IncomingVersion | None = None
+        # By the chunk's identity, which lives as long as the entry.
+        self._decoded: dict[int, _Decoded] = {}
+        self._seen: dict[bytes, int] = {}
+
+    def over(self, held: HeldState | None) -> None:
+        """Take note of what the next patches start from; None: nothing, and all is left alone."""
+        self.clear()
+        self._held = held
+
+    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
+        """Take note of a pull that begins."""
+        del frame
+        self._incoming = incoming
+        self._seen = {}
+
+    def note(self) -> None:
+        """Look at what has come."""
+        if self._held is None or self._incoming is None:
+            return
+        for index, chunks in self._incoming.planned_patches():
+            if index.patch.base_version != self._held.version:
+                return
+            root = index.patch.root_digest
+            for chunk in islice(chunks.values(), self._seen.get(root, 0), None):
+                self.submit(self._held, index, chunk)
+            self._seen[root] = len(chunks)
+
+    def submit(self, held: HeldState, index: PatchIndex | None, chunk: Chunk) -> None:
+        """Decode a chunk soon."""
+        if id(chunk) in self._decoded:
+            return
+        tables = b"" if index is None else index.shared_tables
+        old = bits_in(held.flat, chunk.header)
+        self._decoded[id(chunk)] = (
+            chunk,
+            self._threads.submit(decode_change, chunk, old, tables),
+        )
+
+    def decode(self, chunk: Chunk, old: np.ndarray, tables: bytes = b"") -> Change | None:
+        """Return what a chunk changes: see `decode_change`."""
+        found = self._decoded.get(id(chunk))
+        return decode_change(chunk, old, tables) if found is None else found[1].result()
+
+    def clear(self) -> None:
+        """Forget all; what is held may change from now on."""
+        for _, decoded in self._decoded.values():
+            decoded.cancel()
+        self._decoded = {}
+        self._held = self._incoming = None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._threads.shutdown(cancel_futures=True)

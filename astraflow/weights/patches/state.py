@@ -1,0 +1,297 @@
+"""The held state: a verified version as one flat array. The next one is staged beside it.
+
+What a staged version asks of an engine are updates of tensors, sparse or whole.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from astraflow.codec.changes import Change
+from astraflow.codec.chunks import Chunk, ChunkHeader
+from astraflow.codec.decode import decode_change, decode_whole
+from astraflow.codec.state_digest import StateDigest
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.layout import Layout
+from astraflow.core.updates import TensorUpdate
+from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.wire.patches import PatchIndex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Touched:
+    """Elements of one tensor that change.
+
+    Attributes:
+        indices: i64[n], rising.
+        values: uN[n], the bits that they get; None: an element changes more than once.
+    """
+
+    indices: np.ndarray
+    values: np.ndarray | None
+
+
+def touched_elements(frame: LayoutFrame, changes: Iterable[Change]) -> Mapping[str, Touched]:
+    """Return which elements of which tensors change, by name of the tensor.
+
+    Args:
+        frame: Of the state.
+        changes: Of one or several patches; one element may change more than once.
+
+    Raises:
+        AstraflowError: CHUNK_INVALID when a change lies between tensors.
+    """
+    pieces: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for change in changes:
+        for spec, part in frame.split(change):
+            indices = change.indices[part].astype(np.int64)
+            indices += change.first - spec.offset // spec.dtype.itemsize
+            pieces.setdefault(spec.name, []).append((indices, change.values[part]))
+    return {name: _joined(parts) for name, parts in pieces.items()}
+
+
+def is_given_by(layout: Layout, touched: Mapping[str, Touched]) -> bool:
+    """Whether `sparse_updates` needs nothing of the state but what changes."""
+    return all(
+        each.values is not None and not _is_most(each, layout.by_name[name].element_count)
+        for name, each in touched.items()
+    )
+
+
+def sparse_updates(
+    layout: Layout, flat: np.ndarray, touched: Mapping[str, Touched]
+) -> tuple[TensorUpdate, ...]:
+    """Return the new bits of some elements; a tensor of which most changed comes whole.
+
+    Args:
+        layout: Of the state.
+        flat: u8[nbytes], after the changes.
+        touched: By name of the tensor.
+    """
+    updates: list[TensorUpdate] = []
+    for spec in layout.tensors:
+        found = touched.get(spec.name)
+        if found is None:
+            continue
+        bits = layout.view(flat, spec.name).reshape(-1)
+        if _is_most(found, len(bits)):
+            updates.append(TensorUpdate(spec=spec, indices=None, values=bits.copy()))
+        else:
+            values = bits[found.indices] if found.values is None else found.values
+            updates.append(TensorUpdate(spec=spec, indices=found.indices, values=values))
+    return tuple(updates)
+
+
+def dense_updates(layout: Layout, flat: np.ndarray) -> tuple[TensorUpdate, ...]:
+    """Return every tensor whole.
+
+    The values are copies: the state moves on in place, and an engine may keep what it got.
+    """
+    return tuple(
+        TensorUpdate(
+            spec=spec, indices=None, values=layout.view(flat, spec.name).reshape(-1).copy()
+        )
+        for spec in layout.tensors
+    )
+
+
+def _is_most(touched: Touched, element_count: int) -> bool:
+    return 2 * len(touched.indices) > element_count
+
+
+def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> Touched:
+    if len(parts) == 1:
+        return Touched(indices=parts[0][0], values=parts[0][1])
+    indices = np.concatenate([each for each, _ in parts])
+    if (indices[1:] > indices[:-1]).all():
+        return Touched(indices=indices, values=np.concatenate([each for _, each in parts]))
+    return Touched(indices=np.unique(indices), values=None)
+
+
+CompletePatch = tuple[PatchIndex, tuple[Chunk, ...]]
+"""A patch whose chunks, by index, were verified."""
+
+Decode = Callable[[Chunk, np.ndarray, bytes], Change | None]
+"""`decode_change`, or what knows some of its results."""
+
+_Step = Sequence[CompletePatch]
+"""What leads from one version to another: one patch, or the patches of all shards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeldState:
+    """What a receiver holds.
+
+    Attributes:
+        frame: Of all versions of the layout.
+        version: Whose bits these are.
+        flat: u8[nbytes].
+        digest: Of the state.
+    """
+
+    frame: LayoutFrame
+    version: int
+    flat: np.ndarray
+    digest: StateDigest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StagedState:
+    """A verified version beside the held one.
+
+    Attributes:
+        state: What is held once the changes are written into `state.flat`, which until then
+            may be the held version's.
+        changes: In the order in which they are written.
+        touched: Elements that change by tensor; None: the version came whole.
+    """
+
+    state: HeldState
+    changes: tuple[Change, ...]
+    touched: Mapping[str, Touched] | None
+
+    def commit(self) -> HeldState:
+        """Write the changes and return what is held now; nothing here can fail halfway."""
+        for change in self.changes:
+            change.apply(self.state.flat)
+        return self.state
+
+    @property
+    def is_given_by_changes(self) -> bool:
+        """Whether what it asks of an engine is known before it is committed."""
+        layout = self.state.frame.layout
+        return self.touched is not None and is_given_by(layout, self.touched)
+
+    def tensor_updates(self) -> tuple[TensorUpdate, ...]:
+        """Return what the version asks of an engine, committed or told by its changes."""
+        layout, flat = self.state.frame.layout, self.state.flat
+        if self.touched is None:
+            return dense_updates(layout, flat)
+        return sparse_updates(layout, flat, self.touched)
+
+
+def stage(
+    frame: LayoutFrame,
+    held: HeldState | None,
+    patches: Iterable[CompletePatch],
+    content_digests: Mapping[int, bytes],
+    decode: Decode = decode_change,
+) -> StagedState:
+    """Decode patches over a base, which is not touched, and verify every state on the way.
+
+    Args:
+        frame: Of the target's layout.
+        held: The base; None: the first patch is from nothing.
+        patches: In order; those of the shards of a version one behind the other.
+        content_digests: By version, as the run registered them.
+        decode: Returns what a chunk changes.
+
+    Raises:
+        AstraflowError: CHUNK_INVALID; DIGEST_MISMATCH when a state is not the registered one.
+    """
+    steps = [[*step] for _, step in groupby(patches, key=lambda each: each[0].patch.version)]
+    base = held
+    if base is None:
+        base = _whole(frame, steps.pop(0))
+        _require(base.digest, base.version, content_digests)
+    overlay, digest, version = Overlay(base.flat), base.digest, base.version
+    for step in steps:
+        layer = _decode(frame, step, overlay, decode)
+        for change in layer:
+            digest = digest.after(change)
+        version = step[0][0].patch.version
+        _require(digest, version, content_digests)
+        overlay.add(layer)
+    changes = overlay.changes
+    touched = touched_elements(frame, changes)
+    return StagedState(
+        state=HeldState(frame=frame, version=version, flat=base.flat, digest=digest),
+        changes=changes,
+        touched=None if held is None else touched,
+    )
+
+
+class Overlay:
+    """A base with the changes of some patches laid over it, without a copy of the base."""
+
+    def __init__(self, flat: np.ndarray) -> None:
+        self._flat = flat
+        self._layers: list[tuple[list[int], Sequence[Change]]] = []
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """All of them, oldest first."""
+        return tuple(change for _, layer in self._layers for change in layer)
+
+    def add(self, layer: Sequence[Change]) -> None:
+        """Lay the changes of one patch on top: rising, without overlap."""
+        starts = [(each.first + int(each.indices[0])) * each.dtype.itemsize for each in layer]
+        self._layers.append((starts, layer))
+
+    def bits(self, header: ChunkHeader) -> np.ndarray:
+        """Return the bits of a chunk's range: uN[element_count]; not to be written."""
+        bits = bits_in(self._flat, header)
+        first = header.offset // header.dtype.itemsize
+        is_copy = False
+        for change in self._touching(header):
+            indices, part = change.between(first, first + len(bits))
+            bits = bits if is_copy else bits.copy()
+            is_copy = True
+            bits[indices] = change.values[part]
+        return bits
+
+    def _touching(self, header: ChunkHeader) -> Iterator[Change]:
+        for starts, layer in self._layers:
+            at = max(bisect_right(starts, header.offset) - 1, 0)
+            while at < len(layer) and starts[at] < header.end:
+                if layer[at].dtype is header.dtype:
+                    yield layer[at]
+                at += 1
+
+
+def bits_in(flat: np.ndarray, header: ChunkHeader) -> np.ndarray:
+    """Return the bits of a chunk's range in a flat state, a view: uN[element_count]."""
+    return flat[header.offset : header.end].view(header.dtype.bits)
+
+
+def _decode(frame: LayoutFrame, step: _Step, overlay: Overlay, decode: Decode) -> list[Change]:
+    found = (
+        decode(chunk, overlay.bits(chunk.header), tables)
+        for chunk, tables in _covering(frame, step)
+    )
+    return [change for change in found if change is not None]
+
+
+def _whole(frame: LayoutFrame, step: _Step) -> HeldState:
+    version = step[0][0].patch.version
+    flat = np.zeros(frame.layout.nbytes, np.uint8)
+    for chunk, tables in _covering(frame, step):
+        part = flat[chunk.header.offset : chunk.header.end]
+        part.view(chunk.header.dtype.bits)[:] = decode_whole(chunk, tables)
+    frame.check_padding(flat)
+    digest = StateDigest.of(frame.layout, flat)
+    return HeldState(frame=frame, version=version, flat=flat, digest=digest)
+
+
+def _covering(frame: LayoutFrame, step: _Step) -> list[tuple[Chunk, bytes]]:
+    """Return the chunks of a step by offset, with their tables: together they cover the layout."""
+    found = [(chunk, index.shared_tables) for index, chunks in step for chunk in chunks]
+    if len(step) > 1:
+        # Shards lie between each other; the padding between tensors belongs to none of them.
+        found.sort(key=lambda each: each[0].header.offset)
+        frame.check_pieces([chunk.header for chunk, _ in found])
+    else:
+        frame.runs.check_cover([chunk.header for chunk, _ in found])
+    return found
+
+
+def _require(digest: StateDigest, version: int, registered: Mapping[int, bytes]) -> None:
+    if digest.to_bytes() != registered[version]:
+        raise AstraflowError(
+            Reason.DIGEST_MISMATCH,
+            f"what resulted is not version {version}: base or patch is not what the run registered",
+            metadata={"version": str(version)},
+        )

@@ -1,0 +1,433 @@
+"""Broadcast: one process sends its versions to all others of a torch.distributed group at once.
+
+A group is its own: it touches no default group of the process. The sender keeps a store at a known
+port, where the others take places; once all are taken the group meets. Every operation ends by a
+deadline. After the first failure a group is over, and its members meet for the next one.
+
+The body of a frame is a series of `PullResponse` messages, each after its length (u32,
+little-endian): the plan of one patch, then its chunks. The number of a frame is the newest version
+that is through, which is the version itself in its last frame; -1 before there is one. A frame
+without a body is a heartbeat.
+"""
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Self, cast
+
+import numpy as np
+import structlog
+import torch
+import torch.distributed as dist
+from google.protobuf.message import DecodeError
+
+from astraflow.config.recipe import Broadcast
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.transport.grpc_lane import decode_response
+from astraflow.weights.patches.stored import PatchName, StoredPatch
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.wire.patches import SentChunk, encode_sent_chunk
+from astraflow.wire.transfers import SentItem, TransferPlan, encode_transfer_plan
+from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
+
+SENDER_RANK: Final = 0
+_HEADER: Final = struct.Struct("<qq")
+_LIMIT_NBYTES: Final = 1 << 30
+_POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where a group meets.
+
+    Attributes:
+        host: Of the sender; where it listens, or where the others dial.
+        port: Of its store.
+        receiver_count: Processes beside the sender.
+        deadline_s: Of each operation, once all are there.
+        device: cpu: over gloo; cuda[:N]: over NCCL.
+    """
+
+    host: str
+    port: int
+    receiver_count: int
+    deadline_s: float = 30.0
+    device: str = "cpu"
+
+    @property
+    def limit(self) -> timedelta:
+        """The deadline."""
+        return timedelta(seconds=self.deadline_s)
+
+
+def rendezvous(settings: Broadcast, *, host: str) -> Rendezvous:
+    """Return where the group of a recipe meets: on the trainer's host."""
+    return Rendezvous(
+        host=host,
+        port=settings.port,
+        receiver_count=settings.node_count,
+        deadline_s=settings.deadline_s,
+        device=settings.device,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BroadcastFrame:
+    """What is sent at once.
+
+    Attributes:
+        body: u8[n], n may be 0.
+        number: Means what sender and receivers agree on.
+    """
+
+    body: np.ndarray
+    number: int
+
+
+class BroadcastGroup:
+    """One process's place in a group; used from one thread."""
+
+    def __init__(self, group: Any, where: Rendezvous) -> None:
+        """Hold a group; meetings make them."""
+        self._group = group
+        self._where = where
+
+    def send(self, frame: BroadcastFrame) -> None:
+        """Give a frame to all others, as the sender.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE when one is gone or late.
+        """
+        with _torch_errors():
+            end = time.monotonic() + self._where.deadline_s
+            header = bytearray(_HEADER.pack(len(frame.body), frame.number))
+            self._move(torch.frombuffer(header, dtype=torch.uint8), end)
+            self._move(torch.as_tensor(frame.body), end)
+
+    def receive(self) -> BroadcastFrame:
+        """Take the next frame.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE when the sender is gone or late; CHUNK_INVALID
+                when it announces what cannot be.
+        """
+        with _torch_errors():
+            end = time.monotonic() + self._where.deadline_s
+            header = self._move(torch.empty(_HEADER.size, dtype=torch.uint8), end)
+            nbytes, number = _HEADER.unpack(header.numpy().tobytes())
+            if not 0 <= nbytes <= _LIMIT_NBYTES:
+                raise AstraflowError(Reason.CHUNK_INVALID, f"a frame has {nbytes} bytes")
+            body = self._move(torch.empty(nbytes, dtype=torch.uint8), end)
+            return BroadcastFrame(body=body.numpy(), number=number)
+
+    def _move(self, tensor: torch.Tensor, end: float) -> torch.Tensor:
+        """Broadcast bytes u8[n] from the sender; return what is here afterwards, on the CPU."""
+        if not len(tensor):
+            return tensor
+        there = tensor.to(self._where.device)
+        # 0 would mean no limit.
+        left = timedelta(seconds=max(0.001, end - time.monotonic()))
+        options = cast("Any", dist).BroadcastOptions()
+        options.rootRank, options.rootTensor, options.timeout = SENDER_RANK, 0, left
+        self._group.broadcast([there], options).wait(left)
+        return there.cpu()
+
+
+class _Meetings:
+    """Meets for group 0, 1, 2 ... over the keys of a store.
+
+    `group` names the one that is met for; `N/seats` counts its receivers; `N/full` is there once
+    all have come. Drop the group before when the next one is met: what it holds are connections.
+    """
+
+    def __init__(self, where: Rendezvous, store: Any, is_over: Callable[[], bool]) -> None:
+        self._where = where
+        self._store = store
+        self._is_over = is_over
+
+    def _wait(self, is_so: Callable[[], bool]) -> bool:
+        while not self._is_over():
+            if is_so():
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def _met(self, number: int, rank: int) -> BroadcastGroup:
+        torch_dist, where = cast("Any", dist), self._where
+        store = torch_dist.PrefixStore(str(number), self._store)
+        size = where.receiver_count + 1
+        if torch.device(where.device).type == "cpu":
+            return BroadcastGroup(
+                torch_dist.ProcessGroupGloo(store, rank, size, where.limit), where
+            )
+        torch.cuda.set_device(where.device)
+        options = torch_dist.ProcessGroupNCCL.Options()
+        options._timeout = where.limit  # noqa: SLF001 - torch has no public name for it
+        return BroadcastGroup(torch_dist.ProcessGroupNCCL(store, rank, size, options), where)
+
+
+class SenderMeetings(_Meetings):
+    """Listens for receivers, where it is told to and nowhere else, and meets them."""
+
+    def __init__(self, where: Rendezvous, is_over: Callable[[], bool]) -> None:
+        """Listen.
+
+        Args:
+            where: To listen.
+            is_over: Ends a wait.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when the port cannot be listened on.
+        """
+        super().__init__(where, _listening_store(where), is_over)
+        self._number = -1
+
+    def meet(self) -> BroadcastGroup | None:
+        """Return the next group once all have come; None: it is over.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE when one who took a seat went again.
+        """
+        self._number += 1
+        with _torch_errors():
+            self._store.set("group", str(self._number))
+            if not self._wait(self._is_taken):
+                return None
+            self._store.set(f"{self._number}/full", "")
+            return self._met(self._number, SENDER_RANK)
+
+    def _is_taken(self) -> bool:
+        return self._store.add(f"{self._number}/seats", 0) >= self._where.receiver_count
+
+
+class ReceiverMeetings(_Meetings):
+    """Dials a sender and takes seats there."""
+
+    def __init__(self, where: Rendezvous, is_over: Callable[[], bool]) -> None:
+        """Dial.
+
+        Args:
+            where: The sender listens.
+            is_over: Ends a wait.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE when nobody listens there by the deadline.
+        """
+        with _torch_errors():
+            store = cast("Any", dist).TCPStore(
+                where.host, where.port, None, False, timeout=where.limit, wait_for_workers=False
+            )
+        super().__init__(where, store, is_over)
+        self._seen = -1
+
+    def meet(self) -> BroadcastGroup | None:
+        """Return the next group in which there is a seat, once all have come; None: it is over.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE when the sender, or who else took a seat, went.
+        """
+        with _torch_errors():
+            while self._wait(lambda: self._open > self._seen):
+                self._seen = self._open
+                rank = self._store.add(f"{self._seen}/seats", 1)
+                if rank <= self._where.receiver_count and self._all_come():
+                    return self._met(self._seen, rank)
+        return None
+
+    def _all_come(self) -> bool:
+        """Return whether all came; else the group was given up, or it is over."""
+        full = f"{self._seen}/full"
+        self._wait(lambda: self._store.check([full]) or self._open > self._seen)
+        return self._store.check([full])
+
+    @property
+    def _open(self) -> int:
+        return int(self._store.get("group")) if self._store.check(["group"]) else -1
+
+
+def _listening_store(where: Rendezvous) -> Any:
+    try:
+        listener = socket.create_server((where.host, where.port))
+    except OSError as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"broadcast cannot listen on {where.host}:{where.port}, choose another port: {error}",
+        ) from error
+    port = listener.getsockname()[1]
+    return cast("Any", dist).TCPStore(
+        where.host,
+        port,
+        None,
+        True,
+        timeout=where.limit,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+@contextmanager
+def _torch_errors() -> Generator[None]:
+    """Turn what torch raises into what is raised here."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = str(error).partition(". ")[0]
+        raise AstraflowError(
+            Reason.SOURCE_UNREACHABLE, f"the broadcast group broke: {why}"
+        ) from error
+
+
+FRAME_NBYTES: Final = 16 << 20
+"""A body has so many bytes, or a message more."""
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+def bodies(messages: Iterable[PullResponse]) -> Iterator[np.ndarray]:
+    """Yield the bodies, u8[n], that carry messages."""
+    body = bytearray()
+    for message in messages:
+        content = message.SerializeToString()
+        body += _LENGTH.pack(len(content)) + content
+        if len(body) >= FRAME_NBYTES:
+            yield np.frombuffer(body, np.uint8)
+            body = bytearray()
+    if body:
+        yield np.frombuffer(body, np.uint8)
+
+
+def items(body: np.ndarray) -> Iterator[SentItem]:
+    """Yield what a body, u8[n], carries.
+
+    Raises:
+        AstraflowError: CHUNK_INVALID when it is none.
+    """
+    view, at = body.data, 0
+    while at < len(view):
+        start = at + _LENGTH.size
+        if start > len(view):
+            raise _torn()
+        at = start + _LENGTH.unpack_from(view, at)[0]
+        if at > len(view):
+            raise _torn()
+        try:
+            yield decode_response(PullResponse.FromString(bytes(view[start:at])))
+        except DecodeError as error:
+            raise _torn() from error
+
+
+def _torn() -> AstraflowError:
+    return AstraflowError(Reason.CHUNK_INVALID, "a frame of the broadcast is torn")
+
+
+# Of the deadline; but no heartbeat is later than this.
+_HEARTBEATS: Final = 4
+_HEARTBEAT_S: Final = 1.0
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Broadcaster:
+    """Sends every version once to all who have a seat, in a thread of its own.
+
+    It goes on with the next group when one breaks, and never holds training up.
+
+    Example:
+        >>> where = Rendezvous(host="10.0.0.1", port=29500, receiver_count=8)
+        >>> with Broadcaster(publisher, where) as broadcaster:
+        ...     client.publish_version(publisher.publish(1, tensors))
+        ...     broadcaster.wake()
+    """
+
+    def __init__(self, publisher: WeightPublisher, where: Rendezvous) -> None:
+        """Prepare; `with` starts the thread."""
+        self._publisher = publisher
+        self._where = where
+        self._heartbeat_s = min(_HEARTBEAT_S, where.deadline_s / _HEARTBEATS)
+        self._is_over = False
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        """Listen for receivers.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when the port cannot be listened on.
+        """
+        meetings = SenderMeetings(self._where, lambda: self._is_over)
+        self._thread = threading.Thread(
+            target=self._run, args=(meetings,), name="astraflow-broadcast", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the group after what is on its way."""
+        self._is_over = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wake(self) -> None:
+        """Say that there is a newer version; returns at once."""
+        self._wake.set()
+
+    def _run(self, meetings: SenderMeetings) -> None:
+        while not self._is_over:
+            try:
+                self._serve(meetings.meet())
+            except AstraflowError as error:
+                log.warning("a broadcast group is over; its members pull", why=error.message)
+
+    def _serve(self, group: BroadcastGroup | None) -> None:
+        """Send what is published from now on."""
+        if group is None:
+            return
+        sent = self._newest
+        log.info("a broadcast group has met", size=self._where.receiver_count + 1, version=sent)
+        while not self._is_over:
+            while sent < self._newest:
+                self._send(group, sent + 1)
+                sent += 1
+            group.send(BroadcastFrame(body=np.empty(0, np.uint8), number=sent))
+            self._wake.wait(self._heartbeat_s)
+            self._wake.clear()
+
+    @property
+    def _newest(self) -> int:
+        newest = self._publisher.version
+        return -1 if newest is None else newest
+
+    def _send(self, group: BroadcastGroup, version: int) -> None:
+        patch = self._patch(version)
+        if patch is not None:
+            with self._publisher.store.reading([patch.info]):
+                for body in bodies(self._messages(patch)):
+                    group.send(BroadcastFrame(body=body, number=version - 1))
+
+    def _patch(self, version: int) -> StoredPatch | None:
+        """Return what leads to a version from the one before, or from nothing; None: it is old."""
+        for base in (version - 1, None):
+            name = PatchName(version=version, base_version=base)
+            if name in self._publisher.store:
+                return self._publisher.store.find(name)
+        return None
+
+    def _messages(self, patch: StoredPatch) -> Iterator[PullResponse]:
+        info = patch.info
+        plan = TransferPlan(
+            transfer_id="broadcast",
+            patches=(patch.index,),
+            chunk_count=info.chunk_count,
+            payload_nbytes=info.payload_nbytes,
+        )
+        yield PullResponse(plan=encode_transfer_plan(plan))
+        for index in range(info.chunk_count):
+            chunk = self._publisher.store.chunk(info, index)
+            sent = SentChunk(patch_index=0, chunk=chunk)
+            yield PullResponse(chunk=encode_sent_chunk(sent))

@@ -1,0 +1,429 @@
+"""Object stores: a folder of objects behind fsspec (`file://`, `s3://` and others), and its writer.
+
+It makes the bucket hold what the publisher's store offers, one version after the other: patches,
+then the manifest, and only then the run is told that the version can be had there. What fails is
+logged and counted, and made good at the next version; training never waits for it.
+
+    {url}/{policy}/layout-{layout digest}
+    {url}/{policy}/{version}/{root digest}.patch ...
+    {url}/{policy}/{version}/manifest                   written last, removed first
+
+Of shards every rank writes its own, under names that end with its rank; the version is there once
+the manifests of all ranks are.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import structlog
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import PatchInfo, Source, SourceKind, SourceState, VersionInfo
+from astraflow.weights.patches.shard_layout import Shard
+from astraflow.weights.patches.stored import StoredPatch
+from astraflow.weights.publish.background import FIRST_SPANS, BackgroundWorker
+from astraflow.weights.publish.publisher import WeightPublisher, combined
+from astraflow.wire.manifests import PatchObject, VersionManifest, read_manifest, write_manifest
+from astraflow.wire.weights import encode_layout
+
+PROTOCOLS: Final = (
+    *(
+        "file",
+        "memory",
+        "s3",
+        "s3a",
+        "gs",
+        "gcs",
+        "az",
+        "abfs",
+        "abfss",
+        "oci",
+        "oss",
+        "obs",
+        "cos",
+    ),
+    *("hdfs", "webhdfs", "sftp", "smb", "http", "https"),
+)
+"""What is opened. An address comes over the network, so none that runs code or opens others is."""
+
+_PART: Final = ".part"
+
+
+class Bucket:
+    """Objects by name under one URL."""
+
+    def __init__(self, url: str) -> None:
+        """Open nothing yet.
+
+        Args:
+            url: Such as s3://bucket/run, file:///shared/run.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for a URL that is none of these; CAPABILITY_MISSING
+                when the package for it is not installed.
+        """
+        self.url = url.rstrip("/")
+        protocol, _, rest = url.partition("://")
+        if protocol not in PROTOCOLS or not rest or "::" in url:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"'{url}' is no URL of an object store, such as s3://bucket/run or"
+                " file:///shared/run",
+            )
+        self._fs, self._root = _opened(self.url)
+        self._is_local = protocol == "file"
+
+    def read(self, name: str, first: int = 0, end: int | None = None) -> bytes:
+        """Return an object, or a part of it.
+
+        Raises:
+            FileNotFoundError: There is none.
+            AstraflowError: SOURCE_UNREACHABLE for whatever else goes wrong.
+        """
+        with _store_errors(f"{self.url}/{name} cannot be read"):
+            return bytes(self._fs.cat_file(self._path(name), start=first, end=end))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object: there is the old one, or none, until the new one is there whole.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE: no room, no rights, no connection.
+        """
+        with _store_errors(f"{self.url}/{name} cannot be written", lets=AstraflowError):
+            if self._is_local:
+                _write_file(Path(self._path(name)), (content,))
+            else:
+                self._fs.pipe_file(self._path(name), content)
+
+    def write_parts(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
+        """Write a large object part by part; a failure may leave a part of it.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE; what the parts raise.
+        """
+        with _store_errors(f"{self.url}/{name} cannot be written", lets=AstraflowError):
+            if self._is_local:
+                _write_file(Path(self._path(name)), parts)
+                return
+            with self._fs.open(self._path(name), "wb") as file:
+                for part in parts:
+                    file.write(part)
+
+    def remove(self, name: str) -> None:
+        """Remove an object, or a folder with all in it; nothing there is nothing to do.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE.
+        """
+        with suppress(FileNotFoundError), _store_errors(f"{self.url}/{name} cannot be removed"):
+            self._fs.invalidate_cache()
+            self._fs.rm(self._path(name), recursive=True)
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names in a folder; none when it is not there.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE.
+        """
+        path = self._path(folder)
+        with suppress(FileNotFoundError), _store_errors(f"{self.url}/{folder} cannot be listed"):
+            self._fs.invalidate_cache()
+            return sorted(each.rstrip("/").rpartition("/")[2] for each in self._fs.ls(path, False))
+        return []
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    try:
+        fsspec = import_module("fsspec.core")  # an extra
+    except ImportError as error:
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING, f"{url} needs pip install 'astraflow[store]'"
+        ) from error
+    try:
+        fs, root = fsspec.url_to_fs(url)
+    except ImportError as error:
+        raise AstraflowError(Reason.CAPABILITY_MISSING, f"{url}: {error}") from error
+    except Exception as error:  # every file system has its own
+        raise AstraflowError(Reason.INVALID_FIELD, f"{url} cannot be opened: {error}") from error
+    return fs, str(root).rstrip("/")
+
+
+def _write_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    # A name of its own: ranks write the same layout at once.
+    part = path.with_name(f"{path.name}.{uuid4().hex}{_PART}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with part.open("wb") as file:
+            file.writelines(parts)
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+@contextmanager
+def _store_errors(
+    what: str, *, lets: type[Exception] | tuple[type[Exception], ...] = FileNotFoundError
+) -> Generator[None]:
+    """Say of any failure what it means: every file system has its own."""
+    try:
+        yield
+    except lets:
+        raise
+    except Exception as error:
+        raise AstraflowError(
+            Reason.SOURCE_UNREACHABLE, f"{what}: {error or type(error).__name__}", retryable=True
+        ) from error
+
+
+# A span that is none of these is at most four of them: more patches are bytes that few read.
+_SPANS: Final = frozenset((1, *FIRST_SPANS))
+
+# What a run waits for the last version at its end.
+_LAST_S: Final = 60.0
+
+# How often, and for how long, is looked whether other ranks have written theirs.
+_LOOK_S: Final = 0.25
+_LOOKS: Final = 120
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+def layout_name(digest: bytes) -> str:
+    """Return the name of a layout's object, in the folder of a policy."""
+    return f"layout-{digest.hex()}"
+
+
+def manifest_name(shard: Shard) -> str:
+    """Return the name of a shard's manifest, in the folder of its version."""
+    return f"manifest{_suffix(shard)}"
+
+
+def patch_name(info: PatchInfo) -> str:
+    """Return the name of a patch's object, in the folder of its version."""
+    shard = Shard(rank=info.shard_rank, count=info.shard_count)
+    return f"{info.root_digest.hex()}.patch{_suffix(shard)}"
+
+
+def _suffix(shard: Shard) -> str:
+    return "" if shard.count == 1 else f"-{shard.rank}-of-{shard.count}"
+
+
+class ObjectWriter(BackgroundWorker):
+    """Writes and announces a publisher's versions, in a thread of its own.
+
+    Example:
+        >>> with ObjectWriter(publisher, "s3://bucket/runs/7", client.publish_version) as writer:
+        ...     client.publish_version(publisher.publish(1, tensors))
+        ...     writer.wake()
+
+    Attributes:
+        url: Of the policy's folder.
+        failure_count: Attempts that failed.
+    """
+
+    def __init__(
+        self,
+        publisher: WeightPublisher,
+        url: str,
+        announce: Callable[[VersionInfo], object] | None,
+    ) -> None:
+        """Prepare; `with` starts the thread.
+
+        Args:
+            publisher: Whose versions are written.
+            url: Of a folder that is this run's alone.
+            announce: Tells the run of a version again, with where it can be had; None: another
+                rank does, which waits for this one.
+
+        Raises:
+            AstraflowError: INVALID_FIELD, CAPABILITY_MISSING: see Bucket.
+        """
+        super().__init__(name="astraflow-store", last_s=_LAST_S)
+        self.failure_count = 0
+        self._publisher = publisher
+        self._announce = announce
+        self._bucket = Bucket(f"{url.rstrip('/')}/{publisher.policy_id}")
+        self.url = self._bucket.url
+        self._newest: int | None = None
+        self._begun: set[int] = set()
+        self._written: dict[int, tuple[PatchInfo, ...]] = {}
+        self._announced: set[int] = set()
+        self._leaving: set[int] = set()
+        self._is_started = False
+
+    def wake(self) -> None:
+        """Say that the newest version of the publisher was announced; returns at once."""
+        self._newest = self._publisher.version
+        self._wake.set()
+
+    def note_patches(self) -> None:
+        """Say that versions have gained patches; returns at once."""
+        self._wake.set()
+
+    def sync(self) -> bool:
+        """Remove what is too old and write what is missing, now; return whether all went well."""
+        newest = self._newest
+        if newest is None:
+            return True
+        offered = _offered(self._publisher.store.patches, newest)
+        try:
+            self._start()
+            self._remove_old(offered)
+            for version in sorted(offered):
+                self._write(version, offered)
+            for version in sorted(self._unannounced & offered.keys()):
+                self._announce_source(version)
+        except AstraflowError as error:
+            self.failure_count += 1
+            log.warning(
+                "the object store lacks a part of a version, the next one tries again",
+                policy_id=self._publisher.policy_id,
+                version=newest,
+                failure_count=self.failure_count,
+                why=str(error),
+            )
+            return False
+        return True
+
+    def _work(self) -> None:
+        self.sync()
+        for _ in range(_LOOKS):
+            # Other ranks write as well, unless one of them is what ends this one; a newer version,
+            # or the end, comes first.
+            if not self._unannounced or self._has_failed or self._wake.wait(_LOOK_S):
+                return
+            self.sync()
+
+    @property
+    def _unannounced(self) -> set[int]:
+        """Versions of which all is written here, and the run is still to be told."""
+        return set() if self._announce is None else self._written.keys() - self._announced
+
+    def _start(self) -> None:
+        """Write the layout, and remove what another process has left; once."""
+        if self._is_started:
+            return
+        for name in self._bucket.names():
+            if name.isdecimal():
+                self._remove(int(name), is_shared=self._shard.count > 1)
+        frame = self._publisher.store.frame
+        content = encode_layout(frame.layout).SerializeToString(deterministic=True)
+        self._bucket.write(layout_name(frame.digest), content)
+        self._is_started = True
+
+    def _remove_old(self, offered: Mapping[int, Sequence[StoredPatch]]) -> None:
+        """Remove what the publisher no longer offers, one version after it stopped to."""
+        gone = self._begun - offered.keys()
+        removed = gone & self._leaving
+        for version in sorted(removed):
+            self._remove(version)
+        self._leaving = gone - removed
+
+    def _remove(self, version: int, *, is_shared: bool = False) -> None:
+        """Remove what is ours of a version; and its folder, unless other ranks may write there."""
+        self._bucket.remove(f"{version}/{manifest_name(self._shard)}")
+        names = self._bucket.names(str(version))
+        ours = [each for each in names if each.endswith(f".patch{_suffix(self._shard)}")]
+        if self._shard.count == 1 or (ours == names and not is_shared):
+            self._bucket.remove(str(version))
+        else:
+            for name in ours:
+                self._bucket.remove(f"{version}/{name}")
+        self._begun.discard(version)
+        self._announced.discard(version)
+        self._written.pop(version, None)
+
+    def _write(self, version: int, offered: Mapping[int, Sequence[StoredPatch]]) -> None:
+        """Write the patches of a version that are missing, then its manifest."""
+        patches = offered[version]
+        infos = tuple(patch.info for patch in patches)
+        there = self._written.get(version)
+        if there is not None and {*infos} <= {*there}:
+            return
+        self._begun.add(version)
+        try:
+            info = self._publisher.info(version)
+            for patch in patches:
+                if patch.info not in (there or ()):
+                    name = f"{version}/{patch_name(patch.info)}"
+                    self._bucket.write_parts(name, self._payloads(patch))
+        except AstraflowError as error:
+            if error.reason is Reason.VERSION_EVICTED:
+                return
+            raise
+        before = (self._written.get(each, ()) for each in sorted(offered) if each < version)
+        manifest = VersionManifest(
+            version=replace(info, patches=(), sources=()),
+            patches=tuple(PatchObject(index=each.index, headers=each.headers) for each in patches),
+            reachable=(*(each for infos in before for each in infos), *infos),
+        )
+        name = f"{version}/{manifest_name(self._shard)}"
+        self._bucket.write(name, write_manifest(manifest))
+        self._written[version] = infos
+
+    def _payloads(self, patch: StoredPatch) -> Iterator[bytes | memoryview]:
+        store = self._publisher.store
+        with store.reading([patch.info]):
+            for index in range(patch.info.chunk_count):
+                yield store.chunk(patch.info, index).payload
+
+    def _announce_source(self, version: int) -> None:
+        """Tell the run where a version can be had, once all of it is there."""
+        uri = f"{self.url}/{version}"
+        source = Source(kind=SourceKind.OBJECT_STORE, state=SourceState.LIVE, uri=uri)
+        info = self._info(version)
+        if info is None or self._announce is None:
+            return
+        try:
+            self._announce(replace(info, sources=(source,)))
+        except AstraflowError as error:
+            # Nobody asks any more for what is no longer listed.
+            if error.reason is not Reason.VERSION_EVICTED:
+                raise
+        self._announced.add(version)
+
+    @property
+    def _shard(self) -> Shard:
+        return self._publisher.history.shard_layout.shard
+
+    def _info(self, version: int) -> VersionInfo | None:
+        """Return what the run knows a version by; None: a shard is not there yet."""
+        shards = [Shard(rank=rank, count=self._shard.count) for rank in range(self._shard.count)]
+        infos: list[VersionInfo] = []
+        for shard in shards:
+            try:
+                content = self._bucket.read(f"{version}/{manifest_name(shard)}")
+            except FileNotFoundError:
+                return None
+            manifest = read_manifest(content)
+            patches = tuple(patch.index.patch for patch in manifest.patches)
+            infos.append(replace(manifest.version, patches=patches))
+        return replace(combined(infos), patches=())
+
+
+def _offered(patches: Sequence[StoredPatch], newest: int) -> dict[int, list[StoredPatch]]:
+    """Return by version what is worth its room: of each base the smallest patch."""
+    smallest: dict[tuple[int, int | None], StoredPatch] = {}
+    for patch in patches:
+        info = patch.info
+        span = 1 if info.base_version is None else info.version - info.base_version
+        if info.version > newest or span not in _SPANS:
+            continue
+        place = (info.version, info.base_version)
+        known = smallest.get(place)
+        if known is None or info.payload_nbytes < known.info.payload_nbytes:
+            smallest[place] = patch
+    found: dict[int, list[StoredPatch]] = {}
+    for (version, _), patch in smallest.items():
+        found.setdefault(version, []).append(patch)
+    return found

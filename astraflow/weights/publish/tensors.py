@@ -1,0 +1,342 @@
+"""Tensors to publish: numpy, torch, DTensor and what gives itself as either, read range by range.
+
+No second model is in memory. What reads a model's parameters is kept from version to version.
+"""
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from threading import local
+from time import perf_counter
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+import numpy as np
+
+from astraflow.codec.chunks import CHUNK_NBYTES
+from astraflow.codec.rounding import round_bf16
+from astraflow.codec.runs import ChunkRange
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.layout import TensorSpec
+from astraflow.weights.patches.shard_layout import Shard, ShardLayout, ShardPiece
+
+
+class ReadBits(Protocol):
+    """Reads the bits of one tensor."""
+
+    def __call__(self, start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
+        """Return the bits of the elements from a first one to before a last one: uN[n].
+
+        Args:
+            start: The first.
+            stop: One after the last.
+            into: uN[n], where bits may be put that do not lie in memory as they are wanted.
+        """
+        ...
+
+
+Place: TypeAlias = tuple[int, Any, tuple[int, ...], tuple[int, ...]]
+"""Where the memory of a tensor begins, and its type, shape and strides in torch."""
+
+# Names of types in torch and ml_dtypes, where they are not numpy's.
+_NAMES: Final = {
+    "bfloat16": Dtype.BF16,
+    "float16": Dtype.F16,
+    "float32": Dtype.F32,
+    "float64": Dtype.F64,
+    "float8_e4m3fn": Dtype.F8_E4M3,
+    "float8_e5m2": Dtype.F8_E5M2,
+    "bool": Dtype.BOOL,
+    **{f"int{8 * n}": Dtype(f"i{8 * n}") for n in (1, 2, 4, 8)},
+    **{f"uint{8 * n}": Dtype(f"u{8 * n}") for n in (1, 2, 4, 8)},
+}
+
+_TORCH_NAMES: Final = {dtype: name for name, dtype in _NAMES.items()}
+
+# What torch may round to while it exports.
+_ROUNDED: Final = {Dtype.BF16, Dtype.F16, Dtype.F32}
+
+
+def dtype_of(array: Any) -> Dtype | None:
+    """Return the type of what `reader_of` takes; None: it cannot be published."""
+    return _NAMES.get(_name(array.dtype))
+
+
+def can_round(array: Any, dtype: Dtype) -> bool:
+    """Whether a torch tensor is rounded to a type on the way, or has it."""
+    is_float = _is_torch(array) and array.is_floating_point()
+    return is_float and (dtype in _ROUNDED or dtype_of(array) is dtype)
+
+
+def place_of(array: Any) -> Place | None:
+    """Return where a parameter of torch lies in this machine's memory; None: it is none, or not.
+
+    Unlike other tensors it is there for many versions.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or type(array) is not torch.nn.Parameter or not array.is_cpu:
+        return None
+    return array.data_ptr(), array.dtype, array.shape, array.stride()
+
+
+def reader_of(array: Any, spec: TensorSpec, shard: Shard) -> ReadBits:
+    """Return what reads a shard's part of one tensor, without a copy of it where that can be.
+
+    Args:
+        array: The shard's part, or the whole tensor, of which the part is taken: a numpy array
+            (bits as unsigned integers, or of the tensor's own type), a torch tensor on any device,
+            a DTensor that is sharded by rows, or what `numpy.from_dlpack` or `numpy.asarray` takes.
+            A torch tensor of another float type than the layout's is rounded to nearest, range by
+            range.
+        spec: Of the whole tensor.
+        shard: Whose part.
+
+    Raises:
+        AstraflowError: LAYOUT_MISMATCH naming the tensor.
+    """
+    local = _local(array, spec)
+    shape = tuple(local.shape) if hasattr(local, "shape") else ()
+    if shape != spec.shape and shape != shard.shape(spec):
+        raise _mismatch(spec, f"has the shape {list(shape)}", f"{list(shard.shape(spec))}")
+    read = _torch_reader(local, spec) if _is_torch(local) else _numpy_reader(local, spec)
+    if shape != spec.shape or not shape or shard.count == 1:
+        return read
+    first = shard.rows(spec).start * (spec.element_count // max(spec.shape[0], 1))
+    return lambda start, stop, into=None: read(first + start, first + stop, into)
+
+
+def _is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _local(array: Any, spec: TensorSpec) -> Any:
+    """Return what of a DTensor lies here; anything else but torch tensors as a numpy array."""
+    if isinstance(array, np.ndarray) or _is_plain(array):
+        return cast("Any", array)
+    if hasattr(array, "to_local"):
+        for place in array.placements:
+            if not (place.is_shard(0) or place.is_replicate()):
+                raise _mismatch(spec, f"is placed as {place}", "shards of rows; redistribute it")
+        return array.to_local()
+    if _is_torch(array):
+        return array
+    if hasattr(array, "__array__"):
+        return np.asarray(array)
+    try:
+        given: Any = np.from_dlpack(array)
+    except (TypeError, AttributeError, BufferError, RuntimeError) as error:
+        raise _mismatch(spec, f"is a {type(array).__name__}", f"an array: {error}") from None
+    return given
+
+
+def _numpy_reader(array: np.ndarray, spec: TensorSpec) -> ReadBits:
+    name = array.dtype.name
+    if array.dtype != spec.dtype.bits and _NAMES.get(name) is not spec.dtype:
+        raise _mismatch(spec, f"is {name}", f"{spec.dtype} or its bits, {spec.dtype.bits}")
+    if array.flags.c_contiguous:
+        bits = array.reshape(-1).view(spec.dtype.bits)
+        return lambda start, stop, _=None: bits[start:stop]
+    return lambda start, stop, _=None: array.flat[start:stop].view(spec.dtype.bits)
+
+
+def _torch_reader(tensor: Any, spec: TensorSpec) -> ReadBits:
+    known = dtype_of(tensor)
+    is_rounded = (
+        known is not spec.dtype and spec.dtype in _ROUNDED and tensor.dtype.is_floating_point
+    )
+    is_bits = _name(tensor.dtype) == _name(spec.dtype.bits)
+    if known is not spec.dtype and not is_rounded and not is_bits:
+        raise _mismatch(spec, f"is {tensor.dtype}", f"{spec.dtype}")
+    if _is_plain(tensor):
+        if not is_rounded:
+            bits = np.asarray(_Memory(tensor, spec.dtype.bits))
+            return lambda start, stop, _=None: bits[start:stop]
+        if (known, spec.dtype) == (Dtype.F32, Dtype.BF16):
+            return _rounding_reader(np.asarray(_Memory(tensor, Dtype.F32.numpy)))
+    torch = sys.modules["torch"]
+    wanted = getattr(torch, _TORCH_NAMES[spec.dtype])
+    flat = tensor.detach().reshape(-1)
+
+    def read(start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
+        part = flat[start:stop]
+        if is_rounded and into is not None:
+            torch.from_numpy(into.view(np.uint8)).view(wanted).copy_(part)
+            return into
+        part = part.to(device="cpu", dtype=wanted) if is_rounded else part.cpu()
+        return part.contiguous().view(torch.uint8).numpy().view(spec.dtype.bits)
+
+    return read
+
+
+def _rounding_reader(values: np.ndarray) -> ReadBits:
+    def read(start: int, stop: int, into: np.ndarray | None = None, /) -> np.ndarray:
+        bits = np.empty(stop - start, np.uint16) if into is None else into
+        round_bf16(values[start:stop], bits)
+        return bits
+
+    return read
+
+
+class _Memory:
+    """What numpy asks for the memory of a tensor.
+
+    Every call to torch lets another thread have the interpreter, which takes longer than the
+    reading of a small tensor.
+    """
+
+    def __init__(self, tensor: Any, dtype: np.dtype[Any]) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (tensor.numel(),),
+            "typestr": dtype.str,
+            "data": (tensor.data_ptr(), True),
+        }
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether it is a tensor of torch with elements in this machine's memory, in their order."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(array) not in (torch.nn.Parameter, torch.Tensor):
+        return False
+    return array.is_cpu and array.is_contiguous() and array.numel() > 0
+
+
+@cache
+def _name(dtype: Any) -> str:
+    """Return what a type of numpy or torch is called in both."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _mismatch(spec: TensorSpec, found: str, wanted: str) -> AstraflowError:
+    return AstraflowError(
+        Reason.LAYOUT_MISMATCH, f"tensor {spec.name} {found}; the layout needs {wanted}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """What reads a parameter.
+
+    Attributes:
+        parameter: It.
+        place: Where it lay when this was made.
+        read: Reads it there.
+    """
+
+    parameter: Any
+    place: Place
+    read: ReadBits
+
+
+class Reads:
+    """Makes what reads tensors, once for a parameter that lies where it lay before."""
+
+    def __init__(self, part: ShardLayout) -> None:
+        """Begin without any.
+
+        Args:
+            part: What of the layout is read.
+        """
+        self._part = part
+        self._kept: dict[str, _Kept] = {}
+
+    def of(self, tensors: Mapping[str, Any]) -> dict[str, ReadBits]:
+        """Check names, shapes and types; nothing is read yet.
+
+        Args:
+            tensors: Every tensor of the layout, by name; see `reader_of`.
+
+        Raises:
+            AstraflowError: LAYOUT_MISMATCH naming the tensor.
+        """
+        by_name = self._part.layout.by_name
+        if tensors.keys() != by_name.keys():
+            names = sorted(tensors.keys() ^ by_name.keys())
+            raise AstraflowError(
+                Reason.LAYOUT_MISMATCH, f"tensors and layout differ in {', '.join(names[:5])}"
+            )
+        return {name: self._reader(tensors[name], spec) for name, spec in by_name.items()}
+
+    def _reader(self, tensor: Any, spec: TensorSpec) -> ReadBits:
+        place, kept = place_of(tensor), self._kept.pop(spec.name, None)
+        if place is None:
+            return reader_of(tensor, spec, self._part.shard)
+        if kept is None or kept.parameter is not tensor or kept.place != place:
+            read = reader_of(tensor, spec, self._part.shard)
+            kept = _Kept(parameter=tensor, place=place, read=read)
+        self._kept[spec.name] = kept
+        return kept.read
+
+
+class Exported:
+    """What a publisher was given.
+
+    Attributes:
+        gather_s: Seconds that reading took so far, of all threads together.
+    """
+
+    def __init__(self, part: ShardLayout, reads: Mapping[str, ReadBits]) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            part: What of the layout is published.
+            reads: Of every tensor of the layout, by name.
+        """
+        self.gather_s = 0.0
+        self._scratch = _Scratch()
+        self._reads = reads
+        self._pieces = part.pieces
+        self._starts = [piece.offset for piece in part.pieces]
+
+    def bits(self, where: ChunkRange) -> np.ndarray:
+        """Return the bits of a range, uN[element_count]: valid until this thread's next call.
+
+        They are a view where the range lies in one tensor.
+        """
+        started = perf_counter()
+        bits = self._gathered(where)
+        self.gather_s += perf_counter() - started
+        return bits
+
+    def _gathered(self, where: ChunkRange) -> np.ndarray:
+        size, count = where.dtype.itemsize, where.nbytes // where.dtype.itemsize
+        room = self._scratch.buffer[: where.nbytes].view(where.dtype.bits)
+        done = 0
+        for piece, start, end in self._touching(where):
+            at, stop = (start - where.offset) // size, (end - where.offset) // size
+            found = self._read(piece, start, end, room[at:stop])
+            if len(found) == count:
+                # A view of what was given, perhaps, which is nobody's to write to.
+                return found
+            if found.base is not room.base:
+                room[at:stop] = found
+            room[done:at] = 0
+            done = stop
+        room[done:] = 0
+        return room
+
+    def _touching(self, where: ChunkRange) -> Iterator[tuple[ShardPiece, int, int]]:
+        """Yield the pieces that lie in a range, and their first byte and end there."""
+        at = max(bisect_right(self._starts, where.offset) - 1, 0)
+        while at < len(self._pieces) and self._starts[at] < where.end:
+            piece = self._pieces[at]
+            start, end = max(piece.offset, where.offset), min(piece.end, where.end)
+            if start < end:
+                yield piece, start, end
+            at += 1
+
+    def _read(self, piece: ShardPiece, start: int, end: int, into: np.ndarray) -> np.ndarray:
+        read = self._reads[piece.spec.name]
+        size = piece.dtype.itemsize
+        return read((start - piece.offset) // size, (end - piece.offset) // size, into)
+
+
+class _Scratch(local):
+    """Room for one range, for each thread that reads."""
+
+    def __init__(self) -> None:
+        self.buffer = np.empty(CHUNK_NBYTES, np.uint8)

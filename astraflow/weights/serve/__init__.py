@@ -1,0 +1,1 @@
+"""Sources of weights: the TransferService of a trainer, and of a relay."""

@@ -1,0 +1,321 @@
+"""TransferService, and a server of it beside a trainer that blocks."""
+
+# ruff: noqa: N802 - methods are named by the contract
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, closing
+from datetime import timedelta
+from itertools import count
+from typing import Any, Final, Self
+
+from astraflow.client.loop_thread import LoopThread
+from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.versions import Lane
+from astraflow.rpc.auth import TRANSFER_KEY, require_secret
+from astraflow.rpc.server import RunningServer, Servicer, start_server
+from astraflow.rpc.tls import Tls
+from astraflow.transport.hosts import LaneHosts, hosted_lanes
+from astraflow.weights.heartbeat import with_heartbeats
+from astraflow.weights.patches.store import PatchStore
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.transfers import (
+    ChunkPlace,
+    IncomingSource,
+    IncomingTransfer,
+    PlannedPatch,
+    ServedTransfer,
+    SpeculativeTransfer,
+    WeightSource,
+    link_of,
+    wanted_chunks,
+)
+from astraflow.wire.fields import set_time
+from astraflow.wire.patches import encode_patch_index, encode_sent_chunk
+from astraflow.wire.transfers import (
+    TransferPlan,
+    TransferSpec,
+    Waiting,
+    decode_transfer_spec,
+    encode_transfer_plan,
+)
+from astraflow.wire.weights import LANES, encode_layout
+from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
+from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
+    add_TransferServiceServicer_to_server,
+)
+
+_TRANSFER_TTL: Final = timedelta(minutes=5)
+
+
+class TransferServicer:
+    """Serves the patches of one store, over gRPC and over the lanes that it is given."""
+
+    def __init__(
+        self,
+        policy_id: PolicyId,
+        store: WeightSource,
+        *,
+        transfer_tokens: Callable[[], Sequence[bytes]],
+        clock: Clock,
+        lanes: LaneHosts | None = None,
+    ) -> None:
+        """Serve a store.
+
+        Args:
+            policy_id: Whose versions they are.
+            store: What is served.
+            transfer_tokens: Returns the run's current secret, and the one before.
+            clock: For the expiry of plans.
+            lanes: None: gRPC only.
+        """
+        self._policy_id = policy_id
+        self._store = store
+        self._incoming_source = store if isinstance(store, IncomingSource) else None
+        self._transfer_tokens = transfer_tokens
+        self._clock = clock
+        self._lanes = lanes or LaneHosts(clock=clock)
+        self._numbers = count(1)
+
+    async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
+        """Send the plan, then its chunks."""
+        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
+        async with aclosing(self._responses(decode_transfer_spec(request.spec))) as responses:
+            if self._incoming_source is None:
+                async for response in responses:
+                    yield response
+                return
+            async with aclosing(with_heartbeats(responses)) as signed:
+                async for each in signed:
+                    is_sign = isinstance(each, Waiting)
+                    yield pb.PullResponse(waiting=pb.Waiting()) if is_sign else each
+
+    async def PlanTransfer(
+        self, request: pb.PlanTransferRequest, context: Any
+    ) -> pb.PlanTransferResponse:
+        """Open a transfer for other lanes."""
+        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
+        lanes = [*map(LANES.decode, request.lanes)]
+        spec = decode_transfer_spec(request.spec)
+        plan = self._lanes.plan(self._incoming(spec) or self.open_transfer(spec), lanes)
+        return pb.PlanTransferResponse(plan=encode_transfer_plan(plan))
+
+    async def RenewTransfer(
+        self, request: pb.RenewTransferRequest, context: Any
+    ) -> pb.RenewTransferResponse:
+        """Move the expiry of a transfer on."""
+        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
+        response = pb.RenewTransferResponse()
+        set_time(response.expire_time, self._lanes.renew(request.transfer_id))
+        return response
+
+    async def ReleaseTransfer(
+        self, request: pb.ReleaseTransferRequest, context: Any
+    ) -> pb.ReleaseTransferResponse:
+        """End a transfer that no lane has claimed."""
+        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
+        self._lanes.release(request.transfer_id)
+        return pb.ReleaseTransferResponse()
+
+    async def GetPatch(self, request: pb.GetPatchRequest, context: Any) -> pb.GetPatchResponse:
+        """Return the index of a patch."""
+        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
+        patch = self._store.patch(request.root_digest)
+        return pb.GetPatchResponse(patch=encode_patch_index(patch.index))
+
+    async def GetLayout(self, request: pb.GetLayoutRequest, context: Any) -> pb.GetLayoutResponse:
+        """Return the layout of all versions."""
+        require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
+        if request.layout_digest != self._store.frame.digest:
+            raise AstraflowError(Reason.LAYOUT_UNKNOWN, "another layout is served here")
+        return pb.GetLayoutResponse(layout=encode_layout(self._store.frame.layout))
+
+    def open_transfer(self, spec: TransferSpec) -> ServedTransfer:
+        """Open a transfer for who has proven that he knows the secret of the run.
+
+        Raises:
+            AstraflowError: What `Pull` answers.
+        """
+        return ServedTransfer(self._store, *self._plan(spec), incoming=self._incoming_source)
+
+    def stand_ready(self, spec: TransferSpec) -> SpeculativeTransfer | IncomingTransfer | None:
+        """Open a transfer of what is still to come for who has proven that he knows the secret.
+
+        Returns:
+            None: all of it is here, `open_transfer` is for that.
+
+        Raises:
+            AstraflowError: LANE_UNAVAILABLE where versions are not made; see AheadTransfer.
+        """
+        if not spec.is_ahead:
+            return self._incoming(spec)
+        if not isinstance(self._store, PatchStore):
+            raise _no_speculation()
+        self._require_ours(spec)
+        return SpeculativeTransfer(
+            self._store, spec, plan_for=self._plan_for, open_published=self.open_transfer
+        )
+
+    def _incoming(self, spec: TransferSpec) -> IncomingTransfer | None:
+        if self._incoming_source is None:
+            return None
+        return IncomingTransfer(self._incoming_source, spec, self.open_transfer)
+
+    async def _responses(self, spec: TransferSpec) -> AsyncGenerator[pb.PullResponse]:
+        transfer = await self._expect(spec)
+        with closing(transfer):
+            yield pb.PullResponse(plan=encode_transfer_plan(transfer.plan))
+            async with aclosing(transfer.chunks()) as chunks:
+                async for sent in chunks:
+                    yield pb.PullResponse(chunk=encode_sent_chunk(sent))
+
+    async def _expect(self, spec: TransferSpec) -> ServedTransfer:
+        """Open a transfer, once it is known whether there can be one."""
+        if self._incoming_source is not None:
+            await self._incoming_source.expect(spec)
+        return self.open_transfer(spec)
+
+    def _plan(self, spec: TransferSpec) -> tuple[TransferPlan, list[ChunkPlace]]:
+        if spec.is_ahead:
+            raise _no_speculation()
+        self._require_ours(spec)
+        have = {chunks.root_digest: chunks for chunks in spec.have_chunks}
+        patches = self._store.plan(spec.version, spec.base_version, have, link=link_of(spec))
+        places = wanted_chunks(patches, spec)
+        plan = self._plan_for(patches, places)
+        if 0 < spec.max_memory_nbytes < plan.payload_nbytes:
+            raise AstraflowError(
+                Reason.MEMORY_EXCEEDED,
+                f"the transfer has {plan.payload_nbytes} bytes, the puller takes"
+                f" {spec.max_memory_nbytes}",
+            )
+        return plan, places
+
+    def _plan_for(
+        self, patches: Sequence[PlannedPatch], places: Sequence[ChunkPlace]
+    ) -> TransferPlan:
+        nbytes = sum(
+            patch.payload_nbytes([index for at, index in places if at == number])
+            for number, patch in enumerate(patches)
+        )
+        return TransferPlan(
+            transfer_id=f"transfer-{next(self._numbers)}",
+            patches=tuple(patch.index for patch in patches),
+            chunk_count=len(places),
+            payload_nbytes=nbytes,
+            expire_time=self._clock.now() + _TRANSFER_TTL,
+        )
+
+    def _require_ours(self, spec: TransferSpec) -> None:
+        if spec.policy_id != self._policy_id:
+            raise AstraflowError(
+                Reason.VERSION_UNKNOWN, f"{self._policy_id} is served here, not {spec.policy_id}"
+            )
+        if spec.layout_digest and spec.layout_digest != self._store.frame.digest:
+            raise AstraflowError(Reason.LAYOUT_MISMATCH, "the puller has another layout")
+
+
+def _no_speculation() -> AstraflowError:
+    return AstraflowError(
+        Reason.LANE_UNAVAILABLE,
+        "versions are sent ahead by trainers alone, over TCP; ask for one that there is",
+    )
+
+
+class WeightServer:
+    """Serves what a publisher holds, from an event loop in a thread of its own.
+
+    Until `set_transfer_token` is called nobody is let in.
+    """
+
+    def __init__(
+        self,
+        publisher: WeightPublisher,
+        *,
+        listen: str = "127.0.0.1:0",
+        advertise: str | None = None,
+        tls: Tls | None = None,
+        loop: LoopThread | None = None,
+        lanes: Sequence[Lane] | None = None,
+    ) -> None:
+        """Prepare; `with` starts it.
+
+        Args:
+            publisher: Whose versions are served.
+            listen: host:port; port 0 takes a free one.
+            advertise: How others dial it: auto, fqdn, a host or IP; None: as listened on.
+            tls: None: plain text.
+            loop: Shared with a TrainerClient; None: one of its own.
+            lanes: Served beside gRPC; None: shared memory and TCP, with TLS shared memory only.
+        """
+        self._publisher = publisher
+        self._listen = listen
+        self._advertise = advertise
+        self._tls = tls
+        self._owns_loop = loop is None
+        self._loop = loop or LoopThread(name="astraflow-weights")
+        self._lanes: LaneHosts | None = None
+        self._lane_kinds = lanes
+        self._server: RunningServer | None = None
+        self._transfer_tokens: tuple[bytes, ...] = ()
+
+    def __enter__(self) -> Self:
+        """Start to serve.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when it cannot listen there.
+        """
+        if self._owns_loop:
+            self._loop.start()
+        self._server = self._loop.call(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop to serve; pulls in progress get two seconds."""
+        if self._server is not None:
+            self._loop.call(self._stop(self._server))
+            self._server = None
+        if self._owns_loop:
+            self._loop.close()
+
+    @property
+    def endpoint(self) -> str:
+        """host:port, as others dial it."""
+        if self._server is None:
+            raise AstraflowError(Reason.NOT_READY, "the weight server has not been started")
+        return self._server.address
+
+    def set_transfer_token(self, token: bytes) -> None:
+        """Let in who has this secret of the run, or the one before, which some still use."""
+        self._transfer_tokens = (token, *self._transfer_tokens[:1])
+
+    async def _start(self) -> RunningServer:
+        lanes = LaneHosts(clock=SystemClock())
+        servicer = TransferServicer(
+            self._publisher.policy_id,
+            self._publisher.store,
+            transfer_tokens=lambda: self._transfer_tokens,
+            clock=SystemClock(),
+            lanes=lanes,
+        )
+        server = await start_server(
+            [Servicer(add=add_TransferServiceServicer_to_server, methods=servicer)],
+            listen=self._listen,
+            advertise=self._advertise,
+            tls=self._tls,
+        )
+        self._lanes = lanes
+        await lanes.start(
+            servicer.open_transfer,
+            secrets=lambda: self._transfer_tokens,
+            listen=self._listen,
+            advertised=server.address,
+            lanes=hosted_lanes(self._tls) if self._lane_kinds is None else self._lane_kinds,
+            stand_ready=servicer.stand_ready,
+        )
+        return server
+
+    async def _stop(self, server: RunningServer) -> None:
+        await server.stop(grace_s=2.0)
+        if self._lanes is not None:
+            await self._lanes.close()
