@@ -7,10 +7,10 @@ from typing import Self, TypeVar
 import grpc
 from grpc.aio import AioRpcError
 
-from astraflow.client.patience import Patience, Pulse
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import MetadataPairs
 from astraflow.rpc.channel import dial
+from astraflow.rpc.concurrency import Liveness, Retry
 from astraflow.rpc.errors import is_answer, raised_from
 from astraflow.rpc.tls import Tls
 
@@ -34,14 +34,14 @@ _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDE
 _TAKEN = frozenset({Reason.NAME_TAKEN, Reason.POLICY_TAKEN})
 
 
-class Hub:
+class HubChannel:
     """A channel to the hub that outlasts cuts and restarts.
 
     Attributes:
         address: host:port.
         tls: None: plain text.
         patience_s: How long it is tried again while nothing is heard from it.
-        pulse: When it was last heard.
+        liveness: When it was last heard.
         channel: For stubs.
     """
 
@@ -51,7 +51,7 @@ class Hub:
         *,
         tls: Tls | None = None,
         patience_s: float = 30.0,
-        pulse: Pulse | None = None,
+        liveness: Liveness | None = None,
     ) -> None:
         """Prepare; nothing is dialled.
 
@@ -59,12 +59,12 @@ class Hub:
             address: host:port.
             tls: None: plain text.
             patience_s: How long it is tried again while nothing is heard from it.
-            pulse: Of the same hub on another channel; None: an own one.
+            liveness: Of the same hub on another channel; None: an own one.
         """
         self.address = address
         self.tls = tls
         self.patience_s = patience_s
-        self.pulse = pulse or Pulse()
+        self.liveness = liveness or Liveness()
         self.channel = dial(address, tls=tls)
 
     async def __aenter__(self) -> Self:
@@ -75,9 +75,9 @@ class Hub:
         """Close the channel; calls in progress are cancelled."""
         await self.channel.close(None)
 
-    def patience(self) -> Patience:
-        """Return patience with this hub."""
-        return Patience(self.patience_s, pulse=self.pulse)
+    def retry(self) -> Retry:
+        """Return what bounds the repeats of a call to it."""
+        return Retry(self.patience_s, liveness=self.liveness)
 
     async def call(
         self,
@@ -101,7 +101,7 @@ class Hub:
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.
         """
-        patience, was_cut = self.patience(), False
+        retry, was_cut = self.retry(), False
         while True:
             try:
                 answer = await method(request, metadata=metadata, timeout=timeout_s)
@@ -110,9 +110,9 @@ class Hub:
                     was_cut = True
                 elif not was_cut or raised_from(error).reason not in _TAKEN:
                     raise raised_from(error) from error
-                await patience.pause(self.unreachable(error), is_away=is_away(error))
+                await retry.pause(self.unreachable(error), is_away=is_away(error))
             else:
-                patience.renew()
+                retry.reset()
                 return answer
 
     async def watch(
@@ -127,16 +127,16 @@ class Hub:
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.
         """
-        patience = self.patience()
+        retry = self.retry()
         while True:
             try:
                 async for answer in method(request, metadata=metadata):
-                    patience.renew()
+                    retry.reset()
                     yield answer
             except AioRpcError as error:
                 if not is_cut(error):
                     raise raised_from(error) from error
-                await patience.pause(self.unreachable(error), is_away=is_away(error))
+                await retry.pause(self.unreachable(error), is_away=is_away(error))
             else:
                 return
 
@@ -157,14 +157,16 @@ class Hub:
 @asynccontextmanager
 async def dial_twice(
     address: str, *, tls: Tls | None, patience_s: float
-) -> AsyncGenerator[tuple[Hub, Hub]]:
+) -> AsyncGenerator[tuple[HubChannel, HubChannel]]:
     """Return a hub for calls, and one for KeepAlive, which then waits behind nothing.
 
     What one of them hears the other counts as heard.
     """
     async with (
-        Hub(address, tls=tls, patience_s=patience_s) as hub,
-        Hub(address, tls=tls, patience_s=patience_s, pulse=hub.pulse) as keep_alive_hub,
+        HubChannel(address, tls=tls, patience_s=patience_s) as hub,
+        HubChannel(
+            address, tls=tls, patience_s=patience_s, liveness=hub.liveness
+        ) as keep_alive_hub,
     ):
         yield hub, keep_alive_hub
 

@@ -3,11 +3,10 @@
 from concurrent.futures import Future
 from typing import Self
 
-from astraflow.client.batch_stream import BatchSink, BatchStream
-from astraflow.client.hub import Hub
-from astraflow.client.lent_session import LentSession
+from astraflow.client.batch_stream import BatchQueue, BatchSink, BatchStream
+from astraflow.client.hub import HubChannel
 from astraflow.client.loop_thread import LoopThread
-from astraflow.client.shelf import Shelf
+from astraflow.client.session import DelegatedSession
 from astraflow.client.trainer import TrainerBatch
 from astraflow.core.batches import StreamBatches
 from astraflow.core.clock import Clock, SystemClock
@@ -53,10 +52,10 @@ class RankClient:
         self._loop = loop
         self._share = share
         self._clock = clock or SystemClock()
-        self._shelf = Shelf()
+        self._queue = BatchQueue()
         self._hub = (hub, tls, patience_s)
         self._token = session_token
-        self._session: LentSession | None = None
+        self._session: DelegatedSession | None = None
         self._reading: Future[None] = Future()
 
     def __enter__(self) -> Self:
@@ -82,32 +81,32 @@ class RankClient:
             AstraflowError: LEASE_LOST when the data ends without it; what the stream ended with.
         """
         started = self._clock.monotonic()
-        while (found := self._shelf.take()) is not None:
+        while (found := self._queue.take()) is not None:
             if found.header.batch_id == batch_id:
                 wait_s = self._clock.monotonic() - started
                 return TrainerBatch(header=found.header, parts=found.parts, wait_s=wait_s)
-            self._shelf.settle(found.header.batch_id)
+            self._queue.discard(found.header.batch_id)
         raise AstraflowError(
             Reason.LEASE_LOST, f"rank {self._share.rank} was not sent its share of {batch_id}"
         )
 
-    def settle(self, batch_id: BatchId) -> None:
+    def release(self, batch_id: BatchId) -> None:
         """Forget a batch that was trained on."""
-        self._shelf.settle(batch_id)
+        self._queue.discard(batch_id)
 
     async def _read(self) -> None:
         address, tls, patience_s = self._hub
-        async with Hub(address, tls=tls, patience_s=patience_s) as hub:
-            self._session = LentSession(hub, self._token)
+        async with HubChannel(address, tls=tls, patience_s=patience_s) as hub:
+            self._session = DelegatedSession(hub, self._token)
             stream = BatchStream(self._session, share=self._share, sink=self._sink())
             await stream.run()
         if stream.end_of_data is not None:
-            self._shelf.end(stream.end_of_data)
+            self._queue.end(stream.end_of_data)
 
     def _sink(self) -> BatchSink:
         """Return who takes what comes; orders go to rank 0."""
         return BatchSink(
-            batch=self._shelf.put,
+            batch=self._queue.put,
             publish=lambda: None,
             save=lambda _: None,
             doubt=lambda _: None,
@@ -118,7 +117,7 @@ class RankClient:
             return
         error = reading.exception()
         if isinstance(error, AstraflowError):
-            self._shelf.close(error)
+            self._queue.close(error)
         elif error is not None:
             said = f"the stream of rank {self._share.rank} failed: {error!r}"
-            self._shelf.close(AstraflowError(Reason.INTERNAL, said))
+            self._queue.close(AstraflowError(Reason.INTERNAL, said))

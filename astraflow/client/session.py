@@ -1,18 +1,20 @@
 """The session of a member: opened, kept alive on a channel of its own, opened again."""
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 import structlog
 from grpc.aio import AioRpcError
 
-from astraflow.client.hooks import MemberHooks
-from astraflow.client.hub import Hub, is_away, is_cut
-from astraflow.client.patience import Patience
-from astraflow.client.run_clock import RunClock
+from astraflow.client.hub import HubChannel, is_away, is_cut
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
+from astraflow.core.ids import BatchId, TaskId
 from astraflow.core.members import (
     Directive,
     DirectiveKind,
@@ -23,6 +25,7 @@ from astraflow.core.members import (
 )
 from astraflow.rpc.auth import MetadataPairs, session_metadata
 from astraflow.rpc.channel import dial_from_thread
+from astraflow.rpc.concurrency import Retry
 from astraflow.rpc.errors import raised_from
 from astraflow.wire.common import (
     decode_directive,
@@ -33,7 +36,72 @@ from astraflow.wire.common import (
 from astraflow_proto.dataflow.v1 import session_service_pb2 as pb
 from astraflow_proto.dataflow.v1.session_service_pb2_grpc import SessionServiceStub
 
+_ROUND_TRIPS = 8
+
+
+class RunClock:
+    """Tells the time by the run's clock; this machine's own may be hours off."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Know nothing yet; `clock` measures what passes since the run was heard."""
+        self._clock = clock
+        self._told: datetime | None = None
+        self._heard_s = -math.inf
+        self._round_trips = deque[float](maxlen=_ROUND_TRIPS)
+
+    @property
+    def now(self) -> datetime | None:
+        """The time; None before it was told."""
+        if self._told is None:
+            return None
+        return self._told + timedelta(seconds=self._clock.monotonic() - self._heard_s)
+
+    @property
+    def round_trip_s(self) -> float:
+        """Seconds there and back, the shortest of the last calls; 0: none was answered."""
+        return min(self._round_trips, default=0.0)
+
+    def update(self, told: datetime, *, asked_s: float) -> None:
+        """Take what an answer says the time is, asked for at `asked_s` by the monotonic clock."""
+        self._told, self._heard_s = told, self._clock.monotonic()
+        self._round_trips.append(self._heard_s - asked_s)
+
+    def has_answer_since(self, time_s: float) -> bool:
+        """Whether an answer came after `time_s` by the monotonic clock."""
+        return self._heard_s > time_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What the process still works on; named when the session is opened again."""
+
+    task_ids: tuple[TaskId, ...] = ()
+    batch_ids: tuple[BatchId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberHooks:
+    """What a session asks of the member that it belongs to.
+
+    Attributes:
+        join: Opens a session; None: a fresh one.
+        load: How busy the member is.
+        held: What it works on.
+        opened: Called when a session was opened again; it drops what is no longer its own.
+        directed: Called when the run asks for something else than before.
+        on_transfer_token: Called with the transfer token whenever it is another one.
+    """
+
+    join: Callable[[SessionResume | None], Awaitable[Session]]
+    load: Callable[[], RaasLoad | TrainerLoad]
+    held: Callable[[], Held]
+    opened: Callable[[Session], None]
+    directed: Callable[[Directive], None]
+    on_transfer_token: Callable[[bytes], None] = lambda _: None
+
+
 Response = TypeVar("Response")
+
 Event = TypeVar("Event")
 
 # The session is over and can be opened again; a hub that forgot it (restarted without its
@@ -43,10 +111,10 @@ _REOPENED = frozenset({Reason.SESSION_ENDED, Reason.TOKEN_INVALID})
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class SessionKeeper:
+class MemberSession:
     """Keeps one member in the run, over cuts and restarts of the hub.
 
-    All calls of the member go through `call` and `stay`: they carry the session's token, open
+    All calls of the member go through `call` and `run_stream`: they carry the session's token, open
     the session again when it ended, and go on.
 
     Attributes:
@@ -59,8 +127,8 @@ class SessionKeeper:
     def __init__(
         self,
         *,
-        hub: Hub,
-        keep_alive_hub: Hub,
+        hub: HubChannel,
+        keep_alive_hub: HubChannel,
         hooks: MemberHooks,
         incarnation: int = 1,
         clock: Clock | None = None,
@@ -82,26 +150,26 @@ class SessionKeeper:
         self._incarnation = incarnation
         self._clock = clock or SystemClock()
         self.run_clock = RunClock(self._clock)
-        self._session: Session | None = None
+        self._info: Session | None = None
         self._opening = asyncio.Lock()
         self._sessions = SessionServiceStub(hub.channel)
         self._keep_alive = SessionServiceStub(keep_alive_hub.channel).KeepAlive
 
     @property
-    def session(self) -> Session:
+    def info(self) -> Session:
         """The session; open it first.
 
         Raises:
             AstraflowError: NOT_READY when it was never opened.
         """
-        if self._session is None:
+        if self._info is None:
             raise AstraflowError(Reason.NOT_READY, "the session was not opened yet; join first")
-        return self._session
+        return self._info
 
     @property
     def metadata(self) -> MetadataPairs:
         """What every call of the member carries."""
-        return session_metadata(self.session.token)
+        return session_metadata(self.info.token)
 
     async def open(self) -> Session:
         """Join the run for the first time.
@@ -109,8 +177,8 @@ class SessionKeeper:
         Raises:
             AstraflowError: What `join` raises.
         """
-        self._take(await self._hooks.join(None))
-        return self.session
+        self._set_info(await self._hooks.join(None))
+        return self.info
 
     async def reopen(self, token: bytes) -> None:
         """Open the session again, unless another caller did since `token` was in use.
@@ -119,11 +187,11 @@ class SessionKeeper:
             AstraflowError: SESSION_FENCED, and what `join` raises.
         """
         async with self._opening:
-            if self.session.token != token:
+            if self.info.token != token:
                 return
-            log.warning("opening the session again", member_id=self.session.member_id)
-            self._take(await self._join_again(token))
-            self._hooks.opened(self.session)
+            log.warning("opening the session again", member_id=self.info.member_id)
+            self._set_info(await self._join_again(token))
+            self._hooks.opened(self.info)
 
     async def _join_again(self, token: bytes) -> Session:
         held = self._hooks.held()
@@ -141,14 +209,14 @@ class SessionKeeper:
         # The hub does not know the session: it lost its state. A wrong join token fails again.
         return await self._hooks.join(None)
 
-    def _take(self, session: Session) -> None:
-        self._session = session
-        self._entrust(session.transfer_token)
+    def _set_info(self, session: Session) -> None:
+        self._info = session
+        self._set_transfer_token(session.transfer_token)
 
-    def _entrust(self, transfer_token: bytes) -> None:
+    def _set_transfer_token(self, transfer_token: bytes) -> None:
         if transfer_token and transfer_token != self.transfer_token:
             self.transfer_token = transfer_token
-            self._hooks.entrusted(transfer_token)
+            self._hooks.on_transfer_token(transfer_token)
 
     async def call(
         self, method: Callable[..., Awaitable[Response]], request: object, *, timeout_s: float = 10
@@ -158,9 +226,9 @@ class SessionKeeper:
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.
         """
-        patience = self.hub.patience()
+        retry = self.hub.retry()
         while True:
-            token = self.session.token
+            token = self.info.token
             try:
                 return await self.hub.call(
                     method, request, metadata=session_metadata(token), timeout_s=timeout_s
@@ -170,10 +238,10 @@ class SessionKeeper:
                     raise
                 # A hub that restarts again and again ends one session after the other.
                 await self.reopen(token)
-                await patience.pause(error)
+                await retry.pause(error)
 
-    async def stay(
-        self, stream: Callable[[Patience], Awaitable[bool]], *, reconciles: bool = False
+    async def run_stream(
+        self, stream: Callable[[Retry], Awaitable[bool]], *, reconciles: bool = False
     ) -> None:
         """Run a stream and open it again whenever it is cut, until it says that it is done.
 
@@ -186,17 +254,17 @@ class SessionKeeper:
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.
         """
-        patience = self.hub.patience()
+        retry = self.hub.retry()
         while True:
-            token, started_s = self.session.token, self._clock.monotonic()
+            token, started_s = self.info.token, self._clock.monotonic()
             try:
-                if await stream(patience):
+                if await stream(retry):
                     return
                 _honour_cancellation()
-                await patience.pause(self._silent())
+                await retry.pause(self._silent())
             except AioRpcError as error:
-                self._forgive(patience, started_s)
-                await self._recover(error, token, patience)
+                self._reset_if_alive(retry, started_s)
+                await self._recover(error, token, retry)
             if reconciles:
                 await self.reopen(token)
 
@@ -209,39 +277,39 @@ class SessionKeeper:
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.
         """
-        patience = self.hub.patience()
+        retry = self.hub.retry()
         while True:
-            token, started_s = self.session.token, self._clock.monotonic()
+            token, started_s = self.info.token, self._clock.monotonic()
             try:
                 async for event in open_stream():
-                    patience.renew()
+                    retry.reset()
                     yield event
                 _honour_cancellation()
-                await patience.pause(self._silent())
+                await retry.pause(self._silent())
             except AioRpcError as error:
-                self._forgive(patience, started_s)
-                await self._recover(error, token, patience)
+                self._reset_if_alive(retry, started_s)
+                await self._recover(error, token, retry)
 
-    def _forgive(self, patience: Patience, since_s: float) -> None:
+    def _reset_if_alive(self, retry: Retry, since_s: float) -> None:
         """Count anew after a stream that was open while a KeepAlive was answered.
 
-        It may have had nothing to say for longer than patience lasts: cuts of it that lie far
+        It may have had nothing to say for longer than hub.patience_s: cuts of it that lie far
         apart are not failures in a row.
         """
-        if self.run_clock.was_heard_since(since_s):
-            patience.renew()
+        if self.run_clock.has_answer_since(since_s):
+            retry.reset()
 
-    async def _recover(self, error: AioRpcError, token: bytes, patience: Patience) -> None:
+    async def _recover(self, error: AioRpcError, token: bytes, retry: Retry) -> None:
         """Get ready for the next attempt, or raise when there is none."""
         _honour_cancellation()
         if is_cut(error):
-            await patience.pause(self.hub.unreachable(error), is_away=is_away(error))
+            await retry.pause(self.hub.unreachable(error), is_away=is_away(error))
             return
         answered = raised_from(error)
         if answered.reason not in _REOPENED:
             raise answered from error
         await self.reopen(token)
-        await patience.pause(answered)
+        await retry.pause(answered)
 
     def _silent(self) -> AstraflowError:
         return AstraflowError(
@@ -256,13 +324,13 @@ class SessionKeeper:
         Raises:
             AstraflowError: SESSION_FENCED; RUN_ENDED; NOT_READY when the hub is gone for good.
         """
-        patience = self._keep_alive_hub.patience()
+        retry = self._keep_alive_hub.retry()
         while True:
-            await self._beat(patience)
-            await asyncio.sleep(self.session.keep_alive_interval.total_seconds())
+            await self._beat(retry)
+            await asyncio.sleep(self.info.keep_alive_interval.total_seconds())
 
-    async def _beat(self, patience: Patience) -> None:
-        session, asked_s = self.session, self._clock.monotonic()
+    async def _beat(self, retry: Retry) -> None:
+        session, asked_s = self.info, self._clock.monotonic()
         try:
             answer = await self._keep_alive(
                 _keep_alive_request(self._hooks.load()),
@@ -270,12 +338,12 @@ class SessionKeeper:
                 timeout=session.ttl.total_seconds(),
             )
         except AioRpcError as error:
-            await self._recover(error, session.token, patience)
+            await self._recover(error, session.token, retry)
             return
-        patience.renew()
+        retry.reset()
         told = answer.server_time.ToDatetime(tzinfo=self._clock.now().tzinfo)
-        self.run_clock.hear(told, asked_s=asked_s)
-        self._entrust(answer.transfer_token)
+        self.run_clock.update(told, asked_s=asked_s)
+        self._set_transfer_token(answer.transfer_token)
         if answer.HasField("directive"):
             self.direct(decode_directive(answer.directive))
 
@@ -329,3 +397,70 @@ def _honour_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+# Whoever registered opens the session again, and lends the new token.
+_RENEWED = frozenset({Reason.SESSION_ENDED, Reason.TOKEN_INVALID})
+
+
+class DelegatedSession:
+    """Calls the hub with a token that another rank was given.
+
+    Attributes:
+        hub: Where calls go.
+    """
+
+    def __init__(self, hub: HubChannel, token: bytes) -> None:
+        """Begin with a token.
+
+        Args:
+            hub: Where calls go.
+            token: Of the session.
+        """
+        self.hub = hub
+        self._token = token
+
+    def renew(self, token: bytes) -> None:
+        """Take the token of the session that was opened again."""
+        self._token = token
+
+    @property
+    def metadata(self) -> MetadataPairs:
+        """What every call carries."""
+        return session_metadata(self._token)
+
+    def direct(self, directive: Directive) -> None:
+        """Leave an order to who registered; it comes there as well."""
+
+    async def run_stream(self, stream: Callable[[Retry], Awaitable[bool]]) -> None:
+        """Run a stream, and open it again whenever it is cut, until it says that it is done.
+
+        Raises:
+            AstraflowError: What the hub answered; SESSION_ENDED when no new token came in time;
+                NOT_READY when the hub could not be reached.
+        """
+        retry = self.hub.retry()
+        while True:
+            try:
+                if await stream(retry):
+                    return
+                await retry.pause(_silent(self.hub))
+            except AioRpcError as error:
+                await self._recover(error, retry)
+
+    async def _recover(self, error: AioRpcError, retry: Retry) -> None:
+        if is_cut(error):
+            await retry.pause(self.hub.unreachable(error), is_away=is_away(error))
+            return
+        answered = raised_from(error)
+        if answered.reason not in _RENEWED:
+            raise answered from error
+        await retry.pause(answered)
+
+
+def _silent(hub: HubChannel) -> AstraflowError:
+    return AstraflowError(
+        Reason.NOT_READY,
+        f"the hub at {hub.address} ends every stream at once; look at its log",
+        retryable=True,
+    )

@@ -1,18 +1,16 @@
 """The run as a trainer sees it: batches in, versions and acks out, all blocking calls."""
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
-from astraflow.client.errands import Errands
 from astraflow.client.loop_thread import LoopThread
-from astraflow.client.trainer_life import TrainerLife, TrainerOrders
-from astraflow.client.trainer_member import dial_trainer
+from astraflow.client.trainer_session import TrainerOrders, TrainerSession, dial_trainer
 from astraflow.core.batches import (
     AckBatch,
     BatchHeader,
@@ -22,10 +20,57 @@ from astraflow.core.batches import (
     StreamBatches,
 )
 from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
 from astraflow.core.members import Directive, RegisterTrainer, Session, TrainerRegistration
 from astraflow.core.versions import VersionInfo
 from astraflow.rpc.tls import Tls
+
+
+class OrderedCalls:
+    """Runs calls in the order in which they were given; after one that failed none is made."""
+
+    def __init__(
+        self, session: TrainerSession, *, on_error: Callable[[AstraflowError], None]
+    ) -> None:
+        """Start with none.
+
+        Args:
+            session: Runs them.
+            on_error: Called on the event loop's thread with the first error.
+        """
+        self._trainer_session = session
+        self._on_error = on_error
+        self._last: Future[None] | None = None
+
+    def put(self, call: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Make a call after those that were given before."""
+        before = self._last
+        self._last = self._trainer_session.spawn(self._after(before, call))
+
+    def flush(self) -> None:
+        """Wait until all were made.
+
+        Raises:
+            AstraflowError: The first error.
+        """
+        if self._last is not None:
+            self._trainer_session.wait(self._last)
+
+    async def _after(
+        self, before: Future[None] | None, call: Callable[[], Coroutine[Any, Any, object]]
+    ) -> None:
+        if before is not None:
+            await asyncio.wrap_future(before)
+        try:
+            await call()
+        except AstraflowError as error:
+            self._on_error(error)
+            raise
+        except Exception as error:
+            failure = AstraflowError(Reason.INTERNAL, f"a call to the run failed: {error!r}")
+            self._on_error(failure)
+            raise failure from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,8 +131,8 @@ class TrainerClient:
         self._own_loop = LoopThread() if loop is None else None
         self._loop = loop or self._own_loop or LoopThread()
         self._clock = clock or SystemClock()
-        self._life = TrainerLife(self._loop, dial=dial, clock=self._clock)
-        self._errands = Errands(self._life, on_error=self._life.shelf.close)
+        self._session = TrainerSession(self._loop, dial=dial, clock=self._clock)
+        self._calls = OrderedCalls(self._session, on_error=self._session.queue.close)
 
     def __enter__(self) -> Self:
         """Register.
@@ -101,7 +146,7 @@ class TrainerClient:
             self._own_loop.start()
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._life.start()
+            self._session.start()
             undo.pop_all()
         return self
 
@@ -111,51 +156,51 @@ class TrainerClient:
 
     def close(self) -> None:
         """Leave the run and stop the loop thread; idempotent."""
-        self._life.close()
+        self._session.close()
         if self._own_loop is not None:
             self._own_loop.close()
 
     @property
     def registration(self) -> TrainerRegistration:
         """What the run said when it admitted the trainer, last time."""
-        return self._life.member.registration
+        return self._session.member.registration
 
     @property
     def transfer_token(self) -> bytes:
         """The secret that a source of weights compares with what pullers show."""
-        return self._life.member.keeper.transfer_token
+        return self._session.member.session.transfer_token
 
     def on_transfer_token(self, listener: Callable[[bytes], None]) -> None:
         """Call back with the transfer token: now, and from the loop's thread when it changes."""
-        self._life.listen(listener)
+        self._session.listen(listener)
 
     def on_session(self, listener: Callable[[Session], None]) -> None:
         """Call back with the session: now, and from the loop's thread when it was opened again.
 
         Its token is what the other ranks of a trainer show, see `RankClient`.
         """
-        self._life.listen_for_sessions(listener)
+        self._session.listen_for_sessions(listener)
 
-    def on_doubt(self, listener: Callable[[int], None]) -> None:
+    def on_damage_report(self, listener: Callable[[int], None]) -> None:
         """Call back with a version that a reader could not verify, while batches are read.
 
         The calls come from the loop's thread and must not block; `Scrub.doubt` is meant for it.
         """
-        self._life.listen_for_doubts(listener)
+        self._session.listen_for_damage(listener)
 
     @property
     def directive(self) -> Directive:
         """What the run asks for."""
-        return self._life.member.keeper.directive
+        return self._session.member.session.directive
 
     @property
     def end_of_data(self) -> EndOfData | None:
         """Why no batch follows; None while some may."""
-        return self._life.shelf.end_of_data
+        return self._session.queue.end_of_data
 
     def take_publish_order(self) -> bool:
         """Return whether the run asked for a version since the last call; other orders stay."""
-        return self._life.take_publish_order()
+        return self._session.take_publish_order()
 
     def take_save_order(self) -> str:
         """Return the newest checkpoint that the run asked for since the last call; empty: none.
@@ -163,15 +208,15 @@ class TrainerClient:
         Other orders stay. The ack of the step's batch carries it; a trainer that waits for a batch
         saves at once, and settles its last batch again with it.
         """
-        return self._life.take_save_order()
+        return self._session.take_save_order()
 
     def order_publish(self) -> None:
         """Have a version published soon, as if the run had asked for it; from any thread."""
-        self._life.order_publish()
+        self._session.order_publish()
 
     def take_orders(self) -> TrainerOrders:
         """Return what the run asked for since the last call."""
-        return self._life.take_orders()
+        return self._session.take_orders()
 
     def batches(
         self,
@@ -198,7 +243,7 @@ class TrainerClient:
         share = StreamBatches(
             rank=rank, world_size=world_size, max_tokens=max_tokens, max_outstanding=prefetch
         )
-        reading = self._life.read(share)
+        reading = self._session.read(share)
         try:
             while (batch := self._next(when_asked)) is not None:
                 yield batch
@@ -207,11 +252,13 @@ class TrainerClient:
 
     def _next(self, when_asked: Callable[[], None]) -> TrainerBatch | None:
         started = self._clock.monotonic()
-        with self._life.meter.waiting():
-            batch = self._life.shelf.take(when_asked)
+        with self._session.meter.waiting():
+            batch = self._session.queue.take(when_asked)
         if batch is None:
             return None
-        self._life.meter.took(batch.header.batch_id, sum(part.token_count for part in batch.parts))
+        self._session.meter.start_batch(
+            batch.header.batch_id, sum(part.token_count for part in batch.parts)
+        )
         return TrainerBatch(
             header=batch.header, parts=batch.parts, wait_s=self._clock.monotonic() - started
         )
@@ -222,7 +269,7 @@ class TrainerClient:
         Raises:
             AstraflowError: VERSION_NOT_NEXT, REQUEST_CONFLICT; NOT_READY when the hub is gone.
         """
-        return self._life.call(self._life.member.publish(info, checkpoint_id=checkpoint_id))
+        return self._session.call(self._session.member.publish(info, checkpoint_id=checkpoint_id))
 
     def announce(
         self, info: VersionInfo | Future[VersionInfo], *, then: Callable[[], None] = lambda: None
@@ -238,10 +285,10 @@ class TrainerClient:
 
         async def publish() -> None:
             known = await asyncio.wrap_future(info) if isinstance(info, Future) else info
-            await self._life.member.publish(known)
+            await self._session.member.publish(known)
             then()
 
-        self._errands.put(publish)
+        self._calls.put(publish)
 
     def ack(
         self,
@@ -281,9 +328,9 @@ class TrainerClient:
             metrics=metrics or {},
             checkpoint_id=checkpoint_id,
         )
-        return self._life.call(self._acknowledge(ack))
+        return self._session.call(self._acknowledge(ack))
 
-    def settle(
+    def ack_later(
         self,
         ack: AckBatch,
         *,
@@ -307,7 +354,7 @@ class TrainerClient:
             metrics = {**ack.metrics, **more()}
             await self._acknowledge(replace(ack, metrics=metrics, checkpoint_id=name))
 
-        self._errands.put(acknowledge)
+        self._calls.put(acknowledge)
 
     def flush(self) -> None:
         """Wait for what was announced and settled.
@@ -315,12 +362,12 @@ class TrainerClient:
         Raises:
             AstraflowError: As `publish_version` and `ack` do.
         """
-        self._errands.flush()
+        self._calls.flush()
 
     async def _acknowledge(self, ack: AckBatch) -> bool:
         try:
-            return await self._life.member.acknowledge(ack)
+            return await self._session.member.acknowledge(ack)
         finally:
-            self._life.shelf.settle(ack.batch_id)
+            self._session.queue.discard(ack.batch_id)
             is_trained = ack.outcome is BatchOutcome.CONSUMED
-            self._life.meter.settled(ack.batch_id, step=ack.step, is_trained=is_trained)
+            self._session.meter.end_batch(ack.batch_id, step=ack.step, is_trained=is_trained)

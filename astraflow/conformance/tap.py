@@ -21,9 +21,8 @@ from google.protobuf.message import DecodeError, Message
 from astraflow.conformance.methods import Method, method_of
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import SESSION_KEY, TRANSFER_KEY
-from astraflow.rpc.channel import dial
+from astraflow.rpc.channel import SERVER_OPTIONS, dial
 from astraflow.rpc.errors import raised_from, status_of
-from astraflow.rpc.limits import SERVER_OPTIONS
 
 # Its stubs leave the types of messages open.
 _stream_stream = cast("Callable[..., Any]", grpc.stream_stream_rpc_method_handler)  # pyright: ignore[reportUnknownMemberType]

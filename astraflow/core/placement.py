@@ -94,7 +94,7 @@ class Look:
 
 
 def choose(look: Look, want: Want) -> Room | None:
-    """Return where to place samples; it may be fewer than wanted, see `Room.free`.
+    """Return where to place samples; it may be fewer than wanted, see `ReadBudget.free`.
 
     Of those who are done in time the first one to be done; then most free credit, the least
     loaded, and who joined first. Samples stay together when some RaaS could ever take all of them;

@@ -36,9 +36,9 @@ from astraflow.dataflow.recorder import RunRecorder
 from astraflow.dataflow.stream_outboxes import StreamOutboxes
 from astraflow.dataflow.traces import HubTraces
 from astraflow.dataflow.watches import Watches
-from astraflow.rpc.outbox import Outbox
-from astraflow.rpc.seats import Seats, SessionLeft
-from astraflow.rpc.tokens import ended_error, fenced_error
+from astraflow.rpc.access import ended_error, fenced_error
+from astraflow.rpc.concurrency import Outbox
+from astraflow.rpc.streams import StreamClosed, StreamRegistry
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +72,7 @@ class EffectExecutor:
         self.counters = counters
         self.traces = traces
         self.prompt_requests = prompt_requests
-        self.streams = Seats()
+        self.streams = StreamRegistry()
         self.outboxes = StreamOutboxes()
         self.watches = Watches()
         self.over = asyncio.Event()
@@ -148,6 +148,6 @@ class EffectExecutor:
             error: Exception = fenced_error(member_id)
         else:
             is_lost = effect.is_lost
-            error = ended_error(member_id, effect.message) if is_lost else SessionLeft(member_id)
+            error = ended_error(member_id, effect.message) if is_lost else StreamClosed(member_id)
         self.streams.end(member_id, error)
         self.outboxes.drop(member_id)

@@ -49,8 +49,8 @@ from astraflow.dataflow.prompts import DataSets, PromptSources, read_prompts
 from astraflow.dataflow.recorder import RunRecorder
 from astraflow.dataflow.stream_outboxes import BatchItem
 from astraflow.dataflow.traces import HubTraces
-from astraflow.rpc.outbox import Outbox
-from astraflow.rpc.tokens import SessionTokens, without_secrets
+from astraflow.rpc.access import SessionTokens, without_secrets
+from astraflow.rpc.concurrency import Outbox
 from astraflow.storage.journal import Journal
 from astraflow.wire.journal import record_bytes, with_decision
 from astraflow_proto.rollout.v1 import rollout_pb2
@@ -171,7 +171,7 @@ class Hub:
         self._path_of = recorder.saved_path
         self._clock = clock
         self._keeps_records = journal is not None
-        self._transfer_token = transfer_token or SessionTokens.mint()
+        self._transfer_token = transfer_token or SessionTokens.generate()
         self._deadline = DeadlineTimer(lambda: run.next_deadline, clock)
 
     def now(self) -> datetime:
@@ -355,7 +355,7 @@ class Hub:
         return self.run.scale_advice(self.now(), window)
 
     def _secrets(self) -> Secrets:
-        return Secrets(token=SessionTokens.mint(), transfer_token=self._transfer_token)
+        return Secrets(token=SessionTokens.generate(), transfer_token=self._transfer_token)
 
     def _resumed(self, resume: SessionResume | None) -> MemberId | None:
         return None if resume is None else self.directory.sessions.owner_of(resume.resume_token)

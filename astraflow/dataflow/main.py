@@ -16,8 +16,8 @@ from astraflow.core.events import RunStopped
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
+from astraflow.rpc.access import HubTokens
 from astraflow.rpc.address import join_address, split_address
-from astraflow.rpc.tokens import HubTokens
 from astraflow.storage.fault_points import FaultPoint, arm, hit
 from astraflow.telemetry.garbage import keep_for_good, look_rarely
 
@@ -63,7 +63,7 @@ def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> i
 
 def tokens_from(environment: Mapping[str, str], before: HubEndpoint | None = None) -> HubTokens:
     """Return the tokens that the environment names, else those before; what is left is made."""
-    fresh = HubTokens.mint()
+    fresh = HubTokens.generate()
     return HubTokens(
         join=environment.get(JOIN_TOKEN) or (before and before.join_token) or fresh.join,
         operator=environment.get(OPERATOR_TOKEN)

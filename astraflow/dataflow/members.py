@@ -32,7 +32,7 @@ from astraflow.core.members import (
 )
 from astraflow.core.tasks import TaskPurpose
 from astraflow.core.versions import VersionReport, VersionState
-from astraflow.rpc.tokens import SessionTokens
+from astraflow.rpc.access import SessionTokens
 
 Load = RaasLoad | TrainerLoad
 

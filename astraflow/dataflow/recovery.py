@@ -37,7 +37,7 @@ from astraflow.workflows.registry import see_working_directory
 _MODULES = (
     "astraflow.core.",
     "astraflow.dataflow.members:",
-    "astraflow.rpc.tokens:",
+    "astraflow.rpc.access:",
     "astraflow.wire.journal_events:RunOpened",
 )
 

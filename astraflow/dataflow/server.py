@@ -23,11 +23,10 @@ from astraflow.dataflow.prompts import PromptSources, open_data_sets
 from astraflow.dataflow.recorder import RunRecorder, write_whole
 from astraflow.dataflow.recovery import Replica, open_run
 from astraflow.dataflow.servicers import servicers_of
-from astraflow.rpc.access import Access
+from astraflow.rpc.access import Access, HubTokens
+from astraflow.rpc.concurrency import either
 from astraflow.rpc.server import RunningServer, start_server
-from astraflow.rpc.streams import either
 from astraflow.rpc.tls import Tls
-from astraflow.rpc.tokens import HubTokens
 from astraflow.storage.journal import Journal
 from astraflow.telemetry.prometheus import LoopRead, MetricsServer
 

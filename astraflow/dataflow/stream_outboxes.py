@@ -19,7 +19,7 @@ from astraflow.core.ids import MemberId
 from astraflow.core.members import Directive
 from astraflow.core.status import WaitReason
 from astraflow.core.tasks import RolloutTask, TaskCancellation
-from astraflow.rpc.outbox import Outbox
+from astraflow.rpc.concurrency import Outbox
 
 TaskItem: TypeAlias = RolloutTask | TaskCancellation | Directive
 

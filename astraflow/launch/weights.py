@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from astraflow.client.control import ControlClient
-from astraflow.client.duplex import beside
-from astraflow.client.hooks import Held
 from astraflow.client.raas import RaasHooks, dial_pool
+from astraflow.client.session import Held
 from astraflow.codec.state_digest import StateDigest
 from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
@@ -24,6 +23,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, JoinPool, RaasLoad, ServedPolicy
 from astraflow.core.versions import VersionInfo
 from astraflow.launch.pull_bar import PullBar
+from astraflow.rpc.concurrency import beside
 from astraflow.storage.weight_files import compare, flatten, read_weights, write_weights
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.wire.weights import layout_digest
@@ -229,6 +229,6 @@ async def _transfer_token(run_dir: RunDir, policy_id: PolicyId) -> AsyncGenerato
         endpoint.address, token=endpoint.join_token, join=join, hooks=hooks
     ) as client:
         await client.join()
-        async with beside(client.keeper.run()):
-            yield client.keeper.session.transfer_token
-        await client.keeper.end("pulled what it wanted")
+        async with beside(client.session.run()):
+            yield client.session.info.transfer_token
+        await client.session.end("pulled what it wanted")

@@ -3,9 +3,9 @@
 from collections import Counter
 from typing import Final
 
-from astraflow.client.patience import Backoff
 from astraflow.core.errors import Reason
 from astraflow.core.versions import UNSOUND
+from astraflow.rpc.concurrency import Backoff
 
 # Each may cost a whole copy of the weights; what is registered or kept wrongly stays so.
 _UNSOUND_COUNT: Final = 3

@@ -10,10 +10,8 @@ from typing import Any
 import structlog
 from structlog.contextvars import bind_contextvars
 
-from astraflow.client.duplex import beside
-from astraflow.client.hooks import Held
-from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
-from astraflow.client.task_stream import TaskSink, TaskStream
+from astraflow.client.raas import RaasClient, RaasHooks, TaskSink, TaskStream, dial_pool
+from astraflow.client.session import Held
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, WorkflowId
@@ -31,6 +29,7 @@ from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
 from astraflow.raas.settings import NodeSettings
 from astraflow.raas.tallies import NodeTallies, NodeView, count_families
 from astraflow.raas.updater import Puller, WeightUpdater
+from astraflow.rpc.concurrency import beside
 from astraflow.weights.serve.relay_server import RelayServer
 from astraflow.workflows.building import build_workflows, close_workflows
 from astraflow.workflows.runner import LoadedWorkflow
@@ -118,7 +117,7 @@ class RaasNode:
         """
         if self._client is None:
             raise AstraflowError(Reason.NOT_READY, "the node has not joined yet")
-        self._client.keeper.report_from_thread(failure)
+        self._client.session.report_from_thread(failure)
 
     async def run(self) -> Departure:
         """Join, work, leave.
@@ -172,7 +171,7 @@ class RaasNode:
         tasks = client.tasks(credit=self._credit, sink=sink)
         results = AskingResults(client.rollouts, client.versions, every=self._settings.ask_every)
         updates = self._updates(client)
-        own = (client.keeper.run(), client.rollouts.run(), results.run())
+        own = (client.session.run(), client.rollouts.run(), results.run())
         streams = (*own, self._tell_reports(client), *updates)
         async with beside(*streams) as group:
             self._runner = EpisodeRunner(
@@ -184,7 +183,7 @@ class RaasNode:
                 places=Places(
                     capacity=self._settings.capacity, eval_extra=self._settings.eval_extra
                 ),
-                run_time=lambda: client.keeper.run_clock.now,
+                run_time=lambda: client.session.run_clock.now,
                 tallies=self.tallies,
                 door=self._agents,
             )
@@ -193,7 +192,7 @@ class RaasNode:
                 await self._departing.wait()
                 tasks.set_credit(TaskCredit(max_outstanding=0))
                 departure = await self._finish(self._runner, client)
-        await client.keeper.end(f"{self._settings.name} leaves: {departure}")
+        await client.session.end(f"{self._settings.name} leaves: {departure}")
         return departure
 
     async def _tell_reports(self, client: RaasClient) -> None:
@@ -201,7 +200,7 @@ class RaasNode:
         while True:
             failure = await self._reports.get()
             try:
-                await client.keeper.report(failure)
+                await client.session.report(failure)
             except AstraflowError as error:
                 # The streams of work end the node where the run is over for it.
                 log.warning("the hub did not hear a report", why=error.message)
@@ -228,7 +227,7 @@ class RaasNode:
                 gate=self._desk.gates[policy_id],
                 puller=self._puller(policy_id),
                 versions=client.versions,
-                transfer_token=lambda: client.keeper.transfer_token,
+                transfer_token=lambda: client.session.transfer_token,
                 is_relay=self._relays is not None,
                 kinds=self._settings.kinds,
                 tallies=self.tallies,
@@ -245,7 +244,7 @@ class RaasNode:
             return 0
         return headroom(
             capacity=self._settings.capacity,
-            round_trip_s=self._client.keeper.run_clock.round_trip_s,
+            round_trip_s=self._client.session.run_clock.round_trip_s,
             episode_s=self._runner.times.mean_s,
             task_size=self._runner.times.task_size,
         )

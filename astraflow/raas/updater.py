@@ -10,9 +10,7 @@ from typing import Protocol
 
 import structlog
 
-from astraflow.client.duplex import beside
-from astraflow.client.patience import Backoff
-from astraflow.client.versions import VersionClient
+from astraflow.client.raas import VersionClient
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.updates import SwapReport, WeightUpdate
@@ -27,6 +25,7 @@ from astraflow.engines.protocol import Engine
 from astraflow.raas.attempts import Attempts
 from astraflow.raas.gate import VersionGate
 from astraflow.raas.tallies import NodeTallies
+from astraflow.rpc.concurrency import Backoff, beside
 from astraflow.weights.fetch.lanes import ListVersions
 from astraflow.weights.fetch.puller import PullFailed, PullTimes
 

@@ -1,13 +1,146 @@
-"""Access: who makes a call, from the secrets in its metadata."""
+"""Who may call, and as whom: the tokens of a run and its sessions, checked for each call.
 
+The join token lets members in, the operator token steers; a session token speaks for one member.
+"""
+
+import hashlib
+import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.events import Event, RaasJoined, Secrets, TrainerRegistered
 from astraflow.core.ids import MemberId
 from astraflow.core.members import Role
-from astraflow.rpc.auth import SESSION_KEY, bearer_of, secret_of
+from astraflow.rpc.auth import SESSION_KEY, bearer_of, is_same_secret, secret_of
 from astraflow.rpc.streams import Context
-from astraflow.rpc.tokens import HubTokens, SessionTokens
+
+TOKEN_NBYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubTokens:
+    """The secrets with which a run is entered.
+
+    Attributes:
+        join: For members.
+        operator: For people who steer the run.
+    """
+
+    join: str = field(repr=False)
+    operator: str = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Return fresh ones."""
+        return cls(join=secrets.token_urlsafe(24), operator=secrets.token_urlsafe(24))
+
+    def transfer(self, run_id: str) -> bytes:
+        """Return the secret that sources of weights compare; the same for the same run."""
+        key = hashlib.blake2b(self.operator.encode()).digest()
+        return hashlib.blake2b(run_id.encode(), key=key, digest_size=TOKEN_NBYTES).digest()
+
+    def may_join(self, token: str) -> bool:
+        """Whether the bearer may become a member."""
+        return is_same_secret(token, self.join)
+
+    def may_operate(self, token: str) -> bool:
+        """Whether the bearer may steer the run."""
+        return is_same_secret(token, self.operator)
+
+
+class SessionTokens:
+    """Finds the member that a session token speaks for.
+
+    A process that reopens its session gets another token, and its older ones go on: its calls
+    in progress carry them. The tokens of a process that was replaced are fenced.
+
+    Only digests of tokens are kept, here and in the journal.
+    """
+
+    def __init__(self) -> None:
+        self._members: dict[bytes, MemberId] = {}
+        self._fenced: set[bytes] = set()
+        self._ended: dict[MemberId, str] = {}
+        self._expected: set[MemberId] = set()
+
+    @staticmethod
+    def generate() -> bytes:
+        """Return a fresh secret."""
+        return secrets.token_bytes(TOKEN_NBYTES)
+
+    def bind(self, digest: bytes, member_id: MemberId) -> None:
+        """Let the token of a digest speak for a member, whose session is live from now on."""
+        self._members[digest] = member_id
+        self._ended.pop(member_id, None)
+        self._expected.discard(member_id)
+
+    def expect(self, member_id: MemberId) -> None:
+        """Let a member say nothing until it has resumed its session."""
+        self._expected.add(member_id)
+
+    def fence(self, member_id: MemberId) -> None:
+        """Silence all tokens that a member has so far: a newer process took over."""
+        self._fenced.update(key for key, owner in self._members.items() if owner == member_id)
+
+    def end(self, member_id: MemberId, message: str) -> None:
+        """Note that a member's session ended."""
+        self._ended[member_id] = message
+
+    def owner_of(self, token: bytes) -> MemberId | None:
+        """Return whose token this is or was; None: not of this run."""
+        return self._members.get(token_digest(token))
+
+    def speaks_for(self, token: bytes, *, may_be_ended: bool = False) -> MemberId:
+        """Return the member that a token speaks for.
+
+        Raises:
+            AstraflowError: TOKEN_INVALID when this run never gave it out; SESSION_FENCED when
+                a newer process took over; SESSION_ENDED unless it may be ended.
+        """
+        key = token_digest(token)
+        member_id = self._members.get(key)
+        if member_id is None:
+            raise AstraflowError(
+                Reason.TOKEN_INVALID, "the session token is not of this run; join it again"
+            )
+        if key in self._fenced:
+            raise fenced_error(member_id)
+        if member_id in self._ended and not may_be_ended:
+            raise ended_error(member_id, self._ended[member_id])
+        if member_id in self._expected and not may_be_ended:
+            raise ended_error(member_id, "the hub restarted")
+        return member_id
+
+
+def ended_error(member_id: MemberId, message: str) -> AstraflowError:
+    """Say that a session ended, and what to do about it."""
+    why = f" ({message})" if message else ""
+    return AstraflowError(
+        Reason.SESSION_ENDED,
+        f"the session of member {member_id} ended{why}; join again with SessionResume",
+    )
+
+
+def fenced_error(member_id: MemberId) -> AstraflowError:
+    """Say that another process speaks as this member now."""
+    return AstraflowError(
+        Reason.SESSION_FENCED, f"a newer process took over as member {member_id}; stop this one"
+    )
+
+
+def token_digest(token: bytes) -> bytes:
+    """Return BLAKE2b-128 of a secret that is random itself."""
+    return hashlib.blake2b(token, digest_size=16).digest()
+
+
+def without_secrets(event: Event) -> Event:
+    """Return an event as the journal has it: with the digest of a token in the token's place."""
+    if not isinstance(event, RaasJoined | TrainerRegistered):
+        return event
+    kept = Secrets(token=token_digest(event.secrets.token), transfer_token=b"")
+    return replace(event, secrets=kept)
 
 
 class Access:

@@ -22,7 +22,7 @@ from fastapi import Request
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.address import join_address
-from astraflow.rpc.reading import JSON_NBYTES, Room, read, read_json
+from astraflow.rpc.reading import JSON_NBYTES, ReadBudget, read, read_json
 
 SMALL_NBYTES: Final = 1 << 20
 """Of answers that say how a peer stands."""
@@ -46,7 +46,7 @@ class DialRules:
 
     hosts: tuple[str, ...] = ("127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
     max_answer_nbytes: int = 128 << 20
-    room: Room = field(default_factory=Room)
+    room: ReadBudget = field(default_factory=ReadBudget)
     max_weights_nbytes: int = 1 << 40
 
     def also(self, caller: str | None) -> "DialRules":
@@ -272,7 +272,9 @@ class Peer:
             async for part in answer.aiter_raw():
                 if len(raw) + len(part) > bound:
                     raise too_large
-                held = room.take(address, held, len(raw) + len(part), self.dial.max_answer_nbytes)
+                held = room.reserve(
+                    address, held, len(raw) + len(part), self.dial.max_answer_nbytes
+                )
                 raw += part
                 count += 1
                 if count > 4096 + len(raw) // 64:
@@ -281,7 +283,7 @@ class Peer:
                 await asyncio.sleep(0)
             return PeerAnswer(status=answer.status_code, raw=raw)
         finally:
-            room.give(address, held)
+            room.release(address, held)
             await answer.aclose()
 
 

@@ -29,14 +29,14 @@ _READER: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reader")
 Value = TypeVar("Value")
 
 
-class Room:
+class ReadBudget:
     """Bytes of all that is being read: of one host as much as one body may have, of all twice."""
 
     def __init__(self) -> None:
         """Begin with none."""
         self._held: Counter[str | None] = Counter()
 
-    def take(self, host: str | None, held: int, nbytes: int, max_nbytes: int) -> int:
+    def reserve(self, host: str | None, held: int, nbytes: int, max_nbytes: int) -> int:
         """Make room for a body that grows; return what it holds from now on.
 
         Args:
@@ -56,7 +56,7 @@ class Room:
         self._held[host] = mine
         return held + grown
 
-    def give(self, host: str | None, held: int) -> None:
+    def release(self, host: str | None, held: int) -> None:
         """Take it back."""
         self._held[host] -= held
         if not self._held[host]:

@@ -20,7 +20,7 @@ from astraflow.core.versions import SourceKind
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
 from astraflow.raas.policies import ServedModel
-from astraflow.rpc.tokens import HubTokens
+from astraflow.rpc.access import HubTokens
 from astraflow.testing.engine import CharTokenizer, SmallEngine
 from astraflow.testing.line import Line
 from astraflow.testing.nodes import LiveNode, make_node

@@ -25,7 +25,7 @@ def followed(
     """Let versions gain patches beside training, be looked after, and go other ways too."""
     with ExitStack() as followers:
         scrub = followers.enter_context(Scrub(publisher, damaged=client.order_publish))
-        client.on_doubt(scrub.check_now)
+        client.on_damage_report(scrub.check_now)
         others: tuple[Followers, ...] = (scrub,)
         if settings.broadcast is not None:
             others = (followers.enter_context(_broadcaster(publisher, settings, place)), *others)

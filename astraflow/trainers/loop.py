@@ -61,7 +61,7 @@ class TrainingLoop:
                 step = self._step(batch)
             except AstraflowError as error:
                 done = self.engine.step_count
-                self.client.settle(self.failures.let_go(batch, error, step=done))
+                self.client.ack_later(self.failures.let_go(batch, error, step=done))
                 continue
             self.failures.succeeded()
             published = self._publish(batch, step)
@@ -120,7 +120,7 @@ class TrainingLoop:
             wait=timedelta(seconds=batch.wait_s),
             train=timedelta(seconds=train_s),
         )
-        self.client.settle(
+        self.client.ack_later(
             self.saves.last, more=lambda: self._costs(published), checkpoint=checkpoint
         )
         log_step(step.number, metrics, wait_s=batch.wait_s, train_s=train_s)

@@ -19,7 +19,7 @@ class SaveClient(Protocol):
         """Return the checkpoint that the run asked for since the last call; empty: none."""
         ...
 
-    def settle(self, ack: AckBatch, *, checkpoint: Future[str] | None) -> None:
+    def ack_later(self, ack: AckBatch, *, checkpoint: Future[str] | None) -> None:
         """Settle a batch, once a checkpoint is written, while the caller goes on."""
         ...
 
@@ -70,7 +70,7 @@ class Saves:
         if self.last is None:
             self._asked = asked
         elif asked:
-            self._client.settle(self.last, checkpoint=self._write(asked, step, version))
+            self._client.ack_later(self.last, checkpoint=self._write(asked, step, version))
 
     def _take_order(self) -> str:
         """Return what was asked for and is not written; an order may come again."""

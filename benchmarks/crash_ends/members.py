@@ -10,12 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import sleep
 
-from astraflow.client.duplex import beside
-from astraflow.client.hooks import Held
-from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
-from astraflow.client.rollout_stream import RolloutStream
-from astraflow.client.session import SessionKeeper
-from astraflow.client.task_stream import TaskSink
+from astraflow.client.raas import RaasClient, RaasHooks, RolloutStream, TaskSink, dial_pool
+from astraflow.client.session import Held, MemberSession
 from astraflow.client.trainer import TrainerBatch, TrainerClient
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.errors import AstraflowError, Reason
@@ -32,6 +28,7 @@ from astraflow.core.members import (
 from astraflow.core.rollouts import ItemAck, Outcome, Rollout, TaskResult, VersionSpan
 from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCredit
 from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
+from astraflow.rpc.concurrency import beside
 from astraflow.simulate.made_up import made_up_trajectory, made_up_version
 from crash_ends.scene import CHECKPOINT_EVERY, JOIN, POLICY, Scene, note, replace_with
 
@@ -47,7 +44,7 @@ _ID = PolicyId(POLICY)
 class _NotedStream(RolloutStream):
     """Notes what the hub acknowledged."""
 
-    def __init__(self, keeper: SessionKeeper, *, path: Path, name: str) -> None:
+    def __init__(self, keeper: MemberSession, *, path: Path, name: str) -> None:
         super().__init__(keeper)
         self._path = path
         self._name = name
@@ -88,16 +85,16 @@ class Node:
 
     async def _serve(self, client: RaasClient) -> None:
         await client.join()
-        results = _NotedStream(client.keeper, path=self._scene.acked, name=self._name)
+        results = _NotedStream(client.session, path=self._scene.acked, name=self._name)
         self._results = results
         tasks = client.tasks(
             credit=TaskCredit(max_outstanding=_CAPACITY),
             sink=TaskSink(task=self._answer, cancellation=lambda _: None),
         )
-        async with beside(client.keeper.run(), results.run(), self._follow(client), tasks.run()):
+        async with beside(client.session.run(), results.run(), self._follow(client), tasks.run()):
             await self._over.wait()
             await results.flush()
-        await client.keeper.end("the run is over")
+        await client.session.end("the run is over")
 
     def _request(self) -> JoinPool:
         return JoinPool(

@@ -16,7 +16,7 @@ import zstandard
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.versions import SourceKind
-from astraflow.rpc.limits import SERVER_OPTIONS
+from astraflow.rpc.channel import SERVER_OPTIONS
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
-from astraflow.rpc.tokens import HubTokens
+from astraflow.rpc.access import HubTokens
 from astraflow.telemetry.logging import configure_logging
 from live_ends.run import TOKEN, recipe_of, say
 

@@ -15,10 +15,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from astraflow.client.duplex import beside
-from astraflow.client.hooks import Held
-from astraflow.client.raas import RaasHooks, dial_pool
-from astraflow.client.versions import VersionClient
+from astraflow.client.raas import RaasHooks, VersionClient, dial_pool
+from astraflow.client.session import Held
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, JoinPool, RaasLoad, Resources, ServedPolicy
@@ -28,6 +26,7 @@ from astraflow.core.versions import VersionInfo
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.raas.gate import VersionGate
 from astraflow.raas.updater import WeightUpdater
+from astraflow.rpc.concurrency import beside
 from astraflow.telemetry.logging import configure_logging
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.workflows.building import workflow_specs
@@ -157,14 +156,14 @@ async def main(hub: str, folder: Path, streams: int, settings: Mapping[str, Any]
             gate=VersionGate(POLICY, timed),
             puller=puller,
             versions=versions,
-            transfer_token=lambda: client.keeper.transfer_token,
+            transfer_token=lambda: client.session.transfer_token,
         )
-        async with beside(client.keeper.run(), updater.run()):
+        async with beside(client.session.run(), updater.run()):
             await asyncio.to_thread(sys.stdin.readline)
             timed.stream(streams)
             await asyncio.to_thread(sys.stdin.read)
             await timed.close()
-        await client.keeper.end("the benchmark is over")
+        await client.session.end("the benchmark is over")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunState, StopMode, WaitCause
 from astraflow.dataflow.server import serve_hub
-from astraflow.rpc.tokens import HubTokens
+from astraflow.rpc.access import HubTokens
 
 
 @pytest.fixture

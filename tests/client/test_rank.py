@@ -42,7 +42,7 @@ def test_a_rank_takes_the_batch_that_rank_0_takes_and_drops_older_ones(hub, rank
         tell(hub.offer, *make_batch(number, parts=number))
     batch = rank.take("b2")
     assert (batch.header.batch_id, len(batch.parts)) == ("b2", 2)
-    rank.settle("b2")
+    rank.release("b2")
     assert not hub.acks
 
 
@@ -55,7 +55,7 @@ def test_a_rank_goes_on_with_the_session_that_rank_0_opened_again(
     tell(hub.cut, "StreamBatches")
     lead.ack("b1", BatchOutcome.CONSUMED, step=1)
     assert len(tokens) == 2
-    rank.settle("b1")
+    rank.release("b1")
     rank.renew(tokens[-1])
     tell(hub.offer, *make_batch(2))
     assert rank.take("b2").header.batch_id == "b2"

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from grpc import StatusCode
 
-from astraflow.client.hooks import Held
 from astraflow.client.raas import RaasHooks, dial_pool
+from astraflow.client.session import Held
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import (
     Contract,
@@ -109,7 +109,7 @@ async def test_keep_alive_opens_an_ended_session(fake_hub, pool):
     fake_hub.keep_alive_interval = timedelta(milliseconds=5)
     async with pool() as client, asyncio.TaskGroup() as group:
         await client.join()
-        keeping = group.create_task(client.keeper.run())
+        keeping = group.create_task(client.session.run())
         fake_hub.expire()
         await fake_hub.until(lambda: len(fake_hub.joins) == 2 and fake_hub.loads)
         keeping.cancel()
@@ -121,7 +121,7 @@ async def test_keep_alive_outlasts_a_silent_hub(fake_hub, pool):
     fake_hub.fail("KeepAlive", StatusCode.UNAVAILABLE, times=5)
     async with pool() as client, asyncio.TaskGroup() as group:
         await client.join()
-        keeping = group.create_task(client.keeper.run())
+        keeping = group.create_task(client.session.run())
         await fake_hub.until(lambda: fake_hub.loads)
         keeping.cancel()
 
@@ -132,7 +132,7 @@ async def test_a_hub_that_stays_away_is_named(fake_hub, pool):
         await client.join()
         await fake_hub.stop()
         with pytest.raises(AstraflowError, match=f"hub at {fake_hub.address}") as raised:
-            await client.keeper.run()
+            await client.session.run()
     assert raised.value.reason is Reason.NOT_READY
 
 
@@ -141,7 +141,7 @@ async def test_an_order_counts_once_however_often_it_comes(fake_hub, pool, membe
     fake_hub.directive = Directive(kind=DirectiveKind.DRAIN, grace=timedelta(seconds=9))
     async with pool() as client, asyncio.TaskGroup() as group:
         await client.join()
-        keeping = group.create_task(client.keeper.run())
+        keeping = group.create_task(client.session.run())
         await member.directed.wait()
         await fake_hub.until(lambda: len(fake_hub.loads) == 3)
         keeping.cancel()
@@ -170,7 +170,7 @@ async def test_leaving_a_hub_that_is_gone_is_no_failure(fake_hub, pool):
     async with pool() as client:
         await client.join()
         await fake_hub.stop()
-        await client.keeper.end("bye")
+        await client.session.end("bye")
 
 
 async def test_a_watch_goes_on_after_the_last_version_seen(fake_hub, pool):
@@ -191,7 +191,7 @@ async def test_cuts_of_a_silent_stream_add_up_only_while_the_hub_is_away(fake_hu
     fake_hub.keep_alive_interval = timedelta(milliseconds=5)
     async with pool(patience_s=0.2) as client, asyncio.TaskGroup() as group:
         await client.join()
-        keeping = group.create_task(client.keeper.run())
+        keeping = group.create_task(client.session.run())
         watching = group.create_task(anext(client.versions.watch("solver")))
         for number in range(1, 3):
             await fake_hub.until(lambda n=number: fake_hub.calls["WatchVersions"] == n)
@@ -211,7 +211,7 @@ async def test_a_hub_that_comes_and_goes_is_borne_while_anybody_hears_from_it(fa
     fake_hub.publish(version(0))
     async with pool(patience_s=0.75) as client, asyncio.TaskGroup() as group:
         await client.join()
-        keeping = group.create_task(client.keeper.run())
+        keeping = group.create_task(client.session.run())
         assert (await anext(client.versions.watch("solver"))).version == 0
         keeping.cancel()
 

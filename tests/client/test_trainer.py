@@ -118,7 +118,7 @@ def test_a_save_is_asked_for_while_there_is_no_batch(hub, client, tell, make_bat
 
     def when_asked():
         asked.append(client.take_save_order())
-        client.settle(replace(ACK, checkpoint_id=asked[-1]))
+        client.ack_later(replace(ACK, checkpoint_id=asked[-1]))
         client.flush()
         tell(hub.offer, *make_batch(2))
 
@@ -142,7 +142,7 @@ def test_what_is_told_beside_training_comes_in_order(hub, client, tell, make_bat
     hub.fail("PublishVersion", StatusCode.UNAVAILABLE, times=2)
     heard = []
     client.announce(INFO, then=lambda: heard.append(len(hub.acks)))
-    client.settle(ACK)
+    client.ack_later(ACK)
     assert next(batches).header.batch_id == "b2"
     client.flush()
     assert heard == [0]
@@ -155,7 +155,7 @@ def test_what_fails_beside_training_is_raised_where_the_trainer_waits(hub, clien
     refusal = AstraflowError(Reason.VERSION_NOT_NEXT, "0 does not follow 7")
     hub.fail("PublishVersion", error=refusal)
     client.announce(INFO)
-    client.settle(ACK)
+    client.ack_later(ACK)
     with pytest.raises(AstraflowError, match="does not follow 7"):
         next(client.batches())
     with pytest.raises(AstraflowError, match="does not follow 7"):

@@ -1,4 +1,4 @@
-from astraflow.client.trainer_load import TrainerLoadMeter
+from astraflow.client.trainer_session import TrainerLoadMeter
 from astraflow.core.clock import ManualClock
 
 
@@ -7,10 +7,10 @@ def test_load_is_measured_between_two_reports():
     meter = TrainerLoadMeter(clock)
     with meter.waiting():
         clock.advance(3.0)
-    meter.took("b1", 700)
+    meter.start_batch("b1", 700)
     assert meter.report().held_batch_count == 1
     clock.advance(7.0)
-    meter.settled("b1", step=4, is_trained=True)
+    meter.end_batch("b1", step=4, is_trained=True)
     load = meter.report()
     assert (load.step, load.held_batch_count) == (4, 0)
     assert load.tokens_per_s == 100.0

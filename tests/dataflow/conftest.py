@@ -32,10 +32,10 @@ from astraflow.core.tasks import RegisteredCode, RolloutTask
 from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
+from astraflow.rpc.access import HubTokens
 from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from, translate_errors
-from astraflow.rpc.tokens import HubTokens
 from astraflow.simulate.made_up import made_up_trajectory, made_up_version
 from astraflow.wire import common, raas, trainer, versions
 from astraflow.wire.batches import decode_batch_header, decode_batch_part, decode_end_of_data

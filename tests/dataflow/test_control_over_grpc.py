@@ -11,10 +11,9 @@ from astraflow.core.batches import EndCause
 from astraflow.core.errors import Reason
 from astraflow.core.status import RunState
 from astraflow.dataflow.servicers.trainer import TrainerServicer
-from astraflow.rpc.access import Access
+from astraflow.rpc.access import Access, HubTokens
 from astraflow.rpc.channel import dial
 from astraflow.rpc.server import Servicer, start_server
-from astraflow.rpc.tokens import HubTokens
 from astraflow.wire import control as wire
 from astraflow_proto.control.v1 import control_service_pb2 as pb
 from astraflow_proto.control.v1 import ledger_service_pb2

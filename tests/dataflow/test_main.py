@@ -13,7 +13,7 @@ from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.dataflow.main import tokens_from
 from astraflow.dataflow.server import serve_hub
-from astraflow.rpc.tokens import HubTokens
+from astraflow.rpc.access import HubTokens
 
 PROGRAM = """
 import sys
@@ -90,7 +90,7 @@ async def test_a_port_in_use_is_named(recipe_of, tmp_path):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(AstraflowError, match="address already in use") as caught:
             await serve_hub(
-                recipe_of(), run_dir=tmp_path / "run", tokens=HubTokens.mint(), listen=address
+                recipe_of(), run_dir=tmp_path / "run", tokens=HubTokens.generate(), listen=address
             )
     assert address in caught.value.message
     assert caught.value.reason is Reason.INVALID_FIELD
@@ -98,10 +98,10 @@ async def test_a_port_in_use_is_named(recipe_of, tmp_path):
 
 async def test_a_data_set_without_rows_is_named(recipe_of, tmp_path):
     with pytest.raises(AstraflowError, match="data set train has no rows"):
-        await serve_hub(recipe_of(rows=0), run_dir=tmp_path, tokens=HubTokens.mint())
+        await serve_hub(recipe_of(rows=0), run_dir=tmp_path, tokens=HubTokens.generate())
 
 
 async def test_a_data_set_that_does_not_exist_is_named(recipe_of, tmp_path):
     recipe = recipe_of(data__train__path=str(tmp_path / "none.jsonl"))
     with pytest.raises(AstraflowError, match=r"none\.jsonl"):
-        await serve_hub(recipe, run_dir=tmp_path, tokens=HubTokens.mint())
+        await serve_hub(recipe, run_dir=tmp_path, tokens=HubTokens.generate())

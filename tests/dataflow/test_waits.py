@@ -3,7 +3,7 @@ from contextlib import suppress
 
 from astraflow.core.status import WaitCause, WaitReason
 from astraflow.dataflow.stream_outboxes import explain_waits
-from astraflow.rpc.outbox import Outbox
+from astraflow.rpc.concurrency import Outbox
 
 REASON = WaitReason(cause=WaitCause.NO_RAAS, waiter_id="solver")
 

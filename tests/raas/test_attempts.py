@@ -2,9 +2,9 @@
 
 import pytest
 
-from astraflow.client.patience import Backoff
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.raas.attempts import Attempts
+from astraflow.rpc.concurrency import Backoff
 
 
 @pytest.fixture

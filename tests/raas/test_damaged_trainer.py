@@ -56,7 +56,7 @@ class Trainer:
             Scrub(self.publisher, damaged=client.order_publish, time_share=1e-9) as scrub,
         ):
             client.on_transfer_token(server.set_transfer_token)
-            client.on_doubt(scrub.check_now)
+            client.on_damage_report(scrub.check_now)
             self.publish(client, scrub)
             assert self.is_served.wait(200)
             self.damage()

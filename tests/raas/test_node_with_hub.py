@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from astraflow.client.ledger import RolloutFilter
+from astraflow.client.control import RolloutQuery
 from astraflow.core.batches import EndCause
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import ModelIdentity
@@ -167,7 +167,7 @@ async def test_an_operator_sees_and_steers_the_run(tmp_path, recipe):
                 break
         [account] = await control.ledger.accounts()
         assert account.is_balanced
-        trained = RolloutFilter(places=(RolloutPlace.TRAINED,), min_reward=5)
+        trained = RolloutQuery(places=(RolloutPlace.TRAINED,), min_reward=5)
         records = [record async for record in control.ledger.rollouts(trained, limit=3)]
         assert len(records) == 3
         assert min(record.rollout.reward for record in records) >= 5

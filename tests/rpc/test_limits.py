@@ -2,7 +2,7 @@ import asyncio
 
 import grpc.aio
 
-from astraflow.rpc.limits import COMMON_OPTIONS, PING_INTERVAL_OPTION, SERVER_OPTIONS
+from astraflow.rpc.channel import COMMON_OPTIONS, PING_INTERVAL_OPTION, SERVER_OPTIONS
 
 # RFC 9113: 3.4 preface, 4.1 frame header (length, type, flags, stream), 6.5 SETTINGS, 6.7 PING.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.rpc.outbox import Outbox
+from astraflow.rpc.concurrency import Outbox
 
 
 async def test_a_waiting_reader_gets_all_of_one_turn_at_once():

@@ -9,8 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.rpc.channel import dial
-from astraflow.rpc.limits import MAX_MESSAGE_NBYTES
+from astraflow.rpc.channel import MAX_MESSAGE_NBYTES, dial
 from astraflow.rpc.server import Servicer, start_server
 from astraflow_proto.control.v1 import control_service_pb2 as pb
 from astraflow_proto.control.v1.control_service_pb2_grpc import (

@@ -26,7 +26,7 @@ from astraflow.raas.node import RaasNode
 from astraflow.raas.policies import ServedModel
 from astraflow.raas.seeds import seeded_sampling
 from astraflow.raas.settings import NodeSettings
-from astraflow.rpc.tokens import HubTokens
+from astraflow.rpc.access import HubTokens
 from astraflow.trainers.causal_model import load_causal_model
 from astraflow.trainers.engine_run import train as train_engine
 from astraflow.trainers.export import export_bits, layout_of

@@ -23,7 +23,7 @@ class Client:
     def take_save_order(self):
         return self.orders.pop(0) if self.orders else ""
 
-    def settle(self, ack, *, checkpoint):
+    def ack_later(self, ack, *, checkpoint):
         self.acks.append(replace(ack, checkpoint_id=checkpoint.result()))
 
     def flush(self):

@@ -17,7 +17,7 @@ from astraflow.core.members import RaasLoad, Role, TrainerLoad
 from astraflow.core.versions import PublishAnswer
 from astraflow.dataflow.hub import Hub
 from astraflow.rpc.access import Access
-from astraflow.rpc.streams import Context, seated
+from astraflow.rpc.streams import Context, exclusive_stream
 from astraflow.wire import common, versions
 from astraflow.wire.fields import encode_span, encode_time
 from astraflow_proto.dataflow.v1 import session_service_pb2 as session_pb
@@ -98,7 +98,7 @@ class VersionServicer:
         after = request.after_version if request.HasField("after_version") else None
         policy_id = PolicyId(request.policy_id)
         purpose = f"versions/{next(self._numbers)}"
-        async with seated(self._hub.executor.streams, member_id, purpose, context):
+        async with exclusive_stream(self._hub.executor.streams, member_id, purpose, context):
             async for info in self._hub.watch_versions(policy_id, after, member_id):
                 version = versions.encode_version_info(info)
                 await context.write(version_pb.WatchVersionsResponse(version=version))

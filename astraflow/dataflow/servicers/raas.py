@@ -15,7 +15,8 @@ from astraflow.core.tasks import RolloutTask
 from astraflow.dataflow.hub import Arrival, Hub, apply_all
 from astraflow.dataflow.stream_outboxes import TaskItem
 from astraflow.rpc.access import Access
-from astraflow.rpc.streams import Context, either, seated, together
+from astraflow.rpc.concurrency import either, together
+from astraflow.rpc.streams import Context, exclusive_stream
 from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.wire import common, rollout, tasks
 from astraflow.wire import raas as wire
@@ -55,7 +56,7 @@ class RaasServicer:
         async def send(item: TaskItem) -> None:
             await context.write(_task_event(item))
 
-        async with seated(self._hub.executor.streams, member_id, "tasks", context):
+        async with exclusive_stream(self._hub.executor.streams, member_id, "tasks", context):
             outbox = self._hub.executor.outboxes.tasks(member_id)
             await either(self._steer(member_id, request_iterator), outbox.deliver(send))
 
@@ -71,7 +72,7 @@ class RaasServicer:
         """Take rollouts and task results; acknowledge each once it is safe."""
         member_id = self._access.member(context, Role.RAAS)
         taken: _Taken = asyncio.Queue(_UNACKED_COUNT)
-        async with seated(self._hub.executor.streams, member_id, "rollouts", context):
+        async with exclusive_stream(self._hub.executor.streams, member_id, "rollouts", context):
             await together(
                 self._receive(member_id, request_iterator, taken), self._answer(taken, context)
             )

@@ -15,7 +15,8 @@ from astraflow.core.status import WaitReason
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.stream_outboxes import INTERVAL_S, BatchItem, Order, explain_waits
 from astraflow.rpc.access import Access
-from astraflow.rpc.streams import Context, either, seated
+from astraflow.rpc.concurrency import either
+from astraflow.rpc.streams import Context, exclusive_stream
 from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.wire import batches, common, versions
 from astraflow.wire import trainer as wire
@@ -62,7 +63,9 @@ class TrainerServicer:
                 await context.write(_event(item))
 
         explain = partial(self._hub.explain, member_id)
-        async with seated(self._hub.executor.streams, member_id, f"batches/{asked.rank}", context):
+        async with exclusive_stream(
+            self._hub.executor.streams, member_id, f"batches/{asked.rank}", context
+        ):
             outbox = await self._hub.open_batches(_opened(member_id, asked))
             await either(
                 outbox.deliver(send),

@@ -13,12 +13,11 @@ from pathlib import Path
 import httpx
 import structlog
 
-from astraflow.client.duplex import beside
-from astraflow.client.patience import Backoff
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.served import lifeline
 from astraflow.engines.served.dialect import CONNECT_S, Launch
 from astraflow.engines.served.last_words import last_words
+from astraflow.rpc.concurrency import Backoff, beside
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -9,10 +9,8 @@ from typing import Any, cast
 import structlog
 
 from astraflow import __version__
-from astraflow.client.duplex import beside
-from astraflow.client.hooks import Held
-from astraflow.client.raas import RaasClient, RaasHooks, dial_pool
-from astraflow.client.task_stream import TaskSink
+from astraflow.client.raas import RaasClient, RaasHooks, TaskSink, dial_pool
+from astraflow.client.session import Held
 from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -35,6 +33,7 @@ from astraflow.gateway.listening import serve_app
 from astraflow.gateway.requests import RegisterRaas
 from astraflow.gateway.sender_routes import sender_app
 from astraflow.gateway.settings import GatewaySettings
+from astraflow.rpc.concurrency import beside
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -124,7 +123,7 @@ class BridgedRaas:
         try:
             await self._serve(client, membership, calls, couriers)
         finally:
-            await client.keeper.end(f"{self._register.uid} leaves")
+            await client.session.end(f"{self._register.uid} leaves")
         if self._ends_it:
             await calls.shutdown()
 
@@ -136,7 +135,7 @@ class BridgedRaas:
         couriers: Mapping[PolicyId, VersionCourier],
     ) -> None:
         """Work until it leaves."""
-        async with beside(client.keeper.run(), client.rollouts.run()) as group:
+        async with beside(client.session.run(), client.rollouts.run()) as group:
             work = BridgeWork(calls, client, couriers, membership.workflows, group)
             self._work = work
             sink = TaskSink(task=work.take, cancellation=work.cancel)

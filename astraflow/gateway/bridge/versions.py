@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import structlog
 
-from astraflow.client.duplex import beside
 from astraflow.client.raas import RaasClient
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId, TaskId
@@ -15,6 +14,7 @@ from astraflow.core.tasks import VersionRange
 from astraflow.core.versions import VersionInfo, VersionReport, VersionState
 from astraflow.gateway.bridge.calls import RaasCalls
 from astraflow.gateway.legacy.sending import Offer, Sender, WeightDesk
+from astraflow.rpc.concurrency import beside
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -128,7 +128,7 @@ class VersionCourier:
         held = await self._desk.get(
             info,
             lambda: client.versions.versions(self._policy_id),
-            client.keeper.session.transfer_token,
+            client.session.info.transfer_token,
         )
         self._told += 1
         base = self._number if self.live == held.version - 1 else None

@@ -8,9 +8,7 @@ from typing import Any
 
 import structlog
 
-from astraflow.client.duplex import beside
-from astraflow.client.raas import RaasClient
-from astraflow.client.task_stream import TaskStream
+from astraflow.client.raas import RaasClient, TaskStream
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import TaskResult
@@ -25,6 +23,7 @@ from astraflow.core.tasks import (
 from astraflow.gateway.bridge.calls import RaasCalls
 from astraflow.gateway.bridge.results import failed, yield_of
 from astraflow.gateway.bridge.versions import VersionCourier
+from astraflow.rpc.concurrency import beside
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -28,7 +28,7 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.gateway.edge.errors import json_answer
 from astraflow.rpc.peers import caller_of
-from astraflow.rpc.reading import JSON_NBYTES, Room, read, read_json
+from astraflow.rpc.reading import JSON_NBYTES, ReadBudget, read, read_json
 
 PICKLE: Final = "application/octet-stream"
 JSON: Final = "application/json"
@@ -55,7 +55,7 @@ class BodyRules:
 
     reads_pickles: bool = False
     max_nbytes: int = 64 << 20
-    room: Room = field(default_factory=Room)
+    room: ReadBudget = field(default_factory=ReadBudget)
     timeout_s: float = 60.0
     head_timeout_s: float = 10.0
 
@@ -121,7 +121,7 @@ async def _taken(request: Request, rules: BodyRules) -> AsyncGenerator[bytearray
             async for part in request.stream():
                 if len(raw) + len(part) > rules.max_nbytes:
                     raise too_large
-                held = rules.room.take(caller, held, len(raw) + len(part), rules.max_nbytes)
+                held = rules.room.reserve(caller, held, len(raw) + len(part), rules.max_nbytes)
                 raw += part
         yield raw
     except ClientDisconnect:
@@ -129,7 +129,7 @@ async def _taken(request: Request, rules: BodyRules) -> AsyncGenerator[bytearray
     except TimeoutError:
         raise HTTPException(408, f"the body did not come in {rules.timeout_s:g} s") from None
     finally:
-        rules.room.give(caller, held)
+        rules.room.release(caller, held)
 
 
 async def answer(request: Request, fields: Mapping[str, Any], *, status: int = 200) -> Response:

@@ -12,7 +12,6 @@ import structlog
 import zmq
 import zmq.asyncio
 
-from astraflow.client.duplex import beside
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.updates import TensorUpdate
 from astraflow.gateway.legacy.buffer import (
@@ -22,6 +21,7 @@ from astraflow.gateway.legacy.buffer import (
     apply_delta,
     read_plan,
 )
+from astraflow.rpc.concurrency import beside
 from astraflow.rpc.peers import DialRules, Peer
 from astraflow.rpc.reading import JSON_NBYTES
 

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from astraflow.client.duplex import beside
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.gateway.listening import serve_app
@@ -20,6 +19,7 @@ from astraflow.gateway.settings import tls_of
 from astraflow.raas.main import serving_models, watching
 from astraflow.raas.policies import ServedModel
 from astraflow.raas.tallies import node_families
+from astraflow.rpc.concurrency import beside
 from astraflow.rpc.peers import Peer
 from astraflow.telemetry.prometheus import LoopRead, MetricsServer
 

@@ -10,10 +10,9 @@ import structlog
 
 from astraflow import __version__
 from astraflow.client.batch_stream import BatchSink, BatchStream, ReceivedBatch
-from astraflow.client.duplex import beside
-from astraflow.client.hooks import Held
 from astraflow.client.loop_thread import LoopThread
-from astraflow.client.trainer_member import TrainerHooks, TrainerMember, dial_trainer
+from astraflow.client.session import Held
+from astraflow.client.trainer_session import AsyncTrainerClient, TrainerHooks, dial_trainer
 from astraflow.core.batches import AckBatch, BatchOutcome, StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -22,6 +21,7 @@ from astraflow.core.versions import WeightEndpoint
 from astraflow.gateway.legacy.receiving import SenderCopy
 from astraflow.gateway.seats.batches import BatchDesk
 from astraflow.gateway.settings import GatewaySettings
+from astraflow.rpc.concurrency import beside
 from astraflow.storage.weight_files import read_weights
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
@@ -69,7 +69,7 @@ class TrainerSeat:
         self._publisher = WeightPublisher(policy_id, copy.plan.layout)
         listen = f"{settings.recipe.http.host}:0"
         self._server = WeightServer(self._publisher, listen=listen, loop=loop, tls=settings.tls)
-        self._member: TrainerMember | None = None
+        self._member: AsyncTrainerClient | None = None
         self._moved = asyncio.Condition()
         self._leaving = asyncio.Event()
         self._publishing = asyncio.Lock()
@@ -161,7 +161,7 @@ class TrainerSeat:
         """Note that the trainer is there."""
         self._heard_s = asyncio.get_running_loop().time()
 
-    def _dial(self) -> AbstractAsyncContextManager[TrainerMember]:
+    def _dial(self) -> AbstractAsyncContextManager[AsyncTrainerClient]:
         register = RegisterTrainer(
             policy_id=self.policy_id,
             name=f"http-trainer-{self.policy_id}",
@@ -176,7 +176,7 @@ class TrainerSeat:
             held=lambda: Held(batch_ids=self.desk.held),
             opened=lambda session: self.desk.keep(session.held_batch_ids),
             directed=self._directed,
-            entrusted=self._server.set_transfer_token,
+            on_transfer_token=self._server.set_transfer_token,
         )
         return dial_trainer(
             self._settings.hub,
@@ -187,16 +187,16 @@ class TrainerSeat:
             patience_s=self._settings.recipe.hub.patience_s,
         )
 
-    async def _live(self, member: TrainerMember) -> None:
-        await member.keeper.open()
+    async def _live(self, member: AsyncTrainerClient) -> None:
+        await member.session.open()
         self._member = member
         try:
-            async with beside(member.keeper.run()):
+            async with beside(member.session.run()):
                 await self._publish_first(member.registration.next_version)
                 async with beside(self._read(member)):
                     await self._until_left()
         finally:
-            await member.keeper.end("the trainer leaves")
+            await member.session.end("the trainer leaves")
 
     async def _publish_first(self, next_version: int) -> None:
         """Publish what the trainer begins with, under the run's next number."""
@@ -217,12 +217,12 @@ class TrainerSeat:
             await self._publish(next_version, self._copy.tensors(), restored_from=older)
         await self._move_to(self._first)
 
-    async def _read(self, member: TrainerMember) -> None:
+    async def _read(self, member: AsyncTrainerClient) -> None:
         """Fill the desk; wait for the end of the seat when the data ends before."""
         sink = BatchSink(
             batch=self.desk.put, publish=lambda: None, save=lambda _: None, doubt=lambda _: None
         )
-        stream = BatchStream(member.keeper, share=StreamBatches(), sink=sink)
+        stream = BatchStream(member.session, share=StreamBatches(), sink=sink)
         await stream.run()
         if stream.end_of_data is not None:
             self.desk.end(stream.end_of_data)

@@ -183,7 +183,7 @@ class Follower:
                 self._engine.train_step(batch)
         except AstraflowError as error:
             log.warning("a step failed", batch_id=batch_id, why=error.message)
-        batches.settle(batch_id)
+        batches.release(batch_id)
 
     def _publish(self, order: PublishVersion) -> None:
         """Encode this rank's rows beside the steps that follow, which wait to change them."""

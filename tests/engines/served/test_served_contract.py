@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.client.duplex import beside
 from astraflow.config.recipe import Engine as EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.building import build_engine
+from astraflow.rpc.concurrency import beside
 from tests.engines.processes import processes_below, what_computes
 
 POLICY = "sort"

@@ -12,12 +12,12 @@ import httpx
 import psutil
 import pytest
 
-from astraflow.client.duplex import beside
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.served.dialect import Launch
 from astraflow.engines.served.meter import Meter
 from astraflow.engines.served.server import Server, kept
 from astraflow.engines.served.silence import end_silence
+from astraflow.rpc.concurrency import beside
 
 PAGE = """
 import sys

@@ -1,0 +1,274 @@
+"""Asyncio for every floor: an outbox for one reader, coroutines side by side, retries."""
+
+import asyncio
+import math
+import random
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+)
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.errors import AstraflowError
+
+Item = TypeVar("Item")
+
+
+class Outbox(Generic[Item]):
+    """Items on their way to one reader, in order.
+
+    A reader that waits is woken once for all that was put in one turn of the event loop, so
+    a thousand items cost one wake-up. Items that nobody has taken stay for the next reader.
+    """
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._clear_count = 0
+        self._put_count = 0
+        self._is_closed = False
+        self._error: AstraflowError | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def put_count(self) -> int:
+        """Items that were put in so far."""
+        return self._put_count
+
+    def put(self, item: Item) -> None:
+        """Add one item; a closed outbox forgets it."""
+        if not self._is_closed:
+            self._items.append(item)
+            self._put_count += 1
+            self._wake()
+
+    def clear(self) -> None:
+        """Forget what was not delivered."""
+        self._items.clear()
+        self._clear_count += 1
+
+    def reset(self, items: Iterable[Item]) -> None:
+        """Forget what was not delivered; `items` wait instead."""
+        self.clear()
+        for item in items:
+            self.put(item)
+
+    def close(self, error: AstraflowError | None = None) -> None:
+        """End it: the reader gets what is left, then the error, or nothing for ever."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._error = error
+            self._wake()
+
+    async def take(self) -> list[Item]:
+        """Return all that is there, at least one item; empty when it was closed.
+
+        Raises:
+            AstraflowError: The one that it was closed with.
+        """
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            if self._is_closed:
+                return []
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await waiter
+            finally:
+                # A reader that is on its way out must not take the next one's place.
+                if self._waiter is waiter:
+                    self._waiter = None
+        items, self._items = self._items, []
+        return items
+
+    async def deliver(self, write: Callable[[Item], Awaitable[None]]) -> None:
+        """Write items as they come, until it is closed.
+
+        An item whose `write` did not return counts as not delivered; it and those after it
+        wait for the next reader, unless the outbox was cleared in between.
+
+        Raises:
+            AstraflowError: The one that it was closed with.
+        """
+        while items := await self.take():
+            clear_count, delivered = self._clear_count, 0
+            try:
+                for item in items:
+                    await write(item)
+                    delivered += 1
+            finally:
+                if clear_count == self._clear_count:
+                    self._items[:0] = items[delivered:]
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+# The limit for a peer that others hear from.
+_MOST_TIMES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Pauses between attempts: they double, and differ so that peers do not come in step.
+
+    Attributes:
+        first_s: Before the second attempt, at most.
+        limit_s: Before any attempt, at most.
+    """
+
+    first_s: float = 0.05
+    limit_s: float = 2.0
+
+    def pause_s(self, attempt: int) -> float:
+        """Return the pause after so many failed attempts, at least half of what it may be."""
+        longest = min(self.limit_s, self.first_s * 2 ** min(attempt - 1, 16))
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
+
+
+class Liveness:
+    """When a peer last showed that it works; shared by all who speak with it."""
+
+    def __init__(self) -> None:
+        """Begin without a sign of it."""
+        self.heard_s = -math.inf
+
+    def note(self, now_s: float) -> None:
+        """Take note of an answer."""
+        self.heard_s = max(self.heard_s, now_s)
+
+
+class Retry:
+    """Knows since when a caller fails, and says when it was enough.
+
+    A peer that comes and goes is borne as long as it shows in between that it works, to whichever
+    caller that shares its liveness. A call that fails for ever beside others that do not is borne
+    ten times as long as a peer that is away.
+
+    Example:
+        `while True: try: return await call() except ... as error: await retry.pause(error)`
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        *,
+        backoff: Backoff | None = None,
+        clock: Clock | None = None,
+        liveness: Liveness | None = None,
+    ) -> None:
+        """Start fresh.
+
+        Args:
+            limit_s: How long failures may go on without a success between them.
+            backoff: Pauses between attempts.
+            clock: Tells the time.
+            liveness: Of the peer; None: one that nobody else sees.
+        """
+        self._limit_s = limit_s
+        self._backoff = backoff or Backoff()
+        self._clock = clock or SystemClock()
+        self._liveness = liveness or Liveness()
+        self._failed_since: float | None = None
+        self._attempts = 0
+        self._deaf_s = 0.0
+
+    def reset(self) -> None:
+        """Note a success."""
+        self._failed_since = None
+        self._attempts = 0
+        self._deaf_s = 0.0
+        self._liveness.note(self._clock.monotonic())
+
+    async def pause(self, error: AstraflowError, *, is_away: bool = False) -> None:
+        """Wait before the next attempt.
+
+        Args:
+            error: What failed.
+            is_away: Whether the peer could not be reached: then what counts is the time since
+                anybody heard from it.
+
+        Raises:
+            AstraflowError: `error`, when the limit has passed.
+        """
+        now = self._clock.monotonic()
+        if self._failed_since is None:
+            self._failed_since = now
+        self._attempts += 1
+        left_s = self._end_s(self._failed_since, is_away=is_away) + self._deaf_s - now
+        if left_s <= 0:
+            raise error
+        pause_s = min(left_s, self._backoff.pause_s(self._attempts))
+        await asyncio.sleep(pause_s)
+        # A process that stood still meanwhile could not hear anybody.
+        self._deaf_s += max(0.0, self._clock.monotonic() - now - pause_s)
+
+    def _end_s(self, since_s: float, *, is_away: bool) -> float:
+        """Return when it is enough."""
+        if not is_away:
+            return since_s + self._limit_s
+        longest = since_s + _MOST_TIMES * self._limit_s
+        return min(longest, max(since_s, self._liveness.heard_s) + self._limit_s)
+
+
+@contextmanager
+def first_error() -> Generator[None]:
+    """Raise the first error of a group of tasks as it was raised, without the group."""
+    try:
+        yield
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+@asynccontextmanager
+async def beside(*companions: Coroutine[Any, Any, None]) -> AsyncGenerator[asyncio.TaskGroup]:
+    """Run coroutines beside the body and end them with the body.
+
+    Yields:
+        The group that they are in; what else is put into it is waited for.
+
+    Raises:
+        Exception: The first one of all, as it was raised.
+    """
+    with first_error():
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(companion) for companion in companions]
+            yield group
+            for task in tasks:
+                task.cancel()
+
+
+async def together(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run parts side by side until all have ended, or one fails and ends the others.
+
+    Raises:
+        Exception: What the first part to fail raised, as it was raised.
+    """
+    with first_error():
+        async with asyncio.TaskGroup() as group:
+            for part in parts:
+                group.create_task(part)
+
+
+async def either(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run parts side by side until the first one ends, then end the others.
+
+    Raises:
+        Exception: What the first part to fail raised, as it was raised.
+    """
+    with first_error():
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part) for part in parts]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
