@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from astraflow.core.ids import MemberId
-from astraflow.core.live_members import RaasMember, TrainerMember
-from astraflow.core.members import Resources, Role, ServedPolicy
+from astraflow.core.live_members import LiveRaas, LiveTrainer
+from astraflow.core.members import MemberRole, Resources, ServedPolicy
 from astraflow.core.sessions import Sessions
 from astraflow.core.sources import version_with_sources
 from astraflow.core.versions import VersionInfo, WeightEndpoint
@@ -48,16 +48,16 @@ class Region:
     def __init__(self, origin: str, endpoints: list[str]) -> None:
         self.sessions = Sessions(ttl=timedelta(seconds=10))
         self.sessions.open(
-            TrainerMember(
-                **_common("trainer", Role.TRAINER),
+            LiveTrainer(
+                **_common("trainer", MemberRole.TRAINER),
                 policy_id=POLICY,
                 weight_endpoints=(WeightEndpoint(rank=0, endpoint=origin),),
             )
         )
         served = ServedPolicy(policy_id=POLICY, max_context_token_count=1)
         self.members = [
-            RaasMember(
-                **_common(f"raas-{number}", Role.RAAS),
+            LiveRaas(
+                **_common(f"raas-{number}", MemberRole.RAAS),
                 policies={POLICY: served},
                 relay_endpoint=endpoint,
             )
@@ -66,7 +66,7 @@ class Region:
         for member in self.members:
             self.sessions.open(member)
 
-    def told(self, info: VersionInfo, member: RaasMember, *, relays: bool) -> str:
+    def told(self, info: VersionInfo, member: LiveRaas, *, relays: bool) -> str:
         """Return the event that one receiver gets, as a line."""
         seen = version_with_sources(self.sessions, info, member.member_id if relays else None)
         if not relays:
@@ -138,14 +138,14 @@ def _row(patch_nbytes: int, crossed: int, seconds: list[float], cpu_s: list[floa
     }
 
 
-def _common(name: str, role: Role) -> dict[str, Any]:
+def _common(name: str, role: MemberRole) -> dict[str, Any]:
     now = datetime.now(UTC)
     return {
         "member_id": MemberId(name),
         "name": name,
         "role": role,
         "incarnation": 1,
-        "region": "far" if role is Role.RAAS else "near",
+        "region": "far" if role is MemberRole.RAAS else "near",
         "resources": Resources(),
         "join_time": now,
         "keep_alive_time": now,

@@ -29,7 +29,7 @@ from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, ChunkHeader, Encoding
 from astraflow.core.clock import SystemClock
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.core.versions import CodecProfile, Lane, PatchInfo
+from astraflow.core.versions import CodecProfile, LaneKind, PatchInfo
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.transport.hosts import LaneHosts
 from astraflow.transport.lanes import Lanes
@@ -215,12 +215,12 @@ async def _serve(nbytes: int, seed: int) -> None:
         await server.wait_stopped()
 
 
-def _hosted() -> list[Lane]:
-    return [Lane.SHM, Lane.TCP, Lane.UCX]
+def _hosted() -> list[LaneKind]:
+    return [LaneKind.SHM, LaneKind.TCP, LaneKind.UCX]
 
 
 async def _pull(arguments: argparse.Namespace) -> None:
-    clients = {name: Lanes(lanes=[Lane(name)]) for name in arguments.lanes}
+    clients = {name: Lanes(lanes=[LaneKind(name)]) for name in arguments.lanes}
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in clients}
     for number in range(arguments.rounds + 1):
         for name, lanes in clients.items():

@@ -43,7 +43,7 @@ from astraflow.core.batches import BatchPart
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import BatchId, RolloutId, TrajectoryId
 from astraflow.core.rollouts import Column, ColumnAxis
-from astraflow.core.versions import Source, SourceKind, SourceState, VersionInfo
+from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.telemetry.logging import configure_logging
 from astraflow.trainers.interpreter import shared_interpreter
 from astraflow.trainers.origin import WeightOrigin
@@ -187,7 +187,7 @@ class Puller:
 
 def served(info: VersionInfo, endpoint: str) -> VersionInfo:
     """Return a version with who has it."""
-    source = Source(kind=SourceKind.ORIGIN, state=SourceState.LIVE, endpoint=endpoint)
+    source = SourceInfo(kind=SourceKind.ORIGIN, state=SourceState.LIVE, endpoint=endpoint)
     return replace(info, sources=(source,))
 
 

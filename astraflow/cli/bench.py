@@ -7,7 +7,7 @@ import typer
 
 from astraflow.cli.options import AsJson
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 
 app = typer.Typer(
     no_args_is_help=True, help="Measure how fast weights travel here, and how small they get."
@@ -40,7 +40,7 @@ def link(
         int, typer.Option("--mb", min=1, help="Size of what is served, in MB.")
     ] = 256,
     lanes: Annotated[
-        list[Lane] | None,
+        list[LaneKind] | None,
         typer.Option("--lane", help="Only this one; can be given many times. Unset: all."),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Pulls over each lane.")] = 5,

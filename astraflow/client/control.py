@@ -8,7 +8,7 @@ from typing import Self
 
 from astraflow.client.hub import HubChannel
 from astraflow.core.autoscale import ScaleAdvice
-from astraflow.core.evals import EvalRun, EvalSuite
+from astraflow.core.evals import EvalRun, EvalSuiteInfo
 from astraflow.core.ids import BatchId, EvalRunId, GroupId, MemberId, PolicyId, PromptId, RolloutId
 from astraflow.core.rollouts import Outcome
 from astraflow.core.saves import SavedRun
@@ -225,7 +225,7 @@ class EvalClient:
         answer = await self._hub.call(self._stub.CancelEvalRun, request, metadata=self._metadata)
         return decode_eval_run(answer.eval_run)
 
-    async def suites(self) -> tuple[EvalSuite, ...]:
+    async def suites(self) -> tuple[EvalSuiteInfo, ...]:
         """Return the suites of the recipe, by name."""
         answer = await self._hub.call(
             self._stub.ListEvalSuites,

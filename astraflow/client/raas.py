@@ -24,7 +24,7 @@ from astraflow.core.members import (
 )
 from astraflow.core.rollouts import Disposition, ItemAck, Rollout, TaskResult
 from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
-from astraflow.core.versions import PublishAnswer, Source, VersionInfo, VersionReport
+from astraflow.core.versions import PublishAnswer, SourceInfo, VersionInfo, VersionReport
 from astraflow.rpc.auth import bearer
 from astraflow.rpc.concurrency import Outbox, Retry, beside
 from astraflow.rpc.tls import Tls
@@ -159,7 +159,7 @@ class VersionClient:
             last = info.version if last is None else max(last, info.version)
             yield info
 
-    async def sources(self, policy_id: PolicyId, version: int) -> tuple[Source, ...]:
+    async def sources(self, policy_id: PolicyId, version: int) -> tuple[SourceInfo, ...]:
         """Return who has a version now, best first.
 
         Raises:

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from astraflow.config.recipe import Recipe
-from astraflow.core.code import look_in
+from astraflow.core.code import add_code_folder
 from astraflow.core.errors import AstraflowError, Reason
 
 _Place = tuple[int | str, ...]
@@ -34,7 +34,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """
     folder = Path(path).parent.absolute()
     recipe = cast("Recipe", _resolved(load_model(Recipe, path, overrides), folder))
-    look_in(recipe.code)
+    add_code_folder(recipe.code)
     return recipe
 
 

@@ -12,7 +12,7 @@ from grpc.aio import AioRpcError
 from astraflow.conformance.checks import Broken, Check, CheckList
 from astraflow.conformance.tap import parsed
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Source as VersionSource
+from astraflow.core.versions import SourceInfo as VersionSource
 from astraflow.core.versions import SourceKind, SourceState, VersionInfo
 from astraflow.rpc.auth import MetadataPairs, transfer_metadata
 from astraflow.rpc.channel import dial

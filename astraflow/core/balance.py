@@ -11,18 +11,24 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from astraflow.core.autoscale import MemberBalance, ScaleAdvice, advise
+from astraflow.core.counter_snapshot import (
+    CounterSnapshot,
+    PolicyCounters,
+    balance_of,
+    cost_of,
+    used_of,
+)
 from astraflow.core.errors import Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.live_members import RaasMember
-from astraflow.core.marks import Mark, Sums, balance_of, cost_of, used_of
+from astraflow.core.live_members import LiveRaas
 from astraflow.core.pacing import blocker_of
-from astraflow.core.policies import Policy
+from astraflow.core.policies import PolicyState
 from astraflow.core.pool_size import FULL, PoolBalance
 from astraflow.core.state import State
 from astraflow.core.status import RolloutPlace
 from astraflow.core.training import Training
 
-_MARKS: Final = 32
+_SNAPSHOTS: Final = 32
 # A pool whose size moved by less than this share is the same pool.
 _SAME: Final = 0.05
 _WEIGHT: Final = 1 / 16
@@ -63,8 +69,8 @@ class Balance:
     def __init__(self, state: State, training: Training) -> None:
         self._state = state
         self._training = training
-        self._marks = deque[Mark](maxlen=_MARKS + 2)
-        self._interval = state.settings.scale.window / _MARKS
+        self._snapshots = deque[CounterSnapshot](maxlen=_SNAPSHOTS + 2)
+        self._interval = state.settings.scale.window / _SNAPSHOTS
         self._waits = {policy_id: _Wait() for policy_id in state.policies}
         self._pool = _Pool()
         self._time: datetime | None = None
@@ -82,12 +88,12 @@ class Balance:
             batch_count = policy.progress.consumed_count
             if batch_count != wait.batch_count:
                 wait.batch_count, wait.acked_s = batch_count, wait.trained_s
-        if not self._marks or now - self._marks[-1].time >= self._interval:
-            self._look(now)
+        if not self._snapshots or now - self._snapshots[-1].time >= self._interval:
+            self._sample_pool(now)
 
     def begin_again(self, now: datetime) -> None:
         """Measure anew: nobody could wait for a hub that was down."""
-        self._marks.clear()
+        self._snapshots.clear()
         self._time = now
         self._change_time = now
 
@@ -100,14 +106,14 @@ class Balance:
         """
         settings = self._state.settings.scale
         wanted = settings.window if window is None else min(window, settings.window)
-        last = self._mark(now)
+        last = self._snapshot(now)
         start, middle = self._at(now - wanted), self._at(now - wanted / 2)
         cost = {policy_id: cost_of(policy_id, start, last) for policy_id in self._state.policies}
         changed = self._change_time
         if _moved(self._sizes, (self._present(), self._sizes[1])):
             changed = now
         ready = None if changed is None else changed + settings.cooldown + wanted
-        first = self._marks[0] if self._marks else last
+        first = self._snapshots[0] if self._snapshots else last
         # Marks are so far apart.
         if last.time - first.time < wanted - 2 * self._interval:
             ready = max(ready or now, first.time + wanted)
@@ -120,11 +126,15 @@ class Balance:
             ready_time=ready or now,
         )
 
-    def _doing(self, policy: Policy) -> tuple[bool, bool]:
+    def _doing(self, policy: PolicyState) -> tuple[bool, bool]:
         """Say whether a policy's trainer waits for the pool, and whether it trains."""
-        if not policy.desk.streams or policy.end is not None or self._state.flow.is_paused:
+        if (
+            not policy.lease_table.streams
+            or policy.end is not None
+            or self._state.lifecycle.is_paused
+        ):
             return False, False
-        if policy.desk.leases:
+        if policy.lease_table.leases:
             return False, True
         return blocker_of(self._state, policy) is None, False
 
@@ -133,9 +143,9 @@ class Balance:
             wait.waited_s += seconds * wait.waits
             wait.trained_s += seconds * wait.trains
 
-    def _look(self, now: datetime) -> None:
+    def _sample_pool(self, now: datetime) -> None:
         """Take the pool as it is for the time since the last look."""
-        before = self._marks[-1] if self._marks else None
+        before = self._snapshots[-1] if self._snapshots else None
         policy_ids, sessions = self._state.settings.workflow.policy_ids, self._state.sessions
         live = [
             member
@@ -152,7 +162,7 @@ class Balance:
             seconds = (now - before.time).total_seconds()
             self._pool.live_s += seconds * count
             self._pool.busy_s += seconds * count * self._busy(live)
-        self._marks.append(self._mark(now))
+        self._snapshots.append(self._snapshot(now))
         self._note_full()
 
     def _present(self) -> int:
@@ -160,20 +170,20 @@ class Balance:
         pool = self._state.sessions.pool
         return sum(accelerators(member) for member in pool if not member.is_draining)
 
-    def _busy(self, live: list[RaasMember]) -> float:
+    def _busy(self, live: list[LiveRaas]) -> float:
         """Return which share of what the pool can do it is asked for."""
         used = sum(min(member.outstanding, member.max_outstanding) for member in live)
         share = used / max(1, sum(member.max_outstanding for member in live))
-        if self._training.room_wanted:
+        if self._training.needs_capacity:
             self._pool.usable += _WEIGHT * (share - self._pool.usable)
             return 1.0
         return min(1.0, share / max(self._pool.usable, 1e-3))
 
     def _note_full(self) -> None:
         """Measure what one accelerator does while all are at work, and nobody is new."""
-        if len(self._marks) <= _MARKS // 2:
+        if len(self._snapshots) <= _SNAPSHOTS // 2:
             return
-        first, last = self._marks[-1 - _MARKS // 2], self._marks[-1]
+        first, last = self._snapshots[-1 - _SNAPSHOTS // 2], self._snapshots[-1]
         if self._change_time is None or self._change_time > first.time:
             return
         live_s, busy_s = last.live_s - first.live_s, last.busy_s - first.busy_s
@@ -182,12 +192,12 @@ class Balance:
             known = self._pool.full_token_rate
             self._pool.full_token_rate = known + _WEIGHT * (rate - known) if known else rate
 
-    def _mark(self, now: datetime) -> Mark:
+    def _snapshot(self, now: datetime) -> CounterSnapshot:
         members = self._state.sessions.pool
         measured = self._state.measured
-        return Mark(
+        return CounterSnapshot(
             time=now,
-            sums={policy_id: self._sums(p) for policy_id, p in self._state.policies.items()},
+            policies={policy_id: self._sums(p) for policy_id, p in self._state.policies.items()},
             live_s=self._pool.live_s,
             busy_s=self._pool.busy_s,
             token_count=measured.token_count,
@@ -197,12 +207,12 @@ class Balance:
             accepted={member.member_id: member.accepted_count for member in members},
         )
 
-    def _sums(self, policy: Policy) -> Sums:
+    def _sums(self, policy: PolicyState) -> PolicyCounters:
         wait = self._waits[policy.policy_id]
         dropped = Counter[Reason]()
         for drop in policy.books.drops:
             dropped[drop.reason] += drop.count
-        return Sums(
+        return PolicyCounters(
             waited_s=wait.waited_s,
             trained_s=wait.trained_s,
             acked_s=wait.acked_s,
@@ -213,18 +223,20 @@ class Balance:
             filtered=dropped[Reason.FILTERED] + dropped[Reason.GROUP_INCOMPLETE],
         )
 
-    def _at(self, time: datetime) -> Mark:
+    def _at(self, time: datetime) -> CounterSnapshot:
         """Return the first mark that is not before a time; the last one if all are."""
-        for mark in self._marks:
+        for mark in self._snapshots:
             if mark.time >= time:
                 return mark
-        return self._marks[-1] if self._marks else self._mark(time)
+        return self._snapshots[-1] if self._snapshots else self._snapshot(time)
 
-    def _between(self, first: Mark, last: Mark, cost: Mapping[PolicyId, float]) -> PoolBalance:
+    def _between(
+        self, first: CounterSnapshot, last: CounterSnapshot, cost: Mapping[PolicyId, float]
+    ) -> PoolBalance:
         """Return the balance between two marks, by what a rollout to be trained on costs."""
         seconds = (last.time - first.time).total_seconds()
         seen_s = last.live_s - first.live_s
-        looked_at = self._marks[-1].time if self._marks else last.time
+        looked_at = self._snapshots[-1].time if self._snapshots else last.time
         looked = max(1e-9, (looked_at - first.time).total_seconds())
         live = seen_s / min(seconds, looked) if seconds > 0 else 0.0
         return PoolBalance(
@@ -235,17 +247,19 @@ class Balance:
             full_token_rate=self._pool.full_token_rate,
             used_token_rate=self._used_token_rate(first, last, cost),
             policies=tuple(
-                balance_of(policy_id, first.sums[policy_id], last.sums[policy_id])
+                balance_of(policy_id, first.policies[policy_id], last.policies[policy_id])
                 for policy_id, policy in self._state.policies.items()
                 if policy.end is None
             ),
         )
 
-    def _used_token_rate(self, first: Mark, last: Mark, cost: Mapping[PolicyId, float]) -> float:
+    def _used_token_rate(
+        self, first: CounterSnapshot, last: CounterSnapshot, cost: Mapping[PolicyId, float]
+    ) -> float:
         """Return what training would use without a wait, and what evaluations did use."""
         trained = max(
             (
-                used_of(first.sums[policy_id], last.sums[policy_id]) * cost[policy_id]
+                used_of(first.policies[policy_id], last.policies[policy_id]) * cost[policy_id]
                 for policy_id, policy in self._state.policies.items()
                 if policy.end is None
             ),
@@ -256,7 +270,7 @@ class Balance:
             return 0.0
         return trained + (last.eval_token_count - first.eval_token_count) / seconds
 
-    def _members(self, start: Mark) -> tuple[MemberBalance, ...]:
+    def _members(self, start: CounterSnapshot) -> tuple[MemberBalance, ...]:
         return tuple(
             MemberBalance(
                 member_id=member.member_id,
@@ -279,6 +293,6 @@ def _moved(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     return any(abs(new - old) >= max(1.0, _SAME * old) for old, new in pairs)
 
 
-def accelerators(member: RaasMember) -> int:
+def accelerators(member: LiveRaas) -> int:
     """Return how many accelerators a RaaS counts for; one without any counts as 1."""
     return max(1, member.resources.accelerator_count)

@@ -62,7 +62,7 @@ class VersionRelation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class PolicyStanding:
     """Where one policy stands that still trains.
 
     Attributes:
@@ -100,18 +100,24 @@ class Barrier:
         """Policies that nobody waits for any more."""
         return frozenset(self._given_up)
 
-    def blocker(self, policy: Standing, others: Iterable[Standing]) -> Standing | None:
+    def blocker(
+        self, policy: PolicyStanding, others: Iterable[PolicyStanding]
+    ) -> PolicyStanding | None:
         """Return who is furthest behind of those that a policy has to wait for; None: nobody."""
         behind = self._behind(policy, others)
         return min(behind, key=lambda other: other.made_version, default=None)
 
-    def shown_version(self, policy: Standing, others: Iterable[Standing]) -> int:
+    def shown_version(self, policy: PolicyStanding, others: Iterable[PolicyStanding]) -> int:
         """Return the newest version of a policy that the pool may see."""
         waits_for = self._partners(policy, others) if self.is_lockstep else ()
         return min([policy.published_version, *(other.published_version for other in waits_for)])
 
     def advance(
-        self, standings: Iterable[Standing], now: datetime, *, missed: Collection[PolicyId] = ()
+        self,
+        standings: Iterable[PolicyStanding],
+        now: datetime,
+        *,
+        missed: Collection[PolicyId] = (),
     ) -> tuple[PolicyId, ...]:
         """Note who waits for whom; return who is given up now.
 
@@ -138,14 +144,20 @@ class Barrier:
         """Return when a policy is given up; None: nobody waits, or its trainer lives."""
         return self._deadline(policy_id) if policy_id in self._waited_since else None
 
-    def _partners(self, policy: Standing, others: Iterable[Standing]) -> list[Standing]:
+    def _partners(
+        self, policy: PolicyStanding, others: Iterable[PolicyStanding]
+    ) -> list[PolicyStanding]:
         return self._without(self._given_up | {policy.policy_id}, others)
 
     @staticmethod
-    def _without(left_out: Collection[PolicyId], others: Iterable[Standing]) -> list[Standing]:
+    def _without(
+        left_out: Collection[PolicyId], others: Iterable[PolicyStanding]
+    ) -> list[PolicyStanding]:
         return [other for other in others if other.policy_id not in left_out]
 
-    def _behind(self, policy: Standing, others: Iterable[Standing]) -> list[Standing]:
+    def _behind(
+        self, policy: PolicyStanding, others: Iterable[PolicyStanding]
+    ) -> list[PolicyStanding]:
         most = self._relation.most_ahead
         if most is None:
             return []
@@ -156,7 +168,7 @@ class Barrier:
         ]
 
     def _note_waits(
-        self, known: Mapping[PolicyId, Standing], missed: Collection[PolicyId], now: datetime
+        self, known: Mapping[PolicyId, PolicyStanding], missed: Collection[PolicyId], now: datetime
     ) -> None:
         before = self._waited_since
         behind = {o.policy_id for p in known.values() for o in self._behind(p, known.values())}

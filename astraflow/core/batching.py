@@ -9,9 +9,9 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import BatchAcked, BatchStreamOpened
 from astraflow.core.ids import BatchId
 from astraflow.core.leases import Lease, RankStream
-from astraflow.core.live_members import TrainerMember
+from astraflow.core.live_members import LiveTrainer
 from astraflow.core.pacing import blocker_of
-from astraflow.core.policies import Policy
+from astraflow.core.policies import PolicyState
 from astraflow.core.saving import Saving
 from astraflow.core.state import State
 from astraflow.core.training import Training
@@ -25,7 +25,7 @@ class Batching:
         self._training = training
         self._saving = saving
 
-    def open_stream(self, member: TrainerMember, event: BatchStreamOpened) -> None:
+    def open_stream(self, member: LiveTrainer, event: BatchStreamOpened) -> None:
         """Let a rank listen, and send it again what it has not settled.
 
         Raises:
@@ -37,9 +37,9 @@ class Batching:
             # A version that is asked for comes between two batches: none is leased before it.
             most = 1
         stream = RankStream(max_outstanding=most, max_tokens=event.max_tokens)
-        policy.desk.open_stream(event.rank, world_size=event.world_size, stream=stream)
+        policy.lease_table.open_stream(event.rank, world_size=event.world_size, stream=stream)
         policy.ended_ranks.discard(event.rank)
-        for lease in policy.desk.leases.values():
+        for lease in policy.lease_table.leases.values():
             if event.rank not in lease.acks:
                 self._deliver(member, policy, lease, event.rank)
         if event.rank:
@@ -48,7 +48,7 @@ class Batching:
         if policy.progress.is_ordered:
             self._state.do(SendPublishOrder(member_id=member.member_id))
 
-    def ack(self, member: TrainerMember, event: BatchAcked, now: datetime) -> bool:
+    def ack(self, member: LiveTrainer, event: BatchAcked, now: datetime) -> bool:
         """Settle a batch once every rank agrees; return whether it is settled.
 
         The ack of the newest batch may come again to name a checkpoint that was written since.
@@ -57,41 +57,43 @@ class Batching:
             AstraflowError: BATCH_UNKNOWN, LEASE_LOST, REQUEST_CONFLICT, INVALID_FIELD.
         """
         policy = self._state.policies[member.policy_id]
-        settled = policy.desk.outcome_of(event.batch_id)
+        settled = policy.lease_table.outcome_of(event.batch_id)
         if settled is not None:
             _must_agree(event, settled)
             if policy.lineage.newest == event.batch_id:
                 self._save(policy, event.checkpoint_id)
             return True
-        lease = policy.desk.find(event.batch_id)
-        policy.desk.check(lease, event.rank, event.outcome)
-        if event.batch_id not in policy.desk.leases and not self._regain(policy, lease, event):
+        lease = policy.lease_table.find(event.batch_id)
+        policy.lease_table.check(lease, event.rank, event.outcome)
+        if event.batch_id not in policy.lease_table.leases and not self._regain(
+            policy, lease, event
+        ):
             return True
-        if not policy.desk.ack(lease, event.rank, event.outcome):
+        if not policy.lease_table.ack(lease, event.rank, event.outcome):
             return False
-        self._settle(policy, lease, event, now)
+        self._close(policy, lease, event, now)
         return True
 
-    def return_all(self, policy: Policy, *, but: frozenset[BatchId] = frozenset()) -> None:
+    def return_all(self, policy: PolicyState, *, but: frozenset[BatchId] = frozenset()) -> None:
         """End the leases of a trainer that is gone, but for those that it still works on."""
-        for lease in list(policy.desk.leases.values()):
+        for lease in list(policy.lease_table.leases.values()):
             if lease.batch_id not in but:
-                policy.desk.lose(lease)
+                policy.lease_table.lose(lease)
                 policy.put_back(lease)
 
-    def regain(self, policy: Policy, batch_ids: frozenset[BatchId]) -> None:
+    def regain(self, policy: PolicyState, batch_ids: frozenset[BatchId]) -> None:
         """Lease again what a trainer still works on whose session had ended."""
         for batch_id in sorted(batch_ids):
-            lease = policy.desk.lost.get(batch_id)
+            lease = policy.lease_table.lost.get(batch_id)
             if lease is not None and policy.end is None and policy.reclaim(lease):
-                policy.desk.leases[batch_id] = policy.desk.lost.pop(batch_id)
+                policy.lease_table.leases[batch_id] = policy.lease_table.lost.pop(batch_id)
 
     def advance(self, now: datetime) -> None:
         """Lease what is ready to who has room."""
-        if self._state.flow.is_final:
+        if self._state.lifecycle.is_final:
             return
         for policy in self._state.policies.values():
-            while policy.desk.has_room and policy.end is None:
+            while policy.lease_table.has_capacity and policy.end is None:
                 if blocker_of(self._state, policy) is not None:
                     break
                 count = self._ready_count(policy)
@@ -101,23 +103,23 @@ class Batching:
                     continue
                 self._lease(policy, count, now)
 
-    def is_dry(self, policy: Policy) -> bool:
+    def is_dry(self, policy: PolicyState) -> bool:
         """Whether no group will become whole any more that is not whole now."""
         return self._training.is_through and (
-            policy.open.count == policy.fresh_groups + policy.desk.leased_groups
+            policy.open.count == policy.fresh_groups + policy.lease_table.leased_groups
         )
 
-    def end_data(self, policy: Policy, member: TrainerMember, cause: EndCause) -> None:
+    def end_data(self, policy: PolicyState, member: LiveTrainer, cause: EndCause) -> None:
         """Tell every rank that listens, once, that no batch follows."""
         end = EndOfData(cause=cause, batch_count=policy.progress.consumed_count)
-        for rank in sorted(set(policy.desk.streams) - policy.ended_ranks):
+        for rank in sorted(set(policy.lease_table.streams) - policy.ended_ranks):
             policy.ended_ranks.add(rank)
             self._state.do(SendEndOfData(member_id=member.member_id, rank=rank, end_of_data=end))
 
-    def _ready_count(self, policy: Policy) -> int:
+    def _ready_count(self, policy: PolicyState) -> int:
         """Return how many groups the next batch would have now; 0: it has to wait."""
         left = policy.progress.steps_left
-        if left is not None and len(policy.desk.leases) >= left:
+        if left is not None and len(policy.lease_table.leases) >= left:
             return 0
         wanted = policy.open.fresh_per_batch
         if policy.fresh_groups < wanted and not self.is_dry(policy):
@@ -128,23 +130,23 @@ class Batching:
             return wanted
         return policy.fresh_groups if self.is_dry(policy) else 0
 
-    def _lease(self, policy: Policy, count: int, now: datetime) -> None:
+    def _lease(self, policy: PolicyState, count: int, now: datetime) -> None:
         member = self._state.sessions.trainer_of(policy.policy_id)
         if member is None:
             return
-        batch_id = BatchId(self._state.mint.next("batch"))
+        batch_id = BatchId(self._state.ids.next("batch"))
         lease = policy.lease(batch_id, count, now)
-        for rank in sorted(policy.desk.streams):
+        for rank in sorted(policy.lease_table.streams):
             self._deliver(member, policy, lease, rank)
 
-    def _deliver(self, member: TrainerMember, policy: Policy, lease: Lease, rank: int) -> None:
-        stream = policy.desk.streams[rank]
+    def _deliver(self, member: LiveTrainer, policy: PolicyState, lease: Lease, rank: int) -> None:
+        stream = policy.lease_table.streams[rank]
         header, parts = lease.deliver(
-            rank, world_size=policy.desk.world_size, max_tokens=stream.max_tokens
+            rank, world_size=policy.lease_table.world_size, max_tokens=stream.max_tokens
         )
         self._state.do(SendBatch(member_id=member.member_id, rank=rank, header=header, parts=parts))
 
-    def _regain(self, policy: Policy, lease: Lease, event: BatchAcked) -> bool:
+    def _regain(self, policy: PolicyState, lease: Lease, event: BatchAcked) -> bool:
         """Let a late ack count while nobody else holds a row; False: there is nothing to do.
 
         Raises:
@@ -158,11 +160,11 @@ class Batching:
                 f"batch {lease.batch_id} went back when the session ended, and its rows are "
                 "elsewhere now; drop it and take the next one",
             )
-        policy.desk.leases[lease.batch_id] = policy.desk.lost.pop(lease.batch_id)
+        policy.lease_table.leases[lease.batch_id] = policy.lease_table.lost.pop(lease.batch_id)
         return True
 
-    def _settle(self, policy: Policy, lease: Lease, event: BatchAcked, now: datetime) -> None:
-        policy.desk.settle(lease, event.outcome)
+    def _close(self, policy: PolicyState, lease: Lease, event: BatchAcked, now: datetime) -> None:
+        policy.lease_table.complete(lease, event.outcome)
         match event.outcome:
             case BatchOutcome.CONSUMED:
                 metrics = policy.consume(lease, event, now)
@@ -174,11 +176,11 @@ class Batching:
             case BatchOutcome.DISCARDED:
                 policy.discard(lease)
 
-    def _save(self, policy: Policy, checkpoint_id: str) -> None:
+    def _save(self, policy: PolicyState, checkpoint_id: str) -> None:
         policy.lineage.save(checkpoint_id)
         self._saving.note(policy, checkpoint_id)
 
-    def _record(self, policy: Policy, lease: Lease, metrics: Mapping[str, float]) -> None:
+    def _record(self, policy: PolicyState, lease: Lease, metrics: Mapping[str, float]) -> None:
         policy.metrics = metrics
         self._state.do(
             RecordBatch(

@@ -8,7 +8,7 @@ from typing import Any
 from astraflow.core.errors import AstraflowError, Reason
 
 
-def look_in(folder: Path) -> None:
+def add_code_folder(folder: Path) -> None:
     """Let `module:attribute` name a file in a folder, after all that is installed."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

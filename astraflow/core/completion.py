@@ -45,7 +45,7 @@ class Completed:
     drops: tuple[Drop, ...]
 
 
-class Completion:
+class GroupCompletion:
     """Completes the groups of one policy: rewards, filters, size, advantages.
 
     Attributes:

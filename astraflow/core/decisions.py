@@ -32,17 +32,17 @@ class Decision:
         Equal decisions have equal ones in every process. Of rollouts, tasks and prompts their ids
         count, of numbers with a fraction five digits; bytes and tensors do not.
         """
-        return crc32(repr((_said(self.answer), _said(self.effects))).encode())
+        return crc32(repr((_plain(self.answer), _plain(self.effects))).encode())
 
 
-def _said(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Return a value as plain data whose text is the same in every process."""
     kind = cast("type[Any]", type(value))
-    return _teller(kind)(value)
+    return _encoder(kind)(value)
 
 
 @cache
-def _teller(kind: type[Any]) -> Callable[[Any], Any]:
+def _encoder(kind: type[Any]) -> Callable[[Any], Any]:
     """Return what says values of a type."""
     if kind in _SHORT:
         return _SHORT[kind]
@@ -50,24 +50,24 @@ def _teller(kind: type[Any]) -> Callable[[Any], Any]:
         names = tuple(each.name for each in fields(kind))
         # Not its name, which may be another one in the next release.
         number = _EFFECTS.index(kind) if kind in _EFFECTS else None
-        return lambda value: (number, *[_said(getattr(value, name)) for name in names])
-    fitting = (tell for base, tell in _TELLERS if issubclass(kind, base))
-    return next(fitting, _say_nothing)
+        return lambda value: (number, *[_plain(getattr(value, name)) for name in names])
+    fitting = (tell for base, tell in _ENCODERS if issubclass(kind, base))
+    return next(fitting, _omit)
 
 
-def _say_nothing(value: Any) -> None:
+def _omit(value: Any) -> None:
     del value
 
 
-_TELLERS: Final[Sequence[tuple[Any, Callable[[Any], Any]]]] = (
+_ENCODERS: Final[Sequence[tuple[Any, Callable[[Any], Any]]]] = (
     (str, str),
     (float, "{:.5g}".format),
     # The secrets of a session are bytes, and no journal has them.
-    (bytes, _say_nothing),
+    (bytes, _omit),
     ((int, type(None), datetime, timedelta), lambda value: value),
-    (Mapping, lambda value: sorted((str(key), repr(_said(of))) for key, of in value.items())),
-    (Set, lambda value: sorted(repr(_said(each)) for each in value)),
-    (Sequence, lambda value: [_said(each) for each in value]),
+    (Mapping, lambda value: sorted((str(key), repr(_plain(of))) for key, of in value.items())),
+    (Set, lambda value: sorted(repr(_plain(each)) for each in value)),
+    (Sequence, lambda value: [_plain(each) for each in value]),
 )
 _EFFECTS: Final[Sequence[Any]] = get_args(Effect)
 _SHORT: Final[Mapping[type[Any], Callable[[Any], Any]]] = {
@@ -81,9 +81,9 @@ _SHORT: Final[Mapping[type[Any], Callable[[Any], Any]]] = {
         each.task_id,
         each.attempt,
         each.sample_indexes,
-        _said(each.versions),
+        _plain(each.versions),
         each.deadline,
     ),
     # Its rows are those of the groups in the header.
-    Share: _say_nothing,
+    Share: _omit,
 }

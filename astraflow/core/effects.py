@@ -64,7 +64,7 @@ class SendPublishOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendDoubt:
+class SendScrubOrder:
     """Tell a trainer that a reader could not verify a version, on the stream of rank 0."""
 
     member_id: MemberId
@@ -235,7 +235,7 @@ Effect = (
     | SendBatch
     | SendEndOfData
     | SendPublishOrder
-    | SendDoubt
+    | SendScrubOrder
     | SendSaveOrder
     | RunSaved
     | AnnounceVersion

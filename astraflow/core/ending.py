@@ -13,13 +13,13 @@ from astraflow.core.eval_schedule import EvalSchedule
 from astraflow.core.evaluation import Evaluation
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Directive, DirectiveKind
-from astraflow.core.policies import Policy
+from astraflow.core.policies import PolicyState
 from astraflow.core.state import State
 from astraflow.core.status import RunState, StopMode
 from astraflow.core.training import Training
 
 
-class Ending:
+class RunEnding:
     """Sees a run to its end."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Ending:
     @property
     def run_state(self) -> RunState:
         """Where the run stands."""
-        flow = self._state.flow
+        flow = self._state.lifecycle
         if flow.failure is not None:
             return RunState.FAILED
         if flow.is_final:
@@ -57,7 +57,7 @@ class Ending:
     @property
     def next_deadline(self) -> datetime | None:
         """When the run acts by itself for its end."""
-        flow, settings = self._state.flow, self._state.settings
+        flow, settings = self._state.lifecycle, self._state.settings
         if flow.final_time is not None:
             return None if flow.is_closed else flow.final_time + settings.leave_grace
         waiting = [
@@ -69,7 +69,7 @@ class Ending:
 
     def stop(self, mode: StopMode, grace: timedelta | None, now: datetime) -> None:
         """End the run; a cancel shortens a drain, a drain does not lengthen a cancel."""
-        flow = self._state.flow
+        flow = self._state.lifecycle
         if flow.is_final or flow.stop is StopMode.CANCEL:
             return
         flow.stop = mode
@@ -79,7 +79,7 @@ class Ending:
 
     def begin_again(self, now: datetime) -> None:
         """Give members of a run that is over their whole grace; close a hub that was closing."""
-        flow = self._state.flow
+        flow = self._state.lifecycle
         if flow.is_closed:
             self._state.do(CloseHub())
         elif flow.is_final:
@@ -87,7 +87,7 @@ class Ending:
 
     def advance(self, now: datetime) -> None:
         """Take the run as far towards its end as it is."""
-        flow = self._state.flow
+        flow = self._state.lifecycle
         if not flow.is_final:
             if flow.stop_time is not None and flow.stop_time <= now:
                 flow.stop = StopMode.CANCEL
@@ -122,9 +122,9 @@ class Ending:
                 policy.retire(cause, now)
         self._evaluation.has_pool = self._is_trained
 
-    def _cause(self, policy: Policy) -> EndCause | None:
+    def _cause(self, policy: PolicyState) -> EndCause | None:
         """Say why a policy's data is at its end, or None."""
-        flow = self._state.flow
+        flow = self._state.lifecycle
         if flow.failure is not None or flow.stop is StopMode.CANCEL:
             return EndCause.STOPPED
         if policy.progress.steps_left == 0:
@@ -136,7 +136,7 @@ class Ending:
 
     def _release_trainers(self, now: datetime) -> None:
         for policy in self._state.policies.values():
-            if policy.end is None or self._state.flow.failure is not None:
+            if policy.end is None or self._state.lifecycle.failure is not None:
                 continue
             if policy.policy_id not in self._released and self._may_leave(policy, now):
                 self._released.add(policy.policy_id)
@@ -144,11 +144,11 @@ class Ending:
             if policy.policy_id in self._released and member is not None:
                 self._batching.end_data(policy, member, policy.end)
 
-    def _may_leave(self, policy: Policy, now: datetime) -> bool:
+    def _may_leave(self, policy: PolicyState, now: datetime) -> bool:
         """Whether nobody needs the trainer: its last version is live where it is served."""
         grace = self._state.settings.last_version_grace
         is_late = policy.end_time is not None and policy.end_time + grace <= now
-        if is_late or self._state.flow.stop is StopMode.CANCEL:
+        if is_late or self._state.lifecycle.stop is StopMode.CANCEL:
             return True
         newest = policy.versions.newest
         if newest is None:
@@ -160,7 +160,7 @@ class Ending:
         )
 
     def _finish_when_done(self, now: datetime) -> None:
-        flow = self._state.flow
+        flow = self._state.lifecycle
         is_cut = flow.failure is not None or flow.stop is StopMode.CANCEL
         if is_cut:
             self._evaluation.cancel_all(now)
@@ -177,7 +177,7 @@ class Ending:
             self._state.do(SendDirective(member_id=member.member_id, directive=order))
 
     def _close_when_left(self, now: datetime) -> None:
-        flow = self._state.flow
+        flow = self._state.lifecycle
         if flow.final_time is None or flow.is_closed:
             return
         if not len(self._state.sessions) or (

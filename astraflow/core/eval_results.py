@@ -20,7 +20,7 @@ def pass_at_k(*, scored: int, correct: int, k: int) -> float:
 
 
 @dataclass(slots=True, eq=False)
-class Tally:
+class EvalAccumulator:
     """What is known so far of one data set.
 
     Attributes:

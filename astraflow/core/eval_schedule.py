@@ -35,7 +35,7 @@ class EvalSchedule:
         if self._is_last_started:
             return
         self._is_last_started = True
-        if self._state.flow.stop is not None:
+        if self._state.lifecycle.stop is not None:
             return
         for suite in self._state.settings.suites:
             newest = self._state.newest_versions(suite.suite.policy_ids)

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.eval_results import Tally, overall
+from astraflow.core.eval_results import EvalAccumulator, overall
 from astraflow.core.evals import EvalRun, EvalState
-from astraflow.core.groups import EvalGroup, Slot
+from astraflow.core.groups import EvalGroup, SampleSlot
+from astraflow.core.id_generator import IdGenerator
 from astraflow.core.ids import EvalRunId, GroupId, PolicyId
-from astraflow.core.mint import Mint
 from astraflow.core.rollouts import Rollout
 from astraflow.core.settings import SuiteSettings
 from astraflow.core.tasks import Prompt, TaskPurpose, VersionRange
@@ -51,7 +51,7 @@ class EvalWork:
         self._failure: Failure | None = None
         self._last_failure: Failure | None = None
         self._prompts = deque[tuple[int, Prompt]]()
-        self._tallies = [Tally(part, 0) for part in suite.suite.data_sets]
+        self._accumulators = [EvalAccumulator(part, 0) for part in suite.suite.data_sets]
         self.is_offered = False
         self._open: dict[GroupId, EvalGroup] = {}
         self._shown_count = 0
@@ -79,17 +79,17 @@ class EvalWork:
     @property
     def rollout_count(self) -> int:
         """Rollouts asked for."""
-        return sum(tally.prompt_count * tally.settings.repeats for tally in self._tallies)
+        return sum(tally.prompt_count * tally.settings.repeats for tally in self._accumulators)
 
     @property
     def scored_count(self) -> int:
         """Rollouts with a reward."""
-        return sum(tally.scored_count for tally in self._tallies)
+        return sum(tally.scored_count for tally in self._accumulators)
 
     @property
     def missing_count(self) -> int:
         """Rollouts given up."""
-        return sum(tally.missing_count for tally in self._tallies)
+        return sum(tally.missing_count for tally in self._accumulators)
 
     def ranges(self) -> dict[PolicyId, VersionRange]:
         """Return the versions as tasks pin them."""
@@ -100,7 +100,7 @@ class EvalWork:
         if self.is_offered:
             return
         self.is_offered = True
-        for index, tally in enumerate(self._tallies):
+        for index, tally in enumerate(self._accumulators):
             rows = prompts.get(tally.settings.data_set, ())
             tally.prompt_count = len(rows)
             self._prompts.extend((index, row) for row in rows)
@@ -110,18 +110,18 @@ class EvalWork:
         """Repeats of the next prompt; 0: there is none."""
         if not self._prompts:
             return 0
-        return self._tallies[self._prompts[0][0]].settings.repeats
+        return self._accumulators[self._prompts[0][0]].settings.repeats
 
-    def begin_group(self, mint: Mint) -> EvalGroup:
+    def begin_group(self, mint: IdGenerator) -> EvalGroup:
         """Turn the next prompt into a group."""
         index, prompt = self._prompts.popleft()
-        settings = self._tallies[index].settings
+        settings = self._accumulators[index].settings
         group = EvalGroup(
             group_id=GroupId(mint.next("eval-group")),
             prompt=prompt,
             workflow_id=settings.workflow_id,
             purpose=TaskPurpose.EVAL,
-            slots=[Slot() for _ in range(settings.repeats)],
+            slots=[SampleSlot() for _ in range(settings.repeats)],
             eval_run_id=self.eval_run_id,
             data_set_index=index,
             sampling=self.suite.sampling,
@@ -133,7 +133,7 @@ class EvalWork:
 
     def score(self, group: EvalGroup, rollout: Rollout) -> None:
         """Count one answered rollout; one without a reward is missing."""
-        tally = self._tallies[group.data_set_index]
+        tally = self._accumulators[group.data_set_index]
         if rollout.reward is None:
             tally.missing_count += 1
             self._last_failure = rollout.failure or self._last_failure
@@ -144,7 +144,7 @@ class EvalWork:
 
     def miss(self, group: EvalGroup) -> None:
         """Count one rollout that was given up."""
-        self._tallies[group.data_set_index].missing_count += 1
+        self._accumulators[group.data_set_index].missing_count += 1
         self._last_failure = group.failures[-1] if group.failures else self._last_failure
         self._close_if_whole(group)
 
@@ -175,7 +175,7 @@ class EvalWork:
 
     def view(self) -> EvalRun:
         """Return where it stands."""
-        results = tuple(tally.result() for tally in self._tallies if tally.scored_count)
+        results = tuple(tally.result() for tally in self._accumulators if tally.scored_count)
         return EvalRun(
             eval_run_id=self.eval_run_id,
             suite=self.suite.suite.suite,
@@ -193,7 +193,7 @@ class EvalWork:
 
     def _close_if_whole(self, group: EvalGroup) -> None:
         if not group.open_count:
-            self._tallies[group.data_set_index].close(group.rewards)
+            self._accumulators[group.data_set_index].close(group.rewards)
             del self._open[group.group_id]
 
     def _end(self, state: EvalState, now: datetime) -> None:

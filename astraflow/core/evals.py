@@ -75,7 +75,7 @@ class EvalDataSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalSuite:
+class EvalSuiteInfo:
     """A named set of data sets from the recipe, and the policies whose versions it pins."""
 
     suite: str

@@ -11,9 +11,16 @@ from astraflow.core.evals import EvalRun, EvalState
 from astraflow.core.events import EvalCreated
 from astraflow.core.groups import EvalGroup
 from astraflow.core.ids import EvalRunId, PolicyId
-from astraflow.core.live_members import RaasMember
-from astraflow.core.outbound import Outbound
-from astraflow.core.placement import Look, Room, Want, choose, eval_room, may_serve_pinned
+from astraflow.core.live_members import LiveRaas
+from astraflow.core.outbound import TaskSender
+from astraflow.core.placement import (
+    MemberCapacity,
+    PlacementRequest,
+    PoolView,
+    choose,
+    eval_capacity,
+    may_serve_pinned,
+)
 from astraflow.core.rollouts import Rollout
 from astraflow.core.settings import SuiteSettings
 from astraflow.core.state import State
@@ -30,9 +37,9 @@ class Evaluation:
         has_pool: Whether training is over, so that evaluations may take the whole pool.
     """
 
-    def __init__(self, state: State, outbound: Outbound) -> None:
+    def __init__(self, state: State, sender: TaskSender) -> None:
         self._state = state
-        self._outbound = outbound
+        self._sender = sender
         self._suites = {suite.suite.suite: suite for suite in state.settings.suites}
         self._active: dict[EvalRunId, EvalWork] = {}
         self._finished: dict[EvalRunId, EvalRun] = {}
@@ -88,7 +95,7 @@ class Evaluation:
             raise AstraflowError(
                 Reason.INVALID_FIELD, "an evaluation needs a request_id and a share of up to 1"
             )
-        if self._state.flow.is_final or self._state.flow.stop is not None:
+        if self._state.lifecycle.is_final or self._state.lifecycle.stop is not None:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; evaluate its checkpoints")
         pinned = pin(self._state, suite, event.versions)
         must_be_servable(self._state, pinned)
@@ -108,7 +115,7 @@ class Evaluation:
     ) -> EvalWork:
         """Start an evaluation of pinned versions."""
         work = EvalWork(
-            EvalRunId(self._state.mint.next("eval")),
+            EvalRunId(self._state.ids.next("eval")),
             suite,
             versions=versions,
             share=share or suite.pool_share,
@@ -184,7 +191,7 @@ class Evaluation:
         """Issue what there is room for; end what is answered or cannot be."""
         for work in list(self._active.values()):
             before = work.state
-            if not self._state.flow.is_paused:
+            if not self._state.lifecycle.is_paused:
                 self._issue(work, now)
             if work.is_answered:
                 work.conclude(now)
@@ -207,46 +214,46 @@ class Evaluation:
         while work.again:
             group = work.again[0]
             while group.unissued:
-                room = self._room(work, len(group.unissued), now)
+                room = self._find_capacity(work, len(group.unissued), now)
                 if room is None:
                     return
                 self._send(work, group, room, now)
             group.is_queued = False
             work.again.popleft()
         while work.next_size:
-            room = self._room(work, work.next_size, now)
+            room = self._find_capacity(work, work.next_size, now)
             if room is None:
                 return
-            group = work.begin_group(self._state.mint)
+            group = work.begin_group(self._state.ids)
             self._state.groups[group.group_id] = group
             self._send(work, group, room, now)
             if group.unissued:
                 self.queue(group)
                 return
 
-    def _send(self, work: EvalWork, group: EvalGroup, room: Room, now: datetime) -> None:
+    def _send(self, work: EvalWork, group: EvalGroup, room: MemberCapacity, now: datetime) -> None:
         room.member.pinned.update(work.versions.items())
         indexes = tuple(group.unissued[: room.free])
-        self._outbound.send(group, room.member, indexes=indexes, versions=work.ranges(), now=now)
+        self._sender.send(group, room.member, indexes=indexes, versions=work.ranges(), now=now)
 
-    def _room(self, work: EvalWork, count: int, now: datetime) -> Room | None:
+    def _find_capacity(self, work: EvalWork, count: int, now: datetime) -> MemberCapacity | None:
         sessions = self._state.sessions
         share = 1.0 if self.has_pool else work.share
 
-        def is_fit(member: RaasMember) -> bool:
+        def is_fit(member: LiveRaas) -> bool:
             return (
                 not member.is_draining
                 and not sessions.is_silent(member, now)
                 and may_serve_pinned(member, work.versions)
             )
 
-        look = Look(
-            rooms=sessions.eval_rooms or sessions.rooms,
+        look = PoolView(
+            index=sessions.eval_capacity_index or sessions.capacity_index,
             pool=sessions.pool,
             is_fit=is_fit,
-            room=lambda member: eval_room(member, share),
+            capacity_of=lambda member: eval_capacity(member, share),
         )
-        return choose(look, Want(count=count))
+        return choose(look, PlacementRequest(count=count))
 
     def _is_stuck(self, work: EvalWork, now: datetime) -> bool:
         """Whether nobody has been able to serve the versions for too long."""
@@ -276,7 +283,7 @@ class Evaluation:
 
     def _withdraw(self, work: EvalWork) -> None:
         for group in work.open_groups:
-            self._outbound.withdraw_group(group, CancelReason.EVAL_CANCELLED)
+            self._sender.withdraw_group(group, CancelReason.EVAL_CANCELLED)
 
     def _forget_if_whole(self, group: EvalGroup) -> None:
         if not group.open_count:

@@ -70,7 +70,7 @@ class FailureLog:
         name = failure.cause or f"{failure.reason}: {_NUMBER.sub('#', failure.message)[:120]}"
         cause = self._causes.get(name)
         if cause is None:
-            self._make_room()
+            self._evict_rarest()
             cause = _Cause(last=failure, first_time=now, last_time=now)
             self._causes[name] = cause
         elif failure.traceback or not cause.last.traceback:
@@ -133,7 +133,7 @@ class FailureLog:
             traceback=worst.last.traceback,
         )
 
-    def _make_room(self) -> None:
+    def _evict_rarest(self) -> None:
         """Forget the rarest cause where there are too many; the oldest of equal ones."""
         if len(self._causes) >= _KEPT_CAUSES:
             del self._causes[min(self._causes, key=lambda name: self._causes[name].count)]

@@ -21,7 +21,7 @@ _KEPT_FAILURES = 16
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Slot:
+class SampleSlot:
     """One sample of a group until it is answered.
 
     Attributes:
@@ -38,7 +38,7 @@ class Slot:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Group:
+class SampleGroup:
     """What training and evaluation groups share: which samples are still to be answered.
 
     Attributes:
@@ -49,7 +49,7 @@ class Group:
     group_id: GroupId
     prompt: Prompt
     workflow_id: WorkflowId
-    slots: list[Slot]
+    slots: list[SampleSlot]
     purpose: TaskPurpose
     failures: deque[Failure] = field(default_factory=lambda: deque[Failure](maxlen=_KEPT_FAILURES))
     open_count: int = 0
@@ -105,7 +105,7 @@ class Group:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class TrainGroup(Group):
+class TrainGroup(SampleGroup):
     """A group for training.
 
     Attributes:
@@ -135,7 +135,7 @@ class TrainGroup(Group):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class EvalGroup(Group):
+class EvalGroup(SampleGroup):
     """The repeats of one prompt of an evaluation.
 
     Attributes:
@@ -166,7 +166,7 @@ class Assignment:
 
     task: RolloutTask
     member_id: MemberId
-    group: Group
+    group: SampleGroup
     open_indexes: set[int]
     issue_time: datetime
     is_withdrawn: bool = False

@@ -10,7 +10,7 @@ from astraflow.core.algorithms.points import BatchGuard
 from astraflow.core.samples import FreshGroup
 
 
-class Guarding:
+class BatchGuards:
     """The guards of one policy."""
 
     def __init__(self, specs: Sequence[PlugInSpec], *, max_refusals: int, faults: Faults) -> None:

@@ -7,27 +7,27 @@ from astraflow.core.effects import RecordRollout
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.evaluation import Evaluation
 from astraflow.core.events import RolloutRepeated
-from astraflow.core.groups import Assignment, EvalGroup, Group, TrainGroup
+from astraflow.core.groups import Assignment, EvalGroup, SampleGroup, TrainGroup
 from astraflow.core.ids import PolicyId, TaskId
-from astraflow.core.live_members import RaasMember
-from astraflow.core.outbound import Outbound
-from astraflow.core.policies import Policy
-from astraflow.core.reach import newest_in_reach, waits_in_vain
-from astraflow.core.records import Entry
+from astraflow.core.live_members import LiveRaas
+from astraflow.core.outbound import TaskSender
+from astraflow.core.policies import PolicyState
+from astraflow.core.records import AcceptedRollout
 from astraflow.core.refusals import (
     UNDONE,
+    closed_ack,
     fault_of,
     is_late,
     refuse,
-    repeated,
+    repeated_ack,
     repeaters,
-    settled,
-    unknown,
+    unknown_ack,
 )
 from astraflow.core.rollouts import Disposition, ItemAck, Outcome, Rollout, TaskResult
 from astraflow.core.state import State
 from astraflow.core.tasks import CancelReason
 from astraflow.core.training import Training
+from astraflow.core.version_availability import newest_available, waits_in_vain
 
 # Handed back in good order: it does not count as a failed attempt.
 _ORDERLY = frozenset({Reason.MEMBER_DRAINING, Reason.TASK_CANCELLED})
@@ -37,27 +37,27 @@ class Intake:
     """Takes rollouts, results and tasks given back."""
 
     def __init__(
-        self, state: State, outbound: Outbound, *, training: Training, evaluation: Evaluation
+        self, state: State, sender: TaskSender, *, training: Training, evaluation: Evaluation
     ) -> None:
         self._state = state
-        self._outbound = outbound
+        self._sender = sender
         self._training = training
         self._evaluation = evaluation
 
-    def rollout(self, member: RaasMember, rollout: Rollout, now: datetime) -> ItemAck:
+    def rollout(self, member: LiveRaas, rollout: Rollout, now: datetime) -> ItemAck:
         """Take a rollout, whole or not at all."""
         assignment = self._state.assignments.get(rollout.task_id)
         group = self._state.groups.get(rollout.group_id)
         if assignment is None or assignment.member_id != member.member_id:
             taken = self._from_before(member, rollout, group, now)
-            return taken or self._answer(rollout, unknown(self._state, rollout, group), group)
+            return taken or self._answer(rollout, unknown_ack(self._state, rollout, group), group)
         fault = fault_of(self._state, rollout, assignment)
         if fault is not None:
             return fault
         index = rollout.sample_index
         member.answer(assignment, index)
         if group is None or group.slots[index].is_done:
-            return self._answer(rollout, settled(rollout, assignment), group)
+            return self._answer(rollout, closed_ack(rollout, assignment), group)
         failure = rollout.failure
         if rollout.outcome in UNDONE:
             failure = failure or Failure(reason=Reason.INTERNAL)
@@ -71,7 +71,7 @@ class Intake:
         return _accept(rollout.rollout_id)
 
     def _from_before(
-        self, member: RaasMember, rollout: Rollout, group: Group | None, now: datetime
+        self, member: LiveRaas, rollout: Rollout, group: SampleGroup | None, now: datetime
     ) -> ItemAck | None:
         """Use a rollout of a task that was lost with an earlier session; None: it is no use.
 
@@ -87,20 +87,20 @@ class Intake:
             return None
         holder = self._state.assignments.get(group.slots[index].holder or TaskId(""))
         if holder is not None:
-            self._outbound.withdraw_sample(holder, index, CancelReason.GROUP_DONE)
+            self._sender.withdraw_sample(holder, index, CancelReason.GROUP_DONE)
         self._keep(member, group, rollout, now)
         return _accept(rollout.rollout_id)
 
     def repeat(self, event: RolloutRepeated) -> ItemAck:
         """Count a rollout that is settled."""
         self._count_repeat(event.policy_ids)
-        return repeated(event.rollout_id)
+        return repeated_ack(event.rollout_id)
 
-    def result(self, member: RaasMember, result: TaskResult, now: datetime) -> ItemAck:
+    def result(self, member: LiveRaas, result: TaskResult, now: datetime) -> ItemAck:
         """Close a task; what it left unanswered is issued again."""
         assignment = member.assignments.get(result.task_id)
         if assignment is None:
-            if self._state.mint.has_minted("task", result.task_id):
+            if self._state.ids.has_issued("task", result.task_id):
                 return ItemAck(
                     item_id=result.task_id,
                     disposition=Disposition.DUPLICATE,
@@ -120,7 +120,7 @@ class Intake:
             self._fail_if_held(assignment, index, failure, now, is_counted=is_counted)
         return _accept(result.task_id)
 
-    def nack(self, member: RaasMember, task_id: TaskId, failure: Failure, now: datetime) -> None:
+    def nack(self, member: LiveRaas, task_id: TaskId, failure: Failure, now: datetime) -> None:
         """Take a task back unstarted; one that is not held changes nothing."""
         assignment = member.assignments.get(task_id)
         if assignment is None:
@@ -138,7 +138,7 @@ class Intake:
         self._reissue(assignment, failure, now, is_counted=is_counted)
 
     def lose(
-        self, member: RaasMember, assignment: Assignment, now: datetime, *, is_lost: bool
+        self, member: LiveRaas, assignment: Assignment, now: datetime, *, is_lost: bool
     ) -> None:
         """Issue again what a member held whose session ended."""
         self._end(member, assignment)
@@ -160,7 +160,7 @@ class Intake:
             assignment = self._state.assignments.get(deadlines.popleft()[1])
             if assignment is None or assignment.is_withdrawn:
                 continue
-            self._outbound.withdraw(assignment, CancelReason.DEADLINE)
+            self._sender.withdraw(assignment, CancelReason.DEADLINE)
             failure = Failure(
                 reason=Reason.TASK_EXPIRED,
                 message=f"task {assignment.task_id} had no result after {self._state.task_ttl}",
@@ -168,9 +168,9 @@ class Intake:
             )
             self._reissue(assignment, failure, now, is_counted=True)
 
-    def recall(self, policy: Policy, now: datetime) -> None:
+    def recall(self, policy: PolicyState, now: datetime) -> None:
         """Issue again what waits for a version of a policy that nobody can have any more."""
-        reach = newest_in_reach(self._state, policy)
+        reach = newest_available(self._state, policy)
         failure = Failure(
             reason=Reason.VERSION_NOT_SERVED,
             message=f"nobody has the version of {policy.policy_id} that the task waits for",
@@ -178,7 +178,7 @@ class Intake:
         )
         for assignment in list(self._state.assignments.values()):
             if waits_in_vain(self._state, policy, assignment, reach):
-                self._outbound.withdraw(assignment, CancelReason.VERSION_LOST)
+                self._sender.withdraw(assignment, CancelReason.VERSION_LOST)
                 self._reissue(assignment, failure, now, is_counted=False)
 
     @property
@@ -190,7 +190,7 @@ class Intake:
         return deadlines[0][0] if deadlines else None
 
     def _measure(
-        self, member: RaasMember, assignment: Assignment, rollout: Rollout, now: datetime
+        self, member: LiveRaas, assignment: Assignment, rollout: Rollout, now: datetime
     ) -> None:
         seconds = (now - assignment.issue_time).total_seconds()
         count = sum(trajectory.sampled_count for trajectory in rollout.trajectories)
@@ -199,10 +199,10 @@ class Intake:
             speeds = (other.speed for other in self._state.sessions.pool)
             self._state.measured.note(count, speeds, is_eval=assignment.is_eval)
 
-    def _keep(self, member: RaasMember, group: Group, rollout: Rollout, now: datetime) -> None:
+    def _keep(self, member: LiveRaas, group: SampleGroup, rollout: Rollout, now: datetime) -> None:
         member.accepted_count += 1
         if isinstance(group, TrainGroup):
-            entry = Entry(
+            entry = AcceptedRollout(
                 rollout=rollout,
                 prompt_id=group.prompt.prompt_id,
                 member_id=member.member_id,
@@ -242,7 +242,7 @@ class Intake:
 
     def _fail(
         self,
-        group: Group,
+        group: SampleGroup,
         index: int,
         failure: Failure,
         now: datetime,
@@ -266,9 +266,9 @@ class Intake:
             else:
                 self._evaluation.queue(group)
 
-    def _note(self, group: Group, failure: Failure | None, now: datetime) -> None:
+    def _note(self, group: SampleGroup, failure: Failure | None, now: datetime) -> None:
         """Count what came to an end; too many failures of training end the run."""
-        failures, flow = self._state.failures, self._state.flow
+        failures, flow = self._state.failures, self._state.lifecycle
         if isinstance(group, TrainGroup):
             failures.finish(failure, now)
             if failure is not None and flow.failure is None:
@@ -276,11 +276,11 @@ class Intake:
         elif failure is not None:
             failures.note(failure, now)
 
-    def _end(self, member: RaasMember, assignment: Assignment) -> None:
+    def _end(self, member: LiveRaas, assignment: Assignment) -> None:
         member.release(assignment)
         del self._state.assignments[assignment.task_id]
 
-    def _answer(self, rollout: Rollout, ack: ItemAck, group: Group | None) -> ItemAck:
+    def _answer(self, rollout: Rollout, ack: ItemAck, group: SampleGroup | None) -> ItemAck:
         """Count a repetition."""
         if ack.disposition is Disposition.DUPLICATE:
             self._count_repeat(repeaters(self._state, rollout, group))

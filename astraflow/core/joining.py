@@ -6,20 +6,20 @@ from astraflow.core.batching import Batching
 from astraflow.core.credentials import check_codes, check_contract, check_routes, merge_identity
 from astraflow.core.effects import AnnounceVersion, ClearOutbox, SendTask
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.events import RaasJoined, Secrets, TrainerRegistered
+from astraflow.core.events import RaasJoined, SessionSecrets, TrainerRegistered
 from astraflow.core.ids import BatchId, MemberId, TaskId
-from astraflow.core.live_members import Member, RaasMember, TrainerMember
+from astraflow.core.live_members import LiveMember, LiveRaas, LiveTrainer
 from astraflow.core.members import (
     JoinPool,
+    MemberRole,
     PoolMembership,
     RegisterTrainer,
-    Role,
     Session,
     SessionResume,
     TrainerRegistration,
 )
 from astraflow.core.membership import Membership
-from astraflow.core.policies import Policy
+from astraflow.core.policies import PolicyState
 from astraflow.core.sessions import Departed
 from astraflow.core.sources import version_with_sources
 from astraflow.core.state import State
@@ -40,10 +40,10 @@ class Joining:
     def join_pool(self, event: RaasJoined, now: datetime) -> PoolMembership:
         """Admit a RaaS, or let it go on."""
         request = event.request
-        known = self._known(event.resumes, request.resume, Role.RAAS)
+        known = self._known(event.resumes, request.resume, MemberRole.RAAS)
         self._must_be_admissible(request, known)
         live = self._take_over(event.resumes, request.resume, now)
-        member = live if isinstance(live, RaasMember) else self._new_raas(event, now)
+        member = live if isinstance(live, LiveRaas) else self._new_raas(event, now)
         self._describe(member, request, now)
         held = self._resend(member, request.resume)
         workflows = tuple(w for w in self._state.settings.workflows if member.serves(w.policy_ids))
@@ -57,7 +57,7 @@ class Joining:
         """Admit a trainer, or let it go on."""
         request = event.request
         policy = self._state.policy(request.policy_id)
-        known = self._known(event.resumes, request.resume, Role.TRAINER)
+        known = self._known(event.resumes, request.resume, MemberRole.TRAINER)
         self._must_train(request, known)
         goes_on = self._goes_on(known, request.resume)
         undone = 0
@@ -65,10 +65,10 @@ class Joining:
             undone = policy.lineage.undone_count(request.checkpoint_id, request.last_step)
         live = self._take_over(event.resumes, request.resume, now)
         held = frozenset(request.resume.held_batch_ids if request.resume else ())
-        if isinstance(live, TrainerMember):
+        if isinstance(live, LiveTrainer):
             member = live
             self._batching.return_all(policy, but=held)
-            policy.desk.close()
+            policy.lease_table.close()
         else:
             member = self._new_trainer(event, now)
             self._batching.regain(policy, held)
@@ -80,14 +80,16 @@ class Joining:
         self._state.do(ClearOutbox(member_id=member.member_id))
         self._announce_newest(member)
         return TrainerRegistration(
-            session=self._session(member, event.secrets, batch_ids=tuple(policy.desk.leases)),
+            session=self._session(
+                member, event.secrets, batch_ids=tuple(policy.lease_table.leases)
+            ),
             run_id=self._state.settings.run_id,
             max_staleness=policy.settings.max_staleness,
             next_version=policy.versions.next_version,
             rolled_back_batch_count=rolled_back,
         )
 
-    def _roll_back(self, policy: Policy, count: int, step: int) -> int:
+    def _roll_back(self, policy: PolicyState, count: int, step: int) -> int:
         """Take the books of a policy back; return how many batches count as not trained now."""
         if count and not policy.settings.max_staleness:
             self._training.take_back(policy)
@@ -140,11 +142,11 @@ class Joining:
         self._must_go_on()
 
     def _must_go_on(self) -> None:
-        if self._state.flow.is_final:
+        if self._state.lifecycle.is_final:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; start a new one")
 
     def _known(
-        self, member_id: MemberId | None, resume: SessionResume | None, role: Role
+        self, member_id: MemberId | None, resume: SessionResume | None, role: MemberRole
     ) -> MemberId | None:
         """Return whose session is continued.
 
@@ -173,13 +175,13 @@ class Joining:
         before = self._remembered(known)
         return before is not None and before.incarnation == resume.incarnation
 
-    def _remembered(self, member_id: MemberId) -> Member | Departed | None:
+    def _remembered(self, member_id: MemberId) -> LiveMember | Departed | None:
         sessions = self._state.sessions
         return sessions.find(member_id) or sessions.departed(member_id)
 
     def _take_over(
         self, member_id: MemberId | None, resume: SessionResume | None, now: datetime
-    ) -> RaasMember | TrainerMember | None:
+    ) -> LiveRaas | LiveTrainer | None:
         """Return the live session to go on with; one of an older incarnation is ended."""
         if member_id is None or resume is None:
             return None
@@ -191,12 +193,12 @@ class Joining:
         )
         return None
 
-    def _new_raas(self, event: RaasJoined, now: datetime) -> RaasMember:
+    def _new_raas(self, event: RaasJoined, now: datetime) -> LiveRaas:
         request = event.request
-        member = RaasMember(
-            member_id=event.resumes or MemberId(self._state.mint.next("raas")),
+        member = LiveRaas(
+            member_id=event.resumes or MemberId(self._state.ids.next("raas")),
             name=request.name,
-            role=Role.RAAS,
+            role=MemberRole.RAAS,
             incarnation=request.resume.incarnation if request.resume else 1,
             region=request.region,
             resources=request.resources,
@@ -207,12 +209,12 @@ class Joining:
         self._state.sessions.open(member)
         return member
 
-    def _new_trainer(self, event: TrainerRegistered, now: datetime) -> TrainerMember:
+    def _new_trainer(self, event: TrainerRegistered, now: datetime) -> LiveTrainer:
         request = event.request
-        member = TrainerMember(
-            member_id=event.resumes or MemberId(self._state.mint.next("trainer")),
+        member = LiveTrainer(
+            member_id=event.resumes or MemberId(self._state.ids.next("trainer")),
             name=request.name,
-            role=Role.TRAINER,
+            role=MemberRole.TRAINER,
             incarnation=request.resume.incarnation if request.resume else 1,
             region=request.region,
             resources=request.resources,
@@ -223,7 +225,7 @@ class Joining:
         self._state.sessions.open(member)
         return member
 
-    def _describe(self, member: RaasMember, request: JoinPool, now: datetime) -> None:
+    def _describe(self, member: LiveRaas, request: JoinPool, now: datetime) -> None:
         """Take what a RaaS says of itself."""
         member.name = request.name
         member.keep_alive_time = now
@@ -237,7 +239,7 @@ class Joining:
             if version is not None and 0 <= version <= policy.versions.newest_version:
                 member.go_live(served.policy_id, version)
 
-    def _resend(self, member: RaasMember, resume: SessionResume | None) -> tuple[TaskId, ...]:
+    def _resend(self, member: LiveRaas, resume: SessionResume | None) -> tuple[TaskId, ...]:
         """Send again what the RaaS holds by the books and does not know of."""
         self._state.do(ClearOutbox(member_id=member.member_id))
         named = frozenset(resume.held_task_ids) if resume else frozenset[TaskId]()
@@ -248,8 +250,8 @@ class Joining:
 
     def _session(
         self,
-        member: Member,
-        secrets: Secrets,
+        member: LiveMember,
+        secrets: SessionSecrets,
         *,
         task_ids: tuple[TaskId, ...] = (),
         batch_ids: tuple[BatchId, ...] = (),
@@ -266,7 +268,7 @@ class Joining:
             held_batch_ids=batch_ids,
         )
 
-    def _announce_newest(self, member: TrainerMember) -> None:
+    def _announce_newest(self, member: LiveTrainer) -> None:
         """Tell who pulls that the newest version has another source."""
         listed = self._state.policies[member.policy_id].versions.listed
         if listed and member.weight_endpoints:

@@ -134,7 +134,7 @@ class RankStream:
     max_tokens: int
 
 
-class Desk:
+class LeaseTable:
     """Where the trainer of one policy gets its batches.
 
     Attributes:
@@ -153,7 +153,7 @@ class Desk:
         self._outcomes: dict[BatchId, BatchOutcome] = {}
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether every rank listens and may hold one more batch."""
         if not self.world_size or len(self.streams) < self.world_size:
             return False
@@ -224,7 +224,7 @@ class Desk:
             lease.acks[rank] = outcome
         return rank is None or len(lease.acks) >= max(1, self.world_size)
 
-    def settle(self, lease: Lease, outcome: BatchOutcome) -> None:
+    def complete(self, lease: Lease, outcome: BatchOutcome) -> None:
         """Take a batch out for good."""
         self.leases.pop(lease.batch_id, None)
         self.lost.pop(lease.batch_id, None)

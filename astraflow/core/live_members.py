@@ -3,16 +3,16 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from astraflow.core.capacity_index import CapacityIndex
 from astraflow.core.groups import Assignment
 from astraflow.core.ids import MemberId, PolicyId, TaskId
-from astraflow.core.members import RaasLoad, Resources, Role, ServedPolicy, TrainerLoad
-from astraflow.core.rooms import Rooms
+from astraflow.core.members import MemberRole, RaasLoad, Resources, ServedPolicy, TrainerLoad
 from astraflow.core.speed import Speed
 from astraflow.core.versions import WeightEndpoint
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Member:
+class LiveMember:
     """One live session.
 
     Attributes:
@@ -21,7 +21,7 @@ class Member:
 
     member_id: MemberId
     name: str
-    role: Role
+    role: MemberRole
     incarnation: int
     region: str
     resources: Resources
@@ -35,7 +35,7 @@ class Member:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class RaasMember(Member):
+class LiveRaas(LiveMember):
     """A RaaS.
 
     Attributes:
@@ -72,8 +72,8 @@ class RaasMember(Member):
     assignments: dict[TaskId, Assignment] = field(default_factory=dict[TaskId, Assignment])
     speed: Speed = field(default_factory=Speed)
     number: int = 0
-    rooms: "Rooms[RaasMember] | None" = None
-    eval_rooms: "Rooms[RaasMember] | None" = None
+    capacity_index: "CapacityIndex[LiveRaas] | None" = None
+    eval_capacity_index: "CapacityIndex[LiveRaas] | None" = None
 
     @property
     def serves_any(self) -> bool:
@@ -113,12 +113,12 @@ class RaasMember(Member):
         self.max_eval_extra = extra if max_outstanding else 0
         self._enter()
 
-    def leave_rooms(self) -> None:
+    def leave_indexes(self) -> None:
         """Let nobody find its credit any more."""
-        for rooms in (self.rooms, self.eval_rooms):
+        for rooms in (self.capacity_index, self.eval_capacity_index):
             if rooms is not None:
                 rooms.forget(self.member_id)
-        self.rooms = self.eval_rooms = None
+        self.capacity_index = self.eval_capacity_index = None
 
     def measure(self, *, seconds: float, token_count: int) -> None:
         """Count an accepted rollout in its speed; its credit was given back before."""
@@ -148,14 +148,14 @@ class RaasMember(Member):
         self._enter()
 
     def _enter(self) -> None:
-        if self.rooms is not None:
-            self.rooms.note(self)
-        if self.eval_rooms is not None:
-            self.eval_rooms.note(self)
+        if self.capacity_index is not None:
+            self.capacity_index.note(self)
+        if self.eval_capacity_index is not None:
+            self.eval_capacity_index.note(self)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class TrainerMember(Member):
+class LiveTrainer(LiveMember):
     """A trainer of one policy."""
 
     policy_id: PolicyId

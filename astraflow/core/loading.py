@@ -3,8 +3,8 @@
 from datetime import datetime
 
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.live_members import RaasMember
-from astraflow.core.policies import Policy
+from astraflow.core.live_members import LiveRaas
+from astraflow.core.policies import PolicyState
 from astraflow.core.state import State
 
 
@@ -23,7 +23,7 @@ class Loading:
     @property
     def next_deadline(self) -> datetime | None:
         """When the run fails, unless somebody loads the weights."""
-        if self._failing_since is None or self._state.flow.is_final:
+        if self._failing_since is None or self._state.lifecycle.is_final:
             return None
         return self._failing_since + self._state.settings.first_version_grace
 
@@ -39,7 +39,7 @@ class Loading:
         if now - self._failing_since >= self._state.settings.first_version_grace:
             self._fail(failing[0])
 
-    def _is_failing(self, policy: Policy) -> bool:
+    def _is_failing(self, policy: PolicyState) -> bool:
         """Whether somebody tried to load a policy, nobody has it, and everybody failed."""
         if policy.policy_id in self._served or policy.end is not None:
             return False
@@ -49,8 +49,8 @@ class Loading:
             return False
         return bool(pool) and all(_has_failed(member, policy) for member in pool)
 
-    def _fail(self, policy: Policy) -> None:
-        flow, cause = self._state.flow, policy.load_failure
+    def _fail(self, policy: PolicyState) -> None:
+        flow, cause = self._state.lifecycle, policy.load_failure
         flow.failure = flow.failure or Failure(
             reason=cause.reason if cause else Reason.VERSION_NOT_SERVED,
             message=f"no RaaS could load version {policy.versions.shown_version} of "
@@ -59,6 +59,6 @@ class Loading:
         )
 
 
-def _has_failed(member: RaasMember, policy: Policy) -> bool:
+def _has_failed(member: LiveRaas, policy: PolicyState) -> bool:
     failed = member.failed.get(policy.policy_id)
     return failed is not None and failed >= policy.versions.shown_version

@@ -12,7 +12,7 @@ from astraflow.core.versions import WeightEndpoint
 CONTRACT_VERSION = 1
 
 
-class Role(StrEnum):
+class MemberRole(StrEnum):
     """What a member does."""
 
     TRAINER = "trainer"
@@ -213,7 +213,7 @@ class MemberStatus:
 
     member_id: MemberId
     name: str
-    role: Role
+    role: MemberRole
     state: MemberState
     region: str = ""
     versions: Mapping[PolicyId, int] = field(default_factory=dict[PolicyId, int])

@@ -9,13 +9,13 @@ from astraflow.core.effects import (
     RecordVersion,
     Renewal,
     SendDirective,
-    SendDoubt,
+    SendScrubOrder,
 )
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import CreditGiven, Event, MemberKeptAlive
 from astraflow.core.ids import MemberId
 from astraflow.core.intake import Intake
-from astraflow.core.live_members import Member, RaasMember, TrainerMember
+from astraflow.core.live_members import LiveMember, LiveRaas, LiveTrainer
 from astraflow.core.members import Directive, DirectiveKind, RaasLoad, TrainerLoad
 from astraflow.core.state import State
 from astraflow.core.versions import VersionReport, VersionState
@@ -50,7 +50,7 @@ class Membership:
             server_time=now,
         )
 
-    def is_heard(self, event: Event, now: datetime) -> bool:
+    def is_plain_renewal(self, event: Event, now: datetime) -> bool:
         """Whether an event only says that a member is there which nobody took for silent."""
         if not isinstance(event, MemberKeptAlive):
             return False
@@ -90,7 +90,7 @@ class Membership:
         directive = Directive(kind=DirectiveKind.DRAIN, grace=grace, message="asked by an operator")
         self._state.do(SendDirective(member_id=member_id, directive=directive))
 
-    def remind(self, member: Member, now: datetime) -> None:
+    def remind(self, member: LiveMember, now: datetime) -> None:
         """Tell a member again that it is to leave: what told it went with its last stream."""
         if member.is_draining:
             directive = self._directive(member, now)
@@ -127,16 +127,16 @@ class Membership:
         if report.state in (VersionState.LIVE, VersionState.FAILED):
             self._state.do(RecordVersion(member_id=member_id, report=report))
         if report.is_unsound:
-            self._doubt(report)
+            self._order_scrub(report)
 
-    def _doubt(self, report: VersionReport) -> None:
+    def _order_scrub(self, report: VersionReport) -> None:
         """Have the trainer look at its copy: what it published may be damaged there."""
         trainer = self._state.sessions.trainer_of(report.policy_id)
         if trainer is not None:
-            self._state.do(SendDoubt(member_id=trainer.member_id, version=report.version))
+            self._state.do(SendScrubOrder(member_id=trainer.member_id, version=report.version))
 
-    def _directive(self, member: Member, now: datetime) -> Directive:
-        if self._state.flow.is_final:
+    def _directive(self, member: LiveMember, now: datetime) -> Directive:
+        if self._state.lifecycle.is_final:
             return Directive(kind=DirectiveKind.STOP, message="the run is over")
         if member.is_draining:
             left = None if member.drain_time is None else max(timedelta(), member.drain_time - now)
@@ -145,7 +145,7 @@ class Membership:
 
     def close(
         self,
-        member: RaasMember | TrainerMember,
+        member: LiveRaas | LiveTrainer,
         now: datetime,
         *,
         is_lost: bool,
@@ -159,17 +159,17 @@ class Membership:
                 member_id=member.member_id, is_lost=is_lost, is_fenced=is_fenced, message=message
             )
         )
-        if isinstance(member, RaasMember):
+        if isinstance(member, LiveRaas):
             for assignment in list(member.assignments.values()):
                 self._intake.lose(member, assignment, now, is_lost=is_lost)
             return
         policy = self._state.policies[member.policy_id]
         policy.gone_time = member.keep_alive_time if is_lost else now
         self._batching.return_all(policy)
-        policy.desk.close()
+        policy.lease_table.close()
 
 
-def _stand(member: RaasMember, report: VersionReport) -> None:
+def _stand(member: LiveRaas, report: VersionReport) -> None:
     """Note where one version stands on one RaaS."""
     policy_id, version = report.policy_id, report.version
     evicted = [each for each in member.evicted.get(policy_id, ()) if each != version]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixPhase:
+class MixPhaseSettings:
     """How data sets are mixed from a version on.
 
     Attributes:
@@ -28,7 +28,7 @@ class MixPhase:
 class Mixing:
     """Chooses data sets by the weights of the phase that a version is in."""
 
-    def __init__(self, phases: Collection[MixPhase]) -> None:
+    def __init__(self, phases: Collection[MixPhaseSettings]) -> None:
         self._phases = sorted(phases, key=lambda phase: phase.from_version)
         self._phase = self._phases[0]
         self._counts = Counter[str]()

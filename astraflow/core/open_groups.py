@@ -1,9 +1,9 @@
 """Open groups: how many one policy has, and how many it may have."""
 
 from astraflow.core import admission
-from astraflow.core.leases import Desk
-from astraflow.core.progress import Progress
-from astraflow.core.replay import Replay
+from astraflow.core.leases import LeaseTable
+from astraflow.core.progress import PolicyProgress
+from astraflow.core.replay import ReplayBuffer
 from astraflow.core.settings import PolicySettings
 
 
@@ -15,7 +15,11 @@ class OpenGroups:
     """
 
     def __init__(
-        self, settings: PolicySettings, progress: Progress, desk: Desk, replay: Replay
+        self,
+        settings: PolicySettings,
+        progress: PolicyProgress,
+        desk: LeaseTable,
+        replay: ReplayBuffer,
     ) -> None:
         """Begin with none.
 
@@ -28,7 +32,7 @@ class OpenGroups:
         self.count = 0
         self._settings = settings
         self._progress = progress
-        self._desk = desk
+        self._lease_table = desk
         self._replay = replay
 
     @property
@@ -57,7 +61,7 @@ class OpenGroups:
     @property
     def is_starving(self) -> bool:
         """Whether what is open makes no batch beside those in the trainer's hands."""
-        return self.count - self._desk.leased_groups < self.fresh_per_batch
+        return self.count - self._lease_table.leased_groups < self.fresh_per_batch
 
     def min_version(self, *, is_open: bool) -> int:
         """Return the oldest version that work issued now may be sampled from.
@@ -65,5 +69,5 @@ class OpenGroups:
         Args:
             is_open: Whether the group is among the open ones already.
         """
-        ahead = max(0, self.count - self._desk.leased_groups - is_open)
+        ahead = max(0, self.count - self._lease_table.leased_groups - is_open)
         return self._progress.min_version(batches_ahead=ahead // self.fresh_per_batch)

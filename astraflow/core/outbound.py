@@ -5,9 +5,9 @@ from dataclasses import replace
 from datetime import datetime
 
 from astraflow.core.effects import SendCancellation, SendTask
-from astraflow.core.groups import Assignment, EvalGroup, Group
+from astraflow.core.groups import Assignment, EvalGroup, SampleGroup
 from astraflow.core.ids import PolicyId, TaskId, WorkflowId
-from astraflow.core.live_members import RaasMember
+from astraflow.core.live_members import LiveRaas
 from astraflow.core.state import State
 from astraflow.core.tasks import (
     CancelReason,
@@ -20,7 +20,7 @@ from astraflow.core.tasks import (
 _PRIORITIES = {TaskPurpose.TRAIN: 0, TaskPurpose.EVAL: 1}
 
 
-class Outbound:
+class TaskSender:
     """Sends and withdraws tasks."""
 
     def __init__(self, state: State) -> None:
@@ -36,8 +36,8 @@ class Outbound:
 
     def send(
         self,
-        group: Group,
-        member: RaasMember,
+        group: SampleGroup,
+        member: LiveRaas,
         *,
         indexes: tuple[int, ...],
         versions: Mapping[PolicyId, VersionRange],
@@ -46,7 +46,7 @@ class Outbound:
         """Ask a RaaS for samples of a group; return how many of them were asked for before."""
         # Before the samples are out: then it is one more.
         attempt = group.attempt
-        task_id = TaskId(self._state.mint.next("task"))
+        task_id = TaskId(self._state.ids.next("task"))
         repeats = group.hand_out(indexes, task_id)
         sampling = self._sampling[group.workflow_id]
         if isinstance(group, EvalGroup) and group.sampling:
@@ -74,7 +74,9 @@ class Outbound:
         )
         return repeats
 
-    def _issue(self, task: RolloutTask, group: Group, member: RaasMember, now: datetime) -> None:
+    def _issue(
+        self, task: RolloutTask, group: SampleGroup, member: LiveRaas, now: datetime
+    ) -> None:
         """Note who has a task and until when, and send it."""
         state = self._state
         assignment = Assignment(
@@ -112,7 +114,7 @@ class Outbound:
                 )
             )
 
-    def withdraw_group(self, group: Group, reason: CancelReason) -> None:
+    def withdraw_group(self, group: SampleGroup, reason: CancelReason) -> None:
         """Cancel all tasks of a group, and forget it."""
         del self._state.groups[group.group_id]
         for holder in dict.fromkeys(slot.holder for slot in group.slots):

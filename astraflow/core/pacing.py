@@ -3,31 +3,31 @@
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
-from astraflow.core.barrier import OnTimeout, Standing
+from astraflow.core.barrier import OnTimeout, PolicyStanding
 from astraflow.core.effects import AnnounceVersion, SendPublishOrder
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.eval_schedule import EvalSchedule
 from astraflow.core.ids import PolicyId
-from astraflow.core.policies import Policy
-from astraflow.core.reach import is_missed, newest_in_reach
+from astraflow.core.policies import PolicyState
 from astraflow.core.sources import version_with_sources
 from astraflow.core.state import State
+from astraflow.core.version_availability import is_missed, newest_available
 from astraflow.core.versions import PublishAnswer, VersionInfo
 
 
-class Pacing:
+class PolicyPacing:
     """Keeps policies within the distance that the recipe allows."""
 
     def __init__(self, state: State, schedule: EvalSchedule) -> None:
         self._state = state
         self._schedule = schedule
         self._relation = state.settings.relation
-        self._reach: dict[PolicyId, int] = {}
+        self._available: dict[PolicyId, int] = {}
 
     @property
     def next_deadline(self) -> datetime | None:
         """When the next policy without a trainer is given up."""
-        return None if self._state.flow.is_final else self._state.barrier.next_deadline
+        return None if self._state.lifecycle.is_final else self._state.barrier.next_deadline
 
     def advance(self, now: datetime) -> tuple[PolicyId, ...]:
         """Give up who was waited for long enough; show the versions that may be seen.
@@ -35,7 +35,7 @@ class Pacing:
         Returns:
             Policies given up of which less can be had than before: work may wait in vain.
         """
-        if len(self._state.policies) > 1 and not self._state.flow.is_final:
+        if len(self._state.policies) > 1 and not self._state.lifecycle.is_final:
             missed = [p.policy_id for p in self._state.policies.values() if self._is_missed(p)]
             late = self._state.barrier.advance(standings(self._state), now, missed=missed)
             if late and not self._is_free and self._relation.on_timeout is OnTimeout.STOP:
@@ -43,14 +43,14 @@ class Pacing:
         for policy in self._state.policies.values():
             self._order(policy)
         self._show(now)
-        return self._note_reach()
+        return self._note_available()
 
     def announce_again(self, info: VersionInfo) -> None:
         """Announce a version that gained patches, if it was shown."""
         if info.version <= self._state.policies[info.policy_id].versions.shown_version:
             self._announce(info)
 
-    def request(self, policy: Policy) -> PublishAnswer:
+    def request(self, policy: PolicyState) -> PublishAnswer:
         """Ask the trainer of a policy for a version, once, unless the newest has all steps.
 
         Raises:
@@ -64,15 +64,15 @@ class Pacing:
                 retryable=True,
             )
         newest = policy.versions.newest
-        if policy.progress.has_more and policy.end is None and not policy.progress.is_asked:
-            policy.progress.is_asked = True
+        if policy.progress.has_more and policy.end is None and not policy.progress.is_requested:
+            policy.progress.is_requested = True
             self._order(policy)
         return PublishAnswer(
             newest_version=None if newest is None else newest.version,
-            is_pending=policy.progress.is_asked,
+            is_pending=policy.progress.is_requested,
         )
 
-    def _order(self, policy: Policy) -> None:
+    def _order(self, policy: PolicyState) -> None:
         """Tell the trainer which version was asked for, once it may come."""
         trainer = self._state.sessions.trainer_of(policy.policy_id)
         if trainer is not None and policy.progress.can_order:
@@ -83,14 +83,16 @@ class Pacing:
     def _is_free(self) -> bool:
         return self._relation.most_ahead is None
 
-    def _is_missed(self, policy: Policy) -> bool:
+    def _is_missed(self, policy: PolicyState) -> bool:
         return policy.end is None and is_missed(self._state, policy)
 
-    def _note_reach(self) -> tuple[PolicyId, ...]:
-        before, state = self._reach, self._state
+    def _note_available(self) -> tuple[PolicyId, ...]:
+        before, state = self._available, self._state
         given_up = state.barrier.given_up
-        self._reach = {p: newest_in_reach(state, state.policies[p]) for p in sorted(given_up)}
-        return tuple(p for p, reach in self._reach.items() if p not in before or reach < before[p])
+        self._available = {p: newest_available(state, state.policies[p]) for p in sorted(given_up)}
+        return tuple(
+            p for p, reach in self._available.items() if p not in before or reach < before[p]
+        )
 
     def _show(self, now: datetime) -> None:
         shown: list[VersionInfo] = []
@@ -99,10 +101,10 @@ class Pacing:
                 shown += policy.versions.show(self._limit(policy))
         for info in shown:
             self._announce(info)
-        for info in () if self._state.flow.is_final else shown:
+        for info in () if self._state.lifecycle.is_final else shown:
             self._schedule.note_version(info.policy_id, info.version, now)
 
-    def _limit(self, policy: Policy) -> int:
+    def _limit(self, policy: PolicyState) -> int:
         """Return the newest version that the pool may see; all of a policy whose data ended."""
         if policy.end is not None:
             return policy.versions.newest_version
@@ -113,7 +115,7 @@ class Pacing:
         self._state.do(AnnounceVersion(info=version_with_sources(self._state.sessions, info)))
 
     def _fail(self, late: tuple[PolicyId, ...]) -> None:
-        flow, timeout = self._state.flow, self._relation.timeout
+        flow, timeout = self._state.lifecycle, self._relation.timeout
         flow.failure = flow.failure or Failure(
             reason=Reason.NOT_READY,
             message=f"{', '.join(late)} had no trainer for {_seconds(timeout)} and the relation of "
@@ -122,7 +124,7 @@ class Pacing:
         )
 
 
-def blocker_of(state: State, policy: Policy) -> Standing | None:
+def blocker_of(state: State, policy: PolicyState) -> PolicyStanding | None:
     """Return whom a policy has to wait for before its next batch; None: nobody."""
     if state.settings.relation.most_ahead is None:
         return None
@@ -130,7 +132,7 @@ def blocker_of(state: State, policy: Policy) -> Standing | None:
 
 
 def slack_s(
-    takers: Iterable[Policy], live: Mapping[PolicyId, int], minimum: Mapping[PolicyId, int]
+    policies: Iterable[PolicyState], live: Mapping[PolicyId, int], minimum: Mapping[PolicyId, int]
 ) -> float | None:
     """Return in how many seconds work issued now is too old to who serves versions; None: never.
 
@@ -141,12 +143,12 @@ def slack_s(
         The next batch trains on version 8, a batch takes 10 s, max_staleness is 2. Sampled from
         version 7, the last batch for it trains on version 9, in 20 s: that is the slack.
     """
-    spans = [_slack_s(policy, live, minimum) for policy in takers]
+    spans = [_slack_s(policy, live, minimum) for policy in policies]
     return min((span for span in spans if span is not None), default=None)
 
 
 def _slack_s(
-    policy: Policy, live: Mapping[PolicyId, int], minimum: Mapping[PolicyId, int]
+    policy: PolicyState, live: Mapping[PolicyId, int], minimum: Mapping[PolicyId, int]
 ) -> float | None:
     staleness, cadence_s = policy.settings.max_staleness, policy.window.cadence_s
     steps = policy.settings.steps_per_version
@@ -158,14 +160,14 @@ def _slack_s(
     return max(0, sampled + staleness + 1 - policy.progress.train_version) * steps * cadence_s
 
 
-def standings(state: State) -> tuple[Standing, ...]:
+def standings(state: State) -> tuple[PolicyStanding, ...]:
     """Return where the policies stand that still train."""
     policies = state.policies.values()
     return tuple(_standing(state, policy) for policy in policies if policy.end is None)
 
 
-def _standing(state: State, policy: Policy) -> Standing:
-    return Standing(
+def _standing(state: State, policy: PolicyState) -> PolicyStanding:
+    return PolicyStanding(
         policy_id=policy.policy_id,
         made_version=policy.progress.made_version,
         next_version=policy.progress.next_version,

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 
+from astraflow.core.capacity_index import CapacityIndex
 from astraflow.core.ids import PolicyId
-from astraflow.core.live_members import RaasMember
-from astraflow.core.rooms import Rooms
+from astraflow.core.live_members import LiveRaas
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemberCapacity:
     """What one RaaS could take.
 
     Attributes:
@@ -24,13 +24,13 @@ class Room:
         most: Samples at once, when it has nothing else.
     """
 
-    member: RaasMember
+    member: LiveRaas
     free: int
     most: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class PlacementRequest:
     """What is to be placed.
 
     Attributes:
@@ -45,10 +45,10 @@ class Want:
     count: int
     token_count: float = 0.0
     fastest_token_s: float = 0.0
-    slack_s: Callable[[RaasMember], float | None] = lambda _: None
+    slack_s: Callable[[LiveRaas], float | None] = lambda _: None
     latest_s: float = inf
 
-    def finish_s(self, member: RaasMember) -> float:
+    def finish_s(self, member: LiveRaas) -> float:
         """Return in how many seconds a member would be done with them."""
         return self._finish_s(member, member.outstanding)
 
@@ -58,13 +58,13 @@ class Want:
             return self.fastest_token_s * self.token_count
         return pace_s * self.token_count * min(1.0, self.count / unit)
 
-    def is_in_time(self, member: RaasMember, *, outstanding: int | None = None) -> bool:
+    def is_in_time(self, member: LiveRaas, *, outstanding: int | None = None) -> bool:
         """Whether a member is done before they are too old."""
         out = member.outstanding if outstanding is None else outstanding
         slack_s = self.slack_s(member)
         return slack_s is None or self._finish_s(member, out) <= slack_s
 
-    def _finish_s(self, member: RaasMember, outstanding: int) -> float:
+    def _finish_s(self, member: LiveRaas, outstanding: int) -> float:
         if not member.speed.is_known:
             return self.fastest_token_s * self.token_count
         return member.speed.finish_s(
@@ -73,7 +73,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class PoolView:
     """The pool as one placement sees it.
 
     Attributes:
@@ -83,17 +83,17 @@ class Look:
         room: What a member could take.
     """
 
-    rooms: Rooms[RaasMember]
-    pool: Iterable[RaasMember]
-    is_fit: Callable[[RaasMember], bool]
-    room: Callable[[RaasMember], Room]
+    index: CapacityIndex[LiveRaas]
+    pool: Iterable[LiveRaas]
+    is_fit: Callable[[LiveRaas], bool]
+    capacity_of: Callable[[LiveRaas], MemberCapacity]
 
-    def all(self) -> Iterator[Room]:
+    def all(self) -> Iterator[MemberCapacity]:
         """Yield what each member could take that may get it."""
-        return (self.room(member) for member in self.pool if self.is_fit(member))
+        return (self.capacity_of(member) for member in self.pool if self.is_fit(member))
 
 
-def choose(look: Look, want: Want) -> Room | None:
+def choose(look: PoolView, want: PlacementRequest) -> MemberCapacity | None:
     """Return where to place samples; it may be fewer than wanted, see `ReadBudget.free`.
 
     Of those who are done in time the first one to be done; then most free credit, the least
@@ -111,7 +111,7 @@ def choose(look: Look, want: Want) -> Room | None:
     """
     count = want.count
     room = _best(look, want, count, latest_s=want.latest_s)
-    if room is None and not _has_room(look, count):
+    if room is None and not _has_capacity(look, count):
         if any(other.most >= count for other in look.all()):
             return None
         count = 1
@@ -121,7 +121,7 @@ def choose(look: Look, want: Want) -> Room | None:
     return _best(look, want, count, latest_s=None)
 
 
-def _is_worth_a_wait(look: Look, want: Want, count: int) -> bool:
+def _is_worth_a_wait(look: PoolView, want: PlacementRequest, count: int) -> bool:
     """Whether somebody who has no room now would be done in time if he had nothing else."""
     least = want.count
     if count < least:
@@ -131,13 +131,15 @@ def _is_worth_a_wait(look: Look, want: Want, count: int) -> bool:
     )
 
 
-def _has_room(look: Look, count: int) -> bool:
+def _has_capacity(look: PoolView, count: int) -> bool:
     """Whether anybody who may get it has room for so many samples."""
-    members = look.rooms.with_room(count)
-    return any(look.is_fit(member) and look.room(member).free >= count for member in members)
+    members = look.index.with_capacity(count)
+    return any(look.is_fit(member) and look.capacity_of(member).free >= count for member in members)
 
 
-def _best(look: Look, want: Want, count: int, *, latest_s: float | None) -> Room | None:
+def _best(
+    look: PoolView, want: PlacementRequest, count: int, *, latest_s: float | None
+) -> MemberCapacity | None:
     """Return the room of the lowest rank; members that cannot have it are passed over.
 
     Args:
@@ -147,11 +149,11 @@ def _best(look: Look, want: Want, count: int, *, latest_s: float | None) -> Room
         latest_s: Nobody has more time than this, and who is not done in time is passed over; None:
             everybody has all the time.
     """
-    best: Room | None = None
+    best: MemberCapacity | None = None
     rank = (inf, 0, 0, 0)
-    for free, shelf in look.rooms.shelves(count):
+    for free, shelf in look.index.buckets(count):
         for pace_s, member in shelf:
-            least_s = want.least_s(pace_s, look.rooms.unit)
+            least_s = want.least_s(pace_s, look.index.unit)
             if least_s > (rank[0] if latest_s is None else min(rank[0], latest_s)):
                 break
             if (least_s, -free, member.outstanding, member.number) >= rank:
@@ -160,7 +162,7 @@ def _best(look: Look, want: Want, count: int, *, latest_s: float | None) -> Room
                 continue
             if not look.is_fit(member) or (latest_s is not None and not want.is_in_time(member)):
                 continue
-            room = look.room(member)
+            room = look.capacity_of(member)
             if room.free >= count and (mine := _rank(room, want)) < rank:
                 best, rank = room, mine
     return best
@@ -178,22 +180,22 @@ def pick(sizes: Sequence[int], *, mean: float, is_slow: bool) -> int:
     return min(range(len(sizes)), key=lambda index: (sizes[index], index))
 
 
-def is_slow(member: RaasMember, fastest_token_s: float) -> bool:
+def is_slow(member: LiveRaas, fastest_token_s: float) -> bool:
     """Whether a member takes half as long again per token as the fastest one."""
     return member.speed.is_known and member.speed.token_s > 1.5 * fastest_token_s > 0
 
 
-def _rank(room: Room, want: Want) -> tuple[float, int, int, int]:
+def _rank(room: MemberCapacity, want: PlacementRequest) -> tuple[float, int, int, int]:
     member = room.member
     return (want.finish_s(member), -room.free, member.outstanding, member.number)
 
 
-def training_room(member: RaasMember) -> Room:
+def training_capacity(member: LiveRaas) -> MemberCapacity:
     """Return what a RaaS could take of training."""
-    return Room(member, member.free_count, member.max_outstanding)
+    return MemberCapacity(member, member.free_count, member.max_outstanding)
 
 
-def eval_room(member: RaasMember, share: float) -> Room:
+def eval_capacity(member: LiveRaas, share: float) -> MemberCapacity:
     """Return what a RaaS could take of evaluations that may have a share of its credit.
 
     What it takes beyond its credit counts first, and is no loss to training.
@@ -207,11 +209,11 @@ def eval_room(member: RaasMember, share: float) -> Room:
         most = min(most, member.max_eval_outstanding)
     most = min(most + member.max_eval_extra, max(1, floor(share * member.max_outstanding)))
     free = max(0, min(member.eval_free_count, most - member.eval_outstanding))
-    return Room(member, free, most)
+    return MemberCapacity(member, free, most)
 
 
 def keeps_up(
-    member: RaasMember, minimum: Mapping[PolicyId, int], newest: Mapping[PolicyId, int]
+    member: LiveRaas, minimum: Mapping[PolicyId, int], newest: Mapping[PolicyId, int]
 ) -> bool:
     """Whether work of at least these versions is served soon.
 
@@ -229,7 +231,7 @@ def keeps_up(
     return True
 
 
-def may_serve_pinned(member: RaasMember, versions: Mapping[PolicyId, int]) -> bool:
+def may_serve_pinned(member: LiveRaas, versions: Mapping[PolicyId, int]) -> bool:
     """Whether a RaaS serves exactly these versions: live, kept since they were, or to come."""
     for policy_id, version in versions.items():
         live = member.live.get(policy_id)

@@ -9,19 +9,19 @@ from astraflow.core.batch_events import BatchAcked
 from astraflow.core.batch_metrics import batch_metrics, drop_metrics, replay_metrics, time_metrics
 from astraflow.core.batches import EndCause
 from astraflow.core.buffer import FreshBuffer
-from astraflow.core.completion import Completion
+from astraflow.core.completion import GroupCompletion
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.groups import TrainGroup
-from astraflow.core.guarding import Guarding
+from astraflow.core.guarding import BatchGuards
 from astraflow.core.ids import BatchId
-from astraflow.core.leases import Desk, Lease
+from astraflow.core.leases import Lease, LeaseTable
 from astraflow.core.lineage import IssuedPrompt, Lineage, TrainedBatch
 from astraflow.core.members import ModelIdentity
 from astraflow.core.open_groups import OpenGroups
-from astraflow.core.placing import Placing
-from astraflow.core.progress import Progress
-from astraflow.core.records import Entry
-from astraflow.core.replay import Replay
+from astraflow.core.progress import PolicyProgress
+from astraflow.core.records import AcceptedRollout
+from astraflow.core.replay import ReplayBuffer
+from astraflow.core.sample_accounting import SampleAccounting
 from astraflow.core.samples import FreshGroup
 from astraflow.core.settings import PolicySettings, RunSettings
 from astraflow.core.status import RolloutPlace
@@ -29,7 +29,7 @@ from astraflow.core.version_ledger import VersionLedger
 from astraflow.core.window import Window
 
 
-class Policy:
+class PolicyState:
     """The state of one policy.
 
     Attributes:
@@ -56,10 +56,12 @@ class Policy:
         self.settings = settings
         self.policy_id = settings.policy_id
         self.identity = ModelIdentity()
-        self.desk = Desk(settings.policy_id)
-        self.progress = Progress(settings, self.desk, kept_version_count=run.kept_version_count)
-        self._placing = Placing(settings.policy_id)
-        self.books = self._placing.books
+        self.lease_table = LeaseTable(settings.policy_id)
+        self.progress = PolicyProgress(
+            settings, self.lease_table, kept_version_count=run.kept_version_count
+        )
+        self._accounting = SampleAccounting(settings.policy_id)
+        self.books = self._accounting.books
         self.window = Window()
         self.produced_count = self.entered_count = 0
         self.end: EndCause | None = None
@@ -67,26 +69,26 @@ class Policy:
         self.ended_ranks: set[int] = set()
         self.gone_time: datetime | None = None
         self.load_failure: Failure | None = None
-        self.replay = Replay(
+        self.replay = ReplayBuffer(
             settings.replay,
             groups_per_batch=settings.groups_per_batch,
             dice=Dice(seed=run.seed, salt=f"replay/{settings.policy_id}"),
             faults=faults,
         )
-        self.open = OpenGroups(settings, self.progress, self.desk, self.replay)
+        self.open = OpenGroups(settings, self.progress, self.lease_table, self.replay)
         self._buffer = FreshBuffer(
             max_staleness=settings.max_staleness,
             settings=settings.buffer,
             least_groups=settings.groups_per_batch,
         )
-        self.completion = Completion(
+        self.completion = GroupCompletion(
             settings.policy_id,
             run.rollouts.filters,
             min_group_size=run.rollouts.min_group_size,
             advantages=settings.advantages,
             faults=faults,
         )
-        self._guarding = Guarding(
+        self._guards = BatchGuards(
             settings.guards, max_refusals=settings.max_refusals, faults=faults
         )
         self._arrivals = 0
@@ -117,9 +119,9 @@ class Policy:
         self.books.issue(group.size)
         self.open.count += 1
 
-    def accept(self, group: TrainGroup, index: int, entry: Entry) -> None:
+    def accept(self, group: TrainGroup, index: int, entry: AcceptedRollout) -> None:
         """Take what one rollout has for this policy."""
-        sample = self._placing.accept(entry)
+        sample = self._accounting.accept(entry)
         if sample is None:
             return
         group.samples.setdefault(self.policy_id, {})[index] = sample
@@ -135,7 +137,7 @@ class Policy:
             group, train_version=self.progress.train_version, run_time=run_time
         )
         for drop in done.drops:
-            self._placing.drop(drop.samples, RolloutPlace.WAITING, drop.reason, by=drop.by)
+            self._accounting.drop(drop.samples, RolloutPlace.WAITING, drop.reason, by=drop.by)
         if not done.kept:
             self.open.count -= 1
             return
@@ -144,14 +146,14 @@ class Policy:
             head=group.head, samples=done.kept, number=group.number, arrival=self._arrivals
         )
         self._buffer.put(fresh)
-        self._placing.move(done.kept, RolloutPlace.WAITING, RolloutPlace.FRESH)
+        self._accounting.move(done.kept, RolloutPlace.WAITING, RolloutPlace.FRESH)
         self.entered_count += len(done.kept)
         self._evict()
 
     def withdraw(self, group: TrainGroup, reason: Reason) -> None:
         """Drop an open group that is not whole."""
         waiting = group.samples.pop(self.policy_id, {})
-        self._placing.drop(waiting.values(), RolloutPlace.WAITING, reason)
+        self._accounting.drop(waiting.values(), RolloutPlace.WAITING, reason)
         if group.open_count:
             self.books.drop(RolloutPlace.IN_FLIGHT, reason, group.open_count)
         self.open.count -= 1
@@ -164,7 +166,7 @@ class Policy:
     def prune(self) -> None:
         """Drop what is too old for the next batch."""
         stale, gone = self._buffer.prune(self.progress.train_version)
-        self._placing.drop(stale, RolloutPlace.FRESH, Reason.STALE)
+        self._accounting.drop(stale, RolloutPlace.FRESH, Reason.STALE)
         self.open.count -= len(gone)
         self.replay.prune(self.progress.train_version)
         self._lost += [IssuedPrompt.of(each) for each in gone if each.number <= self._spared]
@@ -188,7 +190,7 @@ class Policy:
         Returns:
             Whether the batch is refused.
         """
-        found = self._guarding.unfit(self._buffer.peek(count))
+        found = self._guards.unfit(self._buffer.peek(count))
         if found is None:
             return False
         name, groups = found
@@ -217,16 +219,16 @@ class Policy:
             replayed=replayed,
             metrics=metrics,
         )
-        self.desk.leases[batch_id] = lease
+        self.lease_table.leases[batch_id] = lease
         self.window.begin(now)
-        self._placing.lease(lease)
+        self._accounting.lease(lease)
         return lease
 
     def reclaim(self, lease: Lease) -> bool:
         """Lease again what a lost lease held; False when some of it is elsewhere."""
         if not self._buffer.take_these(lease.groups):
             return False
-        self._placing.lease(lease)
+        self._accounting.lease(lease)
         self.replay.regain(lease.replayed)
         return True
 
@@ -237,7 +239,7 @@ class Policy:
             return
         for group in lease.groups:
             self._buffer.put(group)
-        self._placing.move(lease.samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
+        self._accounting.move(lease.samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
         self.replay.give_back(lease.replayed)
         self._evict()
 
@@ -265,7 +267,7 @@ class Policy:
         self.progress.roll_back(len(undone), step)
         for batch in undone:
             self.replay.forget(batch.arrivals)
-            self._placing.untrain(batch)
+            self._accounting.untrain(batch)
             kept = set[int]() if batch.lease is None else self._put_back_trained(batch.lease)
             self._lost += [each for each in batch.prompts if each.number not in kept]
         self.spare()
@@ -282,10 +284,10 @@ class Policy:
         kept: set[int] = set()
         for group in lease.groups:
             if not self.open.has_slot:
-                self._placing.drop(group.samples, RolloutPlace.LEASED, Reason.BUFFER_FULL)
+                self._accounting.drop(group.samples, RolloutPlace.LEASED, Reason.BUFFER_FULL)
                 continue
             self._buffer.put(group)
-            self._placing.move(group.samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
+            self._accounting.move(group.samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
             self.open.count += 1
             kept.add(group.number)
         return kept
@@ -297,7 +299,7 @@ class Policy:
         self.lineage.release(self.progress.oldest_to_restore)
         self.open.count -= len(lease.groups)
         self.replay.use(lease.groups, lease.replayed)
-        self._placing.train(lease, step=step)
+        self._accounting.train(lease, step=step)
         consumed = lease.consumed(now, wait_s=ack.wait_s, train_s=ack.train_s)
         self.window.add(consumed)
         return {
@@ -305,7 +307,7 @@ class Policy:
             **drop_metrics(self.books.drops),
             **time_metrics(consumed.token_count, wait_s=ack.wait_s, train_s=ack.train_s),
             **self.completion.metrics(),
-            **self._guarding.metrics(),
+            **self._guards.metrics(),
             **self.replay.metrics(),
         }
 
@@ -324,5 +326,5 @@ class Policy:
     ) -> None:
         """Drop open groups with all their samples."""
         samples = [sample for group in groups for sample in group.samples]
-        self._placing.drop(samples, place, reason, by=by)
+        self._accounting.drop(samples, place, reason, by=by)
         self.open.count -= len(groups)

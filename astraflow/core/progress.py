@@ -1,12 +1,12 @@
 """Progress: how far a policy is in steps and versions, and what its next batch trains on."""
 
 from astraflow.core import admission
-from astraflow.core.leases import Desk
+from astraflow.core.leases import LeaseTable
 from astraflow.core.settings import PolicySettings
 from astraflow.core.version_ledger import VersionLedger
 
 
-class Progress:
+class PolicyProgress:
     """The steps and the versions of one policy.
 
     Attributes:
@@ -17,7 +17,9 @@ class Progress:
         is_ordered: Whether its trainer was told so.
     """
 
-    def __init__(self, settings: PolicySettings, desk: Desk, *, kept_version_count: int) -> None:
+    def __init__(
+        self, settings: PolicySettings, desk: LeaseTable, *, kept_version_count: int
+    ) -> None:
         """Begin before the first version.
 
         Args:
@@ -28,21 +30,21 @@ class Progress:
         self.versions = VersionLedger(settings.policy_id, kept_count=kept_version_count)
         self.step = 0
         self.consumed_count = 0
-        self.is_asked = False
+        self.is_requested = False
         self.is_ordered = False
         self._settings = settings
-        self._desk = desk
+        self._lease_table = desk
         self._is_restoring = False
 
     @property
     def train_version(self) -> int:
         """Version that the next batch trains on; before the first publication 0."""
-        return max(0, self._version_after(len(self._desk.leases)))
+        return max(0, self._version_after(len(self._lease_table.leases)))
 
     @property
     def next_version(self) -> int:
         """Version that comes of the next batch, or the same where it makes none."""
-        return self._version_after(len(self._desk.leases) + 1)
+        return self._version_after(len(self._lease_table.leases) + 1)
 
     @property
     def made_version(self) -> int:
@@ -53,7 +55,7 @@ class Progress:
     def has_more(self) -> bool:
         """Whether a version published now, or after the step in progress, had more steps."""
         newest = self.versions.newest
-        return newest is None or self.step + len(self._desk.leases) > newest.step
+        return newest is None or self.step + len(self._lease_table.leases) > newest.step
 
     @property
     def steps_left(self) -> int | None:
@@ -69,7 +71,9 @@ class Progress:
 
     def min_version(self, *, batches_ahead: int) -> int:
         """Return the oldest version to sample from for a batch with others before it."""
-        train_version = self._version_after(len(self._desk.leases), batches_ahead=batches_ahead)
+        train_version = self._version_after(
+            len(self._lease_table.leases), batches_ahead=batches_ahead
+        )
         return admission.min_version(
             train_version=max(0, train_version), max_staleness=self._settings.max_staleness
         )
@@ -78,10 +82,10 @@ class Progress:
     def can_order(self) -> bool:
         """Whether a version that was asked for may come now: no batch that is leased is too old."""
         newest = self.versions.newest
-        if not self.is_asked or self.is_ordered or newest is None or self.step <= newest.step:
+        if not self.is_requested or self.is_ordered or newest is None or self.step <= newest.step:
             return False
         oldest = newest.version + 1 - self._settings.max_staleness
-        return all(lease.min_version >= oldest for lease in self._desk.leases.values())
+        return all(lease.min_version >= oldest for lease in self._lease_table.leases.values())
 
     def note_batch(self, step: int) -> int:
         """Note that a batch was trained on; return the steps done.
@@ -95,7 +99,7 @@ class Progress:
 
     def note_version(self) -> None:
         """Note that a version was published, be it asked for or that of weights restored."""
-        self.is_asked = self.is_ordered = self._is_restoring = False
+        self.is_requested = self.is_ordered = self._is_restoring = False
 
     def roll_back(self, count: int, step: int) -> None:
         """Note that so many batches count as not trained, and so many steps are left."""
@@ -116,5 +120,5 @@ class Progress:
             leased_batch_count=leased_batch_count,
             batches_ahead=batches_ahead,
             steps_per_version=self._settings.steps_per_version,
-            is_asked=self.is_asked,
+            is_asked=self.is_requested,
         )

@@ -94,7 +94,7 @@ class PromptQueue:
         into.drawn_count += len(prompts)
         into.is_through |= is_last
         if is_last and prompts:
-            self._state.flow.epochs[prompts[-1].data_set] = prompts[-1].epoch + 1
+            self._state.lifecycle.epochs[prompts[-1].data_set] = prompts[-1].epoch + 1
 
     def lose(self, issued: Sequence[IssuedPrompt]) -> None:
         """Let prompts whose rollouts were rolled back be drawn again, before all others.
@@ -141,7 +141,7 @@ class PromptQueue:
         """Take one of those that `peek` returned."""
         later = index - len(self._again)
         prompt = self._admitted.pop(later) if later >= 0 else self._again.pop(index)[1]
-        epochs = self._state.flow.epochs
+        epochs = self._state.lifecycle.epochs
         epochs[prompt.data_set] = max(epochs.get(prompt.data_set, 0), prompt.epoch)
         return prompt
 
@@ -212,7 +212,7 @@ class PromptQueue:
         """Pass over a dead letter; nothing but dead letters end the run."""
         self._dead_in_a_row += 1
         if self._dead_in_a_row > 2 * len(self._state.dead_letters) + _DEAD_IN_A_ROW:
-            self._state.flow.failure = self._state.flow.failure or Failure(
+            self._state.lifecycle.failure = self._state.lifecycle.failure or Failure(
                 reason=Reason.PROMPT_POISONED,
                 message=f"the last {self._dead_in_a_row} prompts are dead letters, each given up "
                 "before; `astraflow ledger` says why",

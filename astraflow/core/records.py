@@ -14,7 +14,7 @@ _NBYTES_PER_TOKEN = 9
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Entry:
+class AcceptedRollout:
     """One accepted rollout; its placements move on while it lives, listed or not.
 
     Attributes:
@@ -34,11 +34,11 @@ class Entry:
         self.nbytes = _NBYTES_PER_TOKEN * count
 
 
-class Records:
+class RolloutRecords:
     """A window over the accepted rollouts, bounded by number and by bytes."""
 
     def __init__(self, *, max_count: int, max_nbytes: int) -> None:
-        self._entries = deque[Entry]()
+        self._entries = deque[AcceptedRollout]()
         self._nbytes = 0
         self._max_count = max_count
         self._max_nbytes = max_nbytes
@@ -46,7 +46,7 @@ class Records:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: AcceptedRollout) -> None:
         """List a rollout, and forget the oldest ones beyond the bound."""
         self._entries.append(entry)
         self._nbytes += entry.nbytes

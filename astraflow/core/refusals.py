@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from astraflow.core.errors import Reason
 from astraflow.core.events import RolloutArrived, RolloutRepeated
-from astraflow.core.groups import Assignment, EvalGroup, Group, TrainGroup
+from astraflow.core.groups import Assignment, EvalGroup, SampleGroup, TrainGroup
 from astraflow.core.ids import MemberId, PolicyId, RolloutId
 from astraflow.core.rollouts import Disposition, ItemAck, Outcome, Rollout
 from astraflow.core.state import State
@@ -36,17 +36,17 @@ def refusal_of(state: State, event: RolloutArrived) -> Refusal | None:
     if assignment is None or assignment.member_id != member_id:
         if is_late(rollout, member_id, group):
             return None
-        return _refusal(state, event, unknown(state, rollout, group), group)
+        return _refusal(state, event, unknown_ack(state, rollout, group), group)
     fault = fault_of(state, rollout, assignment)
     if fault is not None:
         return Refusal(ack=fault)
     index = rollout.sample_index
     if index in assignment.open_indexes or not (group is None or group.slots[index].is_done):
         return None
-    return _refusal(state, event, settled(rollout, assignment), group)
+    return _refusal(state, event, closed_ack(rollout, assignment), group)
 
 
-def is_late(rollout: Rollout, member_id: MemberId, group: Group | None) -> bool:
+def is_late(rollout: Rollout, member_id: MemberId, group: SampleGroup | None) -> bool:
     """Whether it is of a task that its sender held, unanswered, in an earlier session."""
     lost = None if group is None else group.lost.get(rollout.task_id)
     if lost is None or lost.member_id != member_id:
@@ -80,13 +80,13 @@ def fault_of(state: State, rollout: Rollout, assignment: Assignment) -> ItemAck 
     return None
 
 
-def unknown(state: State, rollout: Rollout, group: Group | None) -> ItemAck:
+def unknown_ack(state: State, rollout: Rollout, group: SampleGroup | None) -> ItemAck:
     """Answer for a task that the sender does not hold (any more)."""
     index, name = rollout.sample_index, rollout.group_id
-    if not (state.mint.has_minted("group", name) or state.mint.has_minted("eval-group", name)):
+    if not (state.ids.has_issued("group", name) or state.ids.has_issued("eval-group", name)):
         return refuse(rollout.rollout_id, Reason.TASK_UNKNOWN, "the run sent no such task")
     if group is None or (index < group.size and group.slots[index].is_done):
-        return repeated(rollout.rollout_id)
+        return repeated_ack(rollout.rollout_id)
     return ItemAck(
         item_id=rollout.rollout_id,
         disposition=Disposition.DROPPED,
@@ -95,10 +95,10 @@ def unknown(state: State, rollout: Rollout, group: Group | None) -> ItemAck:
     )
 
 
-def settled(rollout: Rollout, assignment: Assignment) -> ItemAck:
+def closed_ack(rollout: Rollout, assignment: Assignment) -> ItemAck:
     """Answer for a sample that is settled while its task is still open."""
     if not assignment.is_withdrawn:
-        return repeated(rollout.rollout_id)
+        return repeated_ack(rollout.rollout_id)
     return ItemAck(
         item_id=rollout.rollout_id,
         disposition=Disposition.DROPPED,
@@ -107,7 +107,7 @@ def settled(rollout: Rollout, assignment: Assignment) -> ItemAck:
     )
 
 
-def repeated(rollout_id: RolloutId) -> ItemAck:
+def repeated_ack(rollout_id: RolloutId) -> ItemAck:
     """Answer for a sample that is settled."""
     return ItemAck(
         item_id=rollout_id,
@@ -124,7 +124,7 @@ def refuse(item_id: str, reason: Reason, message: str) -> ItemAck:
     )
 
 
-def repeaters(state: State, rollout: Rollout, group: Group | None) -> tuple[PolicyId, ...]:
+def repeaters(state: State, rollout: Rollout, group: SampleGroup | None) -> tuple[PolicyId, ...]:
     """Return the policies in whose books a repetition counts."""
     if isinstance(group, EvalGroup):
         return ()
@@ -134,7 +134,9 @@ def repeaters(state: State, rollout: Rollout, group: Group | None) -> tuple[Poli
     return tuple(sorted(set(policies) & state.policies.keys()))
 
 
-def _refusal(state: State, event: RolloutArrived, ack: ItemAck, group: Group | None) -> Refusal:
+def _refusal(
+    state: State, event: RolloutArrived, ack: ItemAck, group: SampleGroup | None
+) -> Refusal:
     if ack.disposition is not Disposition.DUPLICATE:
         return Refusal(ack=ack)
     repetition = RolloutRepeated(

@@ -48,7 +48,7 @@ class _Kept:
     is_leased: bool = False
 
 
-class Replay:
+class ReplayBuffer:
     """What one policy may train on again.
 
     Attributes:

@@ -17,28 +17,28 @@ from datetime import datetime, timedelta
 
 from astraflow.core import events as ev
 from astraflow.core.autoscale import ScaleAdvice
+from astraflow.core.components import assemble
 from astraflow.core.decisions import Decision
+from astraflow.core.dispatch import dispatch
 from astraflow.core.errors import AstraflowError
-from astraflow.core.evals import EvalRun, EvalSuite
+from astraflow.core.evals import EvalRun, EvalSuiteInfo
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, TaskId
-from astraflow.core.parts import assemble
 from astraflow.core.refusals import Refusal, refusal_of
 from astraflow.core.saves import SavedRun
 from astraflow.core.settings import RunSettings
 from astraflow.core.sources import sources_of, version_with_sources
 from astraflow.core.status import DeadLetter, LedgerAccount, RolloutRecord, RunStatus, WaitReason
-from astraflow.core.taking import take
-from astraflow.core.versions import Source, VersionInfo
+from astraflow.core.versions import SourceInfo, VersionInfo
 from astraflow.core.views import run_status
-from astraflow.core.waits import explain
+from astraflow.core.wait_graph import explain
 
 
 class Run:
     """One run, from its first member to its last."""
 
     def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
-        self._parts = assemble(settings, start_time=start_time)
-        self._state = self._parts.state
+        self._components = assemble(settings, start_time=start_time)
+        self._state = self._components.state
 
     def apply(self, event: ev.Event, now: datetime, *, goes_on: bool = False) -> Decision:
         """Decide what comes of an event.
@@ -53,10 +53,10 @@ class Run:
             AstraflowError: As the event's docstring says; nothing has changed then.
         """
         state = self._state
-        changes_nothing = self._parts.membership.is_heard(event, now)
+        changes_nothing = self._components.membership.is_plain_renewal(event, now)
         group_count = len(state.groups)
         try:
-            answer = take(self._parts, event, now)
+            answer = dispatch(self._components, event, now)
         except AstraflowError:
             state.take_effects()
             raise
@@ -66,8 +66,8 @@ class Run:
 
     def _advance(self, now: datetime) -> None:
         """Let every part do what it can now."""
-        parts, state = self._parts, self._state
-        state.flow.fail(state.faults.first)
+        parts, state = self._components, self._state
+        state.lifecycle.fail(state.faults.first)
         for policy_id in parts.pacing.advance(now):
             parts.intake.recall(state.policies[policy_id], now)
         parts.loading.advance(now)
@@ -93,17 +93,17 @@ class Run:
         """When to apply Ticked; None: nothing is due. Read it again after every event."""
         due = (
             self._state.sessions.next_end,
-            self._parts.intake.next_deadline,
-            self._parts.evaluation.next_deadline,
-            self._parts.ending.next_deadline,
-            self._parts.pacing.next_deadline,
-            self._parts.loading.next_deadline,
+            self._components.intake.next_deadline,
+            self._components.evaluation.next_deadline,
+            self._components.ending.next_deadline,
+            self._components.pacing.next_deadline,
+            self._components.loading.next_deadline,
         )
         return min((time for time in due if time is not None), default=None)
 
     def status(self, now: datetime) -> RunStatus:
         """Return the whole state."""
-        return run_status(self._state, self._parts.ending.run_state, now)
+        return run_status(self._state, self._components.ending.run_state, now)
 
     def accounts(self) -> tuple[LedgerAccount, ...]:
         """Return the books."""
@@ -115,11 +115,11 @@ class Run:
         Raises:
             AstraflowError: POLICY_UNKNOWN.
         """
-        return explain(self._state, self._parts.training, self._state.policy(policy_id), now)
+        return explain(self._state, self._components.training, self._state.policy(policy_id), now)
 
     def scale_advice(self, now: datetime, window: timedelta | None = None) -> ScaleAdvice:
         """Return how large the pool should be; window None: that of the settings."""
-        return self._parts.balance.advice(now, window)
+        return self._components.balance.advice(now, window)
 
     def versions(
         self, policy_id: PolicyId, caller: MemberId | None = None
@@ -143,7 +143,7 @@ class Run:
 
     def sources(
         self, policy_id: PolicyId, version: int, caller: MemberId | None = None
-    ) -> tuple[Source, ...]:
+    ) -> tuple[SourceInfo, ...]:
         """Return who has a version, best first for the caller.
 
         Raises:
@@ -155,7 +155,7 @@ class Run:
     @property
     def drawn_counts(self) -> Mapping[str, int]:
         """Training prompts that were offered so far: where each data set stands."""
-        return self._parts.training.prompts.drawn_counts
+        return self._components.training.prompts.drawn_counts
 
     def saved(self, checkpoint_id: str) -> SavedRun | None:
         """Return a checkpoint of the run that was asked for; None: some trainer has yet to save.
@@ -163,14 +163,14 @@ class Run:
         Raises:
             AstraflowError: NOT_READY when a trainer is missing, or another checkpoint came between.
         """
-        return self._parts.saving.find(checkpoint_id)
+        return self._components.saving.find(checkpoint_id)
 
     @property
     def open_task_ids(self) -> frozenset[TaskId]:
         """Tasks whose end is still to come."""
         return frozenset(self._state.assignments)
 
-    def suites(self) -> tuple[EvalSuite, ...]:
+    def suites(self) -> tuple[EvalSuiteInfo, ...]:
         """Return the evaluations that can be asked for."""
         return tuple(suite.suite for suite in self._state.settings.suites)
 
@@ -180,7 +180,7 @@ class Run:
         Raises:
             AstraflowError: EVAL_UNKNOWN.
         """
-        return self._parts.evaluation.view(eval_run_id)
+        return self._components.evaluation.view(eval_run_id)
 
     def rollouts(self) -> Sequence[RolloutRecord]:
         """Return the rollouts that can be listed, newest first."""
@@ -191,8 +191,8 @@ class Run:
         return list(self._state.dead_letters)[::-1]
 
     def _issue(self, now: datetime) -> None:
-        was_through = self._parts.training.is_through
-        self._parts.training.advance(now)
-        if self._parts.training.is_through and not was_through:
+        was_through = self._components.training.is_through
+        self._components.training.advance(now)
+        if self._components.training.is_through and not was_through:
             # The last prompts were passed over: what is whole may be the last batch.
-            self._parts.batching.advance(now)
+            self._components.batching.advance(now)

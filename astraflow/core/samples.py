@@ -6,7 +6,7 @@ from math import isnan, nan
 
 from astraflow.core.batches import BatchGroup
 from astraflow.core.ids import PolicyId
-from astraflow.core.records import Entry
+from astraflow.core.records import AcceptedRollout
 from astraflow.core.rollouts import Rollout, Trajectory
 
 
@@ -47,7 +47,7 @@ class Sample:
         min_version: Oldest version of the policy in it.
     """
 
-    entry: Entry
+    entry: AcceptedRollout
     rows: tuple[Row, ...]
     min_version: int
 
@@ -96,7 +96,7 @@ def rows_by_agent(rows: Iterable[Row]) -> Mapping[str, Sequence[Row]]:
     return found
 
 
-def sample_of(entry: Entry, policy_id: PolicyId) -> Sample | None:
+def sample_of(entry: AcceptedRollout, policy_id: PolicyId) -> Sample | None:
     """Return what one policy trains on of a rollout; None: it has no sampled token of it."""
     rows = _rows(entry.rollout, policy_id)
     if not rows:

@@ -12,7 +12,7 @@ from datetime import datetime
 from astraflow.core.effects import RunSaved, SendSaveOrder
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.policies import Policy
+from astraflow.core.policies import PolicyState
 from astraflow.core.prompt_queue import PromptQueue
 from astraflow.core.saves import PolicyCheckpoint, SavedRun
 from astraflow.core.state import State
@@ -47,7 +47,7 @@ class Saving:
             )
         if checkpoint_id in self._saved:
             return
-        if self._state.flow.is_final or self._state.flow.stop is not None:
+        if self._state.lifecycle.is_final or self._state.lifecycle.stop is not None:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; its last weights are saved")
         is_asked = checkpoint_id == self._asked
         self._must_be_here(self._missing if is_asked else self._active)
@@ -72,13 +72,13 @@ class Saving:
             self._must_be_here(self._missing)
         return saved
 
-    def order(self, policy: Policy) -> None:
+    def order(self, policy: PolicyState) -> None:
         """Tell the trainer of a policy what it has yet to save."""
         trainer = self._state.sessions.trainer_of(policy.policy_id)
         if trainer is not None and self._asked and not self._has(policy):
             self._state.do(SendSaveOrder(member_id=trainer.member_id, checkpoint_id=self._asked))
 
-    def note(self, policy: Policy, checkpoint_id: str) -> None:
+    def note(self, policy: PolicyState, checkpoint_id: str) -> None:
         """Note that a trainer wrote a checkpoint."""
         if checkpoint_id and checkpoint_id == self._asked and not self._has(policy):
             self._parts[policy.policy_id] = _part(policy)
@@ -101,18 +101,18 @@ class Saving:
         self._state.do(RunSaved(saved=saved))
 
     @property
-    def _active(self) -> list[Policy]:
+    def _active(self) -> list[PolicyState]:
         """Policies whose data goes on; the others wrote their last checkpoint."""
         return [policy for policy in self._state.policies.values() if policy.end is None]
 
     @property
-    def _missing(self) -> list[Policy]:
+    def _missing(self) -> list[PolicyState]:
         return [policy for policy in self._active if not self._has(policy)]
 
-    def _has(self, policy: Policy) -> bool:
+    def _has(self, policy: PolicyState) -> bool:
         return policy.policy_id in self._parts and policy.lineage.knows(self._asked)
 
-    def _must_be_here(self, policies: list[Policy]) -> None:
+    def _must_be_here(self, policies: list[PolicyState]) -> None:
         for policy in policies:
             if self._state.sessions.trainer_of(policy.policy_id) is None:
                 raise AstraflowError(
@@ -123,7 +123,7 @@ class Saving:
                 )
 
 
-def _part(policy: Policy) -> PolicyCheckpoint:
+def _part(policy: PolicyState) -> PolicyCheckpoint:
     newest = policy.versions.newest
     return PolicyCheckpoint(
         policy_id=policy.policy_id,

@@ -9,7 +9,7 @@ from astraflow.core.members import JoinPool, RaasLoad, RegisterTrainer, TrainerL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Secrets:
+class SessionSecrets:
     """What the hub mints for a session.
 
     Attributes:
@@ -37,7 +37,7 @@ class TrainerRegistered:
     """
 
     request: RegisterTrainer
-    secrets: Secrets
+    secrets: SessionSecrets
     resumes: MemberId | None = None
 
 
@@ -56,7 +56,7 @@ class RaasJoined:
     """
 
     request: JoinPool
-    secrets: Secrets
+    secrets: SessionSecrets
     resumes: MemberId | None = None
 
 
@@ -85,7 +85,7 @@ class FailureReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionLeft:
+class MemberLeft:
     """A member ends its session. Answer: None; an ended one answers the same."""
 
     member_id: MemberId
@@ -109,5 +109,5 @@ class MemberDrained:
 
 
 SessionEvent = (
-    TrainerRegistered | RaasJoined | MemberKeptAlive | FailureReported | SessionLeft | MemberDrained
+    TrainerRegistered | RaasJoined | MemberKeptAlive | FailureReported | MemberLeft | MemberDrained
 )

@@ -10,9 +10,9 @@ from astraflow.core.algorithms.plug_in import PlugInSpec
 from astraflow.core.autoscale import ScaleSettings
 from astraflow.core.barrier import VersionRelation
 from astraflow.core.buffer import BufferSettings
-from astraflow.core.evals import EvalSuite
+from astraflow.core.evals import EvalSuiteInfo
 from astraflow.core.ids import PolicyId, RunId, WorkflowId
-from astraflow.core.mixing import MixPhase
+from astraflow.core.mixing import MixPhaseSettings
 from astraflow.core.replay import ReplaySettings
 from astraflow.core.tasks import SamplingParams, WorkflowSpec
 
@@ -79,7 +79,7 @@ class RolloutSettings:
     max_failed_groups: int = 32
     max_failed_share: float = 0.5
     keeps_together: bool = True
-    mix: tuple[MixPhase, ...] = (MixPhase(weights={"train": 1.0}),)
+    mix: tuple[MixPhaseSettings, ...] = (MixPhaseSettings(weights={"train": 1.0}),)
     row_count: int = 1
     selectors: tuple[PlugInSpec, ...] = ()
     max_skips: int = 256
@@ -104,7 +104,7 @@ class SuiteSettings:
         sampling: Fields of SamplingParams that differ from the policies'.
     """
 
-    suite: EvalSuite
+    suite: EvalSuiteInfo
     at_start: bool = True
     at_end: bool = True
     every: int | None = None

@@ -16,9 +16,9 @@ from itertools import islice
 from typing import Final
 
 from astraflow.core.ids import MemberId, PolicyId
-from astraflow.core.live_members import RaasMember, TrainerMember
+from astraflow.core.live_members import LiveRaas, LiveTrainer
 from astraflow.core.sessions import Sessions
-from astraflow.core.versions import Source, SourceKind, SourceState, VersionInfo
+from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 
 FANOUT: Final = 4
 
@@ -27,7 +27,7 @@ _LISTED_RELAYS: Final = 8
 
 def sources_of(
     sessions: Sessions, info: VersionInfo, caller: MemberId | None = None
-) -> tuple[Source, ...]:
+) -> tuple[SourceInfo, ...]:
     """Return who has a version or is getting it, best first for the caller.
 
     Near relays that hold it, near relays that pull it, then what is far: the fastest measured
@@ -57,7 +57,7 @@ class _Ranking:
     info: VersionInfo
     caller: MemberId | None
 
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[SourceInfo, ...]:
         live = [self._relay(each, SourceState.LIVE) for each in self._holders()]
         near = [each for each in live if each.region == self._region]
         far = [each for each in live if each.region != self._region]
@@ -79,32 +79,32 @@ class _Ranking:
         return "" if member is None else member.region
 
     @property
-    def _member(self) -> RaasMember | TrainerMember | None:
+    def _member(self) -> LiveRaas | LiveTrainer | None:
         return None if self.caller is None else self.sessions.find(self.caller)
 
-    def _holders(self) -> list[RaasMember]:
+    def _holders(self) -> list[LiveRaas]:
         return [
             each
             for each in self._others(self.sessions.pool)
             if each.live.get(self._policy_id) == self.info.version
         ]
 
-    def _pulling(self) -> list[Source]:
+    def _pulling(self) -> list[SourceInfo]:
         """Return those ahead of the caller in the tree: its parent, the parent's, then the rest."""
         member = self._member
-        if not isinstance(member, RaasMember):
+        if not isinstance(member, LiveRaas):
             return []
         tree = self._tree(member)
         place = tree.index(member)
         relays = [each for each in tree[:place] if each.relay_endpoint]
-        ahead: list[RaasMember] = []
+        ahead: list[LiveRaas] = []
         while place and relays:
             place = (place - 1) // FANOUT % len(relays)
             ahead.append(relays[place])
         rest = [each for each in relays if each not in ahead]
         return [self._relay(each, SourceState.PULLING) for each in self._others([*ahead, *rest])]
 
-    def _tree(self, member: RaasMember) -> list[RaasMember]:
+    def _tree(self, member: LiveRaas) -> list[LiveRaas]:
         """Return the receivers that start from where a member starts: relays first."""
         base = member.live.get(self._policy_id)
         group = [
@@ -124,7 +124,7 @@ class _Ranking:
             key=lambda each: (not each.relay_endpoint, record.has_stalled(each.relay_endpoint)),
         )
 
-    def _others(self, members: Iterable[RaasMember]) -> list[RaasMember]:
+    def _others(self, members: Iterable[LiveRaas]) -> list[LiveRaas]:
         return [
             each
             for each in members
@@ -134,7 +134,7 @@ class _Ranking:
             and not self._is_avoided(each.relay_endpoint)
         ]
 
-    def _spread(self, relays: list[Source]) -> list[Source]:
+    def _spread(self, relays: list[SourceInfo]) -> list[SourceInfo]:
         """Begin with another one for every caller."""
         ids = [each.member_id for each in self.sessions]
         if not relays or self.caller is None or self.caller not in ids:
@@ -142,8 +142,8 @@ class _Ranking:
         at = ids.index(self.caller) % len(relays)
         return relays[at:] + relays[:at]
 
-    def _relay(self, member: RaasMember, state: SourceState) -> Source:
-        return Source(
+    def _relay(self, member: LiveRaas, state: SourceState) -> SourceInfo:
+        return SourceInfo(
             kind=SourceKind.RELAY,
             state=state,
             endpoint=member.relay_endpoint,
@@ -152,12 +152,12 @@ class _Ranking:
             goodput_bytes_per_s=self._goodput(member.relay_endpoint),
         )
 
-    def _origin(self) -> list[Source]:
+    def _origin(self) -> list[SourceInfo]:
         trainer = self.sessions.trainer_of(self._policy_id)
         if trainer is None:
             return []
         return [
-            Source(
+            SourceInfo(
                 kind=SourceKind.ORIGIN,
                 state=SourceState.LIVE,
                 endpoint=served.endpoint,

@@ -10,11 +10,11 @@ from astraflow.core.dead_letters import DeadLetters
 from astraflow.core.effects import Effect
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.failures import FailureLog
-from astraflow.core.groups import Assignment, Group
+from astraflow.core.groups import Assignment, SampleGroup
+from astraflow.core.id_generator import IdGenerator
 from astraflow.core.ids import GroupId, PolicyId, TaskId
-from astraflow.core.mint import Mint
-from astraflow.core.policies import Policy
-from astraflow.core.records import Records
+from astraflow.core.policies import PolicyState
+from astraflow.core.records import RolloutRecords
 from astraflow.core.sessions import Sessions
 from astraflow.core.settings import RunSettings
 from astraflow.core.speed import Measured
@@ -22,7 +22,7 @@ from astraflow.core.status import RunState, StopMode
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Flow:
+class RunLifecycle:
     """How the run goes on.
 
     Attributes:
@@ -73,8 +73,8 @@ class State:
     def __init__(self, settings: RunSettings, *, start_time: datetime) -> None:
         self.settings = settings
         self.start_time = start_time
-        self.mint = Mint(settings.run_id)
-        self.flow = Flow()
+        self.ids = IdGenerator(settings.run_id)
+        self.lifecycle = RunLifecycle()
         self.sessions = Sessions(
             ttl=settings.session_ttl,
             unit=settings.rollouts.unit,
@@ -82,15 +82,15 @@ class State:
         )
         self.faults = Faults()
         self.policies = {
-            policy.policy_id: Policy(policy, settings, faults=self.faults)
+            policy.policy_id: PolicyState(policy, settings, faults=self.faults)
             for policy in settings.policies
         }
         self.barrier = Barrier(settings.relation)
         self.measured = Measured()
-        self.records = Records(
+        self.records = RolloutRecords(
             max_count=settings.kept_rollout_count, max_nbytes=settings.kept_rollout_nbytes
         )
-        self.groups: dict[GroupId, Group] = {}
+        self.groups: dict[GroupId, SampleGroup] = {}
         self.assignments: dict[TaskId, Assignment] = {}
         self.deadlines = deque[tuple[datetime, TaskId]]()
         self.dead_letters = DeadLetters()
@@ -105,7 +105,7 @@ class State:
         """
         return 2 * self.settings.rollouts.timeout + timedelta(seconds=30)
 
-    def policy(self, policy_id: PolicyId) -> Policy:
+    def policy(self, policy_id: PolicyId) -> PolicyState:
         """Return a policy.
 
         Raises:

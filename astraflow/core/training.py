@@ -7,20 +7,20 @@ from typing import Final
 
 from astraflow.core.algorithms.points import GroupOutcome
 from astraflow.core.errors import AstraflowError, Failure, Reason
-from astraflow.core.groups import Slot, TrainGroup
+from astraflow.core.groups import SampleSlot, TrainGroup
 from astraflow.core.ids import GroupId, PolicyId, PromptId
-from astraflow.core.matching import Matching, is_suspect
-from astraflow.core.outbound import Outbound
-from astraflow.core.placement import Room, is_slow, pick
-from astraflow.core.policies import Policy
+from astraflow.core.outbound import TaskSender
+from astraflow.core.placement import MemberCapacity, is_slow, pick
+from astraflow.core.policies import PolicyState
 from astraflow.core.prompt_queue import PromptQueue
-from astraflow.core.reach import newest_in_reach
-from astraflow.core.records import Entry
+from astraflow.core.records import AcceptedRollout
+from astraflow.core.scheduler import Scheduler, is_suspect
 from astraflow.core.speed import size_of
 from astraflow.core.state import State
 from astraflow.core.status import DeadLetter
-from astraflow.core.takers import live_policies, takers
+from astraflow.core.target_policies import live_policies, target_policies
 from astraflow.core.tasks import CancelReason, Prompt, TaskPurpose, VersionRange
+from astraflow.core.version_availability import newest_available
 
 # Prompts that a slow RaaS may choose from, and how often the first one is passed over.
 _LOOK_AHEAD: Final = 8
@@ -33,14 +33,14 @@ class Training:
         prompts: That wait to be asked for.
     """
 
-    def __init__(self, state: State, outbound: Outbound) -> None:
+    def __init__(self, state: State, sender: TaskSender) -> None:
         self._state = state
-        self._outbound = outbound
+        self._sender = sender
         self._workflow = state.settings.workflow
         self.prompts = PromptQueue(state)
         self._again: list[TrainGroup] = []
         self._passed_count = 0
-        self._matching = Matching(state)
+        self._scheduler = Scheduler(state)
         self._unit = state.settings.rollouts.unit
         self._group_count = 0
         self._failed_in_a_row = 0
@@ -48,25 +48,25 @@ class Training:
     @property
     def is_through(self) -> bool:
         """Whether no group will be begun any more."""
-        return self._state.flow.stop is not None or self.prompts.is_through
+        return self._state.lifecycle.stop is not None or self.prompts.is_through
 
     @property
-    def room_wanted(self) -> bool:
+    def needs_capacity(self) -> bool:
         """Whether a group could be issued if a RaaS had room for it."""
-        return bool((self._again or self.prompts.has_prompt) and takers(self._state))
+        return bool((self._again or self.prompts.has_prompt) and target_policies(self._state))
 
     def advance(self, now: datetime) -> None:
         """Issue what there is room for: first what was out before, then new groups."""
-        if self._state.flow.is_paused or self._state.flow.is_final:
+        if self._state.lifecycle.is_paused or self._state.lifecycle.is_final:
             return
-        if not self._issue_all_again(now) or self._state.flow.stop is not None:
+        if not self._issue_all_again(now) or self._state.lifecycle.stop is not None:
             return
-        while takers(self._state) and self._issue_new(now):
+        while target_policies(self._state) and self._issue_new(now):
             pass
         if live_policies(self._state) and self._state.sessions.pool:
             self.prompts.draw()
 
-    def accept(self, group: TrainGroup, index: int, entry: Entry, now: datetime) -> None:
+    def accept(self, group: TrainGroup, index: int, entry: AcceptedRollout, now: datetime) -> None:
         """Take one rollout of a group."""
         rollout = entry.rollout
         for policy_id in group.policies:
@@ -92,7 +92,7 @@ class Training:
         Raises:
             AstraflowError: PROMPT_UNKNOWN, RUN_ENDED.
         """
-        if self._state.flow.is_final or self._state.flow.stop is not None:
+        if self._state.lifecycle.is_final or self._state.lifecycle.stop is not None:
             raise AstraflowError(Reason.RUN_ENDED, "the run is over; no prompt is issued any more")
         letter = self._state.dead_letters.take(prompt_id)
         if letter is not None:
@@ -111,7 +111,7 @@ class Training:
             self._state.policies[policy_id].give_up(reason)
         self._finish(group, index, now)
 
-    def retire(self, policy: Policy) -> None:
+    def retire(self, policy: PolicyState) -> None:
         """Take a policy whose data ended out of all groups; cancel those that nobody wants."""
         for group in list(self._state.groups.values()):
             if not isinstance(group, TrainGroup) or policy.policy_id not in group.policies:
@@ -119,10 +119,10 @@ class Training:
             policy.withdraw(group, Reason.RUN_ENDED)
             group.policies.remove(policy.policy_id)
             if not group.policies:
-                self._outbound.withdraw_group(group, CancelReason.STOP)
+                self._sender.withdraw_group(group, CancelReason.STOP)
         self._again = [group for group in self._again if group.policies]
 
-    def take_back(self, policy: Policy) -> None:
+    def take_back(self, policy: PolicyState) -> None:
         """Count what is out for a policy alone as lost: batches before it are to be made again.
 
         Where no sample may be older than the weights, prompts so keep the order in which they are
@@ -132,7 +132,7 @@ class Training:
         for group in list(self._state.groups.values()):
             if isinstance(group, TrainGroup) and group.policies == [policy.policy_id]:
                 policy.lose(group)
-                self._outbound.withdraw_group(group, CancelReason.STALE)
+                self._sender.withdraw_group(group, CancelReason.STALE)
         self._again = [each for each in self._again if each.group_id in self._state.groups]
 
     def _issue_new(self, now: datetime) -> bool:
@@ -141,19 +141,19 @@ class Training:
         first = self.prompts.peek(1) if self._has_credit(self._unit) else ()
         if not first:
             return False
-        policies = takers(self._state)
+        policies = target_policies(self._state)
         versions = self._versions(policies, is_open=False)
-        room = self._matching.room(first[0], size, policies, versions, now)
+        room = self._scheduler.find(first[0], size, policies, versions, now)
         if room is None:
             return False
         prompt = self._take_prompt(room)
         self._group_count += 1
         group = TrainGroup(
-            group_id=GroupId(self._state.mint.next("group")),
+            group_id=GroupId(self._state.ids.next("group")),
             prompt=prompt,
             workflow_id=self._workflow.workflow_id,
             purpose=TaskPurpose.TRAIN,
-            slots=[Slot() for _ in range(size)],
+            slots=[SampleSlot() for _ in range(size)],
             number=self._group_count,
             policies=[policy.policy_id for policy in policies],
         )
@@ -168,12 +168,12 @@ class Training:
     def _has_credit(self, count: int) -> bool:
         """Whether anybody has credit for a group, or for some of it where nobody ever has more."""
         sessions = self._state.sessions
-        if sessions.rooms.has_credit(count):
+        if sessions.capacity_index.has_credit(count):
             return True
         is_large = any(member.max_outstanding >= count for member in sessions.pool)
-        return not is_large and sessions.rooms.has_credit(1)
+        return not is_large and sessions.capacity_index.has_credit(1)
 
-    def _take_prompt(self, room: Room) -> Prompt:
+    def _take_prompt(self, room: MemberCapacity) -> Prompt:
         """Take the next prompt; a slow RaaS gets a short one of the next few."""
         measured = self._state.measured
         may_pass = self._passed_count < _LOOK_AHEAD
@@ -206,7 +206,7 @@ class Training:
         while group.unissued:
             policies = [self._state.policies[policy_id] for policy_id in group.policies]
             versions = self._versions(policies, is_open=True)
-            room = self._matching.room(
+            room = self._scheduler.find(
                 group.prompt,
                 len(group.unissued),
                 policies,
@@ -221,29 +221,31 @@ class Training:
         return True
 
     def _send(
-        self, group: TrainGroup, room: Room, versions: dict[PolicyId, VersionRange], now: datetime
+        self,
+        group: TrainGroup,
+        room: MemberCapacity,
+        versions: dict[PolicyId, VersionRange],
+        now: datetime,
     ) -> None:
         indexes = tuple(group.unissued[: min(room.free, self._unit)])
-        repeats = self._outbound.send(
-            group, room.member, indexes=indexes, versions=versions, now=now
-        )
+        repeats = self._sender.send(group, room.member, indexes=indexes, versions=versions, now=now)
         for policy_id in group.policies:
             self._state.policies[policy_id].books.reissued += repeats
 
     def _versions(
-        self, policies: Iterable[Policy], *, is_open: bool
+        self, policies: Iterable[PolicyState], *, is_open: bool
     ) -> dict[PolicyId, VersionRange]:
         ranges = dict.fromkeys(self._workflow.policy_ids, VersionRange())
         for policy in policies:
             ranges[policy.policy_id] = VersionRange(min=self._min_version(policy, is_open=is_open))
         return ranges
 
-    def _min_version(self, policy: Policy, *, is_open: bool) -> int:
+    def _min_version(self, policy: PolicyState, *, is_open: bool) -> int:
         """Return the oldest version to ask for; of a policy given up, one that can be had."""
         wanted = policy.open.min_version(is_open=is_open)
         if policy.policy_id not in self._state.barrier.given_up:
             return wanted
-        return max(0, min(wanted, newest_in_reach(self._state, policy)))
+        return max(0, min(wanted, newest_available(self._state, policy)))
 
     def _finish(self, group: TrainGroup, index: int, now: datetime) -> None:
         group.finish(index)
@@ -275,7 +277,7 @@ class Training:
         self._failed_in_a_row = self._failed_in_a_row + 1 if is_failed else 0
         if self._failed_in_a_row >= state.settings.rollouts.max_failed_groups:
             last = group.failures[-1]
-            state.flow.failure = Failure(
+            state.lifecycle.failure = Failure(
                 reason=last.reason,
                 message=f"all rollouts of {self._failed_in_a_row} groups in a row failed; "
                 f"the last one: {last.message}",

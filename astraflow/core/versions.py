@@ -19,7 +19,7 @@ class CodecProfile(StrEnum):
     COMPACT = "compact"
 
 
-class Lane(StrEnum):
+class LaneKind(StrEnum):
     """A way for chunks to travel."""
 
     GRPC = "grpc"
@@ -72,7 +72,7 @@ class SourceState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceInfo:
     """A place that has a version, or a part of it; see `weights/v1/version.proto`."""
 
     kind: SourceKind
@@ -116,7 +116,7 @@ class VersionInfo:
     restored_from: int | None = None
     step: int = 0
     patches: tuple[PatchInfo, ...]
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SourceInfo, ...] = ()
     publish_time: datetime | None = None
 
 

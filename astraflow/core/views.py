@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from astraflow.core.policies import Policy
+from astraflow.core.policies import PolicyState
 from astraflow.core.state import State
 from astraflow.core.status import PolicyStatus, RolloutPlace, RunState, RunStatus
 
@@ -15,15 +15,15 @@ def run_status(state: State, run_state: RunState, now: datetime) -> RunStatus:
         policies=tuple(map(policy_status, state.policies.values())),
         members=tuple(state.sessions.status(member, now) for member in state.sessions),
         dead_letter_count=state.dead_letters.count,
-        epochs=dict(state.flow.epochs),
-        failure=state.flow.failure,
+        epochs=dict(state.lifecycle.epochs),
+        failure=state.lifecycle.failure,
         failures=state.failures.report(),
         start_time=state.start_time,
         server_time=now,
     )
 
 
-def policy_status(policy: Policy) -> PolicyStatus:
+def policy_status(policy: PolicyState) -> PolicyStatus:
     """Return the policy's column of the run's state."""
     newest = policy.versions.newest
     return PolicyStatus(
@@ -46,5 +46,5 @@ def policy_status(policy: Policy) -> PolicyStatus:
         buffer_group_count=policy.fresh_groups,
         buffer_nbytes=policy.buffer_nbytes,
         replay_nbytes=policy.replay.nbytes,
-        leased_batch_count=len(policy.desk.leases),
+        leased_batch_count=len(policy.lease_table.leases),
     )

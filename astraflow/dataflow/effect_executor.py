@@ -24,10 +24,10 @@ from astraflow.core.effects import (
     SendBatch,
     SendCancellation,
     SendDirective,
-    SendDoubt,
     SendEndOfData,
     SendPublishOrder,
     SendSaveOrder,
+    SendScrubOrder,
     SendTask,
 )
 from astraflow.dataflow.counters import HubCounters
@@ -88,7 +88,7 @@ class EffectExecutor:
                 self.outboxes.post(effect)
             case SendBatch() | SendEndOfData():
                 self.outboxes.post(effect)
-            case SendPublishOrder() | SendDoubt() | SendSaveOrder():
+            case SendPublishOrder() | SendScrubOrder() | SendSaveOrder():
                 self.outboxes.post(effect)
             case ClearOutbox():
                 self.outboxes.clear(effect.member_id)

@@ -25,7 +25,7 @@ from astraflow.core.events import (
     RaasJoined,
     RolloutArrived,
     SaveRequested,
-    Secrets,
+    SessionSecrets,
     Ticked,
     TrainerRegistered,
 )
@@ -354,8 +354,8 @@ class Hub:
         """Return how large the pool should be; window None: that of the recipe."""
         return self.run.scale_advice(self.now(), window)
 
-    def _secrets(self) -> Secrets:
-        return Secrets(token=SessionTokens.generate(), transfer_token=self._transfer_token)
+    def _secrets(self) -> SessionSecrets:
+        return SessionSecrets(token=SessionTokens.generate(), transfer_token=self._transfer_token)
 
     def _resumed(self, resume: SessionResume | None) -> MemberId | None:
         return None if resume is None else self.directory.sessions.owner_of(resume.resume_token)

@@ -22,11 +22,11 @@ from astraflow.core.events import (
 from astraflow.core.ids import MemberId, PolicyId
 from astraflow.core.members import (
     JoinPool,
+    MemberRole,
     MemberStatus,
     PoolMembership,
     RaasLoad,
     RegisterTrainer,
-    Role,
     TrainerLoad,
     TrainerRegistration,
 )
@@ -59,7 +59,7 @@ class MemberRecord:
     """
 
     name: str
-    role: Role
+    role: MemberRole
     region: str
     join_time: datetime
     leave_time: datetime | None = None
@@ -81,7 +81,7 @@ class MemberHistory:
 
     def join(self, member_id: MemberId, request: JoinPool | RegisterTrainer, now: datetime) -> None:
         """Note a session that was opened, perhaps again."""
-        role = Role.RAAS if isinstance(request, JoinPool) else Role.TRAINER
+        role = MemberRole.RAAS if isinstance(request, JoinPool) else MemberRole.TRAINER
         entry = self._entries.get(member_id)
         if entry is None:
             entry = MemberRecord(name=request.name, role=role, region=request.region, join_time=now)
@@ -175,7 +175,7 @@ class MemberDirectory:
 
     def __init__(self) -> None:
         self.sessions = SessionTokens()
-        self.roles: dict[MemberId, Role] = {}
+        self.roles: dict[MemberId, MemberRole] = {}
         self.policies: dict[MemberId, PolicyId] = {}
         self.history = MemberHistory()
         self.first_task_time: datetime | None = None
@@ -224,13 +224,15 @@ class MemberDirectory:
     def expect_all(self) -> None:
         """Have every RaaS resume its session: what was on its way to it is lost."""
         for member_id, role in self.roles.items():
-            if role is Role.RAAS:
+            if role is MemberRole.RAAS:
                 self.sessions.expect(member_id)
 
     def _admit(
         self, member_id: MemberId, event: RaasJoined | TrainerRegistered, now: datetime
     ) -> None:
-        self.roles[member_id] = Role.RAAS if isinstance(event, RaasJoined) else Role.TRAINER
+        self.roles[member_id] = (
+            MemberRole.RAAS if isinstance(event, RaasJoined) else MemberRole.TRAINER
+        )
         self.sessions.bind(event.secrets.token, member_id)
         self.history.join(member_id, event.request, now)
 

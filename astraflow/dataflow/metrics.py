@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from astraflow.core.members import MemberState, MemberStatus, RaasLoad, Role
+from astraflow.core.members import MemberRole, MemberState, MemberStatus, RaasLoad
 from astraflow.core.status import (
     FailureReport,
     LedgerAccount,
@@ -254,9 +254,9 @@ def pool_families(status: RunStatus) -> Iterator[Family]:
     for member in status.members:
         members[member.role, member.state, member.region] += 1
     for state in MemberState:
-        members.setdefault((Role.RAAS, state, ""), 0)
+        members.setdefault((MemberRole.RAAS, state, ""), 0)
     yield gauge("members", "Live sessions.", members, "role", "state", "region")
-    nodes = [member for member in status.members if member.role is Role.RAAS]
+    nodes = [member for member in status.members if member.role is MemberRole.RAAS]
     for name, text, read in _POOL:
         sums = defaultdict[tuple[str, ...], float](float)
         for node in nodes:

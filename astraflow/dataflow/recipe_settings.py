@@ -9,9 +9,9 @@ from astraflow.core.algorithms.plug_in import PlugInSpec
 from astraflow.core.autoscale import ScaleSettings
 from astraflow.core.barrier import OnTimeout, RelationKind, VersionRelation
 from astraflow.core.buffer import BufferOrder, BufferSettings
-from astraflow.core.evals import EvalDataSet, EvalSuite
+from astraflow.core.evals import EvalDataSet, EvalSuiteInfo
 from astraflow.core.ids import PolicyId, RunId, WorkflowId
-from astraflow.core.mixing import MixPhase
+from astraflow.core.mixing import MixPhaseSettings
 from astraflow.core.replay import ReplaySettings
 from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
 from astraflow.workflows.building import workflow_specs
@@ -117,7 +117,7 @@ def _rollouts(rollouts: config.Rollouts, size_of: Callable[[str], int]) -> Rollo
         max_failed_share=rollouts.max_failed_share,
         keeps_together=rollouts.keep_together,
         mix=tuple(
-            MixPhase(weights=phase.weights, from_version=phase.from_version)
+            MixPhaseSettings(weights=phase.weights, from_version=phase.from_version)
             for phase in rollouts.mix
         ),
         row_count=sum(map(size_of, rollouts.data_sets)),
@@ -146,7 +146,7 @@ def _suite(recipe: config.Recipe, name: str, size_of: Callable[[str], int]) -> S
     named = {policy for part in settings.data_sets for policy in recipe.policies_of(part.workflow)}
     policies = tuple(PolicyId(policy) for policy in recipe.policies if policy in named)
     return SuiteSettings(
-        suite=EvalSuite(suite=name, data_sets=parts, policy_ids=policies),
+        suite=EvalSuiteInfo(suite=name, data_sets=parts, policy_ids=policies),
         at_start=settings.at_start,
         at_end=settings.at_end,
         every=settings.every,

@@ -9,10 +9,10 @@ from astraflow.core.effects import (
     SendBatch,
     SendCancellation,
     SendDirective,
-    SendDoubt,
     SendEndOfData,
     SendPublishOrder,
     SendSaveOrder,
+    SendScrubOrder,
     SendTask,
 )
 from astraflow.core.ids import MemberId
@@ -23,7 +23,7 @@ from astraflow.rpc.concurrency import Outbox
 
 TaskItem: TypeAlias = RolloutTask | TaskCancellation | Directive
 
-Order: TypeAlias = SendPublishOrder | SendDoubt | SendSaveOrder
+Order: TypeAlias = SendPublishOrder | SendScrubOrder | SendSaveOrder
 
 BatchItem: TypeAlias = SendBatch | EndOfData | Directive | WaitReason | Order
 
@@ -86,7 +86,7 @@ class StreamOutboxes:
                 self._post_batch(effect.member_id, effect.rank, effect)
             case SendEndOfData():
                 self._post_batch(effect.member_id, effect.rank, effect.end_of_data)
-            case SendPublishOrder() | SendDoubt() | SendSaveOrder():
+            case SendPublishOrder() | SendScrubOrder() | SendSaveOrder():
                 self._post_batch(effect.member_id, 0, effect)
 
     def _post_directive(self, effect: SendDirective) -> None:

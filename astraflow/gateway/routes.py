@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from astraflow.client.batch_stream import ReceivedBatch
-from astraflow.core.members import MemberState, MemberStatus, Role
+from astraflow.core.members import MemberRole, MemberState, MemberStatus
 from astraflow.core.status import RunStatus, StopMode
 from astraflow.gateway.edge.bodies import answer, read_body, stream_answer
 from astraflow.gateway.edge.errors import json_answer
@@ -178,15 +178,15 @@ async def _gone(request: Request) -> None:
 def _agent(run: RunStatus) -> dict[str, Any]:
     roles = {member.role for member in run.members}
     return {
-        "raas_ready": Role.RAAS in roles,
-        "trainer_ready": Role.TRAINER in roles,
+        "raas_ready": MemberRole.RAAS in roles,
+        "trainer_ready": MemberRole.TRAINER in roles,
         "started": run.state != "waiting",
         "version": _version(run),
     }
 
 
 def _pool(run: RunStatus) -> dict[str, Any]:
-    instances = [_instance(member) for member in run.members if member.role is Role.RAAS]
+    instances = [_instance(member) for member in run.members if member.role is MemberRole.RAAS]
     return {"size": len(instances), "version": _version(run), "instances": instances}
 
 

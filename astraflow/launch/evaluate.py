@@ -9,7 +9,7 @@ from pathlib import Path
 from astraflow.config.recipe import EvalSet, Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.eval_results import Tally, overall
+from astraflow.core.eval_results import EvalAccumulator, overall
 from astraflow.core.evals import EvalDataSet, EvalResult
 from astraflow.core.ids import EvalRunId, GroupId, PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import Rollout
@@ -106,7 +106,7 @@ async def _evaluate_set(
         repeats=part.repeats,
         correct_reward=part.correct_reward,
     )
-    tally = Tally(settings, len(prompts))
+    tally = EvalAccumulator(settings, len(prompts))
     policies = [PolicyId(name) for name in recipe.policies_of(part.workflow)]
     places = asyncio.Semaphore(recipe.raas.capacity)
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from astraflow.client.control import ControlClient
 from astraflow.config.run_dir import RunDir
-from astraflow.core.members import Role
+from astraflow.core.members import MemberRole
 from astraflow.core.status import LedgerAccount, RunStatus, WaitReason
 from astraflow.launch.progress import nodes_of
 from astraflow.launch.status_tables import failures_of, policy_table, pool_table
@@ -61,7 +61,7 @@ async def _waits(control: ControlClient, status: RunStatus) -> list[WaitReason]:
 def tables_of(status: RunStatus, waits: Sequence[WaitReason]) -> Group:
     """Return the run as people see it: policies, pool, who takes part, what is waited for."""
     lines: list[Table | Text] = [Text(nodes_of(status)), policy_table(status)]
-    if any(member.role is Role.RAAS for member in status.members):
+    if any(member.role is MemberRole.RAAS for member in status.members):
         lines.append(pool_table(status))
     lines += failures_of(status.failures)
     lines += [Text(f"{wait.waiter_id} waits: {wait.message}", style="dim") for wait in waits]

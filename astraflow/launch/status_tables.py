@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from rich.table import Table
 from rich.text import Text
 
-from astraflow.core.members import MemberStatus, RaasLoad, Role
+from astraflow.core.members import MemberRole, MemberStatus, RaasLoad
 from astraflow.core.status import FailureReport, PolicyStatus, RunStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -50,7 +50,7 @@ def pool_table(status: RunStatus) -> Table:
     """Return a row per region: nodes by state, credit in use, speed, versions behind."""
     regions: defaultdict[str, list[MemberStatus]] = defaultdict(list)
     for member in status.members:
-        if member.role is Role.RAAS:
+        if member.role is MemberRole.RAAS:
             regions[member.region].append(member)
     table = Table("region", "nodes", "rollouts out", "tokens/s", "behind")
     newest = {policy.policy_id: policy.version for policy in status.policies}

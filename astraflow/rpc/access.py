@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.events import Event, RaasJoined, Secrets, TrainerRegistered
+from astraflow.core.events import Event, RaasJoined, SessionSecrets, TrainerRegistered
 from astraflow.core.ids import MemberId
-from astraflow.core.members import Role
+from astraflow.core.members import MemberRole
 from astraflow.rpc.auth import SESSION_KEY, bearer_of, is_same_secret, secret_of
 from astraflow.rpc.streams import Context
 
@@ -139,7 +139,7 @@ def without_secrets(event: Event) -> Event:
     """Return an event as the journal has it: with the digest of a token in the token's place."""
     if not isinstance(event, RaasJoined | TrainerRegistered):
         return event
-    kept = Secrets(token=token_digest(event.secrets.token), transfer_token=b"")
+    kept = SessionSecrets(token=token_digest(event.secrets.token), transfer_token=b"")
     return replace(event, secrets=kept)
 
 
@@ -147,7 +147,7 @@ class Access:
     """Lets calls in, each kind by its own secret."""
 
     def __init__(
-        self, tokens: HubTokens, *, sessions: SessionTokens, roles: Mapping[MemberId, Role]
+        self, tokens: HubTokens, *, sessions: SessionTokens, roles: Mapping[MemberId, MemberRole]
     ) -> None:
         """Let in by these secrets.
 
@@ -203,7 +203,7 @@ class Access:
         return None
 
     def member(
-        self, context: Context, role: Role | None = None, *, may_be_ended: bool = False
+        self, context: Context, role: MemberRole | None = None, *, may_be_ended: bool = False
     ) -> MemberId:
         """Return the member that calls.
 

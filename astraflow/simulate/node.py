@@ -73,7 +73,7 @@ class SimulatedNode:
             codes=(CODE,),
             resources=Resources(accelerator="simulated", accelerator_count=1),
         )
-        secrets = ev.Secrets(token=b"", transfer_token=b"")
+        secrets = ev.SessionSecrets(token=b"", transfer_token=b"")
         membership = self.hub.apply(ev.RaasJoined(request=request, secrets=secrets))
         member_id: MemberId = membership.session.member_id
         self.member_id = member_id
@@ -96,7 +96,7 @@ class SimulatedNode:
         if self.member_id is not None and not self.is_gone:
             member_id = self.member_id
             self._end()
-            self.hub.apply(ev.SessionLeft(member_id=member_id))
+            self.hub.apply(ev.MemberLeft(member_id=member_id))
 
     def drain(self) -> None:
         """Finish what it holds, and leave."""

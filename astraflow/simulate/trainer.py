@@ -51,7 +51,7 @@ class SimulatedTrainer:
             groups_per_batch=settings.groups_per_batch,
             weight_endpoints=(WeightEndpoint(rank=0, endpoint="trainer:1"),),
         )
-        secrets = ev.Secrets(token=b"", transfer_token=b"")
+        secrets = ev.SessionSecrets(token=b"", transfer_token=b"")
         registration = self.hub.apply(ev.TrainerRegistered(request=request, secrets=secrets))
         self._member_id = registration.session.member_id
         self.hub.trainer = self._take

@@ -16,7 +16,7 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Capability, Contract, ModelIdentity, RegisterTrainer, Resources
-from astraflow.core.versions import Lane, WeightEndpoint
+from astraflow.core.versions import LaneKind, WeightEndpoint
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.prometheus import OFF
 from astraflow.trainers.publishing import Publishing
@@ -160,7 +160,7 @@ def _take_place(
         sleep(_TAKEN_RETRY_S)
 
 
-def served_lanes(settings: Trainer, tls: Tls | None) -> tuple[Lane, ...] | None:
+def served_lanes(settings: Trainer, tls: Tls | None) -> tuple[LaneKind, ...] | None:
     """Return the lanes beside gRPC; None: the usual ones."""
     lanes = chosen_lanes(settings.lanes, tls)
-    return None if lanes is None else tuple(lane for lane in lanes if lane is not Lane.GRPC)
+    return None if lanes is None else tuple(lane for lane in lanes if lane is not LaneKind.GRPC)

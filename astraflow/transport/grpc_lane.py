@@ -9,7 +9,7 @@ from grpc.aio import AioRpcError
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import is_answer, raised_from
@@ -102,7 +102,7 @@ class GrpcLane:
         return decode_layout(_parsed(response).layout)
 
     async def plan_transfer(
-        self, endpoint: str, spec: TransferSpec, lanes: Sequence[Lane], transfer_token: bytes
+        self, endpoint: str, spec: TransferSpec, lanes: Sequence[LaneKind], transfer_token: bytes
     ) -> TransferPlan:
         """Open a transfer for other lanes.
 

@@ -10,7 +10,7 @@ import structlog
 
 from astraflow.core.clock import Clock
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
 from astraflow.rpc.tls import Tls
 from astraflow.transport.shm_host import ShmHost
@@ -27,17 +27,17 @@ from astraflow.transport.transfers import (
 from astraflow.transport.ucx_host import UcxHost
 from astraflow.wire.transfers import LaneEndpoint, TransferPlan
 
-DEFAULT_HOSTED: Final = (Lane.SHM, Lane.TCP)
+DEFAULT_HOSTED: Final = (LaneKind.SHM, LaneKind.TCP)
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-def hosted_lanes(tls: Tls | None) -> tuple[Lane, ...]:
+def hosted_lanes(tls: Tls | None) -> tuple[LaneKind, ...]:
     """Return what is served unless told otherwise: with TLS nothing that leaves the host."""
-    return DEFAULT_HOSTED if tls is None or tls.is_plain else (Lane.SHM,)
+    return DEFAULT_HOSTED if tls is None or tls.is_plain else (LaneKind.SHM,)
 
 
-def chosen_lanes(names: Sequence[str], tls: Tls | None) -> tuple[Lane, ...] | None:
+def chosen_lanes(names: Sequence[str], tls: Tls | None) -> tuple[LaneKind, ...] | None:
     """Return the lanes of a recipe, in its order; `auto`: None.
 
     Raises:
@@ -45,8 +45,8 @@ def chosen_lanes(names: Sequence[str], tls: Tls | None) -> tuple[Lane, ...] | No
     """
     if names == "auto":
         return None
-    lanes = tuple(map(Lane, names))
-    clear = [lane for lane in lanes if lane in (Lane.TCP, Lane.UCX)]
+    lanes = tuple(map(LaneKind, names))
+    clear = [lane for lane in lanes if lane in (LaneKind.TCP, LaneKind.UCX)]
     if clear and tls is not None and not tls.is_plain:
         raise AstraflowError(
             Reason.INVALID_FIELD,
@@ -91,7 +91,7 @@ class LaneHosts:
         secrets: Secrets,
         listen: str,
         advertised: str,
-        lanes: Sequence[Lane] = DEFAULT_HOSTED,
+        lanes: Sequence[LaneKind] = DEFAULT_HOSTED,
         stand_ready: OpenStanding | None = None,
     ) -> None:
         """Serve.
@@ -118,7 +118,7 @@ class LaneHosts:
                     raise
                 log.warning("a lane cannot be served here", lane=lane, why=str(error))
 
-    def plan(self, transfer: Transfer | Awaited, lanes: Sequence[Lane]) -> TransferPlan:
+    def plan(self, transfer: Transfer | Awaited, lanes: Sequence[LaneKind]) -> TransferPlan:
         """Keep a transfer for those of the lanes that are served here.
 
         Raises:
@@ -146,10 +146,10 @@ class LaneHosts:
         self._transfers.close()
         await self._hosts.aclose()
 
-    async def _start(self, lane: Lane, source: _Opening, listen: str, advertised: str) -> None:
+    async def _start(self, lane: LaneKind, source: _Opening, listen: str, advertised: str) -> None:
         claim, open_transfer, secrets = self._transfers.claim, source.open_transfer, source.secrets
         match lane:
-            case Lane.TCP:
+            case LaneKind.TCP:
                 tcp = TcpHost(
                     claim=claim,
                     open_transfer=open_transfer,
@@ -159,11 +159,11 @@ class LaneHosts:
                 self._hosts.push_async_callback(tcp.close)
                 here, (there, port) = split_address(listen)[0], split_address(advertised)
                 address = tcp.start(here, there, ports=(direct_port(port), 0))
-            case Lane.SHM:
+            case LaneKind.SHM:
                 shm = ShmHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
                 self._hosts.push_async_callback(shm.close)
                 address = shm.start()
-            case Lane.UCX:
+            case LaneKind.UCX:
                 ucx = UcxHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
                 self._hosts.push_async_callback(ucx.close)
                 address = await ucx.start(split_address(advertised)[0])

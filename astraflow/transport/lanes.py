@@ -14,7 +14,7 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.tls import Tls
 from astraflow.transport.arenas import ArenaPool
 from astraflow.transport.frames import SourceError
@@ -27,7 +27,7 @@ from astraflow.transport.traffic import received
 from astraflow.transport.ucx_lane import open_ucx
 from astraflow.wire.transfers import LaneEndpoint, SentItem, TransferPlan, TransferSpec
 
-DEFAULT_LANES: Final = (Lane.SHM, Lane.TCP, Lane.GRPC)
+DEFAULT_LANES: Final = (LaneKind.SHM, LaneKind.TCP, LaneKind.GRPC)
 
 # How long a source that has no lane but gRPC is not asked again.
 _PLAIN_S: Final = 600.0
@@ -48,7 +48,7 @@ class Lanes:
         *,
         tls: Tls | None = None,
         stall_timeout_s: float = 30.0,
-        lanes: Sequence[Lane] | None = None,
+        lanes: Sequence[LaneKind] | None = None,
     ) -> None:
         """Start without a connection.
 
@@ -62,7 +62,7 @@ class Lanes:
         self._lanes = [
             lane
             for lane in (DEFAULT_LANES if lanes is None else lanes)
-            if lane is not Lane.GRPC and (is_plain or lane is Lane.SHM)
+            if lane is not LaneKind.GRPC and (is_plain or lane is LaneKind.SHM)
         ]
         self._stall_timeout_s = stall_timeout_s
         self._grpc = GrpcLane(tls=tls, stall_timeout_s=stall_timeout_s)
@@ -102,7 +102,7 @@ class Lanes:
         rest = self._grpc.pull(endpoint, progress.rest(), transfer_token)
         async with aclosing(rest) as items:
             async for item in items:
-                resumed = progress.resume(received(Lane.GRPC, item))
+                resumed = progress.resume(received(LaneKind.GRPC, item))
                 if resumed is not None:
                     yield resumed
 
@@ -130,7 +130,7 @@ class Lanes:
         source = await self._sources.of(endpoint)
         async with aclosing(sent_ahead(source, progress)) as items:
             async for item in items:
-                yield received(Lane.TCP, item)
+                yield received(LaneKind.TCP, item)
         if progress.is_over:
             return
         warm = next((each for each in source.sessions if each.is_idle), None)
@@ -158,7 +158,7 @@ class Lanes:
         self, endpoint: str, source: Source, spec: TransferSpec, transfer_token: bytes
     ) -> Session | None:
         """Ask where a far source has its TCP lane as a rule; None: it is to be planned."""
-        if Lane.TCP not in self._lanes or source.is_known:
+        if LaneKind.TCP not in self._lanes or source.is_known:
             return None
         source.is_known = True
         try:
@@ -204,23 +204,23 @@ class Lanes:
             place
             for lane in self._lanes
             for place in plan.endpoints
-            if place.lane is lane and (lane is not Lane.SHM or is_same_host(place.address))
+            if place.lane is lane and (lane is not LaneKind.SHM or is_same_host(place.address))
         ]
 
     async def _connect(self, place: LaneEndpoint, plan: TransferPlan, plan_s: float) -> Session:
         match place.lane:
-            case Lane.SHM:
+            case LaneKind.SHM:
                 return await open_shm(
                     place.address, plan, pool=self._arenas, stall_timeout_s=self._stall_timeout_s
                 )
-            case Lane.TCP:
+            case LaneKind.TCP:
                 return await open_tcp(
                     place.address,
                     plan,
                     count=connection_count(plan, plan_s),
                     stall_timeout_s=self._stall_timeout_s,
                 )
-            case Lane.UCX:
+            case LaneKind.UCX:
                 return await open_ucx(place.address, plan, stall_timeout_s=self._stall_timeout_s)
             case _:
                 raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{place.lane} is not spoken here")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from astraflow.core.errors import AstraflowError
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.transport.arenas import Arena, ArenaPool, arena_nbytes
 from astraflow.transport.frames import arena
 from astraflow.transport.sockets import kept, tune
@@ -60,7 +60,7 @@ async def open_shm(
 
     # A source hands a transfer over once: without memory another lane must still find it.
     pool.take(arena_nbytes(plan))
-    session = StreamSession(Lane.SHM, stall_timeout_s=stall_timeout_s, arena_for=arena_for)
+    session = StreamSession(LaneKind.SHM, stall_timeout_s=stall_timeout_s, arena_for=arena_for)
     session.begin()
     await session.open(plan.token, dial)
     try:

@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.transport.progress import Progress
 from astraflow.transport.stream_session import StreamSession
 from astraflow.transport.ucx_lane import UcxSession
@@ -84,7 +84,11 @@ class Sources:
         if source.ready is not None:
             return
         for session in source.sessions:
-            if isinstance(session, StreamSession) and session.lane is Lane.TCP and session.is_idle:
+            if (
+                isinstance(session, StreamSession)
+                and session.lane is LaneKind.TCP
+                and session.is_idle
+            ):
                 ahead = replace(spec, is_ahead=True)
                 session.begin()
                 session.ask(ahead, transfer_token)

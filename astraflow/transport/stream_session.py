@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.transport.arenas import Arena
 from astraflow.transport.frames import HEADER_NBYTES, Frame, bad_frame, hello, request, unpack
 from astraflow.transport.inbox import Inbox, source_lost
@@ -31,7 +31,7 @@ class StreamSession:
 
     def __init__(
         self,
-        lane: Lane,
+        lane: LaneKind,
         *,
         stall_timeout_s: float,
         arena_for: Callable[["StreamSession", TransferPlan], Arena | None] = lambda _, __: None,

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from typing import Final
 
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
 from astraflow.transport.inbox import source_lost
 from astraflow.transport.proofs import prove
@@ -46,7 +46,7 @@ async def open_tcp(
     Raises:
         AstraflowError: SOURCE_UNREACHABLE; INVALID_FIELD for an address without a port.
     """
-    session = StreamSession(Lane.TCP, stall_timeout_s=stall_timeout_s)
+    session = StreamSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s)
     session.begin(plan if plan.patches else None)
     dial = await _dialler(*split_address(address))
     await session.open(plan.token, dial, count=count)
@@ -74,7 +74,7 @@ async def open_directly(
     host, port = split_address(endpoint)
     if await _is_here(host):
         return None
-    session = StreamSession(Lane.TCP, stall_timeout_s=stall_timeout_s)
+    session = StreamSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s)
     session.begin()
     await session.open(
         prove(secret),

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from astraflow.core.errors import AstraflowError
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
 from astraflow.transport.frames import HEADER_NBYTES, hello, request
 from astraflow.transport.inbox import Inbox, source_lost
@@ -35,7 +35,7 @@ class UcxSession:
     """
 
     def __init__(self, thread: UcxThread, endpoint: Any, *, stall_timeout_s: float) -> None:
-        self.lane = Lane.UCX
+        self.lane = LaneKind.UCX
         self._thread = thread
         self._endpoint = endpoint
         self._stall_timeout_s = stall_timeout_s

@@ -7,10 +7,10 @@ from astraflow.core.members import (
     Contract,
     Directive,
     DirectiveKind,
+    MemberRole,
     ModelIdentity,
     RaasLoad,
     Resources,
-    Role,
     Session,
     SessionResume,
     TrainerLoad,
@@ -33,7 +33,7 @@ from astraflow_proto.common.v1 import failure_pb2, member_pb2, model_pb2, sessio
 __all__ = ["decode_span", "decode_time", "encode_span", "encode_time"]
 
 REASONS = EnumTable(Reason, failure_pb2.Reason, "REASON")
-ROLES = EnumTable(Role, member_pb2.Role, "ROLE")
+ROLES = EnumTable(MemberRole, member_pb2.Role, "ROLE")
 CAPABILITIES = EnumTable(Capability, session_pb2.Capability, "CAPABILITY")
 DIRECTIVES = EnumTable(DirectiveKind, session_pb2.DirectiveKind, "DIRECTIVE_KIND")
 

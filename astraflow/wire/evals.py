@@ -1,6 +1,6 @@
 """astraflow.evals.v1: evaluations and suites."""
 
-from astraflow.core.evals import EvalDataSet, EvalResult, EvalRun, EvalState, EvalSuite
+from astraflow.core.evals import EvalDataSet, EvalResult, EvalRun, EvalState, EvalSuiteInfo
 from astraflow.core.ids import EvalRunId, PolicyId, WorkflowId
 from astraflow.wire.common import decode_failure, encode_failure
 from astraflow.wire.enums import EnumTable
@@ -70,7 +70,7 @@ def decode_eval_result(message: eval_pb2.EvalResult) -> EvalResult:
     )
 
 
-def encode_eval_suite(suite: EvalSuite) -> eval_pb2.EvalSuite:
+def encode_eval_suite(suite: EvalSuiteInfo) -> eval_pb2.EvalSuite:
     """Return an EvalSuite for the wire."""
     parts = [
         eval_pb2.EvalDataSet(**{name: getattr(part, name) for name in EvalDataSet.__slots__})
@@ -79,7 +79,7 @@ def encode_eval_suite(suite: EvalSuite) -> eval_pb2.EvalSuite:
     return eval_pb2.EvalSuite(suite=suite.suite, data_sets=parts, policy_ids=suite.policy_ids)
 
 
-def decode_eval_suite(message: eval_pb2.EvalSuite) -> EvalSuite:
+def decode_eval_suite(message: eval_pb2.EvalSuite) -> EvalSuiteInfo:
     """Read an EvalSuite.
 
     Raises:
@@ -95,7 +95,7 @@ def decode_eval_suite(message: eval_pb2.EvalSuite) -> EvalSuite:
         )
         for part in message.data_sets
     ]
-    return EvalSuite(
+    return EvalSuiteInfo(
         suite=required(message.suite, "suite"),
         data_sets=tuple(parts),
         policy_ids=tuple(map(PolicyId, message.policy_ids)),

@@ -163,8 +163,8 @@ _KINDS: dict[type[Any], _Kind] = {
     ev.FailureReported: _of_member(
         "failure_reported", pb.FailureReported, ev.FailureReported, failure=_FAILURE
     ),
-    ev.SessionLeft: _of_member(
-        "session_left", pb.SessionLeft, ev.SessionLeft, message=(str, str, "message")
+    ev.MemberLeft: _of_member(
+        "session_left", pb.SessionLeft, ev.MemberLeft, message=(str, str, "message")
     ),
     ev.CreditGiven: _Kind("credit_given", write_credit, read_credit),
     ev.TaskNacked: _of_member(

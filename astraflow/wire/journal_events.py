@@ -77,7 +77,7 @@ def write_joined(event: ev.RaasJoined | ev.TrainerRegistered) -> pb.Joined:
 
 def read_joined(message: pb.Joined) -> ev.RaasJoined | ev.TrainerRegistered:
     """Read a joined record."""
-    secrets = ev.Secrets(token=message.token_digest, transfer_token=b"")
+    secrets = ev.SessionSecrets(token=message.token_digest, transfer_token=b"")
     resumes = MemberId(message.resumes) if message.resumes else None
     if message.WhichOneof("member") == "raas":
         request = raas.decode_join_pool(message.raas)

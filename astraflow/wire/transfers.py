@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Self
 
 from astraflow.core.ids import PolicyId
-from astraflow.core.versions import CodecProfile, Lane
+from astraflow.core.versions import CodecProfile, LaneKind
 from astraflow.wire.fields import at_least, invalid, optional, optional_time, required, set_time
 from astraflow.wire.patches import PatchIndex, SentChunk, decode_patch_index, encode_patch_index
 from astraflow.wire.weights import DIGEST_NBYTES, LANES, PROFILES
@@ -82,7 +82,7 @@ class TransferSpec:
 class LaneEndpoint:
     """Where a lane is picked up: host:port, a path for shared memory, or a URI."""
 
-    lane: Lane
+    lane: LaneKind
     address: str
 
 

@@ -2,7 +2,7 @@
 
 from astraflow.core.ids import MemberId, PolicyId
 from astraflow.core.versions import (
-    Source,
+    SourceInfo,
     SourceKind,
     SourceReport,
     SourceState,
@@ -38,7 +38,7 @@ SOURCE_STATES = EnumTable(SourceState, version_pb2.SourceState, "SOURCE_STATE")
 VERSION_STATES = EnumTable(VersionState, version_pb2.VersionState, "VERSION_STATE")
 
 
-def encode_source(source: Source) -> version_pb2.Source:
+def encode_source(source: SourceInfo) -> version_pb2.Source:
     """Return a Source for the wire."""
     return version_pb2.Source(
         kind=SOURCE_KINDS.encode(source.kind),
@@ -53,7 +53,7 @@ def encode_source(source: Source) -> version_pb2.Source:
     )
 
 
-def decode_source(message: version_pb2.Source) -> Source:
+def decode_source(message: version_pb2.Source) -> SourceInfo:
     """Read a Source.
 
     Raises:
@@ -62,7 +62,7 @@ def decode_source(message: version_pb2.Source) -> Source:
     kind = SOURCE_KINDS.decode(message.kind)
     is_object_store = kind is SourceKind.OBJECT_STORE
     required(message.uri if is_object_store else message.endpoint, "endpoint")
-    return Source(
+    return SourceInfo(
         kind=kind,
         state=SOURCE_STATES.decode(message.state),
         endpoint=message.endpoint,

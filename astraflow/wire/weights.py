@@ -5,13 +5,13 @@ import struct
 from blake3 import blake3
 
 from astraflow.core.layout import Layout, TensorSpec
-from astraflow.core.versions import CodecProfile, Lane, PatchInfo
+from astraflow.core.versions import CodecProfile, LaneKind, PatchInfo
 from astraflow.wire.enums import EnumTable
 from astraflow.wire.fields import DTYPES, at_least, invalid, optional, required
 from astraflow_proto.weights.v1 import layout_pb2, patch_pb2, transfer_pb2
 
 PROFILES = EnumTable(CodecProfile, patch_pb2.CodecProfile, "CODEC_PROFILE")
-LANES = EnumTable(Lane, transfer_pb2.Lane, "LANE")
+LANES = EnumTable(LaneKind, transfer_pb2.Lane, "LANE")
 
 DIGEST_NBYTES = 32
 STATE_DIGEST_NBYTES = 16

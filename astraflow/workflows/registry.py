@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from blake3 import blake3
 
-from astraflow.core.code import load, look_in
+from astraflow.core.code import add_code_folder, load
 from astraflow.core.errors import AstraflowError, Reason
 
 T = TypeVar("T")
@@ -186,7 +186,7 @@ def _entry_points(kind: Kind) -> Mapping[str, str]:
 def see_working_directory() -> None:
     """Let `module:Class` name a file beside the user, as `python -m` does."""
     if "" not in sys.path:
-        look_in(Path.cwd())
+        add_code_folder(Path.cwd())
 
 
 @cache

@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from astraflow.core.clock import SystemClock
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.transport.hosts import LaneHosts
 from astraflow.transport.lanes import Lanes
@@ -179,7 +179,7 @@ async def damage_streams(*, quota: int, seed: int) -> dict[str, Counts]:
 
 
 def _receiver(world: World) -> Receiver:
-    return Receiver(world, Lanes(lanes=[Lane.TCP], stall_timeout_s=_STALL_S))
+    return Receiver(world, Lanes(lanes=[LaneKind.TCP], stall_timeout_s=_STALL_S))
 
 
 @asynccontextmanager
@@ -199,12 +199,12 @@ async def _ends(world: World, rng: Random) -> AsyncGenerator[tuple[str, Spoiling
             secrets=lambda: [TOKEN],
             listen="127.0.0.1:0",
             advertised=server.address,
-            lanes=[Lane.TCP],
+            lanes=[LaneKind.TCP],
         )
         proxy = SpoilingProxy(hosts.endpoints[0].address, rng)
         await proxy.start()
         # Who is told where the lane is comes through the proxy.
-        hosts._endpoints[:] = [LaneEndpoint(lane=Lane.TCP, address=proxy.address)]  # noqa: SLF001
+        hosts._endpoints[:] = [LaneEndpoint(lane=LaneKind.TCP, address=proxy.address)]  # noqa: SLF001
         yield server.address, proxy, honest.address
         await proxy.stop()
         await hosts.close()

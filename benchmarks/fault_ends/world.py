@@ -9,7 +9,7 @@ from astraflow.core.clock import SystemClock
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
-from astraflow.core.versions import Source, SourceKind, SourceState, VersionInfo
+from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import TransferServicer
 
@@ -114,6 +114,8 @@ class World:
         return np.frombuffer(self._rng.bytes(bits.nbytes), bits.dtype)
 
 
-def sources(endpoints: tuple[str, ...], kind: SourceKind = SourceKind.ORIGIN) -> tuple[Source, ...]:
+def sources(
+    endpoints: tuple[str, ...], kind: SourceKind = SourceKind.ORIGIN
+) -> tuple[SourceInfo, ...]:
     """Return sources that have a version whole, best first."""
-    return tuple(Source(kind=kind, state=SourceState.LIVE, endpoint=each) for each in endpoints)
+    return tuple(SourceInfo(kind=kind, state=SourceState.LIVE, endpoint=each) for each in endpoints)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.telemetry.logging import configure_logging
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.lanes import Lanes
@@ -80,7 +80,7 @@ def subjects(address: str, places: Places, runner: asyncio.Runner) -> dict[str, 
     """Return all ways by name."""
     nbytes = places["nbytes"]
     return {
-        "lanes": OurLane(places, runner, lambda: Lanes(lanes=(Lane.TCP, Lane.GRPC))),
+        "lanes": OurLane(places, runner, lambda: Lanes(lanes=(LaneKind.TCP, LaneKind.GRPC))),
         "grpc lane": OurLane(places, runner, GrpcLane),
         "published": PublishedStreams(address, places["published"], nbytes),
         "plain grpc": PlainGrpc(address, places["grpc"]),

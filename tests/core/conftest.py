@@ -15,14 +15,14 @@ from astraflow.core.barrier import VersionRelation
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.clock import ManualClock
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.evals import EvalDataSet, EvalSuite
-from astraflow.core.live_members import RaasMember
+from astraflow.core.evals import EvalDataSet, EvalSuiteInfo
+from astraflow.core.live_members import LiveRaas
 from astraflow.core.members import (
     Contract,
     JoinPool,
+    MemberRole,
     RegisterTrainer,
     Resources,
-    Role,
     ServedPolicy,
     SessionResume,
 )
@@ -88,7 +88,7 @@ def make_suite(*, policies=("solver",), repeats=1, every=None, at_start=True, at
         data_set="held_out", workflow_id="toy", prompt_count=0, repeats=repeats, correct_reward=1.0
     )
     return SuiteSettings(
-        suite=EvalSuite(suite="main", data_sets=(part,), policy_ids=tuple(policies)),
+        suite=EvalSuiteInfo(suite="main", data_sets=(part,), policy_ids=tuple(policies)),
         every=every,
         at_start=at_start,
         at_end=at_end,
@@ -181,7 +181,7 @@ class World:
                 self.directives.append(effect)
             case ef.SendPublishOrder():
                 self.orders.append(effect.member_id)
-            case ef.SendDoubt():
+            case ef.SendScrubOrder():
                 self.doubts.append(effect)
             case ef.SendSaveOrder():
                 self.save_orders.append((effect.member_id, effect.checkpoint_id))
@@ -256,7 +256,7 @@ class World:
 
     def secrets(self):
         self._secret += 1
-        return ev.Secrets(token=f"s{self._secret}".encode(), transfer_token=b"t")
+        return ev.SessionSecrets(token=f"s{self._secret}".encode(), transfer_token=b"t")
 
     # --- members ---------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class World:
         return self.apply(ev.MemberKeptAlive(member_id=member))
 
     def leave(self, member):
-        self.apply(ev.SessionLeft(member_id=member))
+        self.apply(ev.MemberLeft(member_id=member))
 
     # --- work ------------------------------------------------------------------------
 
@@ -477,10 +477,10 @@ def make_raas():
     """Build a RaaS that nobody knows yet."""
 
     def build(name="n", **more):
-        return RaasMember(
+        return LiveRaas(
             member_id=name,
             name=name,
-            role=Role.RAAS,
+            role=MemberRole.RAAS,
             incarnation=1,
             region="",
             resources=Resources(),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.core.barrier import Barrier, OnTimeout, RelationKind, Standing, VersionRelation
+from astraflow.core.barrier import Barrier, OnTimeout, PolicyStanding, RelationKind, VersionRelation
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.status import RunState
 
@@ -17,7 +17,7 @@ LOST = Failure(reason=Reason.TASK_CANCELLED)
 
 def standing(policy, made, **more):
     more = {"next_version": made + 1, "published_version": made, **more}
-    return Standing(policy_id=policy, made_version=made, **more)
+    return PolicyStanding(policy_id=policy, made_version=made, **more)
 
 
 def blocked(relation, versions):

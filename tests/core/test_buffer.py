@@ -2,7 +2,7 @@ import pytest
 
 from astraflow.core.batches import BatchGroup
 from astraflow.core.buffer import FreshBuffer
-from astraflow.core.records import Entry
+from astraflow.core.records import AcceptedRollout
 from astraflow.core.rollouts import Outcome, Rollout
 from astraflow.core.samples import FreshGroup, Sample
 
@@ -23,7 +23,7 @@ def rollout(trajectory):
 @pytest.fixture
 def group(rollout):
     def build(arrival, *versions):
-        entry = Entry(rollout=rollout, prompt_id="p", member_id="m", placements={})
+        entry = AcceptedRollout(rollout=rollout, prompt_id="p", member_id="m", placements={})
         samples = tuple(Sample(entry=entry, rows=(), min_version=v) for v in versions)
         head = BatchGroup(
             group_id=f"g{arrival}", prompt_id="p", data_set="d", sample_count=len(versions)

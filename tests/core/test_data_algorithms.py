@@ -8,7 +8,7 @@ from astraflow.core.algorithms.plug_in import PlugInSpec
 from astraflow.core.algorithms.points import BatchGuard, PromptSelector, ReplayOrder, RolloutFilter
 from astraflow.core.buffer import BufferOrder, BufferSettings
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.mixing import MixPhase
+from astraflow.core.mixing import MixPhaseSettings
 from astraflow.core.replay import ReplaySettings
 from astraflow.core.rollouts import Outcome
 from astraflow.core.status import RunState, WaitCause
@@ -128,8 +128,8 @@ class TestSelection:
 def test_data_sets_are_mixed_as_the_schedule_says(make_world):
     world = make_world(
         mix=(
-            MixPhase(weights={"easy": 1.0}),
-            MixPhase(weights={"easy": 1.0, "hard": 1.0}, from_version=2),
+            MixPhaseSettings(weights={"easy": 1.0}),
+            MixPhaseSettings(weights={"easy": 1.0, "hard": 1.0}, from_version=2),
         )
     )
     trainer, node = world.started()
@@ -147,7 +147,7 @@ def test_data_sets_are_mixed_as_the_schedule_says(make_world):
 
 def test_a_run_ends_when_every_data_set_is_through(make_world):
     world = make_world(
-        mix=(MixPhase(weights={"a": 1.0, "b": 3.0}),), prompt_count=2, groups_per_batch=4
+        mix=(MixPhaseSettings(weights={"a": 1.0, "b": 3.0}),), prompt_count=2, groups_per_batch=4
     )
     trainer, node = world.started()
     world.work(node)

@@ -1,6 +1,6 @@
 import pytest
 
-from astraflow.core.eval_results import Tally, overall, pass_at_k
+from astraflow.core.eval_results import EvalAccumulator, overall, pass_at_k
 from astraflow.core.evals import EvalDataSet
 
 
@@ -8,7 +8,7 @@ def tally(repeats=4, name="main"):
     settings = EvalDataSet(
         data_set=name, workflow_id="w", prompt_count=2, repeats=repeats, correct_reward=1.0
     )
-    return Tally(settings, 2)
+    return EvalAccumulator(settings, 2)
 
 
 def test_pass_at_k_is_unbiased():

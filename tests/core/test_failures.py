@@ -141,7 +141,7 @@ def test_a_node_that_is_killed_is_no_failure_of_the_users(make_world):
     _, node = world.started()
     task = world.pop_task(node)
     world.send(node, task, 0)
-    world.apply(ev.SessionLeft(member_id=node, message="killed"))
+    world.apply(ev.MemberLeft(member_id=node, message="killed"))
     report = world.run.status(world.clock.now()).failures
     assert (report.finished_count, report.failed_count, report.causes) == (1, 0, ())
 

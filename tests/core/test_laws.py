@@ -26,7 +26,7 @@ from astraflow.core.batches import BatchOutcome
 from astraflow.core.buffer import BufferOrder, BufferSettings
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.members import MemberState
-from astraflow.core.mixing import MixPhase
+from astraflow.core.mixing import MixPhaseSettings
 from astraflow.core.replay import ReplaySettings
 from astraflow.core.rollouts import Disposition, Outcome
 from astraflow.core.run import Run
@@ -751,8 +751,8 @@ def specs(**options):
 
 
 ORDERS = [PlugInSpec(name=name) for name in ("latest", "uniform", "prioritised")]
-EQUAL = MixPhase(weights={"train": 1, "other": 2})
-LATER = MixPhase(weights={"train": 2, "third": 1}, from_version=2)
+EQUAL = MixPhaseSettings(weights={"train": 1, "other": 2})
+LATER = MixPhaseSettings(weights={"train": 2, "third": 1}, from_version=2)
 COMPOSITIONS = st.fixed_dictionaries(
     {
         "selectors": specs(
@@ -770,7 +770,9 @@ COMPOSITIONS = st.fixed_dictionaries(
             route={"policies": {"solver": [{"data_sets": ["train"]}, {"from_s": 3}]}},
         ),
         "max_skips": st.sampled_from([1, 3, 256]),
-        "mix": st.sampled_from([(MixPhase(weights={"train": 1}),), (EQUAL,), (EQUAL, LATER)]),
+        "mix": st.sampled_from(
+            [(MixPhaseSettings(weights={"train": 1}),), (EQUAL,), (EQUAL, LATER)]
+        ),
         "row_count": st.sampled_from([3, 30]),
         "serving": st.fixed_dictionaries(
             {

@@ -1,4 +1,4 @@
-from astraflow.core.mixing import Mixing, MixPhase
+from astraflow.core.mixing import Mixing, MixPhaseSettings
 
 
 def chosen(mixing, count, there=("easy", "hard")):
@@ -10,13 +10,18 @@ def chosen(mixing, count, there=("easy", "hard")):
 
 
 def test_shares_are_kept_at_any_time():
-    mixing = Mixing([MixPhase(weights={"easy": 3, "hard": 1})])
+    mixing = Mixing([MixPhaseSettings(weights={"easy": 3, "hard": 1})])
     assert chosen(mixing, 8) == ["easy", "easy", "hard", "easy"] * 2
     assert mixing.metrics() == {"data/mix/easy": 0.75, "data/mix/hard": 0.25}
 
 
 def test_a_schedule_changes_weights_with_the_version():
-    mixing = Mixing([MixPhase(weights={"hard": 1}, from_version=10), MixPhase(weights={"easy": 1})])
+    mixing = Mixing(
+        [
+            MixPhaseSettings(weights={"hard": 1}, from_version=10),
+            MixPhaseSettings(weights={"easy": 1}),
+        ]
+    )
     assert chosen(mixing, 2) == ["easy", "easy"]
     mixing.begin_version(9)
     assert chosen(mixing, 1) == ["easy"]
@@ -26,12 +31,12 @@ def test_a_schedule_changes_weights_with_the_version():
 
 
 def test_what_is_through_leaves_its_share_to_the_others():
-    mixing = Mixing([MixPhase(weights={"easy": 3, "hard": 1})])
+    mixing = Mixing([MixPhaseSettings(weights={"easy": 3, "hard": 1})])
     assert chosen(mixing, 2, there=["hard"]) == ["hard", "hard"]
     assert mixing.weights(["easy", "hard"]) == {"easy": 0.75, "hard": 0.25}
 
 
 def test_what_has_no_weight_comes_last():
-    mixing = Mixing([MixPhase(weights={"easy": 1, "hard": 0})])
+    mixing = Mixing([MixPhaseSettings(weights={"easy": 1, "hard": 0})])
     assert chosen(mixing, 3) == ["easy"] * 3
     assert chosen(mixing, 1, there=["hard"]) == ["hard"]

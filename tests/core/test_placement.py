@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from astraflow.core.capacity_index import CapacityIndex
 from astraflow.core.placement import (
-    Look,
-    Want,
+    PlacementRequest,
+    PoolView,
     choose,
-    eval_room,
+    eval_capacity,
     is_slow,
     keeps_up,
     may_serve_pinned,
     pick,
-    training_room,
+    training_capacity,
 )
-from astraflow.core.rooms import Rooms
 from astraflow.core.speed import Speed
 
 
@@ -35,15 +35,15 @@ def node(make_raas):
 
 
 def look_at(nodes, *, unit=8):
-    rooms = Rooms(unit=unit)
+    rooms = CapacityIndex(unit=unit)
     for number, each in enumerate(nodes):
         each.number = number
         rooms.note(each)
-    return Look(rooms=rooms, pool=nodes, is_fit=lambda _: True, room=training_room)
+    return PoolView(index=rooms, pool=nodes, is_fit=lambda _: True, capacity_of=training_capacity)
 
 
 def placed(nodes, wanted, **more):
-    room = choose(look_at(nodes, unit=wanted), Want(count=wanted, **more))
+    room = choose(look_at(nodes, unit=wanted), PlacementRequest(count=wanted, **more))
     return room and (room.member.name, min(room.free, wanted))
 
 
@@ -130,7 +130,7 @@ def test_a_look_at_few_finds_what_a_look_at_everybody_would(node, nodes, wanted,
         node(str(n), credit=credit, out=out, token_s=token_s, load=load)
         for n, (credit, out, token_s, load) in enumerate(nodes)
     ]
-    want = Want(
+    want = PlacementRequest(
         count=wanted,
         token_count=100,
         fastest_token_s=0.01,
@@ -138,7 +138,7 @@ def test_a_look_at_few_finds_what_a_look_at_everybody_would(node, nodes, wanted,
         latest_s=inf if slack_s is None else slack_s,
     )
     found = choose(look_at(pool, unit=unit), want)
-    assert found == of_everybody([training_room(each) for each in pool], want)
+    assert found == of_everybody([training_capacity(each) for each in pool], want)
 
 
 def of_everybody(rooms, want):
@@ -171,19 +171,19 @@ def test_short_prompts_go_to_slow_nodes(node):
 
 
 def test_evaluation_gets_its_share_of_the_credit(node):
-    assert eval_room(node(credit=8), 0.5).free == 4
-    assert eval_room(node(credit=8, eval_outstanding=3, out=3), 0.5).free == 1
-    assert eval_room(node(credit=8, out=8), 0.5).free == 0
-    assert eval_room(node(credit=8, max_eval_outstanding=2), 0.5).free == 2
-    assert eval_room(node(credit=1), 0.1).free == 1
+    assert eval_capacity(node(credit=8), 0.5).free == 4
+    assert eval_capacity(node(credit=8, eval_outstanding=3, out=3), 0.5).free == 1
+    assert eval_capacity(node(credit=8, out=8), 0.5).free == 0
+    assert eval_capacity(node(credit=8, max_eval_outstanding=2), 0.5).free == 2
+    assert eval_capacity(node(credit=1), 0.1).free == 1
 
 
 def test_evaluation_takes_what_is_beyond_the_credit_first(node):
     full = node(credit=8, out=8, max_eval_extra=2)
-    assert (eval_room(full, 0.5).free, eval_room(full, 0.1).free) == (2, 1)
+    assert (eval_capacity(full, 0.5).free, eval_capacity(full, 0.1).free) == (2, 1)
     beside = node(credit=8, out=9, eval_outstanding=2, max_eval_extra=2)
-    assert (training_room(beside).free, eval_room(beside, 0.5).free) == (1, 1)
-    assert eval_room(node(credit=8, max_eval_outstanding=0, max_eval_extra=2), 0.5).free == 2
+    assert (training_capacity(beside).free, eval_capacity(beside, 0.5).free) == (1, 1)
+    assert eval_capacity(node(credit=8, max_eval_outstanding=0, max_eval_extra=2), 0.5).free == 2
 
 
 def test_node_one_version_behind_is_about_to_update(node):

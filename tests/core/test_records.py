@@ -1,4 +1,4 @@
-from astraflow.core.records import Entry, Records
+from astraflow.core.records import AcceptedRollout, RolloutRecords
 
 
 def entry(rollout_of, name, tokens):
@@ -6,7 +6,7 @@ def entry(rollout_of, name, tokens):
         task_id, group_id, attempt = "t", "g", 0
 
     rollout = rollout_of(Task, 0, versions={"solver": (0,) * (tokens - 1)}, name=name)
-    return Entry(rollout=rollout, prompt_id="p", member_id="m", placements={})
+    return AcceptedRollout(rollout=rollout, prompt_id="p", member_id="m", placements={})
 
 
 def names(records):
@@ -14,14 +14,14 @@ def names(records):
 
 
 def test_window_is_bounded_by_number(rollout_of):
-    records = Records(max_count=2, max_nbytes=1 << 20)
+    records = RolloutRecords(max_count=2, max_nbytes=1 << 20)
     for name in "abc":
         records.add(entry(rollout_of, name, 4))
     assert names(records) == ["c", "b"]
 
 
 def test_window_is_bounded_by_bytes(rollout_of):
-    records = Records(max_count=100, max_nbytes=100)
+    records = RolloutRecords(max_count=100, max_nbytes=100)
     for name in "abc":
         records.add(entry(rollout_of, name, 5))
     assert names(records) == ["c", "b"]

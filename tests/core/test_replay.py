@@ -3,8 +3,8 @@ import pytest
 from astraflow.core.algorithms.faults import Faults
 from astraflow.core.algorithms.plug_in import Dice, PlugInSpec
 from astraflow.core.batches import BatchGroup
-from astraflow.core.records import Entry
-from astraflow.core.replay import Replay, ReplaySettings
+from astraflow.core.records import AcceptedRollout
+from astraflow.core.replay import ReplayBuffer, ReplaySettings
 from astraflow.core.rollouts import Outcome, Rollout
 from astraflow.core.samples import FreshGroup, sample_of
 
@@ -21,7 +21,7 @@ def group(trajectory):
             reward=1.0,
             trajectories=(trajectory("t", versions=(version,)),),
         )
-        entry = Entry(rollout=rollout, prompt_id="p", member_id="m", placements={})
+        entry = AcceptedRollout(rollout=rollout, prompt_id="p", member_id="m", placements={})
         head = BatchGroup(group_id=f"g{number}", prompt_id="p", data_set="d", sample_count=1)
         samples = (sample_of(entry, "solver"),)
         return FreshGroup(head=head, samples=samples, number=number, arrival=number)
@@ -31,7 +31,7 @@ def group(trajectory):
 
 def replay(*, groups_per_batch=4, **settings):
     settings = {"ratio": 0.5, "max_staleness": 9} | settings
-    return Replay(
+    return ReplayBuffer(
         ReplaySettings(**settings),
         groups_per_batch=groups_per_batch,
         dice=Dice(seed=0, salt="r"),

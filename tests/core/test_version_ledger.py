@@ -8,7 +8,7 @@ from astraflow.core.version_ledger import VersionLedger
 from astraflow.core.versions import (
     CodecProfile,
     PatchInfo,
-    Source,
+    SourceInfo,
     SourceKind,
     SourceState,
     VersionInfo,
@@ -88,7 +88,9 @@ def test_another_layout_is_another_model(ledger):
 
 
 def test_a_version_gains_the_object_store_that_it_was_written_to(ledger):
-    store = Source(kind=SourceKind.OBJECT_STORE, state=SourceState.LIVE, uri="s3://b/run/solver/0")
+    store = SourceInfo(
+        kind=SourceKind.OBJECT_STORE, state=SourceState.LIVE, uri="s3://b/run/solver/0"
+    )
     ledger.publish(info(0, patches=(patch(None, 100),)), NOW)
     assert ledger.publish(info(0, sources=(store,)), NOW)
     assert ledger.get(0).sources == (store,)

@@ -202,10 +202,10 @@ async def test_a_journal_that_fails_stops_the_hub_and_no_ack_leaves(start_hub, r
 @pytest.mark.parametrize(
     ("where", "mutated"),
     [
-        ("matching.training_room", lambda room: lambda member: replace(room(member), free=1)),
-        ("mint.Mint.next", lambda mint: lambda self, kind: mint(self, kind) + "0"),
+        ("scheduler.training_capacity", lambda old: lambda member: replace(old(member), free=1)),
+        ("id_generator.IdGenerator.next", lambda issue: lambda self, kind: issue(self, kind) + "0"),
     ],
-    ids=["room", "id"],
+    ids=["capacity", "id"],
 )
 async def test_a_journal_is_not_gone_on_with_by_code_that_decides_otherwise(
     start_hub, recipe_of, monkeypatch, where, mutated

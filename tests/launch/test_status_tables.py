@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from rich.console import Console
 
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.members import MemberState, MemberStatus, RaasLoad, Role
+from astraflow.core.members import MemberRole, MemberState, MemberStatus, RaasLoad
 from astraflow.core.status import (
     FailureCause,
     FailureReport,
@@ -38,7 +38,7 @@ def status() -> RunStatus:
         MemberStatus(
             member_id=name,
             name=name,
-            role=Role.RAAS,
+            role=MemberRole.RAAS,
             state=MemberState.LIVE,
             region=region,
             versions={"solver": version},

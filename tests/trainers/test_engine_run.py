@@ -11,7 +11,7 @@ import pytest
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import PublishRequested
-from astraflow.core.members import Role
+from astraflow.core.members import MemberRole
 from astraflow.testing import require_train_engine
 from astraflow.trainers import run_engine
 from tests.trainers.engine_runs import EXAMPLES, example, training, vowel_recipe
@@ -134,7 +134,7 @@ async def test_who_waits_for_data_publishes_and_saves_when_asked(tmp_path):
         node.engine.open.clear()
         members = run.status().members
         await control.save_run("mine", timeout_s=200)
-        (raas,) = (each for each in members if each.role is Role.RAAS)
+        (raas,) = (each for each in members if each.role is MemberRole.RAAS)
         run.hub.apply(PublishRequested(member_id=raas.member_id, policy_id="solver"))
         async for status in control.watch_run(min_interval_s=0.01):
             if status.policies[0].version:

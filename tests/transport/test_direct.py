@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from astraflow.core.errors import Reason
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
 from astraflow.transport.tcp_lane import direct_port
 
@@ -16,7 +16,7 @@ ELSEWHERE = "127.0.0.2:0"
 
 @pytest.fixture
 async def source(serve):
-    return await serve(lanes=[Lane.TCP], listen=ELSEWHERE)
+    return await serve(lanes=[LaneKind.TCP], listen=ELSEWHERE)
 
 
 def lane_port(source):
@@ -26,7 +26,7 @@ def lane_port(source):
 async def test_the_first_transfer_needs_no_plan_over_grpc(tools, source, open_lanes):
     if lane_port(source) != direct_port(split_address(source.address)[1]):
         pytest.skip("another process has the port")
-    lanes = open_lanes(Lane.TCP)
+    lanes = open_lanes(LaneKind.TCP)
 
     for _ in range(2):
         assert sorted(await tools.pulled(lanes, source)) == list(range(8))
@@ -35,7 +35,7 @@ async def test_the_first_transfer_needs_no_plan_over_grpc(tools, source, open_la
 
 
 async def test_who_does_not_know_the_secret_is_refused(tools, source, open_lanes):
-    error = await tools.failure(open_lanes(Lane.TCP), source, token=b"guess")
+    error = await tools.failure(open_lanes(LaneKind.TCP), source, token=b"guess")
 
     assert error.reason is Reason.TOKEN_INVALID
     assert "request" not in source.calls
@@ -54,9 +54,9 @@ async def test_somebody_else_at_that_port_is_left_for_the_plan(tools, serve, ope
     with socket.create_server(("127.0.0.2", 0)) as probe:
         port = probe.getsockname()[1]
     async with await asyncio.start_server(answer, "127.0.0.2", direct_port(port)):
-        source = await serve(lanes=[Lane.TCP], listen=f"127.0.0.2:{port}")
+        source = await serve(lanes=[LaneKind.TCP], listen=f"127.0.0.2:{port}")
 
-        assert sorted(await tools.pulled(open_lanes(Lane.TCP), source)) == list(range(8))
+        assert sorted(await tools.pulled(open_lanes(LaneKind.TCP), source)) == list(range(8))
 
     assert source.calls == ["plan"]
     assert heard
@@ -68,8 +68,8 @@ async def test_nobody_at_that_port_is_left_for_the_plan(tools, serve, open_lanes
         port = probe.getsockname()[1]
     with socket.socket() as taken:
         taken.bind(("127.0.0.2", direct_port(port)))
-        source = await serve(lanes=[Lane.TCP], listen=f"127.0.0.2:{port}")
+        source = await serve(lanes=[LaneKind.TCP], listen=f"127.0.0.2:{port}")
 
-        assert sorted(await tools.pulled(open_lanes(Lane.TCP), source)) == list(range(8))
+        assert sorted(await tools.pulled(open_lanes(LaneKind.TCP), source)) == list(range(8))
 
     assert source.calls == ["plan"]

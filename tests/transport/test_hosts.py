@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.tls import Tls
 from astraflow.transport.hosts import chosen_lanes
 
@@ -14,8 +14,8 @@ SECURE = Tls(ca=Path("ca.pem"))
 
 def test_lanes_come_in_the_order_of_the_recipe():
     assert chosen_lanes("auto", None) is None
-    assert chosen_lanes(("tcp", "grpc"), None) == (Lane.TCP, Lane.GRPC)
-    assert chosen_lanes(("shm",), SECURE) == (Lane.SHM,)
+    assert chosen_lanes(("tcp", "grpc"), None) == (LaneKind.TCP, LaneKind.GRPC)
+    assert chosen_lanes(("shm",), SECURE) == (LaneKind.SHM,)
 
 
 def test_nothing_travels_in_the_clear_beside_tls():

@@ -6,19 +6,19 @@ from dataclasses import replace
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.wire.transfers import ChunkSet
 
 LANES = [
-    Lane.SHM,
-    Lane.TCP,
-    pytest.param(Lane.UCX, marks=pytest.mark.ucx),
+    LaneKind.SHM,
+    LaneKind.TCP,
+    pytest.param(LaneKind.UCX, marks=pytest.mark.ucx),
 ]
 
 
 @pytest.fixture(params=LANES)
 def lane(request):
-    if request.param is Lane.UCX:
+    if request.param is LaneKind.UCX:
         pytest.importorskip("ucxx", reason="needs astraflow[ucx]")
     return request.param
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.transport.arenas import ArenaPool
 from astraflow.transport.shm_host import remove_stale
 from astraflow.transport.shm_lane import SOCKET_NAME, is_same_host
@@ -48,12 +48,12 @@ def small_files():
 
 
 @pytest.mark.parametrize("is_warm", [False, True])
-@pytest.mark.parametrize("others", [[Lane.TCP], []])
+@pytest.mark.parametrize("others", [[LaneKind.TCP], []])
 async def test_where_there_is_no_shared_memory_another_lane_brings_the_version(
     tools, serve, open_lanes, small_files, is_warm, others
 ):
-    source = await serve(lanes=[Lane.SHM, *others])
-    lanes = open_lanes(Lane.SHM, *others)
+    source = await serve(lanes=[LaneKind.SHM, *others])
+    lanes = open_lanes(LaneKind.SHM, *others)
     if is_warm:
         assert len(await tools.pulled(lanes, source)) == len(source.chunks)
     source.chunks = [tools.chunk_of(index, 300_000) for index in range(8)]
@@ -83,7 +83,7 @@ def memory_files():
 
 
 async def test_memory_of_the_last_version_is_used_for_the_next(tools, serve, open_lanes):
-    source, lanes = await serve(lanes=[Lane.SHM]), open_lanes(Lane.SHM)
+    source, lanes = await serve(lanes=[LaneKind.SHM]), open_lanes(LaneKind.SHM)
     for _ in range(3):
         assert len(await tools.pulled(lanes, source)) == len(source.chunks)
     before = memory_files()
@@ -94,7 +94,7 @@ async def test_memory_of_the_last_version_is_used_for_the_next(tools, serve, ope
 
 
 async def test_the_directory_names_this_host_and_goes_with_the_source(serve):
-    source = await serve(lanes=[Lane.SHM])
+    source = await serve(lanes=[LaneKind.SHM])
     (place,) = source.hosts.endpoints
 
     assert is_same_host(place.address)

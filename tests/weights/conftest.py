@@ -11,7 +11,7 @@ from astraflow.core.clock import SystemClock
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
-from astraflow.core.versions import Source, SourceKind, SourceState
+from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings
@@ -91,7 +91,8 @@ class Training:
 
 def sources(endpoints):
     return tuple(
-        Source(kind=SourceKind.ORIGIN, state=SourceState.LIVE, endpoint=each) for each in endpoints
+        SourceInfo(kind=SourceKind.ORIGIN, state=SourceState.LIVE, endpoint=each)
+        for each in endpoints
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
-from astraflow.core.versions import Source, SourceKind, SourceState
+from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.patches.shard_layout import Shard
@@ -164,7 +164,7 @@ def test_a_version_is_announced_once_its_manifest_lies_there(stored):
     stored.writer._announce = announce
     assert stored.writer.sync()
     uri = f"{stored.url}/solver/0"
-    source = Source(kind=SourceKind.OBJECT_STORE, state=SourceState.LIVE, uri=uri)
+    source = SourceInfo(kind=SourceKind.OBJECT_STORE, state=SourceState.LIVE, uri=uri)
     assert stored.told[0].sources == (source,)
 
 

@@ -8,7 +8,7 @@ import pytest
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
-from astraflow.core.versions import Source, SourceKind, SourceState
+from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings
 from astraflow.weights.heartbeat import StallTimeouts
@@ -23,7 +23,7 @@ PATIENT = StallTimeouts(silent_s=10.0, first_s=10.0, idle_s=10.0)
 
 def via(info, *endpoints, state=SourceState.PULLING):
     """Return a version with relays in front of its other sources."""
-    relays = [Source(kind=SourceKind.RELAY, state=state, endpoint=each) for each in endpoints]
+    relays = [SourceInfo(kind=SourceKind.RELAY, state=state, endpoint=each) for each in endpoints]
     return replace(info, sources=(*relays, *info.sources))
 
 

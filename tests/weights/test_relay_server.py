@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.versions import Lane, Source, SourceKind, SourceState
+from astraflow.core.versions import LaneKind, SourceInfo, SourceKind, SourceState
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.lanes import Lanes
 from astraflow.transport.traffic import RECEIVED_NBYTES
@@ -36,7 +36,7 @@ async def first(training, relays):
 
 
 def only(info, endpoint):
-    source = Source(kind=SourceKind.RELAY, state=SourceState.LIVE, endpoint=endpoint)
+    source = SourceInfo(kind=SourceKind.RELAY, state=SourceState.LIVE, endpoint=endpoint)
     return replace(info, sources=(source,))
 
 
@@ -74,19 +74,19 @@ async def test_what_is_not_relayed_is_refused(training, relays):
         await anext(lane.pull(relays.endpoint, spec, training.token))
     assert caught.value.reason is Reason.VERSION_UNKNOWN
     with pytest.raises(AstraflowError) as caught:
-        await lane.plan_transfer(relays.endpoint, spec, [Lane.TCP], training.token)
+        await lane.plan_transfer(relays.endpoint, spec, [LaneKind.TCP], training.token)
     assert caught.value.reason is Reason.VERSION_UNKNOWN
     await lane.close()
 
 
 async def test_a_relay_that_is_told_to_has_no_lane_but_grpc(training, serve, puller, tools):
     await serve()
-    server = RelayServer([training.policy_id], lanes=[Lane.GRPC])
+    server = RelayServer([training.policy_id], lanes=[LaneKind.GRPC])
     await server.start()
     server.admit(training.token)
     lane, spec = GrpcLane(), TransferSpec(policy_id=training.policy_id, version=0)
     with pytest.raises(AstraflowError) as caught:
-        await lane.plan_transfer(server.endpoint, spec, [Lane.TCP], training.token)
+        await lane.plan_transfer(server.endpoint, spec, [LaneKind.TCP], training.token)
     assert caught.value.reason is Reason.LANE_UNAVAILABLE
     await lane.close()
     await server.close()
@@ -94,7 +94,7 @@ async def test_a_relay_that_is_told_to_has_no_lane_but_grpc(training, serve, pul
 
 @pytest.fixture
 async def lanes():
-    lanes = Lanes(lanes=[Lane.TCP])
+    lanes = Lanes(lanes=[LaneKind.TCP])
     yield lanes
     await lanes.close()
 
@@ -152,7 +152,7 @@ async def test_a_relay_without_the_version_is_not_asked_again_over_grpc(training
 
 async def test_a_chain_of_relays_passes_versions_on_over_tcp(training, serve, relays, first, tools):
     await serve()
-    second = WeightPuller(training.policy_id, lane=Lanes(lanes=[Lane.TCP]))
+    second = WeightPuller(training.policy_id, lane=Lanes(lanes=[LaneKind.TCP]))
     live = None
     for _ in range(3):
         info = training.publish()

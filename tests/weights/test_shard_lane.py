@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from astraflow.core.errors import Reason
-from astraflow.core.versions import Source, SourceKind, SourceState
+from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.weights.fetch.lanes import joined
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.patches.shard_layout import Shard
@@ -17,7 +17,7 @@ COUNT = 3
 
 
 def origin(endpoint, rank=0, count=1, **fields):
-    return Source(
+    return SourceInfo(
         kind=SourceKind.ORIGIN,
         state=SourceState.LIVE,
         endpoint=endpoint,

@@ -10,7 +10,7 @@ from astraflow.core.clock import SystemClock
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
-from astraflow.core.versions import CodecProfile, Lane
+from astraflow.core.versions import CodecProfile, LaneKind
 from astraflow.transport.assembly import UNPLANNED_NBYTES
 from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
@@ -59,7 +59,7 @@ def serve(training, tools):
     servers = []
 
     def start():
-        server = WeightServer(training.publisher, lanes=[Lane.TCP])
+        server = WeightServer(training.publisher, lanes=[LaneKind.TCP])
         servers.append(server)
         server.__enter__()
         server.set_transfer_token(training.token)
@@ -73,7 +73,7 @@ def serve(training, tools):
 
 @pytest.fixture
 async def puller(training):
-    puller = WeightPuller(training.policy_id, lane=AnyLane(lanes=[Lane.TCP]))
+    puller = WeightPuller(training.policy_id, lane=AnyLane(lanes=[LaneKind.TCP]))
     yield puller
     await puller.close()
 
@@ -320,7 +320,7 @@ async def test_what_came_another_way_is_let_go(training, tools, serve, puller):
 async def test_over_other_lanes_nothing_is_sent_ahead(training, tools, serve):
     serve()
     spec = TransferSpec(policy_id=training.policy_id, version=1, base_version=0, is_ahead=True)
-    lane = AnyLane(lanes=[Lane.GRPC])
+    lane = AnyLane(lanes=[LaneKind.GRPC])
     await lane.stand_ready(training.endpoints[0], spec, training.token)
     with pytest.raises(AstraflowError) as caught:
         await everything(lane.pull(training.endpoints[0], spec, training.token))

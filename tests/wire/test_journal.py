@@ -18,7 +18,7 @@ from .test_round_trips import built, same, strategy_of
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 KINDS = [*get_args(ev.Event), RunOpened]
-SECRETS = ev.Secrets(token=b"digest", transfer_token=b"")
+SECRETS = ev.SessionSecrets(token=b"digest", transfer_token=b"")
 
 
 @st.composite

@@ -34,7 +34,7 @@ class Point(StrEnum):
 _OURS = "astraflow.core.algorithms."
 _BUILT_IN: Mapping[Point, Mapping[str, str]] = {
     Point.SELECTOR: {
-        "uniform": "selection.uniform:Uniform",
+        "uniform": "selection.uniform:UniformSelector",
         "filter_solved": "selection.filter_solved:FilterSolved",
         "curriculum": "selection.curriculum:Curriculum",
         "greso": "selection.greso:Greso",
@@ -48,7 +48,7 @@ _BUILT_IN: Mapping[Point, Mapping[str, str]] = {
     },
     Point.ORDER: {
         "latest": "serving.latest:Latest",
-        "uniform": "serving.uniform:Uniform",
+        "uniform": "serving.uniform:UniformReplay",
         "prioritised": "serving.prioritised:Prioritised",
     },
     Point.GUARD: {

@@ -8,12 +8,12 @@ from astraflow.core.effects import Renewal
 from astraflow.core.events import (
     FailureReported,
     MemberKeptAlive,
+    MemberLeft,
     PublishRequested,
-    SessionLeft,
     VersionReported,
 )
 from astraflow.core.ids import PolicyId
-from astraflow.core.members import RaasLoad, Role, TrainerLoad
+from astraflow.core.members import MemberRole, RaasLoad, TrainerLoad
 from astraflow.core.versions import PublishAnswer
 from astraflow.dataflow.hub import Hub
 from astraflow.rpc.access import Access
@@ -59,7 +59,7 @@ class SessionServicer:
     ) -> session_pb.EndSessionResponse:
         """Return at once what the caller holds."""
         member_id = self._access.member(context, may_be_ended=True)
-        await self._hub.take(SessionLeft(member_id=member_id, message=request.message))
+        await self._hub.take(MemberLeft(member_id=member_id, message=request.message))
         return session_pb.EndSessionResponse()
 
 
@@ -126,7 +126,7 @@ class VersionServicer:
     ) -> version_pb.RequestPublishResponse:
         """Ask the trainer of a policy for a version."""
         asked = PublishRequested(
-            member_id=self._access.member(context, Role.RAAS),
+            member_id=self._access.member(context, MemberRole.RAAS),
             policy_id=PolicyId(request.policy_id),
         )
         answer: PublishAnswer = await self._hub.take(asked)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import CreditGiven, RolloutArrived, TaskFinished, TaskNacked
 from astraflow.core.ids import MemberId, TaskId
-from astraflow.core.members import Directive, Role
+from astraflow.core.members import Directive, MemberRole
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.core.tasks import RolloutTask
 from astraflow.dataflow.hub import Arrival, Hub, apply_all
@@ -51,7 +51,7 @@ class RaasServicer:
         self, request_iterator: AsyncIterator[pb.StreamTasksRequest], context: Context
     ) -> None:
         """Send tasks within the credit; take credit and nacks."""
-        member_id = self._access.member(context, Role.RAAS)
+        member_id = self._access.member(context, MemberRole.RAAS)
 
         async def send(item: TaskItem) -> None:
             await context.write(_task_event(item))
@@ -70,7 +70,7 @@ class RaasServicer:
         self, request_iterator: AsyncIterator[pb.StreamRolloutsRequest], context: Context
     ) -> None:
         """Take rollouts and task results; acknowledge each once it is safe."""
-        member_id = self._access.member(context, Role.RAAS)
+        member_id = self._access.member(context, MemberRole.RAAS)
         taken: _Taken = asyncio.Queue(_UNACKED_COUNT)
         async with exclusive_stream(self._hub.executor.streams, member_id, "rollouts", context):
             await together(

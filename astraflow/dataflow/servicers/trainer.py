@@ -7,10 +7,10 @@ from datetime import timedelta
 from functools import partial
 
 from astraflow.core.batches import AckBatch, EndOfData, StreamBatches
-from astraflow.core.effects import SendBatch, SendDoubt, SendPublishOrder, SendSaveOrder
+from astraflow.core.effects import SendBatch, SendPublishOrder, SendSaveOrder, SendScrubOrder
 from astraflow.core.events import BatchAcked, BatchStreamOpened, VersionPublished
 from astraflow.core.ids import MemberId
-from astraflow.core.members import Directive, Role
+from astraflow.core.members import Directive, MemberRole
 from astraflow.core.status import WaitReason
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.stream_outboxes import INTERVAL_S, BatchItem, Order, explain_waits
@@ -53,7 +53,7 @@ class TrainerServicer:
 
     async def StreamBatches(self, request: pb.StreamBatchesRequest, context: Context) -> None:
         """Send batches as they become ready; while there is none, say why."""
-        member_id = self._access.member(context, Role.TRAINER)
+        member_id = self._access.member(context, MemberRole.TRAINER)
         asked = wire.decode_stream_batches(request)
 
         async def send(item: BatchItem) -> None:
@@ -74,7 +74,7 @@ class TrainerServicer:
 
     async def AckBatch(self, request: pb.AckBatchRequest, context: Context) -> pb.AckBatchResponse:
         """Settle a batch."""
-        member_id = self._access.member(context, Role.TRAINER)
+        member_id = self._access.member(context, MemberRole.TRAINER)
         is_settled = await self._hub.take(_acked(member_id, wire.decode_ack_batch(request)))
         hit(FaultPoint.BATCH_SETTLED)
         return pb.AckBatchResponse(settled=is_settled)
@@ -83,7 +83,7 @@ class TrainerServicer:
         self, request: pb.PublishVersionRequest, context: Context
     ) -> pb.PublishVersionResponse:
         """Announce weights that can now be pulled."""
-        member_id = self._access.member(context, Role.TRAINER)
+        member_id = self._access.member(context, MemberRole.TRAINER)
         info = versions.decode_version_info(request.version)
         next_version = await self._hub.take(VersionPublished(member_id=member_id, info=info))
         hit(FaultPoint.VERSION_SAFE)
@@ -145,7 +145,7 @@ def _event(
             return pb.StreamBatchesResponse(publish=pb.PublishOrder())
         case SendSaveOrder(checkpoint_id=checkpoint_id):
             return pb.StreamBatchesResponse(save=pb.SaveOrder(checkpoint_id=checkpoint_id))
-        case SendDoubt():
+        case SendScrubOrder():
             return pb.StreamBatchesResponse(doubt=pb.VersionDoubt(version=item.version))
         case EndOfData():
             return pb.StreamBatchesResponse(end_of_data=batches.encode_end_of_data(item))

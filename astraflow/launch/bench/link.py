@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.launch.bench.link_source import POLICY, VERSION, LinkSource
 from astraflow.transport.lanes import Lanes
 from astraflow.transport.traffic import RECEIVED_NBYTES
@@ -32,7 +32,7 @@ class LaneRate:
         first_byte_s: From the request to the first chunk, median of the pulls after the first.
     """
 
-    lane: Lane
+    lane: LaneKind
     first_gb_per_s: float
     gb_per_s: float
     best_gb_per_s: float
@@ -49,7 +49,7 @@ class _Pull:
 
 
 async def measure_link(
-    source: LinkSource, lanes: Sequence[Lane], *, rounds: int
+    source: LinkSource, lanes: Sequence[LaneKind], *, rounds: int
 ) -> tuple[LaneRate, ...]:
     """Pull over each lane in turn, once to connect and then `rounds` times.
 
@@ -82,7 +82,7 @@ async def measure_link(
     return tuple(_rate(lane, done) for lane, done in pulls.items())
 
 
-async def _first_pull(client: Lanes, lane: Lane, source: LinkSource) -> _Pull | None:
+async def _first_pull(client: Lanes, lane: LaneKind, source: LinkSource) -> _Pull | None:
     """Pull once; None where gRPC took the place of the lane."""
     before = RECEIVED_NBYTES[lane]
     pull = await _pull(client, source, is_verified=True)
@@ -116,7 +116,7 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _rate(lane: Lane, pulls: Sequence[_Pull]) -> LaneRate:
+def _rate(lane: LaneKind, pulls: Sequence[_Pull]) -> LaneRate:
     first, *rest = pulls
     rates = [each.nbytes / each.wall_s / _GB for each in rest]
     return LaneRate(

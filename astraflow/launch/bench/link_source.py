@@ -10,7 +10,7 @@ import numpy as np
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
 
@@ -33,7 +33,7 @@ class LinkSource:
 
 @contextmanager
 def serve_link(
-    nbytes: int, *, listen: str, advertise: str | None, lanes: Sequence[Lane] | None
+    nbytes: int, *, listen: str, advertise: str | None, lanes: Sequence[LaneKind] | None
 ) -> Generator[LinkSource]:
     """Serve one version of random bytes, which no codec makes smaller.
 

@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.launch.bench.link import LaneRate, measure_link
 from astraflow.launch.bench.link_source import LinkSource, serve_link
 from astraflow.launch.processes import LIFELINE, hold_lifeline
 from astraflow.launch.weights import print_json
 from astraflow.telemetry.logging import configure_logging
 
-_LANES = (Lane.SHM, Lane.TCP, Lane.UCX, Lane.GRPC)
+_LANES = (LaneKind.SHM, LaneKind.TCP, LaneKind.UCX, LaneKind.GRPC)
 
 
 def serve(nbytes: int, *, listen: str, advertise: str | None, as_json: bool) -> None:
@@ -46,7 +46,7 @@ def serve(nbytes: int, *, listen: str, advertise: str | None, as_json: bool) -> 
 
 
 def pull_there(
-    endpoint: str, token: str, *, lanes: Sequence[Lane] | None, rounds: int, as_json: bool
+    endpoint: str, token: str, *, lanes: Sequence[LaneKind] | None, rounds: int, as_json: bool
 ) -> None:
     """Be the end that pulls, and print what each lane carried.
 
@@ -64,7 +64,7 @@ def pull_there(
         Console().print(_table(rates))
 
 
-def pull_here(nbytes: int, *, lanes: Sequence[Lane] | None, rounds: int, as_json: bool) -> None:
+def pull_here(nbytes: int, *, lanes: Sequence[LaneKind] | None, rounds: int, as_json: bool) -> None:
     """Start the serving end as a process of this machine, and pull from it.
 
     Raises:
@@ -101,12 +101,12 @@ def _announced(process: "subprocess.Popen[str]") -> LinkSource:
     raise AstraflowError(Reason.NOT_READY, "the serving end did not start: see what it printed")
 
 
-def _possible() -> list[Lane]:
-    return [lane for lane in _LANES if lane is not Lane.UCX or _has_ucx()]
+def _possible() -> list[LaneKind]:
+    return [lane for lane in _LANES if lane is not LaneKind.UCX or _has_ucx()]
 
 
-def _hosted() -> list[Lane]:
-    return [lane for lane in _possible() if lane is not Lane.GRPC]
+def _hosted() -> list[LaneKind]:
+    return [lane for lane in _possible() if lane is not LaneKind.GRPC]
 
 
 def _has_ucx() -> bool:

@@ -16,7 +16,7 @@ from astraflow.config.recipe import Broadcast
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.core.updates import WeightUpdate
-from astraflow.core.versions import Source, SourceKind, SourceState, VersionInfo
+from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.rpc.address import split_address
 from astraflow.weights.fetch.lanes import AnyLane, ListVersions
 from astraflow.weights.fetch.puller import PullResult, WeightPuller
@@ -32,7 +32,7 @@ from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 
 ADDRESS: Final = "broadcast"
 
-_SOURCE: Final = Source(
+_SOURCE: Final = SourceInfo(
     kind=SourceKind.RELAY, state=SourceState.LIVE, endpoint=ADDRESS, region=ADDRESS
 )
 

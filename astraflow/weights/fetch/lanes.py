@@ -8,7 +8,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
-from astraflow.core.versions import CodecProfile, Lane, Source, VersionInfo
+from astraflow.core.versions import CodecProfile, LaneKind, SourceInfo, VersionInfo
 from astraflow.rpc.tls import Tls
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.fetch.object_lane import ObjectLane
@@ -73,16 +73,16 @@ def is_of_shards(endpoint: str) -> bool:
     return _BETWEEN in endpoint
 
 
-def joined(sources: Iterable[Source]) -> list[Source]:
+def joined(sources: Iterable[SourceInfo]) -> list[SourceInfo]:
     """Return sources of which those of one trainer's ranks are one; without all ranks, none."""
-    ranks: dict[tuple[object, ...], dict[int, Source]] = {}
+    ranks: dict[tuple[object, ...], dict[int, SourceInfo]] = {}
     for each in sources:
         owner = each.member_id if each.shard_count > 1 else each.address
         ranks.setdefault((each.kind, owner, each.shard_count), {})[each.shard_rank] = each
     return [_one(found) for (_, _, count), found in ranks.items() if len(found) == count]
 
 
-def _one(ranks: Mapping[int, Source]) -> Source:
+def _one(ranks: Mapping[int, SourceInfo]) -> SourceInfo:
     sources = [ranks[rank] for rank in sorted(ranks)]
     if len(sources) == 1:
         return sources[0]
@@ -231,7 +231,7 @@ class AnyLane:
         *,
         tls: Tls | None = None,
         stall_timeout_s: float = 30.0,
-        lanes: Sequence[Lane] | None = None,
+        lanes: Sequence[LaneKind] | None = None,
     ) -> None:
         """Start without a connection.
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Source, SourceKind, SourceReport, SourceState, VersionInfo
+from astraflow.core.versions import SourceInfo, SourceKind, SourceReport, SourceState, VersionInfo
 from astraflow.weights.fetch.lanes import ChunkLane, ListVersions, PullListener, joined
 from astraflow.weights.heartbeat import StallTimeouts, StallWatch, watched
 from astraflow.weights.patches.incoming import IncomingVersion
@@ -80,7 +80,7 @@ class SourceStats:
         since_s: When what came began to, where it was asked for ahead; None: it was not.
     """
 
-    source: Source
+    source: SourceInfo
     link: MeasuredLink = field(default_factory=MeasuredLink)
     nbytes: int = 0
     duration_s: float = 0.0
@@ -103,7 +103,7 @@ class SourceStats:
         """Whether it failed by what it sent ahead, without a lie."""
         return bool(self.failure and self.since_s is not None and not self.bad_chunk_count)
 
-    def is_beside(self, other: Source) -> bool:
+    def is_beside(self, other: SourceInfo) -> bool:
         """Whether it has the version whole, and is as near as another source."""
         return (
             self.source.state is SourceState.LIVE
@@ -217,7 +217,7 @@ class Fetch:
     def __init__(
         self,
         lane: ChunkLane,
-        sources: Sequence[Source],
+        sources: Sequence[SourceInfo],
         transfer_token: bytes,
         *,
         links: Mapping[str, MeasuredLink] | None = None,
@@ -470,7 +470,7 @@ class SourceMemory:
         self._avoided_s = avoided_s
         self._silent_until: dict[str, float] = {}
 
-    def ordered(self, target: VersionInfo) -> list[Source]:
+    def ordered(self, target: VersionInfo) -> list[SourceInfo]:
         """Return who is asked for a version; those that could not be reached of late come last."""
         now = time.monotonic()
         asked = joined(each for each in target.sources if each.kind in self._kinds)

@@ -23,7 +23,7 @@ from uuid import uuid4
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import PatchInfo, Source, SourceKind, SourceState, VersionInfo
+from astraflow.core.versions import PatchInfo, SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.patches.stored import StoredPatch
 from astraflow.weights.publish.background import FIRST_SPANS, BackgroundWorker
@@ -380,7 +380,7 @@ class ObjectWriter(BackgroundWorker):
     def _announce_source(self, version: int) -> None:
         """Tell the run where a version can be had, once all of it is there."""
         uri = f"{self.url}/{version}"
-        source = Source(kind=SourceKind.OBJECT_STORE, state=SourceState.LIVE, uri=uri)
+        source = SourceInfo(kind=SourceKind.OBJECT_STORE, state=SourceState.LIVE, uri=uri)
         info = self._info(version)
         if info is None or self._announce is None:
             return

@@ -9,7 +9,7 @@ from typing import Any
 from astraflow.core.clock import SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
 from astraflow.transport.hosts import LaneHosts, hosted_lanes
@@ -30,7 +30,7 @@ class RelayServer:
         self,
         policy_ids: Iterable[PolicyId],
         *,
-        lanes: Sequence[Lane] | None = None,
+        lanes: Sequence[LaneKind] | None = None,
         wait_s: float = 5.0,
     ) -> None:
         """Prepare.
@@ -82,7 +82,7 @@ class RelayServer:
             secrets=lambda: self._transfer_tokens,
             listen=listen,
             advertised=self._server.address,
-            lanes=[lane for lane in lanes if lane is Lane.TCP],
+            lanes=[lane for lane in lanes if lane is LaneKind.TCP],
             stand_ready=servicer.stand_ready,
         )
 

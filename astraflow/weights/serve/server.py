@@ -11,7 +11,7 @@ from astraflow.client.loop_thread import LoopThread
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
@@ -236,7 +236,7 @@ class WeightServer:
         advertise: str | None = None,
         tls: Tls | None = None,
         loop: LoopThread | None = None,
-        lanes: Sequence[Lane] | None = None,
+        lanes: Sequence[LaneKind] | None = None,
     ) -> None:
         """Prepare; `with` starts it.
 

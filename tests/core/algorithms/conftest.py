@@ -5,7 +5,7 @@ import pytest
 from astraflow.core.algorithms.plug_in import Dice
 from astraflow.core.algorithms.points import GroupOutcome, UsedGroup, WholeGroup
 from astraflow.core.batches import BatchGroup
-from astraflow.core.records import Entry
+from astraflow.core.records import AcceptedRollout
 from astraflow.core.rollouts import Outcome, Rollout
 from astraflow.core.samples import FreshGroup, sample_of
 from astraflow.core.tasks import Prompt
@@ -53,7 +53,7 @@ def _sample(trajectory, name, group, said, version):
         reward=reward,
         trajectories=(trajectory(name, versions=(version,) * count),),
     )
-    entry = Entry(rollout=rollout, prompt_id="p", member_id="m", placements={})
+    entry = AcceptedRollout(rollout=rollout, prompt_id="p", member_id="m", placements={})
     return sample_of(entry, "solver")
 
 

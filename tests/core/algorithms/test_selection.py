@@ -3,13 +3,13 @@ import pytest
 from astraflow.core.algorithms.selection.curriculum import Curriculum
 from astraflow.core.algorithms.selection.filter_solved import FilterSolved
 from astraflow.core.algorithms.selection.greso import Greso
-from astraflow.core.algorithms.selection.uniform import Uniform
+from astraflow.core.algorithms.selection.uniform import UniformSelector
 
 EASY, HARD, MIXED = (1.0, 1.0), (0.0, 0.0), (1.0, 0.0)
 
 
 def test_uniform_admits_everything(prompt, dice, outcome):
-    selector = Uniform()
+    selector = UniformSelector()
     selector.note(outcome("p", *EASY))
     assert all(selector.admits(prompt(), dice) for _ in range(9))
     assert dice.count == 0

@@ -5,7 +5,7 @@ import pytest
 from astraflow.core.algorithms.serving.distinct_prompts import DistinctPrompts
 from astraflow.core.algorithms.serving.latest import Latest
 from astraflow.core.algorithms.serving.prioritised import Prioritised
-from astraflow.core.algorithms.serving.uniform import Uniform
+from astraflow.core.algorithms.serving.uniform import UniformReplay
 from astraflow.core.algorithms.serving.useful_share import UsefulShare
 
 
@@ -17,7 +17,7 @@ def test_uniform_picks_all_alike_and_none_twice(used, dice):
     groups = [used(n, 1.0) for n in range(4)]
     counts = Counter()
     for _ in range(1000):
-        picked = Uniform().pick(groups, 2, dice)
+        picked = UniformReplay().pick(groups, 2, dice)
         assert len(set(picked)) == 2
         counts.update(picked)
     assert all(430 < counts[n] < 570 for n in range(4))

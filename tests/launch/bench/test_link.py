@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import Lane
+from astraflow.core.versions import LaneKind
 from astraflow.launch.bench.link import measure_link
 from astraflow.launch.bench.link_source import LinkSource, serve_link
 
@@ -16,7 +16,7 @@ from astraflow.launch.bench.link_source import LinkSource, serve_link
 @pytest.fixture(scope="module")
 def source():
     with serve_link(
-        5_000_000, listen="127.0.0.1:0", advertise=None, lanes=[Lane.TCP, Lane.SHM]
+        5_000_000, listen="127.0.0.1:0", advertise=None, lanes=[LaneKind.TCP, LaneKind.SHM]
     ) as source:
         yield source
 
@@ -26,7 +26,7 @@ def measured(source, *lanes):
 
 
 def test_each_lane_carries_the_version(source):
-    rates = measured(source, Lane.SHM, Lane.TCP, Lane.GRPC)
+    rates = measured(source, LaneKind.SHM, LaneKind.TCP, LaneKind.GRPC)
     assert [rate.lane for rate in rates] == ["shm", "tcp", "grpc"]
     for rate in rates:
         assert rate.best_gb_per_s >= rate.gb_per_s > 0
@@ -34,15 +34,15 @@ def test_each_lane_carries_the_version(source):
 
 
 def test_a_lane_that_is_not_there_is_left_out_and_not_measured_as_grpc(source):
-    assert [rate.lane for rate in measured(source, Lane.UCX, Lane.GRPC)] == ["grpc"]
+    assert [rate.lane for rate in measured(source, LaneKind.UCX, LaneKind.GRPC)] == ["grpc"]
     with pytest.raises(AstraflowError) as caught:
-        measured(source, Lane.UCX)
+        measured(source, LaneKind.UCX)
     assert caught.value.reason is Reason.LANE_UNAVAILABLE
 
 
 def test_who_has_another_token_is_not_let_in(source):
     with pytest.raises(AstraflowError) as caught:
-        measured(LinkSource(endpoint=source.endpoint, token="guess"), Lane.GRPC)
+        measured(LinkSource(endpoint=source.endpoint, token="guess"), LaneKind.GRPC)
     assert caught.value.reason is Reason.TOKEN_INVALID
 
 

@@ -6,5 +6,5 @@ from astraflow.core.algorithms.points import PromptSelector
 
 
 @dataclass(slots=True, kw_only=True)
-class Uniform(PromptSelector):
+class UniformSelector(PromptSelector):
     """Admits everything."""

@@ -8,7 +8,7 @@ from astraflow.core.algorithms.points import ReplayOrder, UsedGroup
 
 
 @dataclass(slots=True, kw_only=True)
-class Uniform(ReplayOrder):
+class UniformReplay(ReplayOrder):
     """Picks without repetition, each set of groups with the same probability."""
 
     def pick(self, groups: Sequence[UsedGroup], count: int, dice: Dice) -> Sequence[int]:

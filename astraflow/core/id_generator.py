@@ -5,7 +5,7 @@ from collections import Counter
 from astraflow.core.ids import RunId
 
 
-class Mint:
+class IdGenerator:
     """Hands out ids such as `group-<run>-17`, and knows later which ones it handed out.
 
     What was handed out takes no memory: an id is known by its number.
@@ -21,7 +21,7 @@ class Mint:
         self._counts[kind] = number + 1
         return f"{kind}-{self._run_id}-{number}"
 
-    def has_minted(self, kind: str, name: str) -> bool:
+    def has_issued(self, kind: str, name: str) -> bool:
         """Whether this run handed out an id."""
         head, _, number = name.rpartition("-")
         is_number = number.isascii() and number.isdigit() and str(int(number)) == number

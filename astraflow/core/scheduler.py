@@ -4,34 +4,41 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from astraflow.core.groups import Group
+from astraflow.core.groups import SampleGroup
 from astraflow.core.ids import PolicyId
-from astraflow.core.live_members import RaasMember
+from astraflow.core.live_members import LiveRaas
 from astraflow.core.pacing import slack_s
-from astraflow.core.placement import Look, Room, Want, choose, keeps_up, training_room
-from astraflow.core.policies import Policy
+from astraflow.core.placement import (
+    MemberCapacity,
+    PlacementRequest,
+    PoolView,
+    choose,
+    keeps_up,
+    training_capacity,
+)
+from astraflow.core.policies import PolicyState
 from astraflow.core.speed import size_of
 from astraflow.core.state import State
 from astraflow.core.tasks import Prompt, VersionRange
 
 
-class Matching:
+class Scheduler:
     """Looks over the pool for training."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._policy_ids = state.settings.workflow.policy_ids
 
-    def room(
+    def find(
         self,
         prompt: Prompt,
         count: int,
-        takers: Sequence[Policy],
+        takers: Sequence[PolicyState],
         versions: Mapping[PolicyId, VersionRange],
         now: datetime,
         *,
         is_suspect: bool = False,
-    ) -> Room | None:
+    ) -> MemberCapacity | None:
         """Return where samples of a prompt go; None: they wait.
 
         Args:
@@ -48,7 +55,7 @@ class Matching:
             return None
         minimum = {p: bounds.min or 0 for p, bounds in versions.items()}
 
-        def is_fit(member: RaasMember) -> bool:
+        def is_fit(member: LiveRaas) -> bool:
             return (
                 not member.is_draining
                 and not sessions.is_silent(member, now)
@@ -56,44 +63,53 @@ class Matching:
                 and not (is_suspect and self._has_suspect(member))
             )
 
-        look = Look(rooms=sessions.rooms, pool=sessions.pool, is_fit=is_fit, room=training_room)
+        look = PoolView(
+            index=sessions.capacity_index,
+            pool=sessions.pool,
+            is_fit=is_fit,
+            capacity_of=training_capacity,
+        )
         latest_s = slack_s(takers, newest, minimum)
-        want = self._want(prompt, count, takers, minimum)
+        want = self._request(prompt, count, takers, minimum)
         return choose(look, want if latest_s is None else replace(want, latest_s=latest_s))
 
-    def _want(
-        self, prompt: Prompt, count: int, takers: Sequence[Policy], minimum: Mapping[PolicyId, int]
-    ) -> Want:
+    def _request(
+        self,
+        prompt: Prompt,
+        count: int,
+        policies: Sequence[PolicyState],
+        minimum: Mapping[PolicyId, int],
+    ) -> PlacementRequest:
         measured = self._state.measured
-        return Want(
+        return PlacementRequest(
             count=min(count, self._state.settings.rollouts.unit),
             token_count=measured.expected_tokens(size_of(prompt)),
             fastest_token_s=measured.fastest_token_s,
-            slack_s=_slacks(takers, minimum),
+            slack_s=_slacks(policies, minimum),
         )
 
-    def _has_suspect(self, member: RaasMember) -> bool:
+    def _has_suspect(self, member: LiveRaas) -> bool:
         """Whether a member holds such a prompt: then another one would share its fate."""
         attempts = self._state.settings.rollouts.max_attempts
         return any(is_suspect(each.group, attempts) for each in member.assignments.values())
 
 
 def _slacks(
-    takers: Sequence[Policy], minimum: Mapping[PolicyId, int]
-) -> Callable[[RaasMember], float | None]:
+    policies: Sequence[PolicyState], minimum: Mapping[PolicyId, int]
+) -> Callable[[LiveRaas], float | None]:
     """Return the slack of members; those that serve the same versions have the same."""
     known: dict[tuple[int | None, ...], float | None] = {}
 
-    def slack(member: RaasMember) -> float | None:
-        live = tuple(member.live.get(policy.policy_id) for policy in takers)
+    def slack(member: LiveRaas) -> float | None:
+        live = tuple(member.live.get(policy.policy_id) for policy in policies)
         if live not in known:
-            known[live] = slack_s(takers, member.live, minimum)
+            known[live] = slack_s(policies, member.live, minimum)
         return known[live]
 
     return slack
 
 
-def is_suspect(group: Group, max_attempts: int) -> bool:
+def is_suspect(group: SampleGroup, max_attempts: int) -> bool:
     """Whether one more lost member gives a prompt up.
 
     Several of them are never at one member: when that is lost, it tells which one did it.

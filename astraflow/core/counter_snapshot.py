@@ -9,7 +9,7 @@ from astraflow.core.pool_size import PolicyBalance
 
 
 @dataclass(slots=True, kw_only=True)
-class Sums:
+class PolicyCounters:
     """Of one policy since the beginning; seconds and rollouts.
 
     Attributes:
@@ -28,7 +28,7 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class CounterSnapshot:
     """All sums at one time.
 
     Attributes:
@@ -39,7 +39,7 @@ class Mark:
     """
 
     time: datetime
-    sums: Mapping[PolicyId, Sums]
+    policies: Mapping[PolicyId, PolicyCounters]
     live_s: float
     busy_s: float
     token_count: int
@@ -59,13 +59,13 @@ class Mark:
         return self.rollout_count - self.eval_rollout_count
 
 
-def cost_of(policy_id: PolicyId, first: Mark, last: Mark) -> float:
+def cost_of(policy_id: PolicyId, first: CounterSnapshot, last: CounterSnapshot) -> float:
     """Return how many tokens are sampled for a rollout that filters keep; 0: none was kept.
 
     Rollouts of groups that are not whole yet do not count: a pool that stops or begins has more or
     fewer of them than it makes.
     """
-    before, after = first.sums[policy_id], last.sums[policy_id]
+    before, after = first.policies[policy_id], last.policies[policy_id]
     rollouts = last.train_rollout_count - first.train_rollout_count
     entered, filtered = after.entered - before.entered, after.filtered - before.filtered
     if not rollouts or not entered:
@@ -74,13 +74,13 @@ def cost_of(policy_id: PolicyId, first: Mark, last: Mark) -> float:
     return tokens / rollouts * (entered + filtered) / entered
 
 
-def used_of(first: Sums, last: Sums) -> float:
+def used_of(first: PolicyCounters, last: PolicyCounters) -> float:
     """Return the rollouts per second of training; 0: none were trained on, or taken back."""
     acked_s = last.acked_s - first.acked_s
     return max(0, last.consumed - first.consumed) / acked_s if acked_s > 0 else 0.0
 
 
-def balance_of(policy_id: PolicyId, first: Sums, last: Sums) -> PolicyBalance:
+def balance_of(policy_id: PolicyId, first: PolicyCounters, last: PolicyCounters) -> PolicyBalance:
     """Return what one policy did between two sums."""
     waited_s, trained_s = last.waited_s - first.waited_s, last.trained_s - first.trained_s
     seconds = waited_s + trained_s

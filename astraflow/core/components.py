@@ -5,15 +5,15 @@ from datetime import datetime
 
 from astraflow.core.balance import Balance
 from astraflow.core.batching import Batching
-from astraflow.core.ending import Ending
+from astraflow.core.ending import RunEnding
 from astraflow.core.eval_schedule import EvalSchedule
 from astraflow.core.evaluation import Evaluation
 from astraflow.core.intake import Intake
 from astraflow.core.joining import Joining
 from astraflow.core.loading import Loading
 from astraflow.core.membership import Membership
-from astraflow.core.outbound import Outbound
-from astraflow.core.pacing import Pacing
+from astraflow.core.outbound import TaskSender
+from astraflow.core.pacing import PolicyPacing
 from astraflow.core.saving import Saving
 from astraflow.core.settings import RunSettings
 from astraflow.core.state import State
@@ -21,7 +21,7 @@ from astraflow.core.training import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Parts:
+class Components:
     """Who works on the state of a run.
 
     Attributes:
@@ -44,7 +44,7 @@ class Parts:
     training: Training
     evaluation: Evaluation
     schedule: EvalSchedule
-    pacing: Pacing
+    pacing: PolicyPacing
     loading: Loading
     saving: Saving
     batching: Batching
@@ -52,25 +52,25 @@ class Parts:
     intake: Intake
     membership: Membership
     joining: Joining
-    ending: Ending
+    ending: RunEnding
 
 
-def assemble(settings: RunSettings, *, start_time: datetime) -> Parts:
+def assemble(settings: RunSettings, *, start_time: datetime) -> Components:
     """Return the parts of a run that begins."""
     state = State(settings, start_time=start_time)
-    outbound = Outbound(state)
+    outbound = TaskSender(state)
     training, evaluation = Training(state, outbound), Evaluation(state, outbound)
     schedule = EvalSchedule(state, evaluation)
     saving = Saving(state, training.prompts)
     batching = Batching(state, training, saving)
     intake = Intake(state, outbound, training=training, evaluation=evaluation)
     membership = Membership(state, intake=intake, batching=batching)
-    return Parts(
+    return Components(
         state=state,
         training=training,
         evaluation=evaluation,
         schedule=schedule,
-        pacing=Pacing(state, schedule),
+        pacing=PolicyPacing(state, schedule),
         loading=Loading(state),
         saving=saving,
         batching=batching,
@@ -78,7 +78,7 @@ def assemble(settings: RunSettings, *, start_time: datetime) -> Parts:
         intake=intake,
         membership=membership,
         joining=Joining(state, training=training, batching=batching, membership=membership),
-        ending=Ending(
+        ending=RunEnding(
             state, training=training, batching=batching, evaluation=evaluation, schedule=schedule
         ),
     )

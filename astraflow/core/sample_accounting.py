@@ -8,12 +8,12 @@ from astraflow.core.errors import Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.leases import Lease
 from astraflow.core.lineage import TrainedBatch
-from astraflow.core.records import Entry
+from astraflow.core.records import AcceptedRollout
 from astraflow.core.samples import Sample, sample_of
 from astraflow.core.status import RolloutPlace, RolloutPlacement
 
 
-class Placing:
+class SampleAccounting:
     """Where the samples of one policy are.
 
     Attributes:
@@ -25,7 +25,7 @@ class Placing:
         self._policy_id = policy_id
         self._waiting = RolloutPlacement(policy_id=policy_id, place=RolloutPlace.WAITING)
 
-    def accept(self, entry: Entry) -> Sample | None:
+    def accept(self, entry: AcceptedRollout) -> Sample | None:
         """Let what a rollout has for this policy wait for its group; None: it has nothing."""
         sample = sample_of(entry, self._policy_id)
         if sample is None:
@@ -95,7 +95,7 @@ class Placing:
                 )
             sample.entry.placements[self._policy_id] = placement
 
-    def _note_drop(self, entry: Entry, reason: Reason, by: str) -> None:
+    def _note_drop(self, entry: AcceptedRollout, reason: Reason, by: str) -> None:
         entry.placements[self._policy_id] = RolloutPlacement(
             policy_id=self._policy_id, place=RolloutPlace.DROPPED, reason=reason, filter=by
         )

@@ -1,17 +1,17 @@
 """Takers: which policies the next group is for."""
 
 from astraflow.core.pacing import blocker_of
-from astraflow.core.policies import Policy
+from astraflow.core.policies import PolicyState
 from astraflow.core.state import State
 
 
-def live_policies(state: State) -> list[Policy]:
+def live_policies(state: State) -> list[PolicyState]:
     """Return the policies of the training workflow whose data goes on."""
     policies = (state.policies[policy_id] for policy_id in state.settings.workflow.policy_ids)
     return [policy for policy in policies if policy.end is None]
 
 
-def takers(state: State) -> list[Policy]:
+def target_policies(state: State) -> list[PolicyState]:
     """Return the policies that the next group is for; none: it has to wait.
 
     Groups are for all policies as long as they go on at about one pace. One that is full holds
@@ -26,12 +26,12 @@ def takers(state: State) -> list[Policy]:
     return roomy if not full else starving
 
 
-def full_policy(state: State) -> Policy | None:
+def full_policy(state: State) -> PolicyState | None:
     """Return the policy whose open groups keep new ones back; None: none does."""
     return next((policy for policy in live_policies(state) if not policy.open.has_slot), None)
 
 
-def _may_miss(state: State, full: Policy, starving: Policy) -> bool:
+def _may_miss(state: State, full: PolicyState, starving: PolicyState) -> bool:
     """Whether a policy that is full may miss groups that another one needs."""
     is_left = state.sessions.trainer_of(full.policy_id) is None
     if is_left or blocker_of(state, full) is not None:

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from datetime import datetime
 
-from astraflow.core.barrier import Standing
+from astraflow.core.barrier import PolicyStanding
 from astraflow.core.groups import TrainGroup
-from astraflow.core.live_members import RaasMember, TrainerMember
+from astraflow.core.live_members import LiveRaas, LiveTrainer
 from astraflow.core.pacing import blocker_of
-from astraflow.core.policies import Policy
+from astraflow.core.policies import PolicyState
 from astraflow.core.state import State
 from astraflow.core.status import WaitCause, WaitReason
-from astraflow.core.takers import full_policy
+from astraflow.core.target_policies import full_policy
 from astraflow.core.training import Training
 
 # So many members are named where any of them would do.
@@ -18,7 +18,7 @@ _NAMED = 4
 
 
 def explain(
-    state: State, training: Training, policy: Policy, now: datetime
+    state: State, training: Training, policy: PolicyState, now: datetime
 ) -> tuple[WaitReason, ...]:
     """Return what a policy's trainer waits for; the subject of a link is the waiter of the next.
 
@@ -30,10 +30,10 @@ def explain(
     trainer = state.sessions.trainer_of(waiter)
     if trainer is None:
         return (_link(WaitCause.NO_TRAINER, waiter, f"no trainer of {waiter} has joined"),)
-    if not policy.desk.streams:
+    if not policy.lease_table.streams:
         message = f"{trainer.name} has joined and has not asked for batches yet"
         return (_link(WaitCause.NO_TRAINER, waiter, message),)
-    if not policy.desk.has_room:
+    if not policy.lease_table.has_capacity:
         return tuple(_held(state, policy, trainer, now))
     blocker = blocker_of(state, policy)
     if blocker is not None:
@@ -42,16 +42,16 @@ def explain(
 
 
 def _held(
-    state: State, policy: Policy, trainer: TrainerMember, now: datetime
+    state: State, policy: PolicyState, trainer: LiveTrainer, now: datetime
 ) -> Iterator[WaitReason]:
-    batch_id = next(iter(policy.desk.leases), "")
-    message = f"the trainer holds the {len(policy.desk.leases)} batches that it asked for"
+    batch_id = next(iter(policy.lease_table.leases), "")
+    message = f"the trainer holds the {len(policy.lease_table.leases)} batches that it asked for"
     yield _link(WaitCause.BATCH_HELD, policy.policy_id, message, subject_id=batch_id)
     if state.sessions.is_silent(trainer, now):
         yield _silent(state, trainer, batch_id)
 
 
-def _silent(state: State, member: RaasMember | TrainerMember, waiter_id: str) -> WaitReason:
+def _silent(state: State, member: LiveRaas | LiveTrainer, waiter_id: str) -> WaitReason:
     return WaitReason(
         cause=WaitCause.MEMBER_SILENT,
         waiter_id=waiter_id,
@@ -61,7 +61,7 @@ def _silent(state: State, member: RaasMember | TrainerMember, waiter_id: str) ->
     )
 
 
-def _barrier(state: State, policy: Policy, blocker: Standing) -> WaitReason:
+def _barrier(state: State, policy: PolicyState, blocker: PolicyStanding) -> WaitReason:
     gone = "" if blocker.has_trainer else ", which has no trainer"
     return WaitReason(
         cause=WaitCause.VERSION_BARRIER,
@@ -75,7 +75,7 @@ def _barrier(state: State, policy: Policy, blocker: Standing) -> WaitReason:
 
 
 def _too_few(
-    state: State, training: Training, policy: Policy, now: datetime
+    state: State, training: Training, policy: PolicyState, now: datetime
 ) -> Iterator[WaitReason]:
     waiter = policy.policy_id
     wanted = policy.settings.groups_per_batch
@@ -91,7 +91,7 @@ def _too_few(
         by = policy.completion.last_filter
         message = f"filters dropped the last {dropped} groups, the last one {by}"
         yield _link(WaitCause.ALL_DROPPED, waiter, message)
-    if state.flow.is_paused:
+    if state.lifecycle.is_paused:
         yield _link(WaitCause.PAUSED, waiter, "an operator paused the run")
         return
     if group is not None:
@@ -158,17 +158,17 @@ def _not_issued(
             f"{full.open.count} groups of {full.policy_id} are open, {full.open.limit} may be",
             subject_id=full.policy_id,
         )
-    elif training.room_wanted and not any(member.free_count for member in ready):
+    elif training.needs_capacity and not any(member.free_count for member in ready):
         yield _no_credit(waiter, ready)
 
 
-def _no_credit(waiter: str, ready: list[RaasMember]) -> WaitReason:
+def _no_credit(waiter: str, ready: list[LiveRaas]) -> WaitReason:
     out = sum(member.outstanding for member in ready)
     given = sum(member.max_outstanding for member in ready)
     return _link(WaitCause.NO_CREDIT, waiter, f"{out} samples are out of a credit of {given}")
 
 
-def _oldest_group(state: State, policy: Policy) -> TrainGroup | None:
+def _oldest_group(state: State, policy: PolicyState) -> TrainGroup | None:
     for group in state.groups.values():
         if isinstance(group, TrainGroup) and policy.policy_id in group.policies:
             return group

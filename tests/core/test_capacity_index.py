@@ -44,8 +44,8 @@ def test_indexes_say_what_a_look_at_everybody_would(make_raas, steps):
                     sessions.drain(known, NOW + timedelta(seconds=number))
         for count in (1, 4):
             roomy = [member for member in sessions.pool if member.free_count >= count]
-            assert sessions.rooms.has_credit(count) == bool(roomy)
-            assert {each.member_id for each in sessions.rooms.with_room(count)} == {
+            assert sessions.capacity_index.has_credit(count) == bool(roomy)
+            assert {each.member_id for each in sessions.capacity_index.with_capacity(count)} == {
                 each.member_id for each in roomy if each.live
             }
         assert sessions.next_end == min(map(sessions.end_of, sessions), default=None)
@@ -66,10 +66,10 @@ def test_credit_that_is_in_use_is_no_room(make_raas):
     node = make_raas("a")
     sessions.open(node)
     node.go_live("solver", 0)
-    assert not list(sessions.rooms.with_room(1))
+    assert not list(sessions.capacity_index.with_capacity(1))
     node.give_credit(3, None)
-    assert list(sessions.rooms.with_room(3)) == [node]
-    assert not list(sessions.rooms.with_room(4))
+    assert list(sessions.capacity_index.with_capacity(3)) == [node]
+    assert not list(sessions.capacity_index.with_capacity(4))
 
 
 def test_credit_of_who_serves_nothing_is_credit_and_no_room(make_raas):
@@ -77,5 +77,5 @@ def test_credit_of_who_serves_nothing_is_credit_and_no_room(make_raas):
     node = make_raas("a")
     sessions.open(node)
     node.give_credit(3, None)
-    assert sessions.rooms.has_credit(3)
-    assert not list(sessions.rooms.with_room(3))
+    assert sessions.capacity_index.has_credit(3)
+    assert not list(sessions.capacity_index.with_capacity(3))

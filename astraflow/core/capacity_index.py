@@ -8,7 +8,7 @@ from astraflow.core.ids import MemberId
 from astraflow.core.speed import Speed
 
 
-class Tenant(Protocol):
+class IndexedMember(Protocol):
     """What is entered of a member."""
 
     @property
@@ -51,13 +51,13 @@ _NEW: Final = 0
 _MEASURED: Final = 1
 _SERVES_NOTHING: Final = 2
 
-_T = TypeVar("_T", bound=Tenant)
+_T = TypeVar("_T", bound=IndexedMember)
 # Free credit, and what is known of who has it.
-_Shelf = tuple[int, int]
+_Bucket = tuple[int, int]
 _Place = tuple[float, int, int]
 
 
-class Rooms(Generic[_T]):
+class CapacityIndex(Generic[_T]):
     """Members by the samples that they could take now, each shelf of them by pace.
 
     A change of one member takes a search in its shelf, when somebody looks.
@@ -78,8 +78,8 @@ class Rooms(Generic[_T]):
         """
         self.unit = unit
         self._is_eval = is_eval
-        self._places: dict[MemberId, tuple[_Shelf, _Place]] = {}
-        self._shelves: dict[_Shelf, list[_Place]] = {}
+        self._places: dict[MemberId, tuple[_Bucket, _Place]] = {}
+        self._buckets: dict[_Bucket, list[_Place]] = {}
         self._members: dict[int, _T] = {}
         self._changed: dict[MemberId, _T] = {}
 
@@ -101,7 +101,7 @@ class Rooms(Generic[_T]):
             self._take_out(member.member_id)
             self._places[member.member_id] = shelf, place
             self._members[member.number] = member
-            insort(self._shelves.setdefault(shelf, []), place)
+            insort(self._buckets.setdefault(shelf, []), place)
 
     def forget(self, member_id: MemberId) -> None:
         """Take a member out; one that is not here changes nothing."""
@@ -113,13 +113,13 @@ class Rooms(Generic[_T]):
         if found is None:
             return
         shelf, place = found
-        places = self._shelves[shelf]
+        places = self._buckets[shelf]
         del places[bisect_left(places, place)]
         del self._members[place[2]]
         if not places:
-            del self._shelves[shelf]
+            del self._buckets[shelf]
 
-    def shelves(self, count: int) -> Iterator[tuple[int, Iterator[tuple[float, _T]]]]:
+    def buckets(self, count: int) -> Iterator[tuple[int, Iterator[tuple[float, _T]]]]:
         """Yield who has credit for so many samples, at least one, and serves anything.
 
         First the credit, then those who have it, with their paces. Those with the same credit are
@@ -127,23 +127,23 @@ class Rooms(Generic[_T]):
         pace comes first, then who holds least, and who joined first.
         """
         self._enter_changed()
-        for (free, kind), places in self._shelves.items():
+        for (free, kind), places in self._buckets.items():
             if free >= max(1, count) and kind != _SERVES_NOTHING:
                 yield free, ((pace_s, self._members[number]) for pace_s, _, number in places)
 
-    def with_room(self, count: int) -> Iterator[_T]:
+    def with_capacity(self, count: int) -> Iterator[_T]:
         """Yield the same members one by one."""
-        for _, shelf in self.shelves(count):
+        for _, shelf in self.buckets(count):
             for _, member in shelf:
                 yield member
 
     def has_credit(self, count: int) -> bool:
         """Whether anybody has credit for so many samples, be it one that serves nothing yet."""
         self._enter_changed()
-        return any(free >= max(1, count) for free, _ in self._shelves)
+        return any(free >= max(1, count) for free, _ in self._buckets)
 
 
-def _kind(member: Tenant) -> int:
+def _kind(member: IndexedMember) -> int:
     if not member.serves_any:
         return _SERVES_NOTHING
     return _MEASURED if member.speed.is_known else _NEW

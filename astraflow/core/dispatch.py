@@ -4,31 +4,31 @@ from datetime import datetime
 from typing import Any
 
 from astraflow.core import events as ev
+from astraflow.core.components import Components
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.parts import Parts
 
 
-def take(parts: Parts, event: ev.Event, now: datetime) -> Any:
+def dispatch(run: Components, event: ev.Event, now: datetime) -> Any:
     """Hand an event to the part that it is for; return its answer.
 
     Raises:
         AstraflowError: As the event's docstring says; nothing has changed then.
     """
     if isinstance(event, ev.WorkEvent):
-        return _take_work(parts, event, now)
+        return _dispatch_work(run, event, now)
     if isinstance(event, ev.BatchEvent):
-        return _take_batch(parts, event, now)
+        return _dispatch_batch(run, event, now)
     if isinstance(event, ev.SessionEvent):
-        return _take_session(parts, event, now)
+        return _dispatch_session(run, event, now)
     if isinstance(event, ev.VersionEvent):
-        return _take_version(parts, event, now)
+        return _dispatch_version(run, event, now)
     if isinstance(event, ev.PromptEvent):
-        return _take_prompts(parts, event, now)
-    return _take_run(parts, event, now)
+        return _dispatch_prompts(run, event, now)
+    return _dispatch_run(run, event, now)
 
 
-def _take_work(parts: Parts, event: ev.WorkEvent, now: datetime) -> Any:
-    sessions, intake = parts.state.sessions, parts.intake
+def _dispatch_work(run: Components, event: ev.WorkEvent, now: datetime) -> Any:
+    sessions, intake = run.state.sessions, run.intake
     match event:
         case ev.RolloutArrived(member_id=member_id, rollout=rollout):
             return intake.rollout(sessions.raas(member_id), rollout, now)
@@ -38,53 +38,53 @@ def _take_work(parts: Parts, event: ev.WorkEvent, now: datetime) -> Any:
         case ev.TaskFinished(member_id=member_id, result=result):
             return intake.result(sessions.raas(member_id), result, now)
         case ev.CreditGiven():
-            return parts.membership.give_credit(event)
+            return run.membership.give_credit(event)
         case ev.TaskNacked(member_id=member_id, task_id=task_id, failure=failure):
             return intake.nack(sessions.raas(member_id), task_id, failure, now)
 
 
-def _take_batch(parts: Parts, event: ev.BatchEvent, now: datetime) -> Any:
-    member = parts.state.sessions.trainer(event.member_id)
+def _dispatch_batch(run: Components, event: ev.BatchEvent, now: datetime) -> Any:
+    member = run.state.sessions.trainer(event.member_id)
     match event:
         case ev.BatchAcked():
-            return parts.batching.ack(member, event, now)
+            return run.batching.ack(member, event, now)
         case ev.BatchStreamOpened():
-            parts.batching.open_stream(member, event)
+            run.batching.open_stream(member, event)
             if not event.rank:
-                parts.membership.remind(member, now)
+                run.membership.remind(member, now)
             return None
 
 
-def _take_session(parts: Parts, event: ev.SessionEvent, now: datetime) -> Any:
+def _dispatch_session(run: Components, event: ev.SessionEvent, now: datetime) -> Any:
     match event:
         case ev.MemberKeptAlive(member_id=member_id, load=load):
-            return parts.membership.keep_alive(member_id, load, now)
+            return run.membership.keep_alive(member_id, load, now)
         case ev.FailureReported(member_id=member_id, failure=failure):
-            parts.state.sessions.get(member_id)
-            return parts.state.failures.note(failure, now)
+            run.state.sessions.get(member_id)
+            return run.state.failures.note(failure, now)
         case ev.RaasJoined():
-            return parts.joining.join_pool(event, now)
+            return run.joining.join_pool(event, now)
         case ev.TrainerRegistered():
-            return parts.joining.register(event, now)
-        case ev.SessionLeft(member_id=member_id, message=message):
-            return parts.membership.leave(member_id, message, now)
+            return run.joining.register(event, now)
+        case ev.MemberLeft(member_id=member_id, message=message):
+            return run.membership.leave(member_id, message, now)
         case ev.MemberDrained(member_id=member_id, grace=grace):
-            return parts.membership.drain(member_id, grace, now)
+            return run.membership.drain(member_id, grace, now)
 
 
-def _take_version(parts: Parts, event: ev.VersionEvent, now: datetime) -> Any:
+def _dispatch_version(run: Components, event: ev.VersionEvent, now: datetime) -> Any:
     match event:
         case ev.VersionPublished():
-            return _publish(parts, event, now)
+            return _publish(run, event, now)
         case ev.VersionReported(member_id=member_id, report=report):
-            return parts.membership.report(member_id, report)
+            return run.membership.report(member_id, report)
         case ev.PublishRequested(member_id=member_id, policy_id=policy_id):
-            parts.state.sessions.raas(member_id)
-            return parts.pacing.request(parts.state.policy(policy_id))
+            run.state.sessions.raas(member_id)
+            return run.pacing.request(run.state.policy(policy_id))
 
 
-def _take_prompts(parts: Parts, event: ev.PromptEvent, now: datetime) -> Any:
-    training, evaluation = parts.training, parts.evaluation
+def _dispatch_prompts(run: Components, event: ev.PromptEvent, now: datetime) -> Any:
+    training, evaluation = run.training, run.evaluation
     match event:
         case ev.PromptsOffered(prompts=prompts, is_again=True):
             return training.prompts.offer_again(prompts)
@@ -100,41 +100,41 @@ def _take_prompts(parts: Parts, event: ev.PromptEvent, now: datetime) -> Any:
             return evaluation.cancel(eval_run_id, now)
 
 
-def _take_run(parts: Parts, event: ev.RunEvent, now: datetime) -> None:
-    flow = parts.state.flow
+def _dispatch_run(run: Components, event: ev.RunEvent, now: datetime) -> None:
+    flow = run.state.lifecycle
     match event:
         case ev.Ticked():
-            _tick(parts, now)
+            _tick(run, now)
         case ev.RunPaused():
             flow.is_paused = True
         case ev.RunResumed():
             flow.is_paused = False
         case ev.SaveRequested(checkpoint_id=checkpoint_id):
-            parts.saving.request(checkpoint_id)
+            run.saving.request(checkpoint_id)
         case ev.RunStopped(mode=mode, grace=grace):
-            parts.ending.stop(mode, grace, now)
+            run.ending.stop(mode, grace, now)
         case ev.HubRestarted():
-            _restart(parts, now)
+            _restart(run, now)
         case ev.RunBroken(failure=failure):
             flow.fail(failure)
 
 
-def _tick(parts: Parts, now: datetime) -> None:
-    parts.membership.expire(now)
-    parts.intake.expire(now)
+def _tick(run: Components, now: datetime) -> None:
+    run.membership.expire(now)
+    run.intake.expire(now)
 
 
-def _restart(parts: Parts, now: datetime) -> None:
-    parts.membership.renew_all(now)
-    parts.training.prompts.draw_again()
-    parts.evaluation.draw_again()
-    parts.ending.begin_again(now)
-    parts.balance.begin_again(now)
+def _restart(run: Components, now: datetime) -> None:
+    run.membership.renew_all(now)
+    run.training.prompts.draw_again()
+    run.evaluation.draw_again()
+    run.ending.begin_again(now)
+    run.balance.begin_again(now)
 
 
-def _publish(parts: Parts, event: ev.VersionPublished, now: datetime) -> int:
+def _publish(run: Components, event: ev.VersionPublished, now: datetime) -> int:
     """Enter a version; those who pull it are told when they may see it."""
-    state, info = parts.state, event.info
+    state, info = run.state, event.info
     member = state.sessions.trainer(event.member_id)
     policy = state.policy(info.policy_id)
     if member.policy_id != info.policy_id:
@@ -149,7 +149,7 @@ def _publish(parts: Parts, event: ev.VersionPublished, now: datetime) -> int:
             policy.progress.note_version()
             if newest is not None and info.step <= newest.step:
                 policy.spare()
-        parts.pacing.announce_again(policy.versions.get(info.version))
+        run.pacing.announce_again(policy.versions.get(info.version))
     if is_new and info.policy_id == state.settings.workflow.policy_ids[0]:
-        parts.training.prompts.begin_version(info.version)
+        run.training.prompts.begin_version(info.version)
     return policy.versions.next_version
