@@ -55,7 +55,7 @@ async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
         replica = await replay(reader, run_dir.snapshot, begin, end=end)
         if replica is not None:
             hit(FaultPoint.COMPACTION_REPLAYED)
-            replica.save(run_dir.snapshot)
+            replica.save(run_dir.snapshot, identity=reader.identity)
             hit(FaultPoint.SNAPSHOT_PLACED)
     finally:
         reader.close()

@@ -69,13 +69,17 @@ class Replica:
         self.lines: list[tuple[Line, datetime]] = []
 
     @classmethod
-    def load(cls, path: Path) -> "Replica | None":
+    def load(cls, path: Path, *, identity: bytes = b"") -> "Replica | None":
         """Return the replica of a snapshot; None: there is none.
 
+        Args:
+            path: Of its file.
+            identity: Of the journal beside it; empty: of any.
+
         Raises:
-            AstraflowError: JOURNAL_FAILED when it is damaged or of another release.
+            AstraflowError: JOURNAL_FAILED when it is damaged, or of another release or journal.
         """
-        data = read_snapshot(path)
+        data = read_snapshot(path, identity=identity)
         if data is None:
             return None
         # Algorithms of the user's own may lie beside them.
@@ -100,14 +104,15 @@ class Replica:
             )
         return cls(opened, begin(opened, recorded.time), MemberDirectory(), position=1)
 
-    def save(self, path: Path) -> None:
-        """Write a snapshot.
+    def save(self, path: Path, *, identity: bytes) -> None:
+        """Write a snapshot that belongs to a journal.
 
         Raises:
             AstraflowError: JOURNAL_FAILED when it cannot be written.
         """
         whole = (self.opened, self.run, self.directory)
-        write_snapshot(path, dump_state(whole, position=self.position, modules=_MODULES))
+        data = dump_state(whole, position=self.position, modules=_MODULES)
+        write_snapshot(path, data, identity=identity)
 
     def take(self, record: bytes, observe: Observer | None = None) -> None:
         """Let happen what the next record says.
@@ -223,7 +228,15 @@ async def replay(
         AstraflowError: JOURNAL_FAILED; what `begin` raises.
     """
     end = journal.end if end is None else end
-    replica = Replica.load(snapshot)
+    replica = Replica.load(snapshot, identity=journal.identity)
+    if replica is not None and replica.position > journal.end:
+        raise AstraflowError(
+            Reason.JOURNAL_FAILED,
+            f"{snapshot} goes to record {replica.position}, and the journal beside it ends at "
+            f"{journal.end}: one of them is an older copy, or the journal was removed; restore the "
+            "whole folder from one copy, or move it aside to begin the run anew from the trainer's "
+            "last checkpoint",
+        )
     if replica is None:
         if not end:
             return None
@@ -277,6 +290,13 @@ def _open_journal(recipe: Recipe, run_dir: RunDir) -> Journal:
     settings = recipe.hub.journal
     if settings.kind == "none":
         return InMemoryJournal()
+    if run_dir.snapshot.exists() and not run_dir.journal.exists():
+        raise AstraflowError(
+            Reason.JOURNAL_FAILED,
+            f"{run_dir.journal} is missing, and the snapshot of its run is there; restore the "
+            "whole folder from one copy, or move it aside to begin the run anew from the trainer's "
+            "last checkpoint",
+        )
     return SqliteJournal.open(run_dir.journal, durability=Durability(settings.durability))
 
 

@@ -16,6 +16,11 @@ class JournalRecords(Protocol):
     """What can be read of a journal."""
 
     @property
+    def identity(self) -> bytes:
+        """What tells it from every other journal; empty: nothing does."""
+        ...
+
+    @property
     def end(self) -> int:
         """Position of the next record."""
         ...
@@ -32,6 +37,11 @@ class Journal(Protocol):
         With three records appended, `first` is 0 and `end` 3; after `trim(2)` `first` is 2
         and the next record is at position 3.
     """
+
+    @property
+    def identity(self) -> bytes:
+        """What tells it from every other journal; empty: nothing does."""
+        ...
 
     @property
     def first(self) -> int:
@@ -80,6 +90,7 @@ class InMemoryJournal:
     """A journal that lives as long as its process."""
 
     def __init__(self) -> None:
+        self.identity = b""
         self._records: deque[bytes] = deque()
         self._first = 0
         self._is_closed = False

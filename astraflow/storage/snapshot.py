@@ -8,18 +8,27 @@ from zlib import crc32
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.fault_points import FaultPoint, hit
 
-_MAGIC = b"afsnap01"
+# The first releases wrote no identity.
+_FIRST_MAGIC = b"afsnap01"
+_MAGIC = b"afsnap02"
 # Checksum and size of what follows.
 _HEAD = Struct("<IQ")
+_IDENTITY_NBYTES = 16
 
 
-def write_snapshot(path: Path, data: bytes) -> None:
+def write_snapshot(path: Path, data: bytes, *, identity: bytes) -> None:
     """Replace a snapshot; on return it outlives the machine.
+
+    Args:
+        path: Of the file.
+        data: The state.
+        identity: Of the journal whose records it takes the place of.
 
     Raises:
         AstraflowError: JOURNAL_FAILED when it cannot be written; the one before is still there.
     """
     draft = path.with_name(path.name + ".draft")
+    data = identity.ljust(_IDENTITY_NBYTES, b"\0") + data
     try:
         with draft.open("wb") as file:
             file.write(_MAGIC + _HEAD.pack(crc32(data), len(data)))
@@ -39,11 +48,15 @@ def write_snapshot(path: Path, data: bytes) -> None:
         ) from error
 
 
-def read_snapshot(path: Path) -> bytes | None:
+def read_snapshot(path: Path, *, identity: bytes) -> bytes | None:
     """Return what was written last; None: nothing was.
 
+    Args:
+        path: Of the file.
+        identity: Of the journal beside it; empty: of any.
+
     Raises:
-        AstraflowError: JOURNAL_FAILED when it cannot be read or is damaged.
+        AstraflowError: JOURNAL_FAILED when it cannot be read, is damaged or of another journal.
     """
     try:
         content = path.read_bytes()
@@ -52,11 +65,16 @@ def read_snapshot(path: Path) -> bytes | None:
     except OSError as error:
         raise _damaged(path, str(error)) from error
     head, data = content[: len(_MAGIC) + _HEAD.size], content[len(_MAGIC) + _HEAD.size :]
-    if len(head) < len(_MAGIC) + _HEAD.size or not head.startswith(_MAGIC):
+    if len(head) < len(_MAGIC) + _HEAD.size or not head.startswith((_MAGIC, _FIRST_MAGIC)):
         raise _damaged(path, "it is no snapshot")
     checksum, nbytes = _HEAD.unpack(head[len(_MAGIC) :])
     if nbytes != len(data) or checksum != crc32(data):
         raise _damaged(path, "its checksum is wrong")
+    if head.startswith(_FIRST_MAGIC):
+        return data
+    said, data = data[:_IDENTITY_NBYTES], data[_IDENTITY_NBYTES:]
+    if identity and said.strip(b"\0") and said != identity:
+        raise _damaged(path, "it belongs to another journal than the one beside it")
     return data
 
 

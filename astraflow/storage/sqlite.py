@@ -1,7 +1,8 @@
 """A journal in one SQLite file, in WAL mode, written by a thread of its own.
 
-Every record has a checksum over its bytes and its position. A torn tail is cut when the file is
-opened; whatever else is wrong with the file keeps it closed, with an error that says what to do.
+Every record has a checksum over its bytes and its position, and a watermark beside the file says
+how far records may have been acknowledged. A torn tail behind that is cut when the file is opened;
+whatever else is wrong with the files keeps them closed, with an error that says what to do.
 """
 
 import asyncio
@@ -19,8 +20,12 @@ import structlog
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.storage.lock import FileLock
+from astraflow.storage.watermark import Level, Watermark, read_level, watermark_of
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 _FORMAT = 1
 
@@ -44,6 +49,8 @@ _SCHEMA = (
     f"PRAGMA user_version={_FORMAT}",
     "CREATE TABLE bounds (first INTEGER NOT NULL)",
     "INSERT INTO bounds VALUES (0)",
+    "CREATE TABLE identity (id BLOB NOT NULL)",
+    "INSERT INTO identity VALUES (randomblob(16))",
     "CREATE TABLE records"
     " (position INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, record BLOB NOT NULL)",
 )
@@ -97,10 +104,30 @@ def read_rows(path: Path, database: sqlite3.Connection, start: int, limit: int) 
 
 
 def bounds_of(database: sqlite3.Connection) -> tuple[int, int]:
-    """Return the positions of the oldest record that is kept and of the next one."""
-    (first,) = database.execute("SELECT first FROM bounds").fetchone()
+    """Return the positions of the oldest record that is kept and of the next one.
+
+    Raises:
+        sqlite3.DatabaseError: The tables do not say.
+    """
     (last,) = database.execute("SELECT max(position) FROM records").fetchone()
+    first = _only(database, "SELECT first FROM bounds", int)
     return first, first if last is None else last + 1
+
+
+def _only(database: sqlite3.Connection, query: str, kind: type[Value]) -> Value:
+    """Return the one value of a table with one row."""
+    rows = database.execute(query).fetchall()
+    if len(rows) != 1 or not isinstance(rows[0][0], kind):
+        raise sqlite3.DatabaseError(f"{query}: {len(rows)} rows, or not of its type")
+    return rows[0][0]
+
+
+def identity_of(database: sqlite3.Connection) -> bytes:
+    """Return what tells a journal from every other; empty: an earlier release began it."""
+    query = "SELECT count(*) FROM sqlite_master WHERE name = 'identity'"
+    if not database.execute(query).fetchone()[0]:
+        return b""
+    return _only(database, "SELECT id FROM identity", bytes)
 
 
 def open_for_writing(path: Path, durability: Durability) -> sqlite3.Connection:
@@ -118,9 +145,16 @@ def open_for_writing(path: Path, durability: Durability) -> sqlite3.Connection:
     (table_count,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if table_count:
         _must_be_ours(path, database)
+        (fault,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if fault != "ok":
+            raise sqlite3.DatabaseError(fault)
+    elif read_level(path) is not None:
+        raise _incomplete(path, "it is empty, and its watermark is there")
     database.execute("PRAGMA journal_mode=WAL")
     if not table_count:
         _begin(database)
+        # What tells whether its write-ahead file is lost must not be in there.
+        database.execute("PRAGMA wal_checkpoint(PASSIVE)")
     database.execute(f"PRAGMA synchronous={_SYNCHRONOUS[durability]}")
     database.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
     database.execute(f"PRAGMA journal_size_limit={_LOG_NBYTES}")
@@ -149,32 +183,107 @@ def _must_be_ours(path: Path, database: sqlite3.Connection) -> None:
         )
 
 
-def sound_bounds(path: Path, database: sqlite3.Connection) -> tuple[int, int]:
+def sound_bounds(
+    path: Path, database: sqlite3.Connection, *, acknowledged: int = 0
+) -> tuple[int, int]:
     """Cut a torn tail, records at the very end whose checksum is wrong; return what is left.
 
+    Args:
+        path: Of the file.
+        database: The file, open.
+        acknowledged: End of what somebody may know of; that is never cut.
+
     Raises:
-        AstraflowError: JOURNAL_FAILED when nothing is sound.
+        AstraflowError: JOURNAL_FAILED when nothing is sound, or a record that may have been
+            acknowledged is not.
     """
-    first, end = bounds_of(database)
-    torn = end
+    first, written = bounds_of(database)
+    end, is_torn = first, False
     query = "SELECT position, checksum, record FROM records ORDER BY position DESC"
     with closing(database.execute(query)) as rows:
         for position, said, record in rows:
             if said == checksum(position, record):
+                # Not the lowest torn position: a torn row may have any.
+                end = position + 1
                 break
-            torn = position
-    if torn < end:
-        _must_be_a_tail(path, first=first, torn=torn)
-        log.warning("journal: a torn tail is cut", path=str(path), records=end - torn)
+            is_torn = True
+    if is_torn and (end <= first or end < acknowledged):
+        raise _damaged(path, end)
+    if end < acknowledged:
+        raise _cut_off(path, end, acknowledged)
+    if is_torn:
+        log.warning("journal: a torn tail is cut", path=str(path), end=end, written=written)
         with database:
-            database.execute("DELETE FROM records WHERE position >= ?", (torn,))
-    return first, torn
+            database.execute("DELETE FROM records WHERE position >= ?", (end,))
+    return first, end
 
 
-def _must_be_a_tail(path: Path, *, first: int, torn: int) -> None:
-    """Refuse a journal of which nothing is sound: that is no torn tail."""
-    if torn <= first:
-        raise _damaged(path, first)
+def _acknowledged(path: Path, database: sqlite3.Connection, *, has_log: bool) -> Level:
+    """Return which journal this is, and how far it may have been acknowledged.
+
+    Args:
+        path: Of the file.
+        database: The file, open.
+        has_log: Whether its write-ahead file was there before it was opened.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED when the watermark is of another journal, or is missing
+            together with the write-ahead file.
+    """
+    level, identity = read_level(path), identity_of(database)
+    if bounds_of(database) == (0, 0) and level is None:
+        # It was begun just now, or a process died over it before anybody knew.
+        return Level(identity, 0)
+    if not identity and level is None:
+        # An earlier release began it, without a watermark.
+        with database:
+            database.execute("CREATE TABLE identity (id BLOB NOT NULL)")
+            database.execute("INSERT INTO identity VALUES (randomblob(16))")
+        return Level(identity_of(database), 0)
+    if level is None and has_log:
+        log.warning("journal: its watermark is missing or damaged and made anew", path=str(path))
+        return Level(identity, bounds_of(database)[1])
+    if level is None:
+        raise _incomplete(path, "neither its write-ahead file nor its watermark is there")
+    if level.identity != identity:
+        raise _incomplete(path, "its watermark is of another journal")
+    return level
+
+
+def must_not_be_lost(path: Path) -> None:
+    """Refuse to begin a journal where one was.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED when other files say that the journal's own is lost.
+    """
+    if path.exists() and path.stat().st_size:
+        return
+    for left in (watermark_of(path), _log_of(path)):
+        if left.exists() and left.stat().st_size:
+            raise _incomplete(path, f"it is missing or empty, and {left.name} is there")
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def _cut_off(path: Path, end: int, acknowledged: int) -> AstraflowError:
+    return AstraflowError(
+        Reason.JOURNAL_FAILED,
+        f"{path} ends at record {end}, and {acknowledged} may have been acknowledged: its "
+        "write-ahead file is lost, or it is an older copy, or the machine lost its power with "
+        "durability: process; restore the whole folder from one copy, or move it aside to "
+        "begin the run anew from the trainer's last checkpoint",
+        metadata={"position": str(end)},
+    )
+
+
+def _incomplete(path: Path, why: str) -> AstraflowError:
+    return AstraflowError(
+        Reason.JOURNAL_FAILED,
+        f"{path} is not whole: {why}; restore the whole folder from one copy, or move it aside to "
+        "begin the run anew from the trainer's last checkpoint",
+    )
 
 
 def _damaged(path: Path, position: int) -> AstraflowError:
@@ -186,7 +295,7 @@ def _damaged(path: Path, position: int) -> AstraflowError:
     )
 
 
-def unusable(path: Path, error: sqlite3.Error) -> AstraflowError:
+def unusable(path: Path, error: Exception) -> AstraflowError:
     """Return what to say of a file that cannot be opened."""
     return AstraflowError(
         Reason.JOURNAL_FAILED,
@@ -195,7 +304,7 @@ def unusable(path: Path, error: sqlite3.Error) -> AstraflowError:
     )
 
 
-def unwritable(path: Path, error: sqlite3.Error) -> AstraflowError:
+def unwritable(path: Path, error: Exception) -> AstraflowError:
     """Return what to say of a file that was opened and cannot be used any more."""
     return AstraflowError(
         Reason.JOURNAL_FAILED,
@@ -203,8 +312,6 @@ def unwritable(path: Path, error: sqlite3.Error) -> AstraflowError:
         "with the same run folder: nothing that was acknowledged is lost",
     )
 
-
-Result = TypeVar("Result")
 
 # Rows that one transaction of a trim lets go, and pages that it gives back to the disk: appends
 # go on in between.
@@ -217,9 +324,18 @@ class SqliteJournal:
     """A journal that outlives its process; one process at a time writes it."""
 
     def __init__(
-        self, path: Path, database: sqlite3.Connection, lock: FileLock, *, bounds: tuple[int, int]
+        self,
+        path: Path,
+        database: sqlite3.Connection,
+        lock: FileLock,
+        watermark: Watermark,
+        identity: bytes,
+        *,
+        bounds: tuple[int, int],
     ) -> None:
         """Take an opened file; use `open`."""
+        self.identity = identity
+        self._watermark = watermark
         self._path = path
         self._database = database
         self._lock = lock
@@ -237,15 +353,19 @@ class SqliteJournal:
         """
         lock = FileLock.take(path.with_name(path.name + ".lock"))
         try:
+            must_not_be_lost(path)
+            has_log = _log_of(path).exists()
             database = open_for_writing(path, durability)
-            bounds = sound_bounds(path, database)
-        except sqlite3.Error as error:
+            level = _acknowledged(path, database, has_log=has_log)
+            bounds = sound_bounds(path, database, acknowledged=level.end)
+            watermark = Watermark(path, Level(level.identity, bounds[1]))
+        except (sqlite3.Error, OSError) as error:
             lock.release()
             raise unusable(path, error) from error
         except AstraflowError:
             lock.release()
             raise
-        return cls(path, database, lock, bounds=bounds)
+        return cls(path, database, lock, watermark, level.identity, bounds=bounds)
 
     @property
     def first(self) -> int:
@@ -296,12 +416,13 @@ class SqliteJournal:
         if not self._is_closed:
             self._is_closed = True
             await self._do(lambda: self._database.execute("PRAGMA wal_checkpoint(PASSIVE)"))
+            self._watermark.close()
             self._lock.release()
 
     async def _do(self, work: Callable[[], Result]) -> Result:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise unwritable(self._path, error) from error
 
     def _append(self, records: Sequence[bytes]) -> int:
@@ -313,6 +434,7 @@ class SqliteJournal:
         with self._database:
             self._database.executemany("INSERT INTO records VALUES (?, ?, ?)", rows)
             hit(FaultPoint.JOURNAL_WRITTEN)
+        self._watermark.rise(position + len(rows))
         hit(FaultPoint.JOURNAL_COMMITTED)
         self._end += len(rows)
         return position
@@ -347,8 +469,18 @@ class JournalReader:
             AstraflowError: JOURNAL_FAILED when there is no journal.
         """
         self._path = path
-        self._database = open_for_reading(path)
-        self._first, self._end = bounds_of(self._database)
+        try:
+            # Before the bounds, which may grow meanwhile.
+            level = read_level(path)
+            self._database = open_for_reading(path)
+            self._first, self._end = bounds_of(self._database)
+            self.identity = identity_of(self._database)
+        except (sqlite3.Error, OSError) as error:
+            raise unusable(path, error) from error
+        if level is not None and level.identity != self.identity:
+            raise _incomplete(path, "its watermark is of another journal")
+        if level is not None and level.end > self._end:
+            raise _cut_off(path, self._end, level.end)
 
     @property
     def first(self) -> int:
@@ -367,7 +499,10 @@ class JournalReader:
             AstraflowError: JOURNAL_FAILED for a record that is damaged, missing or not kept.
         """
         limit = min(limit, self._end - start)
-        records = read_rows(self._path, self._database, start, limit)
+        try:
+            records = read_rows(self._path, self._database, start, limit)
+        except sqlite3.Error as error:
+            raise unusable(self._path, error) from error
         if len(records) < limit:
             raise AstraflowError(
                 Reason.JOURNAL_FAILED, f"{self._path} has no record {start + len(records)}"

@@ -18,6 +18,8 @@ class Archive:
         records: By position, from 0 on.
     """
 
+    identity = b""
+
     def __init__(self, path: Path) -> None:
         self.records: list[bytes] = []
         self._path = path

@@ -11,6 +11,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.sqlite import Durability, SqliteJournal, open_for_reading, read_rows
+from astraflow.storage.watermark import Level, Watermark, read_level, watermark_of
 from crash_ends.disk import small_disk
 
 
@@ -97,12 +98,47 @@ async def test_it_can_be_read_beside_its_writer(path):
     await journal.close()
 
 
-async def test_a_torn_tail_is_cut(path):
+def acknowledge(path, end):
+    """Have the watermark of a journal say less than it holds, as after a kill before it rose."""
+    Watermark(path, Level(read_level(path).identity, end)).close()
+
+
+async def test_a_torn_tail_that_nobody_knows_of_is_cut(path):
     await write(path, [b"a", b"b", b"c"])
     spoil(path, 2)
+    acknowledge(path, 2)
     assert await records_of(path) == [b"a", b"b"]
     await write(path, [b"d"])
     assert await records_of(path) == [b"a", b"b", b"d"]
+
+
+async def test_a_torn_record_that_was_acknowledged_is_refused(path):
+    await write(path, [b"a", b"b", b"c"])
+    spoil(path, 2)
+    with pytest.raises(AstraflowError, match="damaged at record 2"):
+        await records_of(path)
+
+
+@pytest.mark.parametrize("key", [1 << 40, -7])
+async def test_a_torn_row_with_a_far_key_leaves_no_gap(path, key):
+    await write(path, [b"a", b"b", b"c"])
+    acknowledge(path, 2)
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE records SET position = ? WHERE position = 2", (key,))
+    database.close()
+    assert await records_of(path) == [b"a", b"b"]
+    await write(path, [b"d"])
+    assert await records_of(path) == [b"a", b"b", b"d"]
+
+
+async def test_a_journal_of_an_earlier_release_gets_a_watermark(path):
+    await write(path, [b"a", b"b"])
+    watermark_of(path).unlink()
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE identity")
+    database.close()
+    await write(path, [b"c"])
+    assert read_level(path).end == 3
 
 
 async def test_damage_before_the_end_is_refused_with_its_place(path):
