@@ -130,8 +130,8 @@ def identity_of(database: sqlite3.Connection) -> bytes:
     return _only(database, "SELECT id FROM identity", bytes)
 
 
-def open_for_writing(path: Path, durability: Durability) -> sqlite3.Connection:
-    """Open a journal's file, or begin one.
+def open_for_writing(path: Path, durability: Durability) -> tuple[sqlite3.Connection, bool]:
+    """Open a journal's file, or begin one; return it, and whether it was begun.
 
     Raises:
         AstraflowError: JOURNAL_FAILED when it is none of this format.
@@ -161,7 +161,7 @@ def open_for_writing(path: Path, durability: Durability) -> sqlite3.Connection:
     with database:
         # A disk that cannot be written is found now and not with the first rollout.
         database.execute("UPDATE bounds SET first = first")
-    return database
+    return database, not table_count
 
 
 def _begin(database: sqlite3.Connection) -> None:
@@ -218,36 +218,25 @@ def sound_bounds(
     return first, end
 
 
-def _acknowledged(path: Path, database: sqlite3.Connection, *, has_log: bool) -> Level:
+def _acknowledged(path: Path, database: sqlite3.Connection) -> Level:
     """Return which journal this is, and how far it may have been acknowledged.
 
-    Args:
-        path: Of the file.
-        database: The file, open.
-        has_log: Whether its write-ahead file was there before it was opened.
-
     Raises:
-        AstraflowError: JOURNAL_FAILED when the watermark is of another journal, or is missing
-            together with the write-ahead file.
+        AstraflowError: JOURNAL_FAILED when the watermark is of another journal.
     """
     level, identity = read_level(path), identity_of(database)
-    if bounds_of(database) == (0, 0) and level is None:
-        # It was begun just now, or a process died over it before anybody knew.
-        return Level(identity, 0)
-    if not identity and level is None:
+    if level is not None and level.identity != identity:
+        raise _incomplete(path, "its watermark is of another journal")
+    if level is not None:
+        return level
+    if not identity:
         # An earlier release began it, without a watermark.
         with database:
             database.execute("CREATE TABLE identity (id BLOB NOT NULL)")
             database.execute("INSERT INTO identity VALUES (randomblob(16))")
         return Level(identity_of(database), 0)
-    if level is None and has_log:
-        log.warning("journal: its watermark is missing or damaged and made anew", path=str(path))
-        return Level(identity, bounds_of(database)[1])
-    if level is None:
-        raise _incomplete(path, "neither its write-ahead file nor its watermark is there")
-    if level.identity != identity:
-        raise _incomplete(path, "its watermark is of another journal")
-    return level
+    log.warning("journal: its watermark is missing or damaged and made anew", path=str(path))
+    return Level(identity, bounds_of(database)[1])
 
 
 def must_not_be_lost(path: Path) -> None:
@@ -256,11 +245,15 @@ def must_not_be_lost(path: Path) -> None:
     Raises:
         AstraflowError: JOURNAL_FAILED when other files say that the journal's own is lost.
     """
-    if path.exists() and path.stat().st_size:
-        return
-    for left in (watermark_of(path), _log_of(path)):
-        if left.exists() and left.stat().st_size:
-            raise _incomplete(path, f"it is missing or empty, and {left.name} is there")
+    if not path.exists() or not path.stat().st_size:
+        for left in (watermark_of(path), _log_of(path)):
+            if left.exists() and left.stat().st_size:
+                raise _incomplete(path, f"it is missing or empty, and {left.name} is there")
+    elif read_level(path) is None and not _log_of(path).exists():
+        # Read as it is: to open it otherwise makes a write-ahead file.
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as found:
+            if identity_of(found):
+                raise _incomplete(path, "neither its write-ahead file nor its watermark is there")
 
 
 def _log_of(path: Path) -> Path:
@@ -354,9 +347,8 @@ class SqliteJournal:
         lock = FileLock.take(path.with_name(path.name + ".lock"))
         try:
             must_not_be_lost(path)
-            has_log = _log_of(path).exists()
-            database = open_for_writing(path, durability)
-            level = _acknowledged(path, database, has_log=has_log)
+            database, is_new = open_for_writing(path, durability)
+            level = Level(identity_of(database), 0) if is_new else _acknowledged(path, database)
             bounds = sound_bounds(path, database, acknowledged=level.end)
             watermark = Watermark(path, Level(level.identity, bounds[1]))
         except (sqlite3.Error, OSError) as error:
@@ -397,7 +389,9 @@ class SqliteJournal:
         if not self._first <= start <= self._end:
             raise AstraflowError(
                 Reason.JOURNAL_FAILED,
-                f"position {start} is not kept; the journal has {self._first} to {self._end}",
+                f"position {start} is not kept; the journal has {self._first} to {self._end}, "
+                "and its snapshot is missing or an older copy; restore the whole folder from one "
+                "copy",
             )
         return await self._do(lambda: read_rows(self._path, self._database, start, limit))
 
@@ -505,7 +499,9 @@ class JournalReader:
             raise unusable(self._path, error) from error
         if len(records) < limit:
             raise AstraflowError(
-                Reason.JOURNAL_FAILED, f"{self._path} has no record {start + len(records)}"
+                Reason.JOURNAL_FAILED,
+                f"{self._path} has no record {start + len(records)}; restore the whole folder from "
+                "one copy",
             )
         return records
 

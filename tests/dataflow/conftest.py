@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,29 +119,40 @@ def recipe_of(tmp_path):
     return lambda **changes: make_recipe(tmp_path, **changes)
 
 
+@asynccontextmanager
+async def hub_in(folder: Path, recipe: Recipe, **options):
+    """Serve a run in a folder."""
+    ready: asyncio.Future[tuple[Hub, str]] = asyncio.get_running_loop().create_future()
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(
+            serve_hub(
+                recipe,
+                run_dir=folder,
+                tokens=TOKENS,
+                on_ready=lambda hub, address: ready.set_result((hub, address)),
+                **options,
+            )
+        )
+        await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
+        hub, address = ready.result() if ready.done() else (await serving, "")
+        async with dial(address) as channel:
+            yield Scene(hub, address, RunDir(folder), channel, serving)
+        serving.cancel()
+
+
+@pytest.fixture(scope="session")
+def serve_in():
+    return hub_in
+
+
+@pytest.fixture(scope="session")
+def recipe_in():
+    return make_recipe
+
+
 @pytest.fixture
 def start_hub(tmp_path):
-    @asynccontextmanager
-    async def start(recipe: Recipe, **options):
-        ready: asyncio.Future[tuple[Hub, str]] = asyncio.get_running_loop().create_future()
-        run_dir = tmp_path / "run"
-        async with asyncio.TaskGroup() as group:
-            serving = group.create_task(
-                serve_hub(
-                    recipe,
-                    run_dir=run_dir,
-                    tokens=TOKENS,
-                    on_ready=lambda hub, address: ready.set_result((hub, address)),
-                    **options,
-                )
-            )
-            await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
-            hub, address = ready.result() if ready.done() else (await serving, "")
-            async with dial(address) as channel:
-                yield Scene(hub, address, RunDir(run_dir), channel, serving)
-            serving.cancel()
-
-    return start
+    return partial(hub_in, tmp_path / "run")
 
 
 @dataclass(kw_only=True)
