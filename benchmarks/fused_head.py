@@ -31,9 +31,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from astraflow.trainers.fused_head import fused_logprobs
+from astraflow.trainers.fused_head import Head, Tiling, fused_logprobs
 from astraflow.trainers.tensors import backward, seed_everything
-from astraflow.trainers.tiles import Head, Tiling
 
 KINDS = ("plain", "fused")
 MOST_EXTRA, MOST_TIME = 0.3, 1.3

@@ -23,9 +23,8 @@ from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.orders import PublishVersion
 from astraflow.trainers.fsdp.ranks import Ranks, joined_ranks
 from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
-from astraflow.trainers.interpreter import shared_interpreter
-from astraflow.trainers.origin import WeightOrigin
-from astraflow.trainers.published_layout import published_layout
+from astraflow.trainers.main import shared_interpreter
+from astraflow.trainers.origin import WeightOrigin, published_layout
 from fanout_ends.origin import POLICY
 from trainer_stall import (
     MODELS,
@@ -113,7 +112,7 @@ def main() -> None:
     configure_logging("trainer", level="warning")
     began = time.monotonic()
     with joined_ranks(device="cpu", replicas=1) as ranks, tempfile.TemporaryDirectory() as own:
-        folder = Path(ranks.tell(own))
+        folder = Path(ranks.broadcast(own))
         with shared_interpreter():
             result = {
                 name: measure(asked(MODELS[name], given), given.threads, ranks, folder / name)

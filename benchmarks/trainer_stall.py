@@ -45,9 +45,8 @@ from astraflow.core.ids import BatchId, RolloutId, TrajectoryId
 from astraflow.core.rollouts import Column, ColumnAxis
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.telemetry.logging import configure_logging
-from astraflow.trainers.interpreter import shared_interpreter
-from astraflow.trainers.origin import WeightOrigin
-from astraflow.trainers.published_layout import published_layout
+from astraflow.trainers.main import shared_interpreter
+from astraflow.trainers.origin import WeightOrigin, published_layout
 from astraflow.trainers.torch_engine import TorchEngine
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer

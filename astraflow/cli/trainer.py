@@ -135,7 +135,7 @@ def merge(
 ) -> None:
     """Write adapters and their model as one Hugging Face directory."""
     from astraflow.config.lora import base_of  # noqa: PLC0415
-    from astraflow.trainers.merging import write_merged  # noqa: PLC0415 - loads torch
+    from astraflow.trainers.model_files import write_merged  # noqa: PLC0415 - loads torch
 
     write_merged(base or base_of(adapters), adapters, target)
     typer.echo(target)

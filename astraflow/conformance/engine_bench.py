@@ -11,7 +11,7 @@ from astraflow.conformance.checks import Broken
 from astraflow.conformance.engine_batches import made_batch
 from astraflow.core.dtype import Dtype
 from astraflow.trainers.engine import TrainEngine
-from astraflow.trainers.published_layout import published_layout
+from astraflow.trainers.origin import published_layout
 from astraflow.weights.patches.shard_layout import WHOLE
 from astraflow.weights.publish.tensors import reader_of
 

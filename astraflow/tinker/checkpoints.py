@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.placing import drop_drafts, placed
+from astraflow.trainers.checkpoints import drop_drafts, placed
 
 # Kept of each model; a session of an older one says that it is gone.
 SNAPSHOT_COUNT: Final = 16

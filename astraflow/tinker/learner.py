@@ -22,15 +22,19 @@ from astraflow.tinker.batch import Batch, require_known
 from astraflow.tinker.losses import find_loss
 from astraflow.tinker.wire import TrainRequest
 from astraflow.trainers import tensors
-from astraflow.trainers.adapter_files import read_adapters, read_lora, write_adapters
-from astraflow.trainers.causal_model import CausalModel, load_module
-from astraflow.trainers.exhaustion import naming_exhaustion
+from astraflow.trainers.causal_model import CausalModel, load_module, naming_exhaustion
+from astraflow.trainers.checkpoints import OPTIMIZER_FILE
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
-from astraflow.trainers.lora import adapter_settings, add_adapters
+from astraflow.trainers.lora import (
+    adapter_settings,
+    add_adapters,
+    read_adapters,
+    read_lora,
+    write_adapters,
+)
 from astraflow.trainers.model_files import write_model
-from astraflow.trainers.optimizer_files import read_state
-from astraflow.trainers.passes import Pass, passes_of
-from astraflow.trainers.resume import OPTIMIZER_FILE
+from astraflow.trainers.optimizer import read_state
+from astraflow.trainers.passes import ModelPass, passes_of
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
 
@@ -341,7 +345,7 @@ class Learner:
             self._adam.load_state_dict({"state": state["state"], "param_groups": own})
             self._step_count = state["step_count"]
 
-    def _plan(self, rows: TrainRows) -> Sequence[Pass]:
+    def _plan(self, rows: TrainRows) -> Sequence[ModelPass]:
         # As the trainer does: on a GPU the attention kernel that takes a mask costs more.
         shares = self._model.device.type == "cpu" and self._model.takes_branches
         return passes_of(

@@ -27,7 +27,7 @@ from astraflow.core.updates import TensorUpdate, WeightUpdate
 from astraflow.engines.building import build_adapter_engines
 from astraflow.engines.protocol import Engine, Generation
 from astraflow.tinker.learner import lora_in
-from astraflow.trainers.adapter_files import read_lora
+from astraflow.trainers.lora import read_lora
 
 _POLICY: Final = PolicyId("tinker")
 # Snapshots that are sampled from at once; engines that are servers have places for four.

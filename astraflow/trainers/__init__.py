@@ -1,6 +1,6 @@
 """Trainers: batches become optimizer steps, and every step a version of the weights."""
 
 from astraflow.trainers.engine import TrainEngine
-from astraflow.trainers.engine_run import run_engine
+from astraflow.trainers.main import run_engine
 
 __all__ = ["TrainEngine", "run_engine"]

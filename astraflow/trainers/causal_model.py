@@ -1,11 +1,12 @@
-"""A Hugging Face causal language model, as a trainer uses it."""
+"""A Hugging Face causal language model, as a trainer uses it, and torch around it."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import structlog
@@ -322,3 +323,35 @@ def prepare_torch(*, thread_count: int) -> None:
     torch.set_num_threads(thread_count)
     # The other way to say it, torch.use_deterministic_algorithms, imports a compiler: 2 s.
     torch.set_deterministic_debug_mode("warn")
+
+
+# In what torch's CPU allocator raises, a plain RuntimeError.
+_SIGNS: Final = ("can't allocate memory", "not enough memory")
+
+
+@contextmanager
+def naming_exhaustion(*, max_tokens: int) -> Generator[None]:
+    """Say what to do when a block runs out of memory.
+
+    Args:
+        max_tokens: Of one pass, as the recipe has it.
+
+    Raises:
+        AstraflowError: MEMORY_EXCEEDED.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_exhausted(error):
+            raise
+        raise AstraflowError(
+            Reason.MEMORY_EXCEEDED,
+            f"a step ran out of memory: {error}; lower trainer.max_tokens_per_pass, now "
+            f"{max_tokens}",
+        ) from error
+
+
+def _is_exhausted(error: Exception) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(sign in str(error) for sign in _SIGNS)

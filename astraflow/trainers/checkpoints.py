@@ -1,18 +1,211 @@
-"""Checkpoints: what an engine saves, there whole or not at all."""
+"""Checkpoints: written whole or not at all, kept as the recipe says, and resumed from."""
 
 import json
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter
+from typing import Final, Protocol, Self
 
-from astraflow.config.recipe import Keep
-from astraflow.config.run_dir import RunDir
+from astraflow.config.recipe import Keep, Trainer
+from astraflow.config.run_dir import RunDir, read_json_lines
+from astraflow.core.batches import AckBatch
 from astraflow.trainers.engine import TrainEngine
-from astraflow.trainers.placing import drafted, drop_drafts, place
-from astraflow.trainers.resume import OPTIMIZER_FILES, STATE_FILE
-from astraflow.trainers.retention import thin_out
+
+STATE_FILE = "trainer_state.json"
+
+OPTIMIZER_FILE = "optimizer.pt"
+
+# What of a checkpoint a resume alone needs: one of these.
+OPTIMIZER_FILES = (OPTIMIZER_FILE, "optimizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPoint:
+    """The state that a trainer begins with.
+
+    Attributes:
+        directory: Of the checkpoint; None: it begins with the first weights.
+        checkpoint_id: What the run knows it by; empty: it starts from nothing.
+        step: Optimizer steps in it.
+        version: What these weights were published as; None: they were not.
+    """
+
+    directory: Path | None = None
+    checkpoint_id: str = ""
+    step: int = 0
+    version: int | None = None
+
+
+FIRST_WEIGHTS: Final = StartPoint()
+
+"""The very beginning."""
+
+
+def start_points(run_dir: RunDir, policy_id: str) -> Sequence[StartPoint]:
+    """Return where a policy can be resumed, newest first; the last one is the very beginning.
+
+    A checkpoint that was written and not acknowledged is among them: the run refuses it, and
+    its predecessor is the one. One that was named anew comes under its first name, too.
+    """
+    folder = run_dir.checkpoints(policy_id)
+    found = [point for path in sorted(folder.glob("step_*"), reverse=True) for point in _read(path)]
+    return (*(point for point in found if point.step), FIRST_WEIGHTS)
+
+
+def _read(directory: Path) -> list[StartPoint]:
+    state = json.loads((directory / STATE_FILE).read_text())
+    if not state.get("is_resumable", True):
+        return []
+    names = dict.fromkeys((state.get("checkpoint_id", directory.name), directory.name))
+    return [
+        StartPoint(
+            directory=directory, checkpoint_id=name, step=state["step"], version=state["version"]
+        )
+        for name in names
+    ]
+
+
+@contextmanager
+def placed(target: Path) -> Generator[Path]:
+    """Yield an empty directory to write into; what is in it at the end becomes the target.
+
+    Args:
+        target: A directory that is there already gives way.
+    """
+    draft = drafted(target)
+    yield draft
+    place(draft, target)
+
+
+def drafted(target: Path) -> Path:
+    """Make an empty directory that `place` will make the target."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    return draft
+
+
+def drop_drafts(folder: Path) -> None:
+    """Let go of what somebody who was killed has left half written."""
+    for path in folder.glob(".*.draft"):
+        shutil.rmtree(path)
+
+
+def place(draft: Path, target: Path) -> None:
+    """Make a directory the target, once all that is in it is on the disk."""
+    for path in filter(Path.is_file, draft.rglob("*")):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    try:
+        draft.rename(target)
+    except OSError:
+        old = draft.with_suffix(".old")
+        target.rename(old)
+        draft.rename(target)
+        shutil.rmtree(old)
+
+
+_EVAL = "eval/"
+
+_GOING = ".going"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A checkpoint that there is.
+
+    Attributes:
+        directory: Where.
+        step: Optimizer steps behind it.
+        version: What its weights are published as; None: they are not.
+        is_named: Whether the run asked for it under a name of its own.
+    """
+
+    directory: Path
+    step: int
+    version: int | None = None
+    is_named: bool = False
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Read what a checkpoint says of itself."""
+        state = json.loads((directory / STATE_FILE).read_text())
+        is_named = state.get("checkpoint_id", directory.name) != directory.name
+        return cls(
+            directory=directory, step=state["step"], version=state["version"], is_named=is_named
+        )
+
+
+def thin_out(run_dir: RunDir, policy_id: str, keep: Keep) -> None:
+    """Let go of the checkpoints that need not stay; what is half gone already goes, too."""
+    folder = run_dir.checkpoints(policy_id)
+    for path in folder.glob(f".*{_GOING}"):
+        shutil.rmtree(path)
+    found = [Written.read(path) for path in sorted(folder.glob("step_*"))]
+    scores = scores_of(run_dir, policy_id, keep.best, found)
+    staying = steps_to_keep(found, keep, scores)
+    for each in found:
+        if each.step not in staying:
+            _drop(each.directory)
+
+
+def _drop(directory: Path) -> None:
+    """Let go of a checkpoint; a reader sees all of it or nothing."""
+    shutil.rmtree(directory.rename(directory.with_name(f".{directory.name}{_GOING}")))
+
+
+def steps_to_keep(
+    found: Sequence[Written], keep: Keep, scores: Mapping[int, float]
+) -> frozenset[int]:
+    """Return the steps whose checkpoints stay.
+
+    Args:
+        found: All there are, by rising step.
+        keep: What the recipe says.
+        scores: Of steps, as far as they are known; the highest is best, of equals the latest.
+
+    Example:
+        >>> found = [Written(directory=Path(), step=step) for step in range(9)]
+        >>> sorted(steps_to_keep(found, Keep(last=2, every=3), {4: 0.5, 5: 0.2}))
+        [0, 3, 4, 6, 7, 8]
+    """
+    every = keep.every
+    steps = [each.step for each in found]
+    regular = [step for step in steps if every is not None and step % every == 0]
+    named = [each.step for each in found if each.is_named]
+    known = sorted(step for step in steps if step in scores)
+    best = [max(reversed(known), key=lambda step: scores[step])] if known else []
+    return frozenset([*steps[:1], *steps[-keep.last :], *regular, *named, *best])
+
+
+def scores_of(
+    run_dir: RunDir, policy_id: str, name: str | None, found: Sequence[Written]
+) -> Mapping[int, float]:
+    """Return what the run's folder says of checkpoints, by step.
+
+    Args:
+        run_dir: Of the run.
+        policy_id: Whose checkpoints.
+        name: See `Keep.best`; None: of none.
+        found: The checkpoints.
+    """
+    if name is None:
+        return {}
+    if not name.startswith(_EVAL):
+        rows = [row for row in read_json_lines(run_dir.metrics) if row["policy"] == policy_id]
+        return {row["step"]: row[name] for row in rows if name in row}
+    runs = [row for row in read_json_lines(run_dir.evals) if row["suite"] == name[len(_EVAL) :]]
+    by_version = {
+        row["versions"].get(policy_id): row["overall"]["avg_at_k"] for row in runs if row["overall"]
+    }
+    return {each.step: by_version[each.version] for each in found if each.version in by_version}
+
 
 # The newest one may not be acknowledged yet; then its predecessor is resumed.
 _RESUMABLE_COUNT = 2
@@ -137,3 +330,88 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+# What a trainer that is killed loses at most, where the recipe does not say.
+_CHECKPOINT_S = 600.0
+
+
+class SaveClient(Protocol):
+    """What is needed of a trainer's place in a run; `TrainerClient` has it."""
+
+    def take_save_order(self) -> str:
+        """Return the checkpoint that the run asked for since the last call; empty: none."""
+        ...
+
+    def ack_later(self, ack: AckBatch, *, checkpoint: Future[str] | None) -> None:
+        """Settle a batch, once a checkpoint is written, while the caller goes on."""
+        ...
+
+    def flush(self) -> None:
+        """Wait for what was announced and settled."""
+        ...
+
+
+class Saves:
+    """Writes a checkpoint when one is asked for or due.
+
+    Attributes:
+        last: The ack of the newest batch; None: there was none in this process.
+    """
+
+    def __init__(self, client: SaveClient, checkpoints: Checkpoints, settings: Trainer) -> None:
+        """Count from now.
+
+        Args:
+            client: Of the run.
+            checkpoints: Where they are written.
+            settings: When they are due.
+        """
+        self.last: AckBatch | None = None
+        self._client = client
+        self._checkpoints = checkpoints
+        self._settings = settings
+        self._saved = perf_counter()
+        # Asked for before there was a batch to tell of it.
+        self._asked = ""
+        self._written: set[str] = set()
+
+    def after_step(self, step: int, version: int | None) -> Future[str] | None:
+        """Begin to write a checkpoint if one is due; return its id, once it is whole."""
+        asked = self._take_order()
+        return self._write(asked, step, version) if asked or self.need_save(step) else None
+
+    def need_save(self, step: int) -> bool:
+        """Whether a checkpoint is due: the last one before its batch is acknowledged, too."""
+        if step == self._settings.step_count:
+            return True
+        every = self._settings.checkpoint_every
+        return perf_counter() - self._saved >= _CHECKPOINT_S if every is None else step % every == 0
+
+    def carry_out_orders(self, step: int, version: int | None) -> None:
+        """Save while there is nothing to train on, if the run asks; the last ack says so again."""
+        asked = self._take_order()
+        if self.last is None:
+            self._asked = asked
+        elif asked:
+            self._client.ack_later(self.last, checkpoint=self._write(asked, step, version))
+
+    def _take_order(self) -> str:
+        """Return what was asked for and is not written; an order may come again."""
+        asked, self._asked = self._client.take_save_order() or self._asked, ""
+        return "" if asked in self._written else asked
+
+    def _write(self, asked: str, step: int, version: int | None) -> Future[str]:
+        # It names a version that the run knows.
+        self._client.flush()
+        written = self._checkpoints.begin(
+            step=step, version=version, checkpoint_id=asked, then=self._thin_out
+        )
+        self._written.add(asked)
+        self._saved = perf_counter()
+        return written
+
+    def _thin_out(self) -> None:
+        keep = self._settings.save.keep
+        if keep is not None or self._settings.checkpoint_every is None:
+            self._checkpoints.thin_out(keep)

@@ -1,7 +1,8 @@
-"""The critic of PPO: a model of its own that says what a state is worth."""
+"""The critic of PPO: a model of its own that says what a state is worth, and advantages from it."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 
 from astraflow.config.recipe import Critic as Settings
 from astraflow.trainers.causal_model import CausalModel
-from astraflow.trainers.gae import Estimates, estimate
 from astraflow.trainers.likelihood import PassTokens
 from astraflow.trainers.optimizer import AdamW
 from astraflow.trainers.passes import evened, passes_of
@@ -19,7 +19,56 @@ from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
 
 
-class Critic:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimates:
+    """What a critic's values say of a batch.
+
+    Attributes:
+        advantages: f64[K].
+        returns: f64[K], what the values should have been.
+    """
+
+    advantages: np.ndarray
+    returns: np.ndarray
+
+
+def estimate(
+    values: np.ndarray, rows: np.ndarray, rewards: np.ndarray, *, gamma: float, lam: float
+) -> Estimates:
+    """Return advantages and returns; a row is rewarded at its last token, and ends there.
+
+    d_t = r_t + gamma V_(t+1) - V_t, A_t = d_t + gamma lam A_(t+1): GAE (arXiv 1506.02438, eq. 16).
+    One step of the recursion is taken for all rows at once.
+
+    Args:
+        values: f[K], of the state in which each token was drawn.
+        rows: i64[K], in which row each stands, rising.
+        rewards: f[N], of each row.
+        gamma: Discount.
+        lam: 1: returns less values; 0: one step of temporal differences.
+
+    Example:
+        >>> found = estimate(
+        ...     np.array([0.5, 0.25]), np.array([0, 0]), np.array([1.0]), gamma=1.0, lam=1.0
+        ... )
+        >>> found.advantages.tolist(), found.returns.tolist()
+        ([0.5, 0.75], [1.0, 1.0])
+    """
+    counts = np.bincount(rows, minlength=len(rewards))
+    ends = counts.cumsum()
+    exact, advantages = values.astype(np.float64), np.zeros(len(values))
+    following, coming = np.zeros(len(rewards)), np.zeros(len(rewards))
+    for back in range(int(counts.max(initial=0))):
+        some = np.flatnonzero(counts > back)
+        at = ends[some] - 1 - back
+        reward = rewards[some] if back == 0 else 0.0
+        surprise = reward + gamma * following[some] - exact[at]
+        coming[some] = surprise + gamma * lam * coming[some]
+        advantages[at], following[some] = coming[some], exact[at]
+    return Estimates(advantages=advantages, returns=advantages + exact)
+
+
+class CriticLearner:
     """Values states, and learns from what came of them.
 
     It is the policy's architecture, started from the policy's first weights, with one number in
@@ -49,7 +98,7 @@ class Critic:
         return dict(self._model.module.named_parameters())
 
     @torch.no_grad()
-    def look(self, rows: TrainRows) -> tuple[np.ndarray, Estimates]:
+    def estimate(self, rows: TrainRows) -> tuple[np.ndarray, Estimates]:
         """Return the values of the states in which the loss tokens were drawn, f32[K], and GAE."""
         values = np.zeros(len(rows.loss), np.float32)
         for tokens in self._passes(rows):
@@ -86,14 +135,14 @@ class Critic:
     ) -> Generator[Mapping[str, float]]:
         """Make the step of `step` at the end of a block; one that fails leaves all as it was."""
         with self._optimizer.gathering():
-            count = self._peers.total(len(values))
+            count = self._peers.all_reduce_sum(len(values))
             plan = self._passes(rows)
             loss = sum((self._learn(each, values, returns, count) for each in plan), 0.0)
             norm = self._optimizer.clip(step)
             yield {
-                "critic/loss": self._peers.total(loss),
+                "critic/loss": self._peers.all_reduce_sum(loss),
                 "critic/grad_norm": norm,
-                **_fit(self._peers.joined(values), self._peers.joined(returns)),
+                **_fit(self._peers.all_gather(values), self._peers.all_gather(returns)),
             }
             self._optimizer.apply(step)
 
@@ -131,7 +180,9 @@ class Critic:
     def _passes(self, rows: TrainRows) -> list[PassTokens]:
         chosen = np.isin(np.arange(rows.row_count), rows.loss.rows)
         plan = passes_of(rows, chosen, max_tokens=self._max_tokens)
-        return [PassTokens.of(rows, one) for one in evened(plan, self._peers.most(len(plan)))]
+        return [
+            PassTokens.of(rows, one) for one in evened(plan, self._peers.all_reduce_max(len(plan)))
+        ]
 
 
 def _fit(values: np.ndarray, returns: np.ndarray) -> Mapping[str, float]:

@@ -10,15 +10,180 @@ Tiles are as large as memory allows. Threads share each product and wait for eac
 so the fewer products there are, the less is lost.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from astraflow.trainers.tiles import BANNED, Head, Kept, Tiles, multiply
+from astraflow.engines.products import onednn_is_faster, product
+
+# The logit of a word that is never drawn: finite, so that 0 times it is 0.
+BANNED = -1e30
+
+# Of a strip: 2 MiB in f32.
+_STRIP_ELEMENTS = 1 << 19
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How large a tile is: 8 MiB in f32. There is one at a time.
+
+    Attributes:
+        token_count: Tokens in it, but for those whose logits are kept: all these are one tile.
+        word_count: Of the vocabulary.
+    """
+
+    token_count: int = 2048
+    word_count: int = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Head:
+    """An output layer, and what is done to its logits.
+
+    Attributes:
+        weight: f[V, H].
+        bias: f[V], or None.
+        targets: i64[k], tokens whose log-probabilities are wanted.
+        temperatures: f[k, 1], by which logits are divided; None: all 1.
+        banned: i64[b], ids that are never drawn; none of them is a target.
+        tiling: Of the logits.
+        adds_up: Whether the backward pass adds to `weight.grad` in place where there is one, so
+            that no second array of that size is made: for `Tensor.backward`, never for
+            `torch.autograd.grad`.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    targets: Tensor
+    temperatures: Tensor | None
+    banned: Tensor
+    tiling: Tiling = Tiling()
+    adds_up: bool = False
+
+    @property
+    def sum_of_gradients(self) -> Tensor | None:
+        """What the gradient of the weight is added to in place; None: it is made anew."""
+        return self.weight.grad if self.adds_up and self.weight.is_leaf else None
+
+
+class KeptLogits:
+    """Logits of the first tokens, which wait where the weight's gradient will be.
+
+    The H numbers of each word have room for the logits of H tokens at that word.
+
+    Attributes:
+        room: f[V, H].
+        token_count: How many tokens that is.
+    """
+
+    def __init__(self, head: Head) -> None:
+        """Make room.
+
+        Args:
+            head: Whose logits.
+        """
+        self.buffer = torch.empty_like(head.weight)
+        self.token_count = min(len(head.targets), head.weight.shape[1])
+
+    def at(self, tokens: slice, words: slice) -> Tensor | None:
+        """Return where the logits of a tile wait, f[t, v], if they do."""
+        if tokens.stop > self.token_count:
+            return None
+        shape = (self.token_count, words.stop - words.start)
+        return self.buffer[words].view(-1)[: shape[0] * shape[1]].view(shape)
+
+
+class Tiles:
+    """Makes one tile after the other, words first.
+
+    Attributes:
+        hidden: f[k, H], what the output layer reads.
+        head: The output layer.
+        dtype: Of logits, and of all that is summed up: f32 where the rest is bf16.
+        tokens: How they are cut up.
+        words: How the vocabulary is cut up.
+    """
+
+    def __init__(self, hidden: Tensor, head: Head, *, first_count: int = 0) -> None:
+        """Make room for a tile and a strip of one.
+
+        Args:
+            hidden: f[k, H], what the output layer reads.
+            head: The output layer.
+            first_count: Tokens that are the first tile; 0: no more than are in others.
+        """
+        self.hidden = hidden
+        self.head = head
+        self.dtype = torch.promote_types(hidden.dtype, torch.float32)
+        size = head.tiling.token_count
+        first = first_count or min(size, len(hidden))
+        self.tokens = (slice(0, first), *cuts(len(hidden), size, start=first))
+        self.words = cuts(len(head.weight), head.tiling.word_count)
+        columns = _size(self.words[0])
+        rows = max(map(_size, self.tokens))
+        self._tile = hidden.new_empty(rows * columns, dtype=self.dtype)
+        self._strip_rows = max(1, _STRIP_ELEMENTS // columns)
+        self._strip = hidden.new_empty(self._strip_rows * columns, dtype=self.dtype)
+
+    def tile_buffer(self, tokens: slice, words: slice) -> Tensor:
+        """Return the room of a tile, f[t, v]."""
+        rows, columns = _size(tokens), _size(words)
+        return self._tile[: rows * columns].view(rows, columns)
+
+    def strips(self, tokens: slice) -> tuple[slice, ...]:
+        """Cut the rows of a tile up, so that a strip stays near a core while it is worked on."""
+        return cuts(_size(tokens), self._strip_rows)
+
+    def strip_buffer(self, strip: Tensor) -> Tensor:
+        """Return room for as much as a strip."""
+        return self._strip[: strip.numel()].view(strip.shape)
+
+    def make(self, tokens: slice, words: slice, into: Tensor) -> Tensor:
+        """Make logits, f[t, v]."""
+        head = self.head
+        if into.dtype == self.hidden.dtype:
+            multiply(self.hidden[tokens], head.weight[words].T, into)
+        else:
+            into.copy_(self.hidden[tokens] @ head.weight[words].T)
+        if head.bias is not None:
+            into += head.bias[words]
+        if head.temperatures is not None:
+            into /= head.temperatures[tokens]
+        banned = head.banned[(head.banned >= words.start) & (head.banned < words.stop)]
+        return into.index_fill_(1, banned - words.start, BANNED) if len(banned) else into
+
+    def targets(self, tokens: slice, words: slice) -> tuple[Tensor, Tensor]:
+        """Return which tokens of a tile have their target in it, and in which column."""
+        some = self.head.targets[tokens]
+        at = torch.nonzero((some >= words.start) & (some < words.stop))[:, 0]
+        return at, some[at] - words.start
+
+
+def multiply(left: Tensor, right: Tensor, into: Tensor, *, adds_up: bool = False) -> None:
+    """Put the product of two matrices of one type where there is room, or add it to what is there.
+
+    oneDNN has no way to write into a tile; that its product is copied costs less than it saves.
+    """
+    if left.dtype == torch.float32 and left.device.type == "cpu" and onednn_is_faster():
+        found = product(left, right)
+        _ = into.add_(found) if adds_up else into.copy_(found)
+    elif adds_up:
+        into.addmm_(left, right)
+    else:
+        torch.mm(left, right, out=into)
+
+
+def cuts(count: int, size: int, *, start: int = 0) -> tuple[slice, ...]:
+    """Cut a range into slices of a size; the last may be smaller."""
+    return tuple(slice(at, min(at + size, count)) for at in range(start, count, size))
+
+
+def _size(cut: slice) -> int:
+    return cut.stop - cut.start
 
 
 def fused_logprobs(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
@@ -32,13 +197,13 @@ def fused_logprobs(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
         f[k] with a gradient where that is enabled, and f[k] without; entropies in nats. At least
         f32, as are all sums.
     """
-    kept = Kept(head) if _has_room(head) else None
+    kept = KeptLogits(head) if _fits_logits(head) else None
     tiles = Tiles(hidden, head, first_count=kept.token_count if kept else 0)
     apply = cast("Any", _Fused).apply
     return apply(hidden, head.weight, head.bias, _Way(tiles=tiles, kept=kept))
 
 
-def _has_room(head: Head) -> bool:
+def _fits_logits(head: Head) -> bool:
     """Return whether the weight gets a new gradient that has room for a tile of logits.
 
     A tile of few tokens costs more time than there is in making it again.
@@ -60,7 +225,7 @@ class _Way:
     """
 
     tiles: Tiles
-    kept: Kept | None
+    kept: KeptLogits | None
 
 
 class _Fused(torch.autograd.Function):
@@ -112,16 +277,16 @@ class _Sums:
         """f[k], nats."""
         return self._mass.log() - self._mean / self._mass
 
-    def add_all(self, tiles: Tiles, kept: Kept | None) -> None:
+    def add_all(self, tiles: Tiles, kept: KeptLogits | None) -> None:
         """Look at every tile once."""
-        for words, tokens in product(tiles.words, tiles.tokens):
-            room = tiles.room(tokens, words)
+        for words, tokens in itertools.product(tiles.words, tiles.tokens):
+            room = tiles.tile_buffer(tokens, words)
             place = None if kept is None else kept.at(tokens, words)
             logits = tiles.make(tokens, words, room if place is None else place)
             at, columns = tiles.targets(tokens, words)
             self.chosen[tokens][at] = logits[at, columns]
             for rows in tiles.strips(tokens):
-                shares = tiles.strip_room(room[rows])
+                shares = tiles.strip_buffer(room[rows])
                 self._add(_within(tokens, rows), logits[rows], room[rows], shares)
 
     def _add(self, tokens: slice, logits: Tensor, less: Tensor, shares: Tensor) -> None:
@@ -154,9 +319,13 @@ class _Pulls:
     norms: Tensor
     scale: Tensor
 
-    def make(self, tokens: slice, words: slice, kept: Kept | None) -> Tensor:
+    def make(self, tokens: slice, words: slice, kept: KeptLogits | None) -> Tensor:
         """Return those of a tile, f[t, v], of which nothing waits among the kept any more."""
-        pulls, norms, scale = self.tiles.room(tokens, words), self.norms[tokens], self.scale[tokens]
+        pulls, norms, scale = (
+            self.tiles.tile_buffer(tokens, words),
+            self.norms[tokens],
+            self.scale[tokens],
+        )
         waiting = None if kept is None else kept.at(tokens, words)
         logits = self.tiles.make(tokens, words, pulls) if waiting is None else waiting
         torch.sub(logits, norms[:, None], out=pulls).exp_().mul_(-scale)
@@ -166,7 +335,7 @@ class _Pulls:
 
 
 def _gradients(
-    pulls: _Pulls, kept: Kept | None, wanted: Sequence[bool]
+    pulls: _Pulls, kept: KeptLogits | None, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of hidden states, weight and bias; None: not wanted, or added already.
 
@@ -209,10 +378,10 @@ def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
         into += left.to(right.dtype) @ right
 
 
-def _by_weight(head: Head, kept: Kept | None) -> tuple[Tensor, bool]:
+def _by_weight(head: Head, kept: KeptLogits | None) -> tuple[Tensor, bool]:
     """Return where the weight's gradient adds up, and whether nothing is there yet."""
     if kept is not None:
-        return kept.room, True
+        return kept.buffer, True
     there = head.sum_of_gradients
     return (torch.empty_like(head.weight), True) if there is None else (there, False)
 

@@ -19,8 +19,8 @@ from astraflow.core.members import Capability, Contract, ModelIdentity, Register
 from astraflow.core.versions import LaneKind, WeightEndpoint
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.prometheus import OFF
-from astraflow.trainers.publishing import Publishing
-from astraflow.trainers.resume import FIRST_WEIGHTS, StartPoint
+from astraflow.trainers.checkpoints import FIRST_WEIGHTS, StartPoint
+from astraflow.trainers.origin import Publishing
 from astraflow.transport.hosts import chosen_lanes
 from astraflow.weights.serve.server import WeightServer
 

@@ -10,7 +10,7 @@ import torch
 
 from astraflow.config.recipe import Trainer
 from astraflow.trainers.causal_model import CausalModel
-from astraflow.trainers.critic import Critic
+from astraflow.trainers.critic import CriticLearner
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 from astraflow.trainers.losses import (
     ClipRange,
@@ -21,9 +21,8 @@ from astraflow.trainers.losses import (
     prepared,
     surrogate_of,
 )
-from astraflow.trainers.optimizer import AdamW
-from astraflow.trainers.optimizer_files import flat_state, read_state
-from astraflow.trainers.passes import Pass, evened, passes_of
+from astraflow.trainers.optimizer import AdamW, flat_state, read_state
+from astraflow.trainers.passes import ModelPass, evened, passes_of
 from astraflow.trainers.peers import ALONE, Peers, agreeing
 from astraflow.trainers.rows import LossTokens, TrainRows
 from astraflow.trainers.tensors import backward, to_tensor
@@ -68,7 +67,7 @@ class PolicyLearner:
         settings: Trainer,
         *,
         reference: CausalModel | None = None,
-        critic: Critic | None = None,
+        critic: CriticLearner | None = None,
         before_change: Callable[[], None] = lambda: None,
         peers: Peers = ALONE,
     ) -> None:
@@ -152,9 +151,9 @@ class PolicyLearner:
         """
         with agreeing(self._peers):
             rows.require_vocabulary(self._model.vocabulary_size)
-        if self._critic is None or not self._peers.most(len(rows.loss)):
+        if self._critic is None or not self._peers.all_reduce_max(len(rows.loss)):
             return self._step(rows, divisor)
-        values, found = self._critic.look(rows)
+        values, found = self._critic.estimate(rows)
         advantages = found.advantages.astype(np.float32)
         valued = replace(rows, loss=replace(rows.loss, advantages=advantages))
         with self._critic.stepping(rows, values, found.returns, self._step_count + 1) as learned:
@@ -170,7 +169,7 @@ class PolicyLearner:
         """
         seen = Likelihoods.empty(len(rows.loss))
         for one in self._plan(rows, chosen_rows):
-            self._look(rows, one, seen)
+            self._evaluate(rows, one, seen)
         return seen
 
     def _step(self, rows: TrainRows, divisor: float) -> Mapping[str, float]:
@@ -182,14 +181,14 @@ class PolicyLearner:
         with self._optimizer.gathering():
             plan = self._plan(rows, is_trained)
             loss = sum((self._learn(rows, one, seen, limits, divisor) for one in plan), 0.0)
-        if not self._peers.most(int(is_trained.any())):
+        if not self._peers.all_reduce_max(int(is_trained.any())):
             return self._stand_still(rows, limits)
         step = self._step_count + 1
         self._before_change()
         norm = self._optimizer.step(step)
         self._step_count = step
         return {
-            "train/loss": self._peers.total(loss),
+            "train/loss": self._peers.all_reduce_sum(loss),
             "train/grad_norm": norm,
             "train/lr": self._optimizer.rate(step),
             "train/trained_rows_frac": self._share(is_trained),
@@ -209,7 +208,7 @@ class PolicyLearner:
             return clip_range_of(settings)
         at = is_trained[rows.loss.rows]
         gap = self.likelihoods(rows, is_trained).logprobs[at] - rows.loss.sampler_logprobs[at]
-        joined = self._peers.joined
+        joined = self._peers.all_gather
         return clip_range_of(settings, joined(gap), joined(rows.loss.advantages[at]))
 
     def _stand_still(self, rows: TrainRows, limits: ClipRange) -> Mapping[str, float]:
@@ -239,7 +238,7 @@ class PolicyLearner:
 
     def _share(self, is_trained: np.ndarray) -> float:
         """Return which share of the whole batch's rows is trained on."""
-        total = self._peers.total
+        total = self._peers.all_reduce_sum
         return total(int(is_trained.sum())) / max(1, total(len(is_trained)))
 
     def _worth_of_trees(self) -> float | None:
@@ -250,7 +249,7 @@ class PolicyLearner:
             return None
         return self._model.attention_tokens if all(each.takes_branches for each in models) else None
 
-    def _plan(self, rows: TrainRows, chosen_rows: np.ndarray) -> Sequence[Pass]:
+    def _plan(self, rows: TrainRows, chosen_rows: np.ndarray) -> Sequence[ModelPass]:
         plan = passes_of(
             rows,
             chosen_rows,
@@ -258,10 +257,10 @@ class PolicyLearner:
             # A shared token may have gone through other experts in each of its rows.
             attention_tokens=self._attention_tokens if rows.routed_experts is None else None,
         )
-        return evened(plan, self._peers.most(len(plan)))
+        return evened(plan, self._peers.all_reduce_max(len(plan)))
 
     def _learn(
-        self, rows: TrainRows, one: Pass, seen: Likelihoods, limits: ClipRange, divisor: float
+        self, rows: TrainRows, one: ModelPass, seen: Likelihoods, limits: ClipRange, divisor: float
     ) -> float:
         """Add one pass to the gradient and return its share of the loss."""
         tokens = PassTokens.of(rows, one)
@@ -293,7 +292,7 @@ class PolicyLearner:
         return log_softmax_of(self._reference, replace(tokens, routed_experts=None))[0]
 
     @torch.no_grad()
-    def _look(self, rows: TrainRows, one: Pass, seen: Likelihoods) -> None:
+    def _evaluate(self, rows: TrainRows, one: ModelPass, seen: Likelihoods) -> None:
         tokens = PassTokens.of(rows, one)
         seen.put(tokens.loss_indices, *log_softmax_of(self._model, tokens))
 

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from astraflow.trainers.causal_model import Branches, CausalModel
-from astraflow.trainers.fused_head import fused_logprobs
-from astraflow.trainers.passes import Pass
+from astraflow.trainers.fused_head import Head, fused_logprobs
+from astraflow.trainers.passes import ModelPass
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.tensors import to_tensor
-from astraflow.trainers.tiles import Head
 
 # Elements of the logits that the entropy looks at in one go: 64 MiB in f32.
 _ENTROPY_ELEMENTS = 1 << 24
@@ -45,7 +44,7 @@ class PassTokens:
     ends: np.ndarray | None = None
 
     @classmethod
-    def of(cls, rows: TrainRows, one: Pass) -> "PassTokens":
+    def of(cls, rows: TrainRows, one: ModelPass) -> "PassTokens":
         """Gather the rows of a pass; one without rows has a token to compute, and no loss."""
         if not len(one.rows):
             return cls.nothing()
@@ -97,7 +96,7 @@ class _Slots:
     paths: list[np.ndarray]
 
     @classmethod
-    def of(cls, rows: TrainRows, one: Pass) -> "_Slots":
+    def of(cls, rows: TrainRows, one: ModelPass) -> "_Slots":
         """Lay the rows of a pass out, each from where it leaves the one before it."""
         shape = (one.tree_count, one.length)
         positions = np.zeros(shape, np.int64)

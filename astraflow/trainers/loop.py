@@ -1,23 +1,300 @@
-"""The training loop, on one screen: a batch, a step, a version, an ack."""
+"""The training loop: a batch, a step, a version, an ack; and what is counted of it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from time import time_ns
+from time import perf_counter, time_ns
+from typing import Protocol, Self
+
+import structlog
 
 from astraflow.client.trainer import TrainerBatch, TrainerClient
-from astraflow.core.batches import AckBatch, BatchOutcome
+from astraflow.config.recipe import Sync, Trainer
+from astraflow.core.batches import AckBatch, BatchHeader, BatchOutcome
 from astraflow.core.errors import AstraflowError
-from astraflow.trainers.checkpoints import Checkpoints
+from astraflow.core.ids import PolicyId
+from astraflow.telemetry.families import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
+from astraflow.telemetry.traces import is_tracing, record
+from astraflow.trainers.checkpoints import Checkpoints, Saves
 from astraflow.trainers.engine import FollowsVersions, TrainEngine
-from astraflow.trainers.failures import FailedSteps
 from astraflow.trainers.origin import Publication
-from astraflow.trainers.pace import Pace
-from astraflow.trainers.saves import Saves
-from astraflow.trainers.steps import Instant, Step, log_step
-from astraflow.trainers.tallies import TrainerTallies
-from astraflow.trainers.traces import trace_step
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+_SHOWN = ("train/loss", "train/grad_norm", "train/entropy", "mismatch/logp_abs_max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instant:
+    """A point in time, on the clock that measures and on the one that traces name."""
+
+    monotonic_s: float
+    unix_ns: int
+
+    @classmethod
+    def now(cls) -> Self:
+        """Return the present one."""
+        return cls(monotonic_s=perf_counter(), unix_ns=time_ns())
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since then."""
+        return perf_counter() - self.monotonic_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """An optimizer step.
+
+    Attributes:
+        number: Steps done, this one included.
+        token_count: Trained on.
+        metrics: Of the engine.
+        began: When the batch was there.
+        ended: When the weights were new.
+    """
+
+    number: int
+    token_count: int
+    metrics: Mapping[str, float]
+    began: Instant
+    ended: Instant
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended.monotonic_s - self.began.monotonic_s
+
+    def pace(self, wait_s: float) -> Mapping[str, float]:
+        """Return how fast it was, after so long a wait."""
+        return {
+            "time/step_s": self.seconds,
+            "time/wait_s": wait_s,
+            "batch/tokens": float(self.token_count),
+            "perf/trainer_tokens_per_s": self.token_count / self.seconds,
+        }
+
+
+def log_step(step: int, metrics: Mapping[str, float], *, wait_s: float, train_s: float) -> None:
+    """Say in the log that a step is done."""
+    log.info(
+        "step done",
+        step=step,
+        wait_s=round(wait_s, 3),
+        train_s=round(train_s, 3),
+        **{name.replace("/", "_"): round(metrics[name], 5) for name in _SHOWN if name in metrics},
+    )
+
+
+class FailedSteps:
+    """Counts the steps that came to nothing; an engine is then as if they had never begun."""
+
+    def __init__(self, settings: Trainer) -> None:
+        """Begin with none.
+
+        Args:
+            settings: What the recipe says of them.
+        """
+        self._limit = settings.max_failed_steps
+        self._in_a_row = 0
+
+    def succeeded(self) -> None:
+        """Forget those before."""
+        self._in_a_row = 0
+
+    def let_go(self, batch: TrainerBatch, error: AstraflowError, *, step: int) -> AckBatch:
+        """Return how a batch is settled that failed.
+
+        Args:
+            batch: Which.
+            error: What the engine said of it.
+            step: Optimizer steps done, without it.
+
+        Raises:
+            AstraflowError: That error, once too many have failed in a row.
+        """
+        self._in_a_row += 1
+        if self._in_a_row > self._limit:
+            raise error
+        log.warning(
+            "a step failed; the run goes on without its batch",
+            batch_id=batch.header.batch_id,
+            reason=error.reason,
+            why=error.message,
+            in_a_row=self._in_a_row,
+        )
+        return AckBatch(batch_id=batch.header.batch_id, outcome=BatchOutcome.DISCARDED, step=step)
+
+
+def trace_step(
+    header: BatchHeader, *, step: int, version: int | None, times_ns: tuple[int, int, int]
+) -> None:
+    """Record a step in the traces of all groups of its batch.
+
+    Args:
+        header: Of the batch.
+        step: Optimizer steps done, this one included.
+        version: What was published; None: nothing was after this step.
+        times_ns: Unix times: the batch was there, the step was done, the version was published.
+    """
+    if not is_tracing():
+        return
+    began, stepped, published = times_ns
+    for group in header.groups:
+        record(
+            "rl.train",
+            parent=group.traceparent,
+            start_ns=began,
+            end_ns=stepped,
+            group=group.group_id,
+            batch=header.batch_id,
+            policy=header.policy_id,
+            step=step,
+        )
+        if version is not None:
+            record(
+                "rl.sync",
+                parent=group.traceparent,
+                start_ns=stepped,
+                end_ns=published,
+                policy=header.policy_id,
+                version=version,
+            )
+
+
+class TrainerMetrics:
+    """Counts since the process began; written by one thread per number, read by any.
+
+    Attributes:
+        policy_id: What it trains.
+    """
+
+    def __init__(self, policy_id: PolicyId) -> None:
+        self.policy_id = policy_id
+        self._wait = Histogram(LONG_SECONDS)
+        self._step = Histogram(LONG_SECONDS)
+        self._publish = Histogram(LONG_SECONDS)
+        self._step_count = self._token_count = 0
+        self._version = -1
+        self._metrics: Mapping[str, float] = {}
+
+    def published(self, version: int, seconds: float) -> None:
+        """Count a version."""
+        self._publish.observe(seconds)
+        self._version = version
+
+    def trained(
+        self, metrics: Mapping[str, float], *, wait_s: float, step_s: float, token_count: int
+    ) -> None:
+        """Count a step."""
+        self._wait.observe(wait_s)
+        self._step.observe(step_s)
+        self._step_count += 1
+        self._token_count += token_count
+        self._metrics = metrics
+
+    def families(self) -> Iterator[Family]:
+        """Yield what a scraper is told."""
+        here = (self.policy_id,)
+        yield counter("trainer_steps_total", "Optimizer steps.", {here: self._step_count}, "policy")
+        yield counter("trainer_tokens_total", "Trained on.", {here: self._token_count}, "policy")
+        yield gauge("trainer_version", "Newest published.", {here: self._version}, "policy")
+        for name, text, held in (
+            ("trainer_wait_seconds", "Waited for a batch.", self._wait),
+            ("trainer_step_seconds", "Of an optimizer step.", self._step),
+            ("trainer_publish_seconds", "To encode a version.", self._publish),
+        ):
+            yield histogram(name, text, {here: held}, "policy")
+        said = {(self.policy_id, name): value for name, value in self._metrics.items()}
+        yield gauge("trainer_metric", "Of the last step, by its name.", said, "policy", "metric")
+
+
+class Origin(Protocol):
+    """Publishes the present weights; `WeightOrigin` is one."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the last version cannot be had any more."""
+        ...
+
+    def publish(self, *, step: int) -> Publication:
+        """Make them the next version."""
+        ...
+
+
+class Pace:
+    """Publishes when it is due or asked for, and the same weights again only if they were lost.
+
+    Attributes:
+        last: What was published last.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        sync: Sync,
+        *,
+        is_asked: Callable[[], bool],
+        step: int = 0,
+        last_step: int | None = None,
+    ) -> None:
+        """Publish the first weights.
+
+        Args:
+            origin: Of the versions.
+            sync: When they come.
+            is_asked: Returns whether the run asked for one since the last call.
+            step: Optimizer steps behind the first weights.
+            last_step: The weights after it are published; None: nobody knows it.
+        """
+        self._origin = origin
+        self._steps_per_version = sync.steps_per_version
+        self._is_asked = is_asked
+        self._last_step = last_step
+        self._step = self._published_step = step
+        self.last = origin.publish(step=step)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the present weights are those of the last version."""
+        return self._step == self._published_step
+
+    @property
+    def version(self) -> int | None:
+        """What the present weights are published as; None: they are not."""
+        return self.last.version if self.is_fresh else None
+
+    def after_step(self, step: int) -> Publication | None:
+        """Publish what is due.
+
+        Returns:
+            None: these weights are no version, or not yet.
+        """
+        self._step = step
+        return self._publish() if self.need_sync() else None
+
+    def need_sync(self) -> bool:
+        """Whether the present weights are due as a version; an order is answered once."""
+        is_asked, every = self._is_asked(), self._steps_per_version
+        is_due = every is not None and self._step - self._published_step >= every
+        return is_due or is_asked or self._step == self._last_step
+
+    def carry_out_orders(self) -> None:
+        """Publish while there is nothing to train on, if the run asks and there is news."""
+        if self._is_asked():
+            self._publish()
+
+    def finish(self) -> Publication:
+        """Publish the last weights, unless they are; return the last version."""
+        return self._publish() or self.last
+
+    def _publish(self) -> Publication | None:
+        if self.is_fresh and not self._origin.is_damaged:
+            return None
+        self.last = self._origin.publish(step=self._step)
+        self._published_step = self._step
+        return self.last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +322,7 @@ class TrainingLoop:
     checkpoints: Checkpoints
     saves: Saves
     failures: FailedSteps
-    tallies: TrainerTallies
+    tallies: TrainerMetrics
 
     def run(self, batches: Iterable[TrainerBatch]) -> None:
         """Train until the batches end.
@@ -66,22 +343,22 @@ class TrainingLoop:
             self.failures.succeeded()
             published = self._publish(batch, step)
             checkpoint = self.saves.after_step(step.number, self.pace.version)
-            self._settle(batch, step, published=published, checkpoint=checkpoint)
+            self._acknowledge(batch, step, published=published, checkpoint=checkpoint)
         last = self.pace.finish()
         self.client.flush()
         self.checkpoints.save(step=self.engine.step_count, version=last.version)
 
-    def when_asked(self) -> None:
+    def carry_out_orders(self) -> None:
         """Do what the run asks for while there is nothing to train on."""
-        self.pace.when_asked()
-        self.saves.when_asked(self.engine.step_count, self.pace.version)
+        self.pace.carry_out_orders()
+        self.saves.carry_out_orders(self.engine.step_count, self.pace.version)
 
-    def _step(self, batch: TrainerBatch) -> Step:
+    def _step(self, batch: TrainerBatch) -> StepRecord:
         began = Instant.now()
         if self.pace.is_fresh and isinstance(self.engine, FollowsVersions):
             self.engine.at_version(self.pace.last.version)
         metrics = self.engine.train_step(batch)
-        return Step(
+        return StepRecord(
             number=self.engine.step_count,
             token_count=sum(part.token_count for part in batch.parts),
             metrics={**metrics, "time/publish_wait_s": self.pace.last.held_s},
@@ -89,7 +366,7 @@ class TrainingLoop:
             ended=Instant.now(),
         )
 
-    def _publish(self, batch: TrainerBatch, step: Step) -> Publication | None:
+    def _publish(self, batch: TrainerBatch, step: StepRecord) -> Publication | None:
         """Publish what is due after a step."""
         self.client.flush()
         published = self.pace.after_step(step.number)
@@ -98,10 +375,10 @@ class TrainingLoop:
         trace_step(batch.header, step=step.number, version=version, times_ns=times_ns)
         return published
 
-    def _settle(
+    def _acknowledge(
         self,
         batch: TrainerBatch,
-        step: Step,
+        step: StepRecord,
         *,
         published: Publication | None,
         checkpoint: Future[str] | None,

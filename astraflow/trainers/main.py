@@ -1,21 +1,336 @@
 """The process of a trainer: one policy, from its first weights to its last checkpoint."""
 
 import os
+import signal
+import sys
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import Final, TypeVar
 
 import structlog
 
 from astraflow.client.loop_thread import LoopThread
+from astraflow.client.trainer import TrainerClient
 from astraflow.config.model_dirs import checked_model_dir
-from astraflow.config.recipe import Policy, Recipe
-from astraflow.core.errors import AstraflowError
+from astraflow.config.recipe import Policy, Recipe, Trainer
+from astraflow.config.run_dir import RunDir
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
+from astraflow.core.layout import Layout
+from astraflow.core.members import Capability
+from astraflow.rpc.tls import Tls
+from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.logging import configure_logging
-from astraflow.trainers.engine import TrainEngine
-from astraflow.trainers.joining import TrainerPlace
-from astraflow.trainers.own_engine import make_engine
+from astraflow.telemetry.prometheus import MetricsServer
+from astraflow.trainers.checkpoints import Checkpoints, Saves, StartPoint, start_points
+from astraflow.trainers.engine import ReplaysExperts, TrainEngine, make_engine, prepare
+from astraflow.trainers.joining import TrainerPlace, joined
+from astraflow.trainers.loop import FailedSteps, Pace, TrainerMetrics, TrainingLoop
+from astraflow.trainers.origin import (
+    Publishing,
+    VersionListener,
+    WeightOrigin,
+    published_layout,
+    publishing_of,
+    version_listeners,
+)
+
+Item = TypeVar("Item")
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class _Leave(BaseException):
+    """Ends a wait for the next batch."""
+
+
+class GracefulShutdown:
+    """Ends the iteration over batches when the process is asked to leave.
+
+    A signal that comes during a step lets it end; one that comes while the next batch is
+    waited for ends the wait. The second one is a KeyboardInterrupt wherever it comes.
+    """
+
+    def __init__(self) -> None:
+        self.is_requested = False
+        self._waits = False
+
+    @contextmanager
+    def listening(self) -> Generator[None]:
+        """Take SIGTERM and SIGINT; outside the main thread, which alone can, do nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        old = [signal.signal(number, self._request) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, old, strict=True):
+                signal.signal(number, handler)
+
+    def watch(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield items until there are no more or the process is asked to leave."""
+        iterator = iter(items)
+        while not self.is_requested:
+            try:
+                self._waits = True
+                item = next(iterator)
+            except StopIteration:
+                return
+            except _Leave:
+                break
+            finally:
+                self._waits = False
+            yield item
+        log.info("asked to leave")
+
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
+        """Note it; nothing is logged here, in the middle of what may be writing a line."""
+        if self.is_requested:
+            raise KeyboardInterrupt
+        self.is_requested = True
+        if self._waits:
+            raise _Leave
+
+
+_SWITCH_INTERVAL_S: Final = 1e-4
+
+
+@contextmanager
+def shared_interpreter() -> Generator[None]:
+    """Have threads beside training let go of the interpreter soon when a step needs it.
+
+    A step needs it for some microseconds between two operations of torch, which compute without it.
+    Who encodes and serves versions meanwhile may keep it for 5 ms by Python's own setting: as long
+    as many operations of a small model take.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def run_engine(
+    engine: TrainEngine,
+    *,
+    hub: str,
+    token: str,
+    policy: str,
+    settings: Trainer | None = None,
+    run_dir: Path | None = None,
+    resume: bool = False,
+    listen: str = "127.0.0.1:0",
+    advertise: str | None = None,
+    tls: Tls | None = None,
+) -> None:
+    """Join a run as the trainer of a policy, and train until it ends: any engine is a trainer.
+
+    It serves and publishes the engine's weights, keeps its place in the run, writes checkpoints
+    and does what the run asks for. SIGTERM and SIGINT let the step in progress end.
+
+    Args:
+        engine: Not prepared yet.
+        hub: host:port.
+        token: The run's join token.
+        policy: Which policy of the run.
+        settings: Of its trainer, `load_recipe(path).policies[policy].trainer`; of these an engine
+            of your own needs groups_per_batch, and of the others what is not the default.
+        run_dir: Where checkpoints go; unset: runs/POLICY.
+        resume: Go on from the newest checkpoint in it that the run knows.
+        listen: host:port on which it serves its weights.
+        advertise: How others dial that; unset: as listened on.
+        tls: Unset: plain text.
+
+    Raises:
+        AstraflowError: What joining, the engine and the run answer.
+    """
+    place = TrainerPlace(
+        hub=hub,
+        token=token,
+        run_dir=RunDir(run_dir or Path("runs") / policy),
+        listen=listen,
+        advertise=advertise,
+        tls=tls,
+        is_resuming=resume,
+    )
+    with LoopThread() as loop:
+        train(engine, PolicyId(policy), settings or Trainer(), place, loop=loop)
+
+
+def train(
+    engine: TrainEngine,
+    policy_id: PolicyId,
+    settings: Trainer,
+    place: TrainerPlace,
+    *,
+    loop: LoopThread,
+) -> None:
+    """Train; who resumes goes on from the newest checkpoint that the run knows.
+
+    Args:
+        engine: Not prepared yet.
+        policy_id: Which policy.
+        settings: Of its trainer.
+        place: Where the trainer stands.
+        loop: Running; for all that is not training.
+
+    Raises:
+        AstraflowError: CHECKPOINT_UNKNOWN when it was told which one, and that is not there or not
+            known to the run; CAPABILITY_MISSING for an engine that lacks a method; what joining,
+            the engine and the run answer.
+    """
+    prepare(engine)
+    if not place.is_resuming:
+        _train_from(engine, policy_id, settings, place, loop)
+        return
+    for start in _starts(policy_id, place):
+        try:
+            _train_from(engine, policy_id, settings, replace(place, start=start), loop)
+        except AstraflowError as error:
+            if error.reason is not Reason.CHECKPOINT_UNKNOWN:
+                raise
+            log.warning("the run does not know a checkpoint", checkpoint_id=start.checkpoint_id)
+        else:
+            return
+    raise AstraflowError(
+        Reason.CHECKPOINT_UNKNOWN,
+        f"{policy_id} has no checkpoint {place.checkpoint_id} in {place.run_dir.root} that the run "
+        "knows; resume without --checkpoint to go on from its last one",
+    )
+
+
+def _starts(policy_id: PolicyId, place: TrainerPlace) -> list[StartPoint]:
+    found = start_points(place.run_dir, policy_id)
+    wanted = place.checkpoint_id
+    return [start for start in found if not wanted or start.checkpoint_id == wanted]
+
+
+def _train_from(
+    engine: TrainEngine,
+    policy_id: PolicyId,
+    settings: Trainer,
+    place: TrainerPlace,
+    loop: LoopThread,
+) -> None:
+    """Join the run and train from one point; signals end it when this is the main thread."""
+    layout = published_layout(engine.named_parameters(), Dtype(settings.export_dtype))
+    publishing = publishing_of(engine, policy_id, layout)
+    departure, tallies = GracefulShutdown(), TrainerMetrics(policy_id)
+    with (
+        shared_interpreter(),
+        departure.listening(),
+        MetricsServer(place.metrics, tallies.families) as metrics,
+        joined(
+            policy_id,
+            settings,
+            place,
+            publishing,
+            loop,
+            capabilities=_capabilities(engine),
+            metrics_address=metrics.address,
+        ) as client,
+        version_listeners(publishing.own, client, settings, listen=place.listen) as followers,
+    ):
+        if place.start.directory is not None:
+            engine.restore(place.start.directory)
+        origin = _origin(
+            engine,
+            layout,
+            publishing,
+            client=client,
+            followers=followers,
+            start=place.start,
+        )
+        checkpoints = Checkpoints(engine, run_dir=place.run_dir, policy_id=policy_id)
+        training = _loop(
+            engine, origin, checkpoints, settings=settings, client=client, tallies=tallies
+        )
+        batches = client.batches(
+            world_size=publishing.rank_count,
+            max_tokens=settings.max_tokens_per_pass,
+            prefetch=settings.prefetch,
+            when_asked=training.carry_out_orders,
+        )
+        keep_for_good()
+        training.run(departure.watch(batches))
+        end = client.end_of_data
+        log.info("the trainer leaves", step=engine.step_count, cause=end and end.cause)
+
+
+def _capabilities(engine: TrainEngine) -> frozenset[Capability]:
+    replays = isinstance(engine, ReplaysExperts) and engine.replays_experts
+    return frozenset({Capability.ROUTED_EXPERTS} if replays else ())
+
+
+def _loop(
+    engine: TrainEngine,
+    origin: WeightOrigin,
+    checkpoints: Checkpoints,
+    *,
+    settings: Trainer,
+    client: TrainerClient,
+    tallies: TrainerMetrics,
+) -> TrainingLoop:
+    """Publish the first weights; return what trains from there."""
+    pace = Pace(
+        origin,
+        settings.sync,
+        is_asked=client.take_publish_order,
+        step=engine.step_count,
+        last_step=settings.step_count,
+    )
+    return TrainingLoop(
+        client=client,
+        engine=engine,
+        pace=pace,
+        checkpoints=checkpoints,
+        saves=Saves(client, checkpoints, settings),
+        failures=FailedSteps(settings),
+        tallies=tallies,
+    )
+
+
+def _origin(
+    engine: TrainEngine,
+    layout: Layout,
+    publishing: Publishing,
+    *,
+    client: TrainerClient,
+    followers: tuple[VersionListener, ...],
+    start: StartPoint,
+) -> WeightOrigin:
+    registration = client.registration
+    if start.step or registration.rolled_back_batch_count:
+        log.info(
+            "goes on from a checkpoint",
+            step=start.step,
+            restored_from=start.version,
+            rolled_back_batches=registration.rolled_back_batch_count,
+        )
+    return WeightOrigin(
+        engine,
+        layout=layout,
+        publisher=publishing,
+        herald=client,
+        first_version=registration.next_version,
+        order=publishing.order,
+        followers=followers,
+        restored_from=_restored(start, registration.next_version),
+    )
+
+
+def _restored(start: StartPoint, next_version: int) -> int | None:
+    """Return what these weights were in this run; None: they come from elsewhere."""
+    is_older = start.version is not None and start.version < next_version
+    return start.version if is_older else None
 
 
 def main_run(recipe: Recipe, *, policy_id: str, model_dir: Path, place: TrainerPlace) -> int:
@@ -66,8 +381,6 @@ def _train(
 
         train_rank(policy_id, policy, place, model_dir=model_dir, loop=loop)
         return
-    from astraflow.trainers.engine_run import train  # noqa: PLC0415 - loads what it needs
-
     train(_engine_of(policy, model_dir), policy_id, policy.trainer, place, loop=loop)
 
 

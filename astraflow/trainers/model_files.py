@@ -6,9 +6,15 @@ from typing import Any, cast
 
 from torch import nn
 
-from astraflow.trainers.adapter_files import write_adapters, write_settings
-from astraflow.trainers.lora import adapter_settings
-from astraflow.trainers.placing import placed
+from astraflow.trainers.checkpoints import placed
+from astraflow.trainers.lora import (
+    adapter_settings,
+    load_adapted_model,
+    merge_adapters,
+    read_lora,
+    write_adapters,
+    write_settings,
+)
 
 # What belongs to a model beside its weights and config.json, where it has it.
 _COMPANIONS = (
@@ -74,3 +80,19 @@ def _copy_companions(directory: Path, companions_of: Path | None) -> None:
         source = cast("Path", companions_of) / name
         if source.exists():
             shutil.copyfile(source, directory / name)
+
+
+def write_merged(base: Path, adapters: Path, target: Path) -> None:
+    """Write the Hugging Face directory, in f32, of a model with adapters added to its weights.
+
+    Args:
+        base: The model that they were trained beside.
+        adapters: A checkpoint of them.
+        target: The directory; one that is there is replaced.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the adapters are not there, or not of this model.
+    """
+    model = load_adapted_model(base, read_lora(adapters), adapters=adapters, device="cpu")
+    merge_adapters(model.module)
+    save_model(model.module, target, companions_of=base)

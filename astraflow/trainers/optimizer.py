@@ -1,16 +1,19 @@
-"""AdamW on fp32 master weights: rising rate, clipped gradients, no step on a NaN."""
+"""AdamW on fp32 master weights: rising rate, clipped gradients, no step on a NaN; and its files."""
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from math import isfinite
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, cast
+from warnings import catch_warnings, filterwarnings
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from astraflow.config.recipe import Optimizer
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers import tensors
+from astraflow.trainers.checkpoints import OPTIMIZER_FILE
 
 # Of the learning rate, after a decay; `config.recipe.Optimizer.decay` says so to the user.
 _LEAST_SHARE = 0.1
@@ -100,3 +103,149 @@ class AdamW:
         """Go on from a state; learning rate and decay stay those of the settings."""
         own = self._adam.state_dict()["param_groups"]
         self._adam.load_state_dict({"state": state["state"], "param_groups": own})
+
+
+OPTIMIZER_DIR: Final = "optimizer"
+
+_STEP_COUNT: Final = "step_count"
+
+_CRITIC: Final = "critic"
+
+# Beside its moments lies every weight of a critic: no model file has it.
+_WEIGHT: Final = "value"
+
+Fields = Mapping[int, Mapping[str, Tensor]]
+
+
+def flat_state(state: Mapping[str, Any], names: list[str], critic: list[str]) -> dict[str, Tensor]:
+    """Return a state by the names of its parameters, as torch.distributed.checkpoint takes it.
+
+    Args:
+        state: As `PolicyLearner.state` returns it.
+        names: Of the parameters, in the optimizer's order.
+        critic: Of those of the critic, in its optimizer's order.
+    """
+    count = torch.tensor(state[_STEP_COUNT], dtype=torch.int64)
+    flat = {_STEP_COUNT: count, **_flat(state["state"], names)}
+    if _CRITIC not in state:
+        return flat
+    weights, moments = state[_CRITIC]["weights"], state[_CRITIC]["optimizer"]["state"]
+    parts = {f"{name}.{_WEIGHT}": each for name, each in weights.items()} | _flat(moments, critic)
+    return flat | {f"{_CRITIC}.{key}": each for key, each in parts.items()}
+
+
+def _flat(fields: Fields, names: list[str]) -> dict[str, Tensor]:
+    return {
+        f"{names[index]}.{field}": value
+        for index, each in fields.items()
+        for field, value in each.items()
+    }
+
+
+def read_state(
+    checkpoint: Path, parameters: Mapping[str, Tensor], critic: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return what `PolicyLearner.state` returned before; tensors are cut as the parameters are.
+
+    Args:
+        checkpoint: Of this or another number of ranks.
+        parameters: In the optimizer's order; all ranks that share them call this.
+        critic: Its parameters, likewise; none: there is no critic.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the checkpoint has no such state.
+    """
+    folder = checkpoint / OPTIMIZER_DIR
+    source = folder if folder.is_dir() else checkpoint / OPTIMIZER_FILE
+    try:
+        read = _from_folder if source == folder else _from_file
+        state = read(source, parameters, critic)
+    except Exception as error:  # a torn file raises whatever its bytes lead to
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{source} cannot be read as the state of an optimizer: {error}",
+        ) from error
+    if critic and _CRITIC not in state:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{source} has no critic; leave out trainer.critic, or start a run from these weights",
+        )
+    return state
+
+
+def _from_file(
+    path: Path, parameters: Mapping[str, Tensor], critic: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    _cut(state["state"], list(parameters.values()))
+    if critic and _CRITIC in state:
+        _cut(state[_CRITIC]["optimizer"]["state"], list(critic.values()))
+        weights: dict[str, Tensor] = state[_CRITIC]["weights"]
+        weights |= {name: _cut_as(each, weights[name]) for name, each in critic.items()}
+    return state
+
+
+def _cut(places: dict[int, dict[str, Tensor]], parameters: list[Tensor]) -> None:
+    """Keep what lies here of moments, by index of their parameter."""
+    for index, fields in places.items():
+        for field, value in fields.items():
+            fields[field] = _cut_as(parameters[index], value)
+
+
+def _from_folder(
+    folder: Path, parameters: Mapping[str, Tensor], critic: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    import torch.distributed.checkpoint  # noqa: PLC0415 - slow to import
+
+    dcp = cast("Any", torch.distributed.checkpoint)
+    found = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    rooms = {**parameters, **{f"{_CRITIC}.{name}": each for name, each in critic.items()}}
+    keys = [key for key in found if critic or not key.startswith(f"{_CRITIC}.")]
+    flat: dict[str, Any] = {key: _empty_tensor(key, found[key], rooms) for key in keys}
+    with catch_warnings():
+        # That one process reads for itself is meant.
+        filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(flat, checkpoint_id=folder, no_dist=not torch.distributed.is_initialized())
+    count = int(flat.pop(_STEP_COUNT))
+    of_critic = {key: flat.pop(key) for key in keys if key.startswith(f"{_CRITIC}.")}
+    state = {_STEP_COUNT: count, "state": _indexed(flat, list(parameters))}
+    return {**state, _CRITIC: _critic_of(of_critic, list(critic))} if of_critic else state
+
+
+def _critic_of(flat: Mapping[str, Tensor], names: list[str]) -> dict[str, Any]:
+    """Return the critic's part of a state."""
+    parts = {key.removeprefix(f"{_CRITIC}."): each for key, each in flat.items()}
+    ending = f".{_WEIGHT}"
+    weights = {key: parts.pop(key) for key in [*parts] if key.endswith(ending)}
+    return {
+        "weights": {key.removesuffix(ending): each for key, each in weights.items()},
+        "optimizer": {"state": _indexed(parts, names)},
+    }
+
+
+def _indexed(flat: Mapping[str, Tensor], names: list[str]) -> dict[int, dict[str, Tensor]]:
+    """Return fields by the index of their parameter, as optimizers have them."""
+    places = {name: index for index, name in enumerate(names)}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in flat.items():
+        name, field = key.rsplit(".", 1)
+        state.setdefault(places[name], {})[field] = value
+    return state
+
+
+def _empty_tensor(key: str, stored: Any, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Return where a tensor of the state is read into: cut as its parameter is."""
+    parameter = parameters.get(key.rsplit(".", 1)[0])
+    if parameter is not None and stored.size == parameter.shape and stored.size:
+        return torch.zeros_like(parameter)
+    return torch.zeros(stored.size, dtype=stored.properties.dtype)
+
+
+def _cut_as(parameter: Tensor, value: Tensor) -> Tensor:
+    """Return the rows of a whole tensor that lie here of a parameter."""
+    if not hasattr(parameter, "to_local") or value.shape != parameter.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - slow to import
+
+    given = cast("Any", parameter)
+    return distribute_tensor(value, given.device_mesh, given.placements, src_data_rank=None)

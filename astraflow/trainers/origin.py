@@ -1,17 +1,56 @@
 """The origin of a policy's weights: every version is encoded, served and announced."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast, runtime_checkable
 
+import structlog
+
+from astraflow.client.trainer import TrainerClient
+from astraflow.config.recipe import Broadcast, Trainer
+from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
-from astraflow.core.versions import VersionInfo
+from astraflow.core.versions import VersionInfo, WeightEndpoint
+from astraflow.rpc.address import split_address
 from astraflow.trainers.engine import TrainEngine, WarnsOfChange
+from astraflow.weights.publish.background import ExtraPatches, Scrub
+from astraflow.weights.publish.object_store import ObjectWriter
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.publish.tensors import can_round, dtype_of
 
 
-class Followers(Protocol):
+def published_layout(parameters: Iterable[tuple[str, Any]], dtype: Dtype) -> Layout:
+    """Return where tensors lie once exported.
+
+    Args:
+        parameters: Names and arrays, as `TrainEngine.named_parameters` yields them.
+        dtype: To which the floats of torch are rounded; other arrays keep their type.
+
+    Raises:
+        AstraflowError: LAYOUT_MISMATCH for an array of a type that cannot be published.
+    """
+    return Layout.of(
+        (name, dtype if can_round(array, dtype) else _own(name, array), tuple(array.shape))
+        for name, array in parameters
+    )
+
+
+def _own(name: str, array: Any) -> Dtype:
+    dtype = dtype_of(array)
+    if dtype is None:
+        raise AstraflowError(
+            Reason.LAYOUT_MISMATCH,
+            f"tensor {name} is {array.dtype}, which cannot be published; give float32 or bfloat16",
+        )
+    return dtype
+
+
+class VersionListener(Protocol):
     """What goes on beside training once a version was announced."""
 
     def wake(self) -> None:
@@ -39,7 +78,7 @@ class Publisher(Protocol):
         ...
 
 
-class Herald(Protocol):
+class Announcer(Protocol):
     """Tells the run of versions."""
 
     def announce(self, info: Future[VersionInfo], *, then: Callable[[], None]) -> None:
@@ -125,10 +164,10 @@ class WeightOrigin:
         *,
         layout: Layout,
         publisher: Publisher,
-        herald: Herald,
+        herald: Announcer,
         first_version: int,
         order: Callable[[int, int, int | None], None] | None = None,
-        followers: Sequence[Followers] = (),
+        followers: Sequence[VersionListener] = (),
         restored_from: int | None = None,
     ) -> None:
         """Prepare.
@@ -200,3 +239,114 @@ class WeightOrigin:
     def _wake(self) -> None:
         for each in self._followers:
             each.wake()
+
+
+class Publishing(Publisher, Protocol):
+    """Encodes versions, here and on the other ranks of a trainer."""
+
+    @property
+    def own(self) -> WeightPublisher:
+        """Of what this process serves."""
+        ...
+
+    @property
+    def rank_count(self) -> int:
+        """Ranks that share every batch."""
+        ...
+
+    def order(self, version: int, step: int, restored_from: int | None) -> None:
+        """Have all ranks encode a version of their present weights; `publish` does so here."""
+        ...
+
+    def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:
+        """Return where versions are served, this process's endpoint first."""
+        ...
+
+    def entered(self, client: TrainerClient) -> None:
+        """Note that the trainer has its place in the run."""
+        ...
+
+
+@runtime_checkable
+class SharesOut(Protocol):
+    """An engine whose weights lie on several ranks, and are published from there."""
+
+    def publishing(self, policy_id: PolicyId, layout: Layout) -> Publishing:
+        """Return what publishes them."""
+        ...
+
+
+def publishing_of(engine: TrainEngine, policy_id: PolicyId, layout: Layout) -> Publishing:
+    """Return what publishes an engine's weights."""
+    if isinstance(engine, SharesOut):
+        return engine.publishing(policy_id, layout)
+    return _HerePublishing(WeightPublisher(policy_id, layout))
+
+
+class _HerePublishing:
+    """All is encoded and served by this process."""
+
+    def __init__(self, own: WeightPublisher) -> None:
+        self.own = own
+        self.publish = own.publish
+
+    @property
+    def rank_count(self) -> int:
+        return 1
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.own.is_damaged
+
+    def order(self, version: int, step: int, restored_from: int | None) -> None:
+        del version, step, restored_from
+
+    def endpoints(self, own: str) -> tuple[WeightEndpoint, ...]:
+        return (WeightEndpoint(rank=0, endpoint=own),)
+
+    def entered(self, client: TrainerClient) -> None:
+        del client
+
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@contextmanager
+def version_listeners(
+    publisher: WeightPublisher, client: TrainerClient, settings: Trainer, *, listen: str
+) -> Generator[tuple[VersionListener, ...]]:
+    """Let versions gain patches beside training, be looked after, and go other ways too."""
+    with ExitStack() as followers:
+        scrub = followers.enter_context(Scrub(publisher, damaged=client.order_publish))
+        client.on_damage_report(scrub.check_now)
+        others: tuple[VersionListener, ...] = (scrub,)
+        if settings.broadcast is not None:
+            others = (followers.enter_context(_broadcaster(publisher, settings, listen)), *others)
+        look = None
+        url = store_url(settings, client.registration.run_id)
+        if url is not None:
+            writer = followers.enter_context(ObjectWriter(publisher, url, client.publish_version))
+            log.info("versions also go to an object store", url=url)
+            others, look = (*others, writer), writer.note_patches
+        if publisher.history.shard_layout.shard.count == 1:
+            # Of shards a patch is of use once all ranks have it: none speaks for the others.
+            gains = ExtraPatches(publisher, client.publish_version, then=look)
+            others = (*others, followers.enter_context(gains))
+        yield others
+
+
+def store_url(settings: Trainer, run_id: str) -> str | None:
+    """Return the folder of a run in the object store of a trainer; None: it has none."""
+    return None if settings.store is None else f"{settings.store.rstrip('/')}/{run_id}"
+
+
+def _broadcaster(
+    publisher: WeightPublisher, settings: Trainer, listen: str
+) -> AbstractContextManager[VersionListener]:
+    from astraflow.weights.publish.broadcast import (  # noqa: PLC0415 - loads torch
+        Broadcaster,
+        rendezvous,
+    )
+
+    where = rendezvous(cast("Broadcast", settings.broadcast), host=split_address(listen)[0])
+    return Broadcaster(publisher, where)

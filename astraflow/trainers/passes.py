@@ -29,7 +29,7 @@ _TREE_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pass:
+class ModelPass:
     """Rows that go through the model together, each alone or in trees.
 
     Attributes:
@@ -44,7 +44,7 @@ class Pass:
     shared_counts: np.ndarray
 
     @classmethod
-    def of(cls, rows: np.ndarray, length: int) -> "Pass":
+    def of(cls, rows: np.ndarray, length: int) -> "ModelPass":
         """Return a pass of rows that share nothing."""
         return cls(rows=rows, length=length, shared_counts=np.zeros(len(rows), np.int64))
 
@@ -69,7 +69,7 @@ def plan_passes(
     *,
     max_tokens: int,
     overhead_tokens: int = PASS_OVERHEAD_TOKENS,
-) -> tuple[Pass, ...]:
+) -> tuple[ModelPass, ...]:
     """Share rows out over passes so that padding and passes together cost least.
 
     Cuts lie between different lengths; a stretch that does not fit a pass is cut evenly.
@@ -96,7 +96,7 @@ def plan_passes(
         ends, lengths[order][ends - 1], max_tokens=max_tokens, overhead_tokens=overhead_tokens
     )
     return tuple(
-        Pass.of(rows, int(lengths[rows[-1]]))
+        ModelPass.of(rows, int(lengths[rows[-1]]))
         for start, end in cuts
         for rows in _split(order[start:end], int(lengths[order[end - 1]]), max_tokens)
     )
@@ -108,7 +108,7 @@ def passes_of(
     *,
     max_tokens: int,
     attention_tokens: float | None = None,
-) -> tuple[Pass, ...]:
+) -> tuple[ModelPass, ...]:
     """Share the chosen rows of a batch out over passes, whatever order they arrived in.
 
     Sums in single precision depend on their order, and that of arrival depends on timing.
@@ -127,7 +127,7 @@ def passes_of(
         trees = _trees_of(rows, indices, max_tokens=max_tokens, attention_tokens=attention_tokens)
     if trees is None:
         plan = plan_passes(rows.lengths[indices], max_tokens=max_tokens)
-        return tuple(Pass.of(indices[one.rows], one.length) for one in plan)
+        return tuple(ModelPass.of(indices[one.rows], one.length) for one in plan)
     sizes = np.array([tree.length for tree in trees])
     return tuple(
         _joined([trees[int(each)] for each in one.rows], one.length)
@@ -135,19 +135,19 @@ def passes_of(
     )
 
 
-def evened(plan: Sequence[Pass], count: int) -> tuple[Pass, ...]:
+def evened(plan: Sequence[ModelPass], count: int) -> tuple[ModelPass, ...]:
     """Return a plan of so many passes, so that ranks that share a model make as many.
 
     Passes without rows come first: then the long ones of all ranks meet.
     """
-    nothing = Pass.of(np.zeros(0, np.int64), 1)
+    nothing = ModelPass.of(np.zeros(0, np.int64), 1)
     return (*[nothing] * (count - len(plan)), *plan)
 
 
-def _joined(trees: Sequence[Pass], length: int) -> Pass:
+def _joined(trees: Sequence[ModelPass], length: int) -> ModelPass:
     rows = np.concatenate([tree.rows for tree in trees])
     shared_counts = np.concatenate([tree.shared_counts for tree in trees])
-    return Pass(rows=rows, length=length, shared_counts=shared_counts)
+    return ModelPass(rows=rows, length=length, shared_counts=shared_counts)
 
 
 def _cheapest_cuts(
@@ -185,7 +185,7 @@ def _split(rows: np.ndarray, length: int, max_tokens: int) -> list[np.ndarray]:
 
 def _trees_of(
     rows: TrainRows, indices: np.ndarray, *, max_tokens: int, attention_tokens: float
-) -> list[Pass] | None:
+) -> list[ModelPass] | None:
     """Cut rows into trees that together cost least, each a pass; None: no tree is worth it.
 
     In alphabetical order a row shares most with the one before it, so every stretch of rows is a
@@ -216,12 +216,12 @@ def _trees_of(
     )
     if len(cuts) == len(ordered):
         return None
-    trees: list[Pass] = []
+    trees: list[ModelPass] = []
     for start, end in cuts:
         counts = shared[start:end].copy()
         counts[0] = 0
         length = int((lengths[start:end] - counts).sum())
-        trees.append(Pass(rows=ordered[start:end], length=length, shared_counts=counts))
+        trees.append(ModelPass(rows=ordered[start:end], length=length, shared_counts=counts))
     return trees
 
 

@@ -12,15 +12,15 @@ from astraflow.core.errors import AstraflowError
 class Peers(Protocol):
     """The ranks of a trainer, as one of them sees them; every rank makes the same calls."""
 
-    def joined(self, values: np.ndarray) -> np.ndarray:
+    def all_gather(self, values: np.ndarray) -> np.ndarray:
         """Return the values of all ranks, by rank: f[sum of K]."""
         ...
 
-    def most(self, count: int) -> int:
+    def all_reduce_max(self, count: int) -> int:
         """Return the largest number that a rank has."""
         ...
 
-    def total(self, value: float) -> float:
+    def all_reduce_sum(self, value: float) -> float:
         """Return the sum over all ranks."""
         ...
 
@@ -36,15 +36,15 @@ class Peers(Protocol):
 class Alone:
     """The peers of a rank that has none."""
 
-    def joined(self, values: np.ndarray) -> np.ndarray:
+    def all_gather(self, values: np.ndarray) -> np.ndarray:
         """Return the values."""
         return values
 
-    def most(self, count: int) -> int:
+    def all_reduce_max(self, count: int) -> int:
         """Return the number."""
         return count
 
-    def total(self, value: float) -> float:
+    def all_reduce_sum(self, value: float) -> float:
         """Return the value."""
         return value
 

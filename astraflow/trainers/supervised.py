@@ -21,11 +21,12 @@ from astraflow.trainers.causal_model import CausalModel, hide_progress_bars, loa
 from astraflow.trainers.demonstrations import (
     SupervisedRow,
     read_demonstrations,
+    tiny_config,
     tokenize_demonstrations,
+    write_tiny_tokenizer,
 )
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.tensors import backward, seed_everything, to_tensor
-from astraflow.trainers.tiny import tiny_config, write_tiny_tokenizer
 from astraflow.workflows.tokenizer_files import EOS_ID, write_tokenizer
 from astraflow.workflows.tutors import Pair, Tutor
 

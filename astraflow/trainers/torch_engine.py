@@ -1,6 +1,7 @@
 """TorchEngine: the built-in trainer, a causal model of transformers in this process."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,21 +9,63 @@ import torch
 from torch import Tensor
 
 from astraflow.client.trainer import TrainerBatch
+from astraflow.config.policies import RouterReplay
 from astraflow.config.recipe import Lora, Trainer
 from astraflow.core.dtype import Dtype
-from astraflow.trainers.adapter_files import adapt
-from astraflow.trainers.causal_model import CausalModel, load_causal_model, prepare_torch
-from astraflow.trainers.critic import Critic, valued
-from astraflow.trainers.exhaustion import naming_exhaustion
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.routes import UNROUTED
+from astraflow.trainers.causal_model import (
+    CausalModel,
+    load_causal_model,
+    naming_exhaustion,
+    prepare_torch,
+)
+from astraflow.trainers.checkpoints import OPTIMIZER_FILE
+from astraflow.trainers.critic import CriticLearner, valued
 from astraflow.trainers.learner import PolicyLearner
-from astraflow.trainers.lora import trained_parameters
+from astraflow.trainers.lora import adapt, trained_parameters
 from astraflow.trainers.losses import divisor_of
 from astraflow.trainers.mismatch import MismatchProbe
 from astraflow.trainers.model_files import write_model
 from astraflow.trainers.peers import ALONE, Peers, agreeing
-from astraflow.trainers.replaying import replay_metrics, replayed
-from astraflow.trainers.resume import OPTIMIZER_FILE
 from astraflow.trainers.rows import TrainRows
+
+
+def replayed(rows: TrainRows, model: CausalModel, choice: RouterReplay) -> TrainRows:
+    """Return rows with the routes that training follows.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the model has no such experts, or when loss tokens have
+            no route and the recipe requires them.
+    """
+    if choice == "never":
+        return replace(rows, routed_experts=None)
+    if rows.routed_experts is not None:
+        model.require_routes(rows.routed_experts)
+    missing = len(rows.loss) - _routed_count(rows)
+    if choice == "required" and missing:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"{missing} of {len(rows.loss)} loss tokens do not say which experts they went "
+            "through; sample with an engine that tells, or set router_replay: told",
+        )
+    return rows
+
+
+def replay_metrics(rows: TrainRows, model: CausalModel, peers: Peers) -> Mapping[str, float]:
+    """Return which share of a batch's loss tokens takes the sampler's experts; dense: nothing."""
+    if not model.has_routers:
+        return {}
+    told, count = peers.all_reduce_sum(_routed_count(rows)), peers.all_reduce_sum(len(rows.loss))
+    return {"mismatch/replayed_frac": told / max(1.0, count)}
+
+
+def _routed_count(rows: TrainRows) -> int:
+    """Count the loss tokens for which the token before them, which predicts them, has a route."""
+    if rows.routed_experts is None:
+        return 0
+    routes = rows.routed_experts[rows.loss.positions - 1]
+    return int(np.count_nonzero((routes != UNROUTED).all(axis=(1, 2))))
 
 
 class TorchEngine:
@@ -58,7 +101,7 @@ class TorchEngine:
         self._warn: Callable[[], None] = lambda: None
         self._peers = peers
         self._reference: CausalModel | None = None
-        self._critic: Critic | None = None
+        self._critic: CriticLearner | None = None
 
     @property
     def step_count(self) -> int:
@@ -127,7 +170,7 @@ class TorchEngine:
         with agreeing(self._peers):
             rows = TrainRows.from_parts(batch.parts)
             rows = replayed(rows, self._model, self._settings.router_replay)
-        seen = {**self._probe.look(rows), **replay_metrics(rows, self._model, self._peers)}
+        seen = {**self._probe.measure(rows), **replay_metrics(rows, self._model, self._peers)}
         divisor = divisor_of(batch.header, self._settings.loss)
         return {**self._learner.step(rows, divisor=divisor), **seen}
 
@@ -177,11 +220,11 @@ class TorchEngine:
         model.module.requires_grad_(False)
         return model
 
-    def _load_critic(self) -> Critic | None:
+    def _load_critic(self) -> CriticLearner | None:
         """Make what estimates advantages; its weights are resumed with the optimizer's state."""
         settings = self._settings
         if settings.critic is None:
             return None
         model = self._shared_out(valued(self._read(self._model_dir).module))
         tokens = settings.max_tokens_per_pass
-        return Critic(model, settings.critic, max_tokens=tokens, peers=self._peers)
+        return CriticLearner(model, settings.critic, max_tokens=tokens, peers=self._peers)

@@ -16,7 +16,7 @@ from astraflow.workflows.tutors import Tutor
 
 # Pairs that stand for a tutor in the key of the cache.
 _KEY_PAIR_COUNT = 64
-_CODE = ("warm_up.py", "supervised.py", "demonstrations.py", "tiny.py")
+_CODE = ("warm_up.py", "supervised.py", "demonstrations.py")
 
 
 def _in_silence(_: str) -> None: ...

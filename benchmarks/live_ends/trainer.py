@@ -20,7 +20,7 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.telemetry.logging import configure_logging
-from astraflow.trainers.export import layout_of
+from astraflow.trainers.mismatch import layout_of
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
 from live_ends.run import POLICY, TOKEN, say

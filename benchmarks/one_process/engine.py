@@ -14,7 +14,7 @@ from astraflow.core.tasks import SamplingParams
 from astraflow.core.updates import TensorUpdate, WeightUpdate
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.trainers.causal_model import CausalModel
-from astraflow.trainers.export import export_bits, layout_of
+from astraflow.trainers.mismatch import export_bits, layout_of
 from one_process.samples import Samples
 
 _POLICY = PolicyId("solver")

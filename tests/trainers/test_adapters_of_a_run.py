@@ -14,7 +14,7 @@ from astraflow.engines.embedded import load_tokenizer
 from astraflow.raas.policies import ServedModel
 from astraflow.testing import small_recipe, start_run
 from astraflow.testing.nodes import make_node
-from astraflow.trainers.engine_run import run_engine
+from astraflow.trainers.main import run_engine
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.torch_engine import TorchEngine
 from astraflow.workflows.letter_sort.task import prompt_rows

@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from astraflow.config.recipe import Trainer
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.checkpoints import Checkpoints
+from astraflow.trainers.checkpoints import OPTIMIZER_FILE, Checkpoints, start_points
 from astraflow.trainers.model_files import save_model
-from astraflow.trainers.resume import OPTIMIZER_FILE, start_points
 from astraflow.trainers.torch_engine import TorchEngine
 
 

@@ -7,7 +7,7 @@ import torch
 from astraflow.config.recipe import Critic as CriticSettings
 from astraflow.config.recipe import Kl, Loss, Optimizer, Trainer
 from astraflow.trainers.causal_model import load_causal_model
-from astraflow.trainers.critic import Critic, valued
+from astraflow.trainers.critic import CriticLearner, valued
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.rows import TrainRows
 
@@ -25,11 +25,11 @@ def rows(make_rows, to_part):
 
 @pytest.fixture
 def make_critic(make_model):
-    return lambda: Critic(valued(make_model().module), SETTINGS, max_tokens=64)
+    return lambda: CriticLearner(valued(make_model().module), SETTINGS, max_tokens=64)
 
 
 def test_a_new_critic_knows_nothing(make_critic, rows):
-    values, found = make_critic().look(rows)
+    values, found = make_critic().estimate(rows)
     assert not values.any()
     assert found.advantages == pytest.approx(rows.rewards[rows.loss.rows])
 
@@ -38,10 +38,10 @@ def test_a_new_critic_knows_nothing(make_critic, rows):
 def test_it_learns_what_states_are_worth(make_critic, rows):
     critic = make_critic()
     for step in range(1, 41):
-        values, found = critic.look(rows)
+        values, found = critic.estimate(rows)
         metrics = critic.step(rows, values, found.returns, step)
     assert metrics["critic/explained_variance"] > 0.8
-    values, found = critic.look(rows)
+    values, found = critic.estimate(rows)
     assert np.abs(found.advantages).mean() < 0.2
 
 
@@ -59,7 +59,7 @@ def test_the_policy_learns_from_its_advantages_and_both_resume(
 ):
     def trained(steps, state=None):
         model = valued(load_causal_model(model_dir, device="cpu").module)
-        critic = Critic(model, SETTINGS, max_tokens=64)
+        critic = CriticLearner(model, SETTINGS, max_tokens=64)
         settings = Trainer(critic=SETTINGS, optimizer=Optimizer(learning_rate=1e-3))
         learner = PolicyLearner(make_model(), settings, critic=critic)
         if state is not None:

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from astraflow.trainers.departure import Departure
+from astraflow.trainers.main import GracefulShutdown
 
 WAITS_FOR_EVER = """
 import queue, sys
-from astraflow.trainers.departure import Departure
-departure, batches = Departure(), queue.Queue()
+from astraflow.trainers.main import GracefulShutdown
+departure, batches = GracefulShutdown(), queue.Queue()
 with departure.listening():
     for _ in departure.watch(iter(lambda: print("waiting", flush=True) or batches.get(), None)):
         pass
@@ -21,11 +21,11 @@ print("left", flush=True)
 
 
 def test_items_pass_through_until_there_are_none():
-    assert list(Departure().watch([1, 2, 3])) == [1, 2, 3]
+    assert list(GracefulShutdown().watch([1, 2, 3])) == [1, 2, 3]
 
 
 def test_signal_during_a_step_lets_it_end():
-    departure, done = Departure(), []
+    departure, done = GracefulShutdown(), []
     with departure.listening():
         for item in departure.watch([1, 2, 3]):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -34,7 +34,7 @@ def test_signal_during_a_step_lets_it_end():
 
 
 def test_second_signal_stops_at_once():
-    with Departure().listening():
+    with GracefulShutdown().listening():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -42,7 +42,7 @@ def test_second_signal_stops_at_once():
 
 def test_old_handlers_come_back():
     before = signal.getsignal(signal.SIGTERM)
-    with Departure().listening():
+    with GracefulShutdown().listening():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
 

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from astraflow.core.dtype import Dtype
-from astraflow.trainers.export import export_bits, import_bits, layout_of
+from astraflow.trainers.mismatch import export_bits, import_bits, layout_of
 from astraflow.trainers.model_files import save_model
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from astraflow.trainers.fused_head import fused_logprobs
-from astraflow.trainers.tiles import Head, Tiling
+from astraflow.trainers.fused_head import Head, Tiling, fused_logprobs
 
 
 def plain(hidden, head):

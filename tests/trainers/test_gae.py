@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from astraflow.trainers.gae import estimate
+from astraflow.trainers.critic import estimate
 
 
 def by_definition(values, reward, gamma, lam):

@@ -7,9 +7,9 @@ import torch
 from astraflow.config.recipe import Kl, Loss, Optimizer, Trainer
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.export import export_bits
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.losses import LossInputs, clip_range_of, policy_loss
+from astraflow.trainers.mismatch import export_bits
 from astraflow.trainers.rows import TrainRows
 
 SETTINGS = Trainer(optimizer=Optimizer(learning_rate=1e-2))

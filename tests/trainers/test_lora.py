@@ -12,15 +12,18 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.testing import require_train_engine
-from astraflow.trainers.adapter_files import load_adapted_model, read_adapters, read_lora
 from astraflow.trainers.causal_model import load_causal_model
-from astraflow.trainers.checkpoints import Checkpoints
-from astraflow.trainers.export import export_bits, import_bits, layout_of
+from astraflow.trainers.checkpoints import Checkpoints, start_points
 from astraflow.trainers.learner import PolicyLearner
-from astraflow.trainers.lora import AdaptedLinear, trained_parameters
-from astraflow.trainers.merging import write_merged
-from astraflow.trainers.model_files import save_model
-from astraflow.trainers.resume import start_points
+from astraflow.trainers.lora import (
+    AdaptedLinear,
+    load_adapted_model,
+    read_adapters,
+    read_lora,
+    trained_parameters,
+)
+from astraflow.trainers.mismatch import export_bits, import_bits, layout_of
+from astraflow.trainers.model_files import save_model, write_merged
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.torch_engine import TorchEngine
 

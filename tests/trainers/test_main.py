@@ -28,11 +28,11 @@ from astraflow.raas.seeds import seeded_sampling
 from astraflow.raas.settings import NodeSettings
 from astraflow.rpc.access import HubTokens
 from astraflow.trainers.causal_model import load_causal_model
-from astraflow.trainers.engine_run import train as train_engine
-from astraflow.trainers.export import export_bits, layout_of
 from astraflow.trainers.joining import TrainerPlace
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.main import main_run
+from astraflow.trainers.main import train as train_engine
+from astraflow.trainers.mismatch import export_bits, layout_of
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.torch_engine import TorchEngine
 from astraflow.trainers.warm_up import ensure_model

@@ -6,9 +6,8 @@ import torch
 
 from astraflow.config.recipe import Trainer
 from astraflow.core.dtype import Dtype
-from astraflow.trainers.export import export_bits
 from astraflow.trainers.learner import PolicyLearner
-from astraflow.trainers.mismatch import MismatchProbe
+from astraflow.trainers.mismatch import MismatchProbe, export_bits
 from astraflow.trainers.rows import TrainRows
 
 
@@ -48,7 +47,7 @@ def test_rows_of_the_kept_version_match_its_exported_values(dtype, make_model, b
     probe.keep(10)
     learner.step(rows, divisor=len(rows.loss))
     before = export_bits(model.module, Dtype.F32)
-    seen = probe.look(rows)
+    seen = probe.measure(rows)
     assert seen["mismatch/same_weights_abs_max"] <= 1e-5
     assert seen["mismatch/same_weights_version"] == 10
     after = export_bits(model.module, Dtype.F32)
@@ -62,15 +61,15 @@ def test_mismatch_of_other_weights_is_seen(make_model, batch):
         model.module.model.norm.weight.mul_(1.01)
     probe = MismatchProbe(model, PolicyLearner(model, Trainer()), dtype=Dtype.F32)
     probe.keep(0)
-    assert probe.look(rows)["mismatch/same_weights_abs_max"] > 1e-3
+    assert probe.measure(rows)["mismatch/same_weights_abs_max"] > 1e-3
 
 
 def test_versions_wait_for_their_rows_and_are_looked_at_once(make_model, batch):
     model = make_model()
     probe = MismatchProbe(model, PolicyLearner(model, Trainer()), dtype=Dtype.BF16, every=2)
     probe.keep(1)
-    assert not probe.look(batch([1, 1]))
+    assert not probe.measure(batch([1, 1]))
     probe.keep(2)
-    assert not probe.look(batch([1, 3]))
-    assert probe.look(batch([1, 2]))
-    assert not probe.look(batch([2, 2]))
+    assert not probe.measure(batch([1, 3]))
+    assert probe.measure(batch([1, 2]))
+    assert not probe.measure(batch([2, 2]))

@@ -13,7 +13,7 @@ from astraflow.config.recipe import OwnEngine, Trainer
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
 from astraflow.testing import start_run
-from astraflow.trainers.own_engine import make_engine, prepare
+from astraflow.trainers.engine import make_engine, prepare
 from tests.trainers.engine_runs import EXAMPLES, example, vowel_recipe
 
 HERE = "tests.trainers.test_own_engine"

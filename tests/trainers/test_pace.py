@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from astraflow.config.recipe import Sync
-from astraflow.trainers.pace import Pace
+from astraflow.trainers.loop import Pace
 
 
 class Origin:
@@ -71,12 +71,12 @@ def test_nothing_comes_unasked_but_the_last_weights(make_pace, origin, orders):
 def test_who_waits_publishes_what_is_new_when_asked_and_nothing_twice(make_pace, origin, orders):
     pace = make_pace(style="asked")
     orders.append(True)
-    pace.when_asked()
+    pace.carry_out_orders()
     pace.after_step(1)
-    pace.when_asked()
+    pace.carry_out_orders()
     assert origin.steps == [0]
     orders.append(True)
-    pace.when_asked()
+    pace.carry_out_orders()
     assert origin.steps == [0, 1]
 
 
@@ -85,7 +85,7 @@ def test_weights_that_were_lost_are_published_again(make_pace, origin, orders):
     pace.after_step(1)
     origin.is_damaged = True
     orders.append(True)
-    pace.when_asked()
+    pace.carry_out_orders()
     origin.is_damaged = False
     pace.finish()
     assert origin.steps == [0, 1, 1]

@@ -7,8 +7,8 @@ from astraflow.trainers.peers import ALONE, agreeing
 
 def test_a_rank_without_others_agrees_with_itself():
     values = np.arange(3.0)
-    assert ALONE.joined(values) is values
-    assert (ALONE.most(3), ALONE.total(0.5)) == (3, 0.5)
+    assert ALONE.all_gather(values) is values
+    assert (ALONE.all_reduce_max(3), ALONE.all_reduce_sum(0.5)) == (3, 0.5)
     assert ALONE.merged({"loss": 1.0}, weight=0.0) == {"loss": 1.0}
 
 

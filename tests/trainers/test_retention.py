@@ -7,7 +7,7 @@ import pytest
 
 from astraflow.config.recipe import Keep
 from astraflow.config.run_dir import RunDir
-from astraflow.trainers.retention import thin_out
+from astraflow.trainers.checkpoints import thin_out
 
 
 @pytest.fixture

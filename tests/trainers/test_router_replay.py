@@ -18,8 +18,8 @@ from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.peers import ALONE
-from astraflow.trainers.replaying import replay_metrics, replayed
 from astraflow.trainers.rows import TrainRows
+from astraflow.trainers.torch_engine import replay_metrics, replayed
 
 SETTINGS = Trainer(optimizer=Optimizer(learning_rate=1e-2))
 

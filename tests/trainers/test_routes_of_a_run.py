@@ -22,9 +22,9 @@ from astraflow.testing.nodes import make_node
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.model_files import save_model
-from astraflow.trainers.published_layout import published_layout
-from astraflow.trainers.replaying import replayed
+from astraflow.trainers.origin import published_layout
 from astraflow.trainers.rows import TrainRows
+from astraflow.trainers.torch_engine import replayed
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
 from astraflow.workflows.letter_sort.task import prompt_rows

@@ -8,8 +8,7 @@ import pytest
 from astraflow.config.recipe import Trainer
 from astraflow.config.run_dir import RunDir
 from astraflow.core.batches import AckBatch, BatchOutcome
-from astraflow.trainers.checkpoints import Checkpoints
-from astraflow.trainers.saves import Saves
+from astraflow.trainers.checkpoints import Checkpoints, Saves
 from astraflow.trainers.torch_engine import TorchEngine
 
 
@@ -62,7 +61,7 @@ def test_a_trainer_that_waits_names_what_it_has_already(saves, client, tmp_path)
     assert saves.after_step(2, 2).result() == "step_000002"
     saves.last = acked(2)
     client.orders = ["mine"]
-    saves.when_asked(2, 2)
+    saves.carry_out_orders(2, 2)
     assert [(ack.batch_id, ack.checkpoint_id) for ack in client.acks] == [("b2", "mine")]
     state = json.loads(
         (RunDir(tmp_path).checkpoint("solver", 2) / "trainer_state.json").read_text()
@@ -72,7 +71,7 @@ def test_a_trainer_that_waits_names_what_it_has_already(saves, client, tmp_path)
 
 def test_an_order_before_the_first_batch_waits_for_it(saves, client):
     client.orders = ["mine"]
-    saves.when_asked(0, 0)
+    saves.carry_out_orders(0, 0)
     assert client.acks == []
     assert saves.after_step(1, 1).result() == "mine"
 

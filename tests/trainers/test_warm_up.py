@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from astraflow.config.recipe import Model, WarmUp
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
-from astraflow.trainers.export import export_bits
+from astraflow.trainers.mismatch import export_bits
 from astraflow.trainers.supervised import Schedule, pack_pairs, supervised_rate
 from astraflow.trainers.warm_up import ensure_model, warm_up_key
 from astraflow.workflows.building import build_tutor

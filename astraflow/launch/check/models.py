@@ -67,11 +67,12 @@ def _demonstrated(
     where: str, model: Model, warm_up: WarmUp, scratch: Path, subject: Subject
 ) -> Generator[Finding, None, SeenModel | None]:
     """Look at a model and at its demonstrations; the tokenizer of a tiny one is made of them."""
-    from astraflow.trainers.demonstrations import (  # noqa: PLC0415 - the package takes its time
+    from astraflow.trainers.demonstrations import (  # noqa: PLC0415 - the package takes its time  # noqa: PLC0415
         read_demonstrations,
+        tiny_config,
         tokenize_demonstrations,
+        write_tiny_tokenizer,
     )
-    from astraflow.trainers.tiny import tiny_config, write_tiny_tokenizer  # noqa: PLC0415
 
     rows: Sequence[Mapping[str, Any]] = ()
     told = f"{where}.warm_up.demonstrations"

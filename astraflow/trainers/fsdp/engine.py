@@ -1,22 +1,133 @@
-"""ShardedEngine: the built-in trainer on many ranks; all of them make the same calls."""
+"""ShardedEngine: the built-in trainer on many ranks, its parameters cut block by block (FSDP2)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 import torch.distributed.checkpoint
+import torch.utils.checkpoint
+from torch import nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from astraflow.client.trainer import TrainerBatch
+from astraflow.config.policies import Fsdp
 from astraflow.config.recipe import Lora, Trainer
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import CausalModel, load_causal_model
-from astraflow.trainers.fsdp.context import check_context_parallel
 from astraflow.trainers.fsdp.model_file import write_sharded_weights
 from astraflow.trainers.fsdp.ranks import Ranks, naming_lost_ranks
-from astraflow.trainers.fsdp.sharding import shard_model
 from astraflow.trainers.model_files import write_description
-from astraflow.trainers.optimizer_files import OPTIMIZER_DIR
+from astraflow.trainers.optimizer import OPTIMIZER_DIR
 from astraflow.trainers.torch_engine import TorchEngine
+
+_COMPUTED: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32}
+
+
+def shard_model(module: nn.Module, ranks: Ranks, settings: Fsdp) -> None:
+    """Cut the parameters of a model over the ranks, in place.
+
+    Master weights stay f32. Blocks compute in `settings.compute`; embeddings, the last norm and the
+    output layer in f32, because log-probabilities are made of what they say.
+
+    Args:
+        module: A causal model of transformers, in f32, whole on every rank.
+        ranks: Over which.
+        settings: How.
+
+    Raises:
+        AstraflowError: CAPABILITY_MISSING when it has no blocks that are known.
+    """
+    shard = partial(
+        cast("Callable[..., FSDPModule]", fully_shard),
+        mesh=ranks.shard_mesh,
+        offload_policy=_offload(settings, ranks),
+    )
+    blocks = blocks_of(module)
+    for block in blocks:
+        if settings.checkpointing:
+            _recompute(block)
+        shard(block, mp_policy=_precision(settings, is_last=block is blocks[-1]))
+    shard(module)
+    for each in _fsdp_modules(module):
+        # A loss is divided by what counts in the whole batch: gradients of ranks add up.
+        each.set_gradient_divide_factor(1.0)
+        each.set_force_sum_reduction_for_comms(enable=True)
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """Return the transformer blocks: the longest list of layers.
+
+    Raises:
+        AstraflowError: CAPABILITY_MISSING when there is none.
+    """
+    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each)]
+    if not lists:
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING,
+            f"{type(module).__name__} has no list of blocks to shard; train it with ranks: 1",
+        )
+    return list(max(lists, key=_parameter_count))
+
+
+def _fsdp_modules(module: nn.Module) -> Iterator[FSDPModule]:
+    return (each for each in module.modules() if isinstance(each, FSDPModule))
+
+
+def _offload(settings: Fsdp, ranks: Ranks) -> OffloadPolicy:
+    if not settings.offload:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
+
+
+def _parameter_count(layers: nn.ModuleList) -> int:
+    return sum(each.numel() for each in layers.parameters())
+
+
+def _precision(settings: Fsdp, *, is_last: bool) -> MixedPrecisionPolicy:
+    if settings.compute == "f32":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(
+        param_dtype=_COMPUTED[settings.compute],
+        reduce_dtype=torch.float32,
+        output_dtype=torch.float32 if is_last else None,
+    )
+
+
+def _recompute(block: nn.Module) -> None:
+    """Have a block keep its inputs alone, and compute the rest again for its gradient."""
+    again: Callable[..., Any] = cast("Any", torch.utils.checkpoint).checkpoint
+    block.forward = partial(again, block.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def check_context_parallel(settings: Fsdp, device: torch.device) -> None:
+    """Refuse what no rank could compute.
+
+    torch.distributed.tensor.experimental.context_parallel passes keys and values around a ring of
+    ranks, in the flash, efficient and cuDNN kernels of scaled_dot_product_attention alone: all
+    three need CUDA. On a CPU torch 2.13 stops at the kernel that it takes there,
+    `aten._scaled_dot_product_flash_attention_for_cpu`, for which it has no sharding strategy. It
+    also cuts positions, which here lie in rows of different lengths.
+
+    Raises:
+        AstraflowError: CAPABILITY_MISSING.
+    """
+    if settings.context_parallel == 1:
+        return
+    raise AstraflowError(
+        Reason.CAPABILITY_MISSING,
+        f"trainer.fsdp.context_parallel {settings.context_parallel} on {device.type}: torch's "
+        "context_parallel needs scaled_dot_product_attention's flash, efficient or cuDNN kernel, "
+        "on CUDA, and rows of one length; take 1, with fsdp.checkpointing for long rows",
+    )
 
 
 class ShardedEngine(TorchEngine):

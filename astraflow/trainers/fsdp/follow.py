@@ -14,8 +14,6 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import BatchId, PolicyId
 from astraflow.core.versions import VersionInfo
-from astraflow.trainers.followers import store_url
-from astraflow.trainers.fsdp.apart import together
 from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.orders import (
     AtVersion,
@@ -26,16 +24,16 @@ from astraflow.trainers.fsdp.orders import (
     RankOrder,
     Restore,
     Save,
+    SecretsReader,
     Serve,
+    SessionSecrets,
     TrainStep,
 )
-from astraflow.trainers.fsdp.ranks import Ranks
-from astraflow.trainers.fsdp.secrets import Secrets, SecretsReader
+from astraflow.trainers.fsdp.ranks import Ranks, together
 from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
 from astraflow.trainers.joining import TrainerPlace, served_lanes
-from astraflow.trainers.origin import Followers
+from astraflow.trainers.origin import VersionListener, published_layout, store_url
 from astraflow.trainers.peers import agreeing
-from astraflow.trainers.published_layout import published_layout
 from astraflow.weights.publish.background import Scrub
 from astraflow.weights.publish.object_store import ObjectWriter
 from astraflow.weights.publish.publisher import WeightPublisher
@@ -44,7 +42,7 @@ from astraflow.weights.serve.server import WeightServer
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class Follower:
+class FollowerRank:
     """One rank after the first."""
 
     def __init__(
@@ -80,7 +78,7 @@ class Follower:
         engine.before_change(self._hold)
         self._publisher: WeightPublisher | None = None
         self._server: WeightServer | None = None
-        self._followers: list[Followers] = []
+        self._followers: list[VersionListener] = []
         self._batches: RankClient | None = None
 
     def run(self) -> None:
@@ -91,7 +89,7 @@ class Follower:
             RanksApartError: What happened to one rank alone, in a step.
         """
         with self._parts, self._encoder:
-            while not isinstance(order := cast("RankOrder", self._ranks.tell()), Leave):
+            while not isinstance(order := cast("RankOrder", self._ranks.broadcast()), Leave):
                 self._obey(order)
             self._engine.wait_for_save()
         log.info("the rank leaves", rank=self._ranks.rank, step=self._engine.step_count)
@@ -137,7 +135,9 @@ class Follower:
         # What it finds is told when the next version is published.
         scrub = self._parts.enter_context(Scrub(self._publisher, damaged=lambda: None))
         self._followers = [scrub]
-        self._ranks.told((self._ranks.publishes, self._ranks.shard_rank, self._server.endpoint))
+        self._ranks.all_gather_object(
+            (self._ranks.publishes, self._ranks.shard_rank, self._server.endpoint)
+        )
 
     def _join(self, order: Join) -> None:
         """Read this rank's share of the batches; its versions may go to an object store, too."""
@@ -146,10 +146,10 @@ class Follower:
             # Rank 0 tells the run of what all have written.
             writer = self._parts.enter_context(ObjectWriter(self._publisher, url, None))
             self._followers.append(writer)
-        reader = SecretsReader(order.host, order.port, changed=self._entrust)
+        reader = SecretsReader(order.host, order.port, changed=self._set_tokens)
         self._parts.enter_context(reader)
 
-    def _entrust(self, secrets: Secrets) -> None:
+    def _set_tokens(self, secrets: SessionSecrets) -> None:
         if self._server is not None:
             self._server.set_transfer_token(secrets.transfer)
         if self._batches is None:
@@ -157,7 +157,7 @@ class Follower:
         else:
             self._batches.renew(secrets.session)
 
-    def _client(self, secrets: Secrets) -> RankClient:
+    def _client(self, secrets: SessionSecrets) -> RankClient:
         share = StreamBatches(
             rank=self._ranks.rank,
             world_size=self._ranks.count,
@@ -196,13 +196,13 @@ class Follower:
             order,
             self._publishers,
         )
-        self._made.add_done_callback(lambda _: self._look_after())
+        self._made.add_done_callback(lambda _: self._wake_listeners())
 
     def _hold(self) -> None:
         """Wait until the rows of the last version were read; of what failed rank 0 hears, too."""
         if self._made is not None:
             wait([self._made])
 
-    def _look_after(self) -> None:
+    def _wake_listeners(self) -> None:
         for each in self._followers:
             each.wake()

@@ -10,7 +10,6 @@ from astraflow.client.trainer import TrainerBatch, TrainerClient
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.versions import VersionInfo, WeightEndpoint
-from astraflow.trainers.fsdp.apart import together
 from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.orders import (
     AtVersion,
@@ -20,11 +19,11 @@ from astraflow.trainers.fsdp.orders import (
     PublishVersion,
     Restore,
     Save,
+    SecretsBoard,
     Serve,
     TrainStep,
 )
-from astraflow.trainers.fsdp.ranks import Ranks
-from astraflow.trainers.fsdp.secrets import SecretsBoard
+from astraflow.trainers.fsdp.ranks import Ranks, together
 from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
 from astraflow.weights.publish.publisher import WeightPublisher
 
@@ -55,7 +54,7 @@ class LeadEngine:
 
     def prepare(self) -> None:
         """Load the first weights."""
-        self._ranks.tell(Prepare())
+        self._ranks.broadcast(Prepare())
         self._engine.prepare()
 
     def train_step(self, batch: TrainerBatch) -> Mapping[str, float]:
@@ -66,13 +65,13 @@ class LeadEngine:
             RanksApartError: What ends the trainer.
         """
         with together():
-            self._ranks.tell(TrainStep(batch.header.batch_id))
+            self._ranks.broadcast(TrainStep(batch.header.batch_id))
             self._ranks.agree(None)
             return self._engine.train_step(batch)
 
     def at_version(self, version: int) -> None:
         """Note what the present weights are published as."""
-        self._ranks.tell(AtVersion(version))
+        self._ranks.broadcast(AtVersion(version))
         self._engine.at_version(version)
 
     def before_change(self, call: Callable[[], None]) -> None:
@@ -85,7 +84,7 @@ class LeadEngine:
 
     def save(self, directory: Path) -> None:
         """Begin to write a checkpoint, each rank its rows."""
-        self._ranks.tell(Save(directory.absolute()))
+        self._ranks.broadcast(Save(directory.absolute()))
         self._engine.save(directory)
 
     def wait_for_save(self) -> None:
@@ -94,7 +93,7 @@ class LeadEngine:
 
     def restore(self, directory: Path) -> None:
         """Go on from a checkpoint, whatever the number of ranks that wrote it."""
-        self._ranks.tell(Restore(directory.absolute()))
+        self._ranks.broadcast(Restore(directory.absolute()))
         self._engine.restore(directory)
 
     def publishing(self, policy_id: PolicyId, layout: Layout) -> "LeadPublishing":
@@ -104,7 +103,7 @@ class LeadEngine:
 
     def leave(self) -> None:
         """Let all ranks end."""
-        self._ranks.tell(Leave())
+        self._ranks.broadcast(Leave())
 
 
 class LeadPublishing:
@@ -139,7 +138,7 @@ class LeadPublishing:
 
     def order(self, version: int, step: int, restored_from: int | None) -> None:
         """Have the other ranks encode their rows, beside their steps as here."""
-        self._ranks.tell(PublishVersion(version, step, restored_from))
+        self._ranks.broadcast(PublishVersion(version, step, restored_from))
 
     def publish(
         self,
@@ -159,8 +158,8 @@ class LeadPublishing:
         Args:
             own: Where rank 0 does.
         """
-        self._ranks.tell(Serve())
-        said = self._ranks.told((self._ranks.publishes, self._ranks.shard_rank, own))
+        self._ranks.broadcast(Serve())
+        said = self._ranks.all_gather_object((self._ranks.publishes, self._ranks.shard_rank, own))
         return tuple(
             WeightEndpoint(rank=rank, endpoint=endpoint)
             for publishes, rank, endpoint in said
@@ -169,7 +168,7 @@ class LeadPublishing:
 
     def entered(self, client: TrainerClient) -> None:
         """Let all ranks in with the session of rank 0, now and whenever it is another one."""
-        client.on_session(lambda session: self._board.tell_session(session.token))
-        client.on_transfer_token(self._board.tell_transfer)
+        client.on_session(lambda session: self._board.set_session(session.token))
+        client.on_transfer_token(self._board.set_transfer)
         run_id = client.registration.run_id
-        self._ranks.tell(Join(self._board.host, self._board.port, run_id))
+        self._ranks.broadcast(Join(self._board.host, self._board.port, run_id))

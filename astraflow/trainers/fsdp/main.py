@@ -13,14 +13,12 @@ from astraflow.client.loop_thread import LoopThread
 from astraflow.config.recipe import Policy
 from astraflow.core.ids import PolicyId
 from astraflow.rpc.address import split_address
-from astraflow.trainers.engine_run import train
-from astraflow.trainers.fsdp.apart import RanksApartError
 from astraflow.trainers.fsdp.engine import ShardedEngine
-from astraflow.trainers.fsdp.follow import Follower
+from astraflow.trainers.fsdp.follow import FollowerRank
 from astraflow.trainers.fsdp.lead import LeadEngine
-from astraflow.trainers.fsdp.ranks import joined_ranks, naming_lost_ranks
-from astraflow.trainers.interpreter import shared_interpreter
+from astraflow.trainers.fsdp.ranks import RanksApartError, joined_ranks, naming_lost_ranks
 from astraflow.trainers.joining import TrainerPlace
+from astraflow.trainers.main import shared_interpreter, train
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -59,7 +57,9 @@ def train_rank(
                 return
             _leave_signals_to_rank_0()
             with shared_interpreter():
-                Follower(engine, ranks, policy_id, settings=settings, place=here, loop=loop).run()
+                FollowerRank(
+                    engine, ranks, policy_id, settings=settings, place=here, loop=loop
+                ).run()
 
 
 @contextmanager

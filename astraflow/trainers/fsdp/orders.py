@@ -1,7 +1,19 @@
-"""Orders: what rank 0, which has the trainer's place in the run, has all other ranks do with it."""
+"""What rank 0 gives to all other ranks: orders, and the tokens of the trainer's session.
 
-from dataclasses import dataclass
+The tokens go over a store of torch.distributed, which like its other connections knows no TLS:
+ranks belong into a network that is closed to others.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event, Lock, Thread
+from typing import Self
+
+import structlog
+from torch._C._distributed_c10d import TCPStore
 
 from astraflow.core.ids import BatchId
 
@@ -68,3 +80,107 @@ class Leave:
 
 
 RankOrder = Prepare | Serve | Join | AtVersion | TrainStep | PublishVersion | Save | Restore | Leave
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+_KEY = "secrets"
+
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSecrets:
+    """What ranks show to the run, and have to be shown by those who pull.
+
+    Attributes:
+        session: Token of the trainer's session.
+        transfer: Token of transfers.
+    """
+
+    session: bytes = b""
+    transfer: bytes = b""
+
+    def to_text(self) -> str:
+        """Return them for the store."""
+        return json.dumps({name: value.hex() for name, value in asdict(self).items()})
+
+    @classmethod
+    def from_text(cls, text: bytes) -> Self:
+        """Read what `to_text` returned."""
+        return cls(**{name: bytes.fromhex(value) for name, value in json.loads(text).items()})
+
+
+class SecretsBoard:
+    """Rank 0's: others see what it was told last.
+
+    Attributes:
+        host: Where it is.
+        port: Where it is.
+    """
+
+    def __init__(self) -> None:
+        """Listen on the address of rank 0 that torchrun has told all ranks."""
+        self.host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        self._store = TCPStore(self.host, 0, is_master=True, wait_for_workers=False)
+        self.port = self._store.port
+        self._lock = Lock()
+        self._session = self._transfer = b""
+
+    def set_session(self, token: bytes) -> None:
+        """Show the session's token; from any thread."""
+        with self._lock:
+            self._session = token
+            self._show()
+
+    def set_transfer(self, token: bytes) -> None:
+        """Show the token of transfers; from any thread."""
+        with self._lock:
+            self._transfer = token
+            self._show()
+
+    def _show(self) -> None:
+        secrets = SessionSecrets(session=self._session, transfer=self._transfer)
+        self._store.set(_KEY, secrets.to_text())
+
+
+class SecretsReader:
+    """Another rank's: looks once a second, in a thread of its own, until it is closed."""
+
+    def __init__(self, host: str, port: int, *, changed: Callable[[SessionSecrets], None]) -> None:
+        """Prepare; `with` reads them and starts to look.
+
+        Args:
+            host: Of the board.
+            port: Of the board.
+            changed: Called with them at first, and from another thread whenever they change.
+        """
+        self._store = TCPStore(host, port, is_master=False)
+        self._changed = changed
+        self._over = Event()
+        self._last = SessionSecrets()
+        self._thread = Thread(target=self._follow, name="astraflow-secrets", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Read them, and start to look."""
+        self._poll()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop to look."""
+        self._over.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        try:
+            while not self._over.wait(_LOOK_S):
+                self._poll()
+        except RuntimeError as error:
+            # Rank 0 is gone: the next collective says so.
+            log.info("no more secrets come from rank 0", why=str(error))
+
+    def _poll(self) -> None:
+        found = SessionSecrets.from_text(self._store.get(_KEY))
+        if found != self._last:
+            self._last = found
+            self._changed(found)

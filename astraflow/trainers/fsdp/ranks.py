@@ -1,4 +1,4 @@
-"""The ranks of one trainer: process groups, the mesh they form, and what they tell each other."""
+"""The ranks of one trainer: process groups, mesh, collectives, and what fails on one alone."""
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -17,12 +17,15 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import resolve_device
 
 Arguments = ParamSpec("Arguments")
+
 Result = TypeVar("Result")
 
 # While a trainer waits for a batch its other ranks wait for it. A rank that dies closes its
 # connections, which the others notice at once.
 _WAIT = timedelta(days=14)
+
 _SHARD = "shard"
+
 _REPLICATE = "replicate"
 
 
@@ -109,14 +112,14 @@ class Ranks:
         return self.mesh.get_local_rank(_REPLICATE) == 0
 
     @_named
-    def tell(self, said: object = None) -> Any:
+    def broadcast(self, said: object = None) -> Any:
         """Return what rank 0 says."""
         box = [said]
         dist.broadcast_object_list(box, src=0, group=self._host)
         return box[0]
 
     @_named
-    def told(self, said: Result) -> list[Result]:
+    def all_gather_object(self, said: Result) -> list[Result]:
         """Return what every rank says, by rank."""
         heard: list[Any] = [None] * self.count
         cast("Any", dist).all_gather_object(heard, said, group=self._host)
@@ -124,7 +127,7 @@ class Ranks:
 
     def wait(self) -> None:
         """Wait until all ranks have come here."""
-        self.told(None)
+        self.all_gather_object(None)
 
     def agree(self, problem: Exception | None) -> None:
         """Raise on every rank what went wrong on one of them: the lowest one's.
@@ -133,29 +136,29 @@ class Ranks:
             AstraflowError: That.
         """
         said = None if problem is None else _record(problem)
-        for rank, each in enumerate(self.told(said)):
+        for rank, each in enumerate(self.all_gather_object(said)):
             if each is not None:
                 reason, message = each
                 raise AstraflowError(Reason(reason), f"rank {rank}: {message}") from problem
 
-    def most(self, count: int) -> int:
+    def all_reduce_max(self, count: int) -> int:
         """Return the largest number that a rank has."""
-        return max(self.told(count))
+        return max(self.all_gather_object(count))
 
-    def total(self, value: float) -> float:
+    def all_reduce_sum(self, value: float) -> float:
         """Return the sum over all ranks; the same bits on each."""
-        return float(sum(self.told(value)))
+        return float(sum(self.all_gather_object(value)))
 
-    def joined(self, values: np.ndarray) -> np.ndarray:
+    def all_gather(self, values: np.ndarray) -> np.ndarray:
         """Return the values of all ranks, by rank."""
-        return np.concatenate(self.told(values))
+        return np.concatenate(self.all_gather_object(values))
 
     def merged(self, metrics: Mapping[str, float], *, weight: float) -> Mapping[str, float]:
         """Return means of all ranks' metrics, by weight; of a name that ends with max the most.
 
         A rank without a name does not count for its mean.
         """
-        return _merged(self.told((dict(metrics), weight)))
+        return _merged(self.all_gather_object((dict(metrics), weight)))
 
 
 def _host_group() -> dist.ProcessGroup:
@@ -234,3 +237,37 @@ def local_device(name: str) -> torch.device:
     if name in ("auto", "cuda") and device.type == "cuda":
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return device
+
+
+_ALONE: Final = frozenset({Reason.MEMBER_LOST, Reason.MEMORY_EXCEEDED})
+
+
+class RanksApartError(Exception):
+    """A rank failed alone: the others wait in a collective for what never comes.
+
+    Unlike a batch that all ranks refuse it ends the trainer, whatever the recipe says of failed
+    steps.
+
+    Attributes:
+        error: What happened here.
+    """
+
+    def __init__(self, error: AstraflowError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def together() -> Generator[None]:
+    """Tell errors that all ranks have from those of one.
+
+    Raises:
+        RanksApartError: For what happens to one rank alone.
+        AstraflowError: For what all ranks agreed on, or found in the same numbers.
+    """
+    try:
+        yield
+    except AstraflowError as error:
+        if error.reason in _ALONE:
+            raise RanksApartError(error) from error
+        raise

@@ -40,15 +40,19 @@ def publish_shard(
     Raises:
         AstraflowError: What publishing raises, on every rank that of the lowest one.
     """
-    if ranks.most(int(publisher.is_damaged)):
+    if ranks.all_reduce_max(int(publisher.is_damaged)):
         publisher.is_damaged = True
     info, problem = _published(publisher, tensors, order)
     ranks.agree(problem)
-    said = [each for each in ranks.told((ranks.publishes, info)) if each[0]]
+    said = [each for each in ranks.all_gather_object((ranks.publishes, info)) if each[0]]
     infos = [info for _, info in said if info is not None]
     if info is not None and not all(map(_has_patch, infos)):
         info = _with_whole(publisher, info)
-    infos = [each for publishes, each in ranks.told((ranks.publishes, info)) if publishes and each]
+    infos = [
+        each
+        for publishes, each in ranks.all_gather_object((ranks.publishes, info))
+        if publishes and each
+    ]
     return combined(infos)
 
 

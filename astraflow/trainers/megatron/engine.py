@@ -11,9 +11,9 @@ from torch import Tensor
 from astraflow.config.recipe import Trainer
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import CausalModel, never_sampled, resolve_device
+from astraflow.trainers.checkpoints import OPTIMIZER_FILE
 from astraflow.trainers.megatron.model import GptModule, load_gpt
 from astraflow.trainers.model_files import copy_description
-from astraflow.trainers.resume import OPTIMIZER_FILE
 from astraflow.trainers.torch_engine import TorchEngine
 
 

@@ -1,18 +1,194 @@
-"""A GPT of megatron-core with the weights of a Hugging Face directory."""
+"""A GPT of megatron-core with the weights of a Hugging Face directory.
 
-from collections.abc import Iterator, Mapping
+Megatron keeps queries, keys and values of a group of heads side by side in one tensor, and gate
+and up of an MLP in another: tensors go back and forth bit for bit. Megatron is loaded when a
+model is made.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.megatron.naming import cut, hf_names, joined
-from astraflow.trainers.megatron.settings import GptSettings, read_settings
+
+_KNOWN: Final = ("llama", "qwen2", "qwen3")
+
+# Of what Megatron's own modules do as transformers' do: which values a key may have.
+_SUPPORTED: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "model_type": lambda said: said in _KNOWN,
+    "hidden_act": lambda said: said in (None, "silu"),
+    "attention_bias": lambda said: not said,
+    "mlp_bias": lambda said: not said,
+    "use_sliding_window": lambda said: not said,
+    "quantization_config": lambda said: not said,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptSettings:
+    """The shape of a model.
+
+    Attributes:
+        layer_count: Blocks.
+        hidden_size: Width between them.
+        inner_size: Width within their MLPs.
+        head_count: Of queries.
+        group_count: Of keys and values.
+        head_size: Width of each.
+        vocabulary_size: Token ids.
+        max_length: Tokens of a row.
+        epsilon: Of the norms.
+        rope_theta: Base of the rotary angles.
+        is_tied: Whether the output layer is the embedding.
+        has_qkv_bias: Whether queries, keys and values have one.
+        has_qk_norm: Whether queries and keys are normed.
+    """
+
+    layer_count: int
+    hidden_size: int
+    inner_size: int
+    head_count: int
+    group_count: int
+    head_size: int
+    vocabulary_size: int
+    max_length: int
+    epsilon: float
+    rope_theta: float
+    is_tied: bool
+    has_qkv_bias: bool
+    has_qk_norm: bool
+
+
+def read_settings(directory: Path) -> GptSettings:
+    """Read the shape of a Hugging Face model.
+
+    Raises:
+        AstraflowError: INVALID_FIELD without a config.json, CAPABILITY_MISSING for a model that is
+            not mapped.
+    """
+    try:
+        said: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"{directory} cannot be loaded as a model: {error}"
+        ) from error
+    rope: dict[str, Any] = {
+        **(said.get("rope_scaling") or {}),
+        **(said.get("rope_parameters") or {}),
+    }
+    _require_known(said, rope)
+    head_count = said["num_attention_heads"]
+    return GptSettings(
+        layer_count=said["num_hidden_layers"],
+        hidden_size=said["hidden_size"],
+        inner_size=said["intermediate_size"],
+        head_count=head_count,
+        group_count=said.get("num_key_value_heads") or head_count,
+        head_size=said.get("head_dim") or said["hidden_size"] // head_count,
+        vocabulary_size=said["vocab_size"],
+        max_length=said["max_position_embeddings"],
+        epsilon=said["rms_norm_eps"],
+        rope_theta=rope.get("rope_theta") or said.get("rope_theta") or 10000.0,
+        is_tied=bool(said.get("tie_word_embeddings")),
+        has_qkv_bias=said["model_type"] == "qwen2",
+        has_qk_norm=said["model_type"] == "qwen3",
+    )
+
+
+def _require_known(said: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+    odd = [key for key, is_known in _SUPPORTED.items() if not is_known(said.get(key))]
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    values = {key: said.get(key) for key in odd}
+    if kind != "default":
+        values["rope_type"] = kind
+    if values:
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING,
+            f"the Megatron adapter knows {', '.join(_KNOWN)} with plain rotary positions, not "
+            f"{', '.join(f'{key}: {value}' for key, value in values.items())}; leave out "
+            "trainer.engine to train it with the built-in trainer",
+        )
+
+
+_LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+_QKV: Final = "self_attention.linear_qkv"
+
+_FC1: Final = "mlp.linear_fc1"
+
+_TOP: Final = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "output_layer.weight": "lm_head.weight",
+}
+
+_OF_LAYER: Final = {
+    "input_layernorm": ("input_layernorm",),
+    _QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attention.q_layernorm": ("self_attn.q_norm",),
+    "self_attention.k_layernorm": ("self_attn.k_norm",),
+    "self_attention.linear_proj": ("self_attn.o_proj",),
+    "pre_mlp_layernorm": ("post_attention_layernorm",),
+    _FC1: ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.linear_fc2": ("mlp.down_proj",),
+}
+
+
+def hf_names(name: str) -> tuple[str, ...]:
+    """Return the names of what lies in a tensor of Megatron.
+
+    Example:
+        >>> hf_names("decoder.layers.3.mlp.linear_fc1.weight")
+        ('model.layers.3.mlp.gate_proj.weight', 'model.layers.3.mlp.up_proj.weight')
+    """
+    if name in _TOP:
+        return (_TOP[name],)
+    layer, part, kind = _parts(name)
+    return tuple(f"model.layers.{layer}.{each}.{kind}" for each in _OF_LAYER[part])
+
+
+def cut(name: str, tensor: Tensor, settings: GptSettings) -> Sequence[Tensor]:
+    """Return what lies in a tensor of Megatron, in the order of `hf_names`."""
+    if name in _TOP:
+        return (tensor,)
+    _, part, _ = _parts(name)
+    if part == _FC1:
+        return tensor.chunk(2)
+    if part != _QKV:
+        return (tensor,)
+    queries = settings.head_count // settings.group_count
+    shape = (settings.group_count, queries + 2, settings.head_size)
+    groups = cast("Tensor", cast("Any", tensor).unflatten(0, shape))
+    return [each.flatten(0, 2) for each in torch.split(groups, [queries, 1, 1], dim=1)]
+
+
+def joined(name: str, tensors: Sequence[Tensor], settings: GptSettings) -> Tensor:
+    """Return the tensor of Megatron that others make up, given in the order of `hf_names`."""
+    if len(tensors) == 1:
+        return tensors[0]
+    _, part, _ = _parts(name)
+    if part == _FC1:
+        return torch.cat(list(tensors))
+    shape = (settings.group_count, -1, settings.head_size)
+    groups = [cast("Tensor", cast("Any", each).unflatten(0, shape)) for each in tensors]
+    return torch.cat(groups, dim=1).flatten(0, 2)
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Return layer, module and kind of a tensor of a block."""
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        raise KeyError(name)
+    layer, part, kind = match.groups()
+    return layer, part, kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from astraflow.engines.served.model import Model
 from astraflow.engines.sglang.adapters import adapter_options as sglang_options
 from astraflow.engines.vllm.adapters import adapter_options
 from astraflow.storage.weight_files import read_weights
-from astraflow.trainers.adapter_files import load_adapted_model, read_lora
-from astraflow.trainers.lora import trained_parameters
+from astraflow.trainers.lora import load_adapted_model, read_lora, trained_parameters
 from tests.engines.adapter_updates import adapters, update
 
 

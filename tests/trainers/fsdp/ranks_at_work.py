@@ -14,12 +14,12 @@ from astraflow.config.recipe import Trainer
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
-from astraflow.trainers.export import export_bits
 from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.orders import PublishVersion
 from astraflow.trainers.fsdp.ranks import Ranks, joined_ranks
 from astraflow.trainers.fsdp.weights import publish_shard, shard_publisher
-from astraflow.trainers.published_layout import published_layout
+from astraflow.trainers.mismatch import export_bits
+from astraflow.trainers.origin import published_layout
 from astraflow.trainers.tensors import local, whole
 
 LAST = 3

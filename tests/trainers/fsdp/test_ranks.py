@@ -21,7 +21,7 @@ from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.packing import share_out
-from astraflow.trainers.adapter_files import read_lora
+from astraflow.trainers.lora import read_lora
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.torch_engine import TorchEngine
 from astraflow.weights.publish.publisher import WeightPublisher

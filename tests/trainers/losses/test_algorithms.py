@@ -6,13 +6,7 @@ import torch
 
 from astraflow.config.recipe import Correction, Kl, Loss
 from astraflow.core.batches import BatchHeader
-from astraflow.trainers.losses import (
-    LossInputs,
-    clip_range_of,
-    divisor_of,
-    policy_loss,
-    prepared,
-)
+from astraflow.trainers.losses import LossInputs, clip_range_of, divisor_of, policy_loss, prepared
 from astraflow.trainers.rows import LossTokens
 from tests.trainers.losses.reference import batch_loss
 

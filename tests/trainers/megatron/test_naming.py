@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.megatron.naming import cut, hf_names, joined
-from astraflow.trainers.megatron.settings import read_settings
+from astraflow.trainers.megatron.model import cut, hf_names, joined, read_settings
 
 BLOCK = "decoder.layers.1"
 CONFIG = {

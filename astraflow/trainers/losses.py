@@ -1,0 +1,423 @@
+"""Losses: what each pass adds to the gradient of a batch, and what the log says of it.
+
+A surrogate says what a token costs; corrections, a KL term and the mean of the recipe make the
+loss of a pass of it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from math import exp, sqrt
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from astraflow.config.recipe import Correction, Loss
+from astraflow.core.batches import BatchHeader
+from astraflow.core.code import load
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.trainers.peers import ALONE, Peers
+from astraflow.trainers.rows import LossTokens
+
+__all__ = [
+    "ClipRange",
+    "LossInputs",
+    "Terms",
+    "clip_range_of",
+    "divisor_of",
+    "loss_metrics",
+    "policy_loss",
+    "prepared",
+    "surrogate_of",
+]
+
+# exp(20) is 5e8: a ratio that large is noise; beyond 88 single precision has none.
+_MAX_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LossInputs:
+    """The k loss tokens of one pass, whole rows one after another.
+
+    Attributes:
+        logprobs: f[k], under the weights that are trained, with a gradient.
+        sampler_logprobs: f[k], under what the tokens were sampled from.
+        advantages: f[k].
+        weights: f[k], factor of each token in the mean.
+        rows: i64[k], in which row of the pass each stands, from 0.
+        row_count: Rows of the pass.
+        reference_logprobs: f[k], under the reference of a KL term; None: there is none.
+    """
+
+    logprobs: Tensor
+    sampler_logprobs: Tensor
+    advantages: Tensor
+    weights: Tensor
+    rows: Tensor
+    row_count: int
+    reference_logprobs: Tensor | None = None
+
+    def row_sums(self, values: Tensor) -> Tensor:
+        """Return f[k], for each token the sum over its row."""
+        sums = values.new_zeros(self.row_count).index_add(0, self.rows, values)
+        return sums[self.rows]
+
+    def row_means(self, values: Tensor) -> Tensor:
+        """Return f[k], for each token the mean over its row."""
+        return self.row_sums(values) / self.row_sums(torch.ones_like(values))
+
+    def rest_sums(self, values: Tensor) -> Tensor:
+        """Return f[k], for each token the sum over itself and what follows it in its row."""
+        exact = values.double()
+        totals = exact.new_zeros(self.row_count).index_add(0, self.rows, exact)
+        ends = totals.cumsum(0)
+        return (ends[self.rows] - exact.cumsum(0) + exact).to(values.dtype)
+
+
+def log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
+    """Return log(p / q), f[k], within what single precision can raise e to."""
+    return (logprobs - others).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+# What M2PO clips at where nothing has to be (the published defaults).
+_WIDEST_LOW: Final = 0.95
+
+_WIDEST_HIGH: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipRange:
+    """The ratios between which a token's gradient is kept.
+
+    Attributes:
+        low: Smallest.
+        high: Largest.
+    """
+
+    low: float
+    high: float
+
+
+def clip_range_of(
+    settings: Loss, log_ratios: np.ndarray | None = None, advantages: np.ndarray | None = None
+) -> ClipRange:
+    """Return the range for a batch.
+
+    Args:
+        settings: Of the recipe.
+        log_ratios: f[K], of all tokens of the batch; with `m2_threshold` only.
+        advantages: f[K], theirs.
+    """
+    threshold = settings.m2_threshold
+    if threshold is None or log_ratios is None or advantages is None:
+        return ClipRange(low=1 - settings.clip_low, high=1 + settings.clip_high)
+    return _second_moment_range(log_ratios, advantages, threshold)
+
+
+def _second_moment_range(
+    log_ratios: np.ndarray, advantages: np.ndarray, threshold: float
+) -> ClipRange:
+    """Return the widest range that keeps the second moment of what it does not clip below a bound.
+
+    M2PO (arXiv 2510.01161): only tokens whose clip would bind count, those with A > 0, r > 1 or
+    A < 0, r < 1. Of their squared log-ratios the largest go until the mean of the rest is below the
+    threshold; the root of the largest that stays bounds the log-ratio on both sides.
+    """
+    binds = ((advantages > 0) & (log_ratios > 0)) | ((advantages < 0) & (log_ratios < 0))
+    squares = np.sort(np.square(log_ratios[binds], dtype=np.float64))
+    means = squares.cumsum() / np.arange(1, len(squares) + 1)
+    kept = squares[means < threshold]
+    if len(kept) == len(squares):
+        return ClipRange(low=1 - _WIDEST_LOW, high=1 + _WIDEST_HIGH)
+    bound = sqrt(kept[-1]) if len(kept) else 0.0
+    return ClipRange(
+        low=max(exp(-bound), 1 - _WIDEST_LOW), high=min(exp(min(bound, 10.0)), 1 + _WIDEST_HIGH)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Terms:
+    """What surrogates are made of.
+
+    Attributes:
+        log_ratio: f[k], log r, of the policy to the old one.
+        logprobs: f[k], log p of the policy.
+        advantages: f[k], A.
+    """
+
+    log_ratio: Tensor
+    logprobs: Tensor
+    advantages: Tensor
+
+
+def clip(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
+    """Negated minimum of r A and c A, f[k], c the clipped ratio: PPO (arXiv 1707.06347, eq. 7).
+
+    With a dual clip d no gain is less than d A where A < 0 (arXiv 1912.09729).
+    """
+    ratio, advantages = terms.log_ratio.exp(), terms.advantages
+    clipped = ratio.clamp(limits.low, limits.high)
+    gain = torch.minimum(ratio * advantages, clipped * advantages)
+    if settings.dual_clip is not None:
+        bounded = torch.maximum(gain, settings.dual_clip * advantages)
+        gain = torch.where(advantages < 0, bounded, gain)
+    return -gain
+
+
+def cispo(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
+    """Weighted -A log p, f[k], the weight clip(r) without a gradient: MiniMax-M1 (2506.13585)."""
+    del settings
+    weights = terms.log_ratio.detach().exp().clamp(limits.low, limits.high)
+    return -weights * terms.advantages * terms.logprobs
+
+
+def sapo(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
+    """Gated -A, f[k], the gate sigmoid(t (r - 1)) 4 / t, t by the sign of A: arXiv 2511.20347."""
+    del limits
+    positive, negative = settings.sapo.positive, settings.sapo.negative
+    is_gain = (terms.advantages > 0).to(terms.advantages.dtype)
+    sharpness = negative + (positive - negative) * is_gain
+    gate = torch.sigmoid(sharpness * (terms.log_ratio.exp() - 1)) * 4 / sharpness
+    return -gate * terms.advantages
+
+
+def reinforce(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
+    """Plain -A log p, f[k]: REINFORCE (Williams, 1992)."""
+    del settings, limits
+    return -terms.advantages * terms.logprobs
+
+
+def sft(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
+    """Plain -log p, f[k]: the cross-entropy of targets; their weights are those of the mean."""
+    del settings, limits
+    return -terms.logprobs
+
+
+Surrogate = Callable[[Terms, Loss, ClipRange], Tensor]
+
+_BUILT_IN: Final[Mapping[str, Surrogate]] = {
+    "clip": clip,
+    "cispo": cispo,
+    "sapo": sapo,
+    "reinforce": reinforce,
+    "sft": sft,
+}
+
+
+@cache
+def surrogate_of(name: str) -> Surrogate:
+    """Return a surrogate: f[k], what each token costs, with a gradient through `Terms`.
+
+    Args:
+        name: Built in, or `module:function` of the user's.
+
+    Raises:
+        AstraflowError: CODE_UNKNOWN when there is no such function here, INVALID_FIELD, at every
+            call, when it does not return one number per token.
+    """
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    own: Surrogate = load(name, what=f"loss.surrogate {name}")
+
+    def checked(terms: Terms, settings: Loss, limits: ClipRange) -> Tensor:
+        costs: Any = own(terms, settings, limits)
+        if not isinstance(costs, Tensor) or costs.shape != terms.logprobs.shape:
+            what = tuple(costs.shape) if isinstance(costs, Tensor) else type(costs).__name__
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"loss.surrogate {name} returned {what}, not one cost for each of the "
+                f"{len(terms.logprobs)} tokens",
+            )
+        return costs
+
+    return checked
+
+
+def correction_of(inputs: LossInputs, settings: Correction) -> Tensor:
+    """Return f[k], weights without a gradient.
+
+    w = exp(old - sampler), old being the policy before the step: decoupled PPO (arXiv 2110.00641).
+    Truncated: min(w, high), TIS (Yao et al., "Your efficient RL framework secretly brings you
+    off-policy RL training", 2025). Masked: w where it lies within low to high, else 0.
+    """
+    gap = log_ratio(inputs.logprobs.detach(), inputs.sampler_logprobs)
+    match settings.level:
+        case "token":
+            spread = gap
+        case "sequence":
+            spread = inputs.row_sums(gap)
+        case "geometric":
+            spread = inputs.row_means(gap)
+    weights = log_ratio(spread, torch.zeros_like(spread)).exp()
+    if settings.style == "truncate":
+        return weights.clamp(max=settings.high)
+    is_kept = (weights >= settings.low) & (weights <= settings.high)
+    return torch.where(is_kept, weights, 0.0)
+
+
+def divergence(
+    logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal["k1", "k2", "k3"]
+) -> Tensor:
+    """Return f[k], estimates of KL(policy, reference) at tokens that the policy drew.
+
+    With d = log p - log q: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d.
+    """
+    gap = log_ratio(logprobs, reference_logprobs)
+    match estimator:
+        case "k1":
+            return gap
+        case "k2":
+            return gap.square() / 2
+        case "k3":
+            return (-gap).exp() - 1 + gap
+
+
+_NO_REFERENCE: Final = "a KL term needs the log-probabilities of its reference"
+
+
+def policy_loss(inputs: LossInputs, settings: Loss, limits: ClipRange, *, divisor: float) -> Tensor:
+    """Return one pass's share of the batch's loss; the shares of all passes add up.
+
+    loss = 1/divisor sum_t w_t (c_t surrogate_t + beta KL_t): w_t the weights of the mean, c_t the
+    correction. With the default settings that is GRPO (DeepSeekMath, arXiv 2402.03300, eq. 3)
+    with clip-higher and a mean over the tokens of the batch (DAPO, arXiv 2503.14476, eq. 8).
+
+    Args:
+        inputs: The tokens of the pass.
+        settings: Of the recipe.
+        limits: Where ratios are clipped.
+        divisor: Of the mean, for the whole batch.
+
+    Returns:
+        Scalar.
+    """
+    costs = _surrogate(inputs, settings, limits)
+    if settings.correction is not None:
+        costs = costs * correction_of(inputs, settings.correction)
+    if settings.kl is not None and settings.kl.where == "loss":
+        estimate = divergence(inputs.logprobs, _reference(inputs), settings.kl.estimator)
+        costs = costs + settings.kl.coefficient * estimate
+    return (costs * inputs.weights).sum() / divisor
+
+
+def _surrogate(inputs: LossInputs, settings: Loss, limits: ClipRange) -> Tensor:
+    is_recomputed = settings.old == "recomputed"
+    old = inputs.logprobs.detach() if is_recomputed else inputs.sampler_logprobs
+    ratio, advantages = log_ratio(inputs.logprobs, old), _advantages(inputs, settings)
+    if settings.ratio == "sequence":
+        # GSPO (arXiv 2507.18071).
+        ratio, advantages = inputs.row_means(ratio), inputs.row_means(advantages)
+    terms = Terms(log_ratio=ratio, logprobs=inputs.logprobs, advantages=advantages)
+    return surrogate_of(settings.surrogate)(terms, settings, limits)
+
+
+def _advantages(inputs: LossInputs, settings: Loss) -> Tensor:
+    """Return f[k]; with a KL in the reward less what is still to be paid.
+
+    That is the return of a per-token reward -beta KL_t: over the rest of the row with a discount of
+    1 (InstructGPT, arXiv 2203.02155, section 3.5), of the token alone with a discount of 0. The
+    latter is on-policy distillation where the reference is a teacher (GKD, arXiv 2306.13649): the
+    gradient is on average that of KL(policy, teacher) at the states that the policy visits.
+    """
+    kl, earned = settings.kl, inputs.advantages
+    if settings.advantage_scale != 1:
+        earned = settings.advantage_scale * earned
+    if kl is None or kl.where == "loss":
+        return earned
+    spent = divergence(inputs.sampler_logprobs, _reference(inputs), kl.estimator)
+    return earned - kl.coefficient * (inputs.rest_sums(spent) if kl.where == "reward" else spent)
+
+
+def _reference(inputs: LossInputs) -> Tensor:
+    if inputs.reference_logprobs is None:
+        raise AstraflowError(Reason.INTERNAL, _NO_REFERENCE)
+    return inputs.reference_logprobs
+
+
+_EPSILON: Final = 1e-6
+
+
+def divisor_of(header: BatchHeader, settings: Loss) -> float:
+    """Return what the sum over the tokens of a whole batch is divided by."""
+    match settings.mean:
+        case "tokens":
+            return header.loss_token_count
+        case "rows":
+            return header.row_count
+        case "constant":
+            return header.row_count * (settings.row_tokens or 1)
+
+
+def prepared(tokens: LossTokens, settings: Loss, peers: Peers = ALONE) -> LossTokens:
+    """Return the tokens of a batch with the weights and advantages that the recipe asks for.
+
+    Args:
+        tokens: Of this rank's rows.
+        settings: Of the recipe.
+        peers: The ranks that have the others; whitening counts the tokens of all.
+    """
+    if settings.whiten:
+        tokens = replace(tokens, advantages=_whitened(tokens.advantages, tokens.weights, peers))
+    if settings.mean == "rows":
+        lengths = np.bincount(tokens.rows)[tokens.rows]
+        tokens = replace(tokens, weights=(tokens.weights / lengths).astype(tokens.weights.dtype))
+    return tokens
+
+
+def _whitened(advantages: np.ndarray, weights: np.ndarray, peers: Peers) -> np.ndarray:
+    """Return f[K] with mean 0 and deviation 1 over the tokens that count.
+
+    REINFORCE++ (arXiv 2501.03262).
+    """
+    counted = peers.all_gather(advantages[weights != 0].astype(np.float64))
+    if not len(counted):
+        return advantages
+    return ((advantages - counted.mean()) / (counted.std() + _EPSILON)).astype(advantages.dtype)
+
+
+def loss_metrics(
+    loss: LossTokens,
+    *,
+    logprobs: np.ndarray,
+    entropies: np.ndarray,
+    settings: Loss,
+    limits: ClipRange,
+) -> Mapping[str, float]:
+    """Return numbers for the log.
+
+    The KL estimate is k3 (http://joschu.net/blog/kl-approx.html) of the sampler's distribution
+    from the trainer's: mean of r - 1 - log r over tokens that the sampler drew.
+
+    Args:
+        loss: The K tokens.
+        logprobs: f32[K], under the weights that are trained.
+        entropies: f32[K], of the distributions that the tokens come from.
+        settings: Of the recipe.
+        limits: Where ratios are clipped.
+    """
+    if not len(loss):
+        return {}
+    gap = logprobs.astype(np.float64) - loss.sampler_logprobs
+    ratio = np.exp(np.clip(gap, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
+    found = {
+        "train/entropy": float(entropies.mean(dtype=np.float64)),
+        "train/clip_frac": _clipped_share(ratio, loss.advantages, limits),
+        "train/ratio_mean": float(ratio.mean()),
+        "train/ratio_max": float(ratio.max()),
+        "mismatch/logp_abs_mean": float(np.abs(gap).mean()),
+        "mismatch/logp_abs_max": float(np.abs(gap).max()),
+        "mismatch/kl": float((ratio - 1 - gap).mean()),
+    }
+    if settings.m2_threshold is not None:
+        found |= {"train/m2": float(np.square(gap).mean()), "train/clip_high": limits.high - 1}
+        found["train/clip_low"] = 1 - limits.low
+    return found
+
+
+def _clipped_share(ratio: np.ndarray, advantages: np.ndarray, limits: ClipRange) -> float:
+    """Return the share of tokens whose ratio has left the range on the side of their advantage."""
+    is_high = (advantages > 0) & (ratio > limits.high)
+    is_low = (advantages < 0) & (ratio < limits.low)
+    return float((is_high | is_low).mean())
