@@ -1,6 +1,6 @@
 """Open groups: how many one policy has, and how many it may have."""
 
-from astraflow.core import admission
+from astraflow.core.admission import open_limit
 from astraflow.core.leases import LeaseTable
 from astraflow.core.progress import PolicyProgress
 from astraflow.core.replay import ReplayBuffer
@@ -46,7 +46,7 @@ class OpenGroups:
     @property
     def limit(self) -> int:
         """Groups that may be open."""
-        return admission.open_limit(
+        return open_limit(
             groups_per_batch=self.fresh_per_batch,
             max_staleness=self._settings.max_staleness,
             steps_left=self._progress.steps_left,

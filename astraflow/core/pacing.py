@@ -1,6 +1,5 @@
 """Pacing: the barrier between the policies of a run, and when their versions are shown."""
 
-from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from astraflow.core.barrier import OnTimeout, PolicyStanding
@@ -129,35 +128,6 @@ def blocker_of(state: State, policy: PolicyState) -> PolicyStanding | None:
     if state.settings.relation.most_ahead is None:
         return None
     return state.barrier.blocker(_standing(state, policy), standings(state))
-
-
-def slack_s(
-    policies: Iterable[PolicyState], live: Mapping[PolicyId, int], minimum: Mapping[PolicyId, int]
-) -> float | None:
-    """Return in how many seconds work issued now is too old to who serves versions; None: never.
-
-    It is sampled from what is live there, or from the version that it has to wait for, and is
-    trained on at most `max_staleness` versions later, at the pace of the last batches.
-
-    Example:
-        The next batch trains on version 8, a batch takes 10 s, max_staleness is 2. Sampled from
-        version 7, the last batch for it trains on version 9, in 20 s: that is the slack.
-    """
-    spans = [_slack_s(policy, live, minimum) for policy in policies]
-    return min((span for span in spans if span is not None), default=None)
-
-
-def _slack_s(
-    policy: PolicyState, live: Mapping[PolicyId, int], minimum: Mapping[PolicyId, int]
-) -> float | None:
-    staleness, cadence_s = policy.settings.max_staleness, policy.window.cadence_s
-    steps = policy.settings.steps_per_version
-    if not staleness or cadence_s is None or steps is None:
-        # Without staleness the trainer waits for all that is open: nothing grows old. Versions that
-        # come when they are asked for have no pace.
-        return None
-    sampled = max(live.get(policy.policy_id, 0), minimum[policy.policy_id])
-    return max(0, sampled + staleness + 1 - policy.progress.train_version) * steps * cadence_s
 
 
 def standings(state: State) -> tuple[PolicyStanding, ...]:

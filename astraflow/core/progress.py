@@ -1,6 +1,6 @@
 """Progress: how far a policy is in steps and versions, and what its next batch trains on."""
 
-from astraflow.core import admission
+from astraflow.core.admission import min_version, train_version
 from astraflow.core.leases import LeaseTable
 from astraflow.core.settings import PolicySettings
 from astraflow.core.version_ledger import VersionLedger
@@ -74,7 +74,7 @@ class PolicyProgress:
         train_version = self._version_after(
             len(self._lease_table.leases), batches_ahead=batches_ahead
         )
-        return admission.min_version(
+        return min_version(
             train_version=max(0, train_version), max_staleness=self._settings.max_staleness
         )
 
@@ -113,7 +113,7 @@ class PolicyProgress:
         if newest is None:
             return batches_ahead // (self._settings.steps_per_version or 1) or -1
         is_restoring = self._is_restoring
-        return admission.train_version(
+        return train_version(
             newest=newest.version + is_restoring,
             newest_step=self.step if is_restoring else newest.step,
             step=self.step,

@@ -1,13 +1,12 @@
 """Matching: finds the RaaS for the samples of a group."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from astraflow.core.groups import SampleGroup
 from astraflow.core.ids import PolicyId
 from astraflow.core.live_members import LiveRaas
-from astraflow.core.pacing import slack_s
 from astraflow.core.placement import (
     MemberCapacity,
     PlacementRequest,
@@ -115,3 +114,32 @@ def is_suspect(group: SampleGroup, max_attempts: int) -> bool:
     Several of them are never at one member: when that is lost, it tells which one did it.
     """
     return 0 < group.loss_count >= max_attempts - 1
+
+
+def slack_s(
+    policies: Iterable[PolicyState], live: Mapping[PolicyId, int], minimum: Mapping[PolicyId, int]
+) -> float | None:
+    """Return in how many seconds work issued now is too old to who serves versions; None: never.
+
+    It is sampled from what is live there, or from the version that it has to wait for, and is
+    trained on at most `max_staleness` versions later, at the pace of the last batches.
+
+    Example:
+        The next batch trains on version 8, a batch takes 10 s, max_staleness is 2. Sampled from
+        version 7, the last batch for it trains on version 9, in 20 s: that is the slack.
+    """
+    spans = [_slack_s(policy, live, minimum) for policy in policies]
+    return min((span for span in spans if span is not None), default=None)
+
+
+def _slack_s(
+    policy: PolicyState, live: Mapping[PolicyId, int], minimum: Mapping[PolicyId, int]
+) -> float | None:
+    staleness, cadence_s = policy.settings.max_staleness, policy.window.cadence_s
+    steps = policy.settings.steps_per_version
+    if not staleness or cadence_s is None or steps is None:
+        # Without staleness the trainer waits for all that is open: nothing grows old. Versions that
+        # come when they are asked for have no pace.
+        return None
+    sampled = max(live.get(policy.policy_id, 0), minimum[policy.policy_id])
+    return max(0, sampled + staleness + 1 - policy.progress.train_version) * steps * cadence_s

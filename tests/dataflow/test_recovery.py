@@ -202,8 +202,14 @@ async def test_a_journal_that_fails_stops_the_hub_and_no_ack_leaves(start_hub, r
 @pytest.mark.parametrize(
     ("where", "mutated"),
     [
-        ("scheduler.training_capacity", lambda old: lambda member: replace(old(member), free=1)),
-        ("id_generator.IdGenerator.next", lambda issue: lambda self, kind: issue(self, kind) + "0"),
+        (
+            "astraflow.core.scheduler.training_capacity",
+            lambda old: lambda member: replace(old(member), free=1),
+        ),
+        (
+            "astraflow.core.id_generator.IdGenerator.next",
+            lambda issue: lambda self, kind: issue(self, kind) + "0",
+        ),
     ],
     ids=["capacity", "id"],
 )
@@ -214,7 +220,7 @@ async def test_a_journal_is_not_gone_on_with_by_code_that_decides_otherwise(
     recipe = recipe_of()
     async with start_hub(recipe) as hub:
         await work(hub)
-    owner, _, name = f"astraflow.core.{where}".rpartition(".")
+    owner, _, name = where.rpartition(".")
     monkeypatch.setattr(f"{owner}.{name}", mutated(getattr(resolve_name(owner), name)))
     with pytest.raises(BaseExceptionGroup) as caught:
         async with start_hub(recipe):

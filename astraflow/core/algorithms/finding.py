@@ -31,29 +31,28 @@ class Point(StrEnum):
     GUARD = "batch_guards"
 
 
-_OURS = "astraflow.core.algorithms."
 _BUILT_IN: Mapping[Point, Mapping[str, str]] = {
     Point.SELECTOR: {
-        "uniform": "selection.uniform:UniformSelector",
-        "filter_solved": "selection.filter_solved:FilterSolved",
-        "curriculum": "selection.curriculum:Curriculum",
-        "greso": "selection.greso:Greso",
+        "uniform": "astraflow.core.algorithms.selection.uniform:UniformSelector",
+        "filter_solved": "astraflow.core.algorithms.selection.filter_solved:FilterSolved",
+        "curriculum": "astraflow.core.algorithms.selection.curriculum:Curriculum",
+        "greso": "astraflow.core.algorithms.selection.greso:Greso",
     },
     Point.FILTER: {
-        "zero_advantage": "filters.zero_advantage:ZeroAdvantage",
-        "reward_range": "filters.reward_range:RewardRange",
-        "length": "filters.length:Length",
-        "truncated": "filters.truncated:Truncated",
-        "route": "filters.route:Route",
+        "zero_advantage": "astraflow.core.algorithms.filters.zero_advantage:ZeroAdvantage",
+        "reward_range": "astraflow.core.algorithms.filters.reward_range:RewardRange",
+        "length": "astraflow.core.algorithms.filters.length:Length",
+        "truncated": "astraflow.core.algorithms.filters.truncated:Truncated",
+        "route": "astraflow.core.algorithms.filters.route:Route",
     },
     Point.ORDER: {
-        "latest": "serving.latest:Latest",
-        "uniform": "serving.uniform:UniformReplay",
-        "prioritised": "serving.prioritised:Prioritised",
+        "latest": "astraflow.core.algorithms.serving.latest:Latest",
+        "uniform": "astraflow.core.algorithms.serving.uniform:UniformReplay",
+        "prioritised": "astraflow.core.algorithms.serving.prioritised:Prioritised",
     },
     Point.GUARD: {
-        "distinct_prompts": "serving.distinct_prompts:DistinctPrompts",
-        "useful_share": "serving.useful_share:UsefulShare",
+        "distinct_prompts": "astraflow.core.algorithms.serving.distinct_prompts:DistinctPrompts",
+        "useful_share": "astraflow.core.algorithms.serving.useful_share:UsefulShare",
     },
 }
 _BASES: Mapping[Point, type[PlugIn]] = {
@@ -119,8 +118,7 @@ def find(point: Point, name: str) -> Any:
 def _target(point: Point, name: str) -> str:
     if ":" in name:
         return name
-    built_in = _BUILT_IN[point].get(name)
-    target = _OURS + built_in if built_in else _entry_points(point).get(name)
+    target = _BUILT_IN[point].get(name) or _entry_points(point).get(name)
     if target is None:
         near = difflib.get_close_matches(name, names(point), 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names(point))}."
