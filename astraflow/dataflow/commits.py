@@ -70,7 +70,7 @@ class Commits:
         self._waiting = deque[Decided]()
         self._decided_count = 0
         self._safe_count = 0
-        self._readers: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._readers: list[tuple[int, int, Callable[[], object]]] = []
         self._numbers = count()
         self._came = asyncio.Event()
 
@@ -93,8 +93,15 @@ class Commits:
         """Wait until a decision, and all before it, are safe and carried out."""
         if self._safe_count < ticket:
             reader = asyncio.get_running_loop().create_future()
-            heappush(self._readers, (ticket, next(self._numbers), reader))
+            self.then(ticket, lambda: reader.done() or reader.set_result(None))
             await reader
+
+    def then(self, ticket: int, call: Callable[[], object]) -> None:
+        """Call something once a decision, and all before it, are safe and carried out."""
+        if self._safe_count >= ticket:
+            call()
+        else:
+            heappush(self._readers, (ticket, next(self._numbers), call))
 
     async def run(self) -> None:
         """Commit groups, for ever.
@@ -125,6 +132,4 @@ class Commits:
             hit(FaultPoint.CARRIED_OUT_HALF)
         self._safe_count += len(group)
         while self._readers and self._readers[0][0] <= self._safe_count:
-            reader = heappop(self._readers)[2]
-            if not reader.done():
-                reader.set_result(None)
+            heappop(self._readers)[2]()

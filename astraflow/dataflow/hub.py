@@ -7,11 +7,11 @@ to be read from a disk is read by one worker and comes back as an event of its o
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -359,40 +359,3 @@ class Hub:
 
     def _resumed(self, resume: SessionResume | None) -> MemberId | None:
         return None if resume is None else self.directory.sessions.owner_of(resume.resume_token)
-
-
-# An event, and the message that a RolloutArrived came in.
-Arrival: TypeAlias = tuple[Event, rollout_pb2.Rollout | None]
-
-
-def apply_all(hub: Hub, arrivals: Sequence[Arrival]) -> list[Any]:
-    """Decide what comes of events that came together, in order, at less cost than one by one.
-
-    A rollout that is of no use is not applied: so a node that sends the same ones for ever does not
-    fill the journal with them.
-
-    Returns:
-        Their answers, as `Hub.apply`.
-
-    Raises:
-        AstraflowError: As the event's docstring says; those before it have happened.
-    """
-    answers: list[Any] = []
-    is_open = False
-    try:
-        for number, (event, received) in enumerate(arrivals, 1):
-            goes_on = number < len(arrivals)
-            refusal = hub.run.refusal(event) if isinstance(event, RolloutArrived) else None
-            if refusal is None:
-                answers.append(hub.apply(event, received=received, goes_on=goes_on))
-            elif refusal.event is not None:
-                answers.append(hub.apply(refusal.event, goes_on=goes_on))
-            else:
-                answers.append(refusal.ack)
-                continue
-            is_open = goes_on
-    finally:
-        if is_open:
-            # Nothing came of the last one: what comes of those before it is decided now.
-            hub.apply(Ticked())
-    return answers

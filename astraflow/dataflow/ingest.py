@@ -1,0 +1,191 @@
+"""Ingest: what nodes send, decided together whichever stream it came on.
+
+Many nodes send a rollout or two per message. What the event loop has read of all streams when it
+comes to decide is one batch: the run looks at what follows from it once, the journal writes it in
+one go, and each stream gets its acks in one message.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, TypeAlias
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.events import RolloutArrived, TaskFinished, Ticked
+from astraflow.core.ids import MemberId
+from astraflow.core.rollouts import Disposition, ItemAck
+from astraflow.dataflow.hub import Hub
+from astraflow.rpc.concurrency import together
+from astraflow.storage.fault_points import FaultPoint, hit
+from astraflow.wire import rollout
+from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
+from astraflow_proto.rollout.v1 import rollout_pb2
+
+# Deciding so many items needs a few ms of the event loop.
+_BATCH_COUNT: Final = 64
+# Items of one stream whose acks wait for the journal; then the peer waits.
+_UNACKED_COUNT: Final = 32 * _BATCH_COUNT
+
+# What an item says with the rollout as it came, or why it is refused.
+_Item: TypeAlias = tuple[RolloutArrived | TaskFinished, rollout_pb2.Rollout | None] | ItemAck
+_Write: TypeAlias = Callable[[Sequence[ItemAck]], Awaitable[None]]
+
+
+class _Stream:
+    """One node's stream of rollouts.
+
+    Attributes:
+        unacked_count: Items that have no ack yet.
+        acks: That are safe and not sent yet.
+        error: Ends the stream.
+        is_read: Whether the peer has sent everything.
+        changed: Set when any of these did.
+    """
+
+    def __init__(self) -> None:
+        self.unacked_count = 0
+        self.acks: list[ItemAck] = []
+        self.error: Exception | None = None
+        self.is_read = False
+        self.changed = asyncio.Event()
+        self.has_room = asyncio.Event()
+        self.has_room.set()
+
+    def add(self, acks: Sequence[ItemAck]) -> None:
+        self.acks += acks
+        self.changed.set()
+
+    def fail(self, error: Exception) -> None:
+        self.error = self.error or error
+        self.changed.set()
+
+
+class Ingest:
+    """Takes the rollouts and task results of all streams of a hub."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._inbox = deque[tuple[_Stream, _Item]]()
+        self._is_due = False
+
+    async def serve(
+        self, member_id: MemberId, requests: AsyncIterator[pb.StreamRolloutsRequest], write: _Write
+    ) -> None:
+        """Take what a node sends until it has sent everything, and acknowledge what is safe.
+
+        Args:
+            member_id: Who sends.
+            requests: In order.
+            write: Sends acks.
+
+        Raises:
+            AstraflowError: SESSION_ENDED.
+        """
+        stream = _Stream()
+        await together(self._receive(stream, member_id, requests), _answer(stream, write))
+
+    async def _receive(
+        self,
+        stream: _Stream,
+        member_id: MemberId,
+        requests: AsyncIterator[pb.StreamRolloutsRequest],
+    ) -> None:
+        async for request in requests:
+            items = request.items
+            for start in range(0, len(items), _BATCH_COUNT):
+                for item in items[start : start + _BATCH_COUNT]:
+                    self._inbox.append((stream, _read(member_id, item)))
+                    stream.unacked_count += 1
+                self._decide_soon()
+                if stream.unacked_count >= _UNACKED_COUNT:
+                    stream.has_room.clear()
+                    await stream.has_room.wait()
+                elif start + _BATCH_COUNT < len(items):
+                    # Other members have their turn.
+                    await asyncio.sleep(0)
+        stream.is_read = True
+        stream.changed.set()
+
+    def _decide_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._decide)
+
+    def _decide(self) -> None:
+        """Decide what comes of the next items, and have them acknowledged once they are safe."""
+        self._is_due = False
+        inbox = self._inbox
+        batch = [inbox.popleft() for _ in range(min(len(inbox), _BATCH_COUNT))]
+        if inbox:
+            self._decide_soon()
+        acks: dict[_Stream, list[ItemAck]] = {}
+        is_open = False
+        for left, (stream, item) in zip(range(len(batch) - 1, -1, -1), batch, strict=True):
+            try:
+                ack, is_decided = self._apply(item, goes_on=left > 0)
+            except Exception as error:  # noqa: BLE001 - ends the stream that it came on
+                stream.fail(error)
+                continue
+            acks.setdefault(stream, []).append(ack)
+            is_open = left > 0 if is_decided else is_open
+        if is_open:
+            # Nothing came of the last one: what comes of those before it is decided now.
+            self._hub.apply(Ticked())
+        self._hub.commits.then(self._hub.commits.ticket, lambda: _add(acks))
+
+    def _apply(self, item: _Item, *, goes_on: bool) -> tuple[ItemAck, bool]:
+        """Return the ack of an item, and whether anything was decided for it.
+
+        A rollout that is of no use is not applied: so a node that sends the same ones for ever does
+        not fill the journal with them.
+        """
+        if isinstance(item, ItemAck):
+            return item, False
+        event, received = item
+        refusal = self._hub.run.refusal(event) if isinstance(event, RolloutArrived) else None
+        if refusal is None:
+            return self._hub.apply(event, received=received, goes_on=goes_on), True
+        if refusal.event is not None:
+            return self._hub.apply(refusal.event, goes_on=goes_on), True
+        return refusal.ack, False
+
+
+def _add(acks: dict[_Stream, list[ItemAck]]) -> None:
+    for stream, those in acks.items():
+        stream.add(those)
+
+
+async def _answer(stream: _Stream, write: _Write) -> None:
+    """Send acks as they come, until all is acknowledged that the peer has sent."""
+    while not (stream.is_read and not stream.unacked_count):
+        await stream.changed.wait()
+        stream.changed.clear()
+        if stream.acks:
+            acks, stream.acks = stream.acks, []
+            hit(FaultPoint.ROLLOUTS_SAFE)
+            stream.unacked_count -= len(acks)
+            if stream.unacked_count < _UNACKED_COUNT:
+                stream.has_room.set()
+            await write(acks)
+        if stream.error is not None:
+            raise stream.error
+
+
+def _read(member_id: MemberId, item: pb.RolloutItem) -> _Item:
+    """Return what an item says, or why it is refused: one that is not sound costs only itself."""
+    is_rollout = item.WhichOneof("item") == "rollout"
+    try:
+        if is_rollout:
+            sample = rollout.decode_rollout(item.rollout)
+            return RolloutArrived(member_id=member_id, rollout=sample), item.rollout
+        result = rollout.decode_task_result(item.result)
+        return TaskFinished(member_id=member_id, result=result), None
+    except AstraflowError as error:
+        if error.reason not in (Reason.INVALID_FIELD, Reason.ROLLOUT_INVALID):
+            raise
+        return ItemAck(
+            item_id=item.rollout.rollout_id if is_rollout else item.result.task_id,
+            disposition=Disposition.REJECTED,
+            reason=error.reason,
+            message=error.message,
+        )
