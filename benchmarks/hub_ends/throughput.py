@@ -31,7 +31,7 @@ class Load:
         rate: Items that are sent per second and node; 0: as many as the hub takes.
         item_count: Items of a message.
         credit: Of each node.
-        acks: Seconds from the write of a message to its ack, with the time of the ack.
+        acks: Seconds from the write of an item to its ack, with the time of the ack.
         accepted: Rollouts that were acknowledged.
         trained: Rollouts in batches that were acknowledged.
     """
@@ -70,7 +70,7 @@ class Load:
         async def read() -> None:
             async for message in stream:
                 now = time.perf_counter()
-                self.acks.append((now - sent.popleft(), now))
+                self.acks += [(now - sent.popleft(), now) for _ in message.acks]
                 self.accepted += sum("/" in ack.item_id for ack in message.acks)
 
         async with asyncio.TaskGroup() as group:
@@ -91,7 +91,7 @@ class Load:
                     else:
                         items._queue.appendleft(following)  # noqa: SLF001
                 due += len(request.items) / self.rate if self.rate else 0.0
-                sent.append(time.perf_counter())
+                sent.extend([time.perf_counter()] * len(request.items))
                 await stream.write(request)
 
     async def train(self) -> None:
