@@ -32,8 +32,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.versions import CodecProfile, LaneKind, PatchInfo
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.transport.hosts import LaneHosts
-from astraflow.transport.lanes import Lanes
-from astraflow.transport.traffic import RECEIVED_NBYTES
+from astraflow.transport.lanes import RECEIVED_NBYTES, Lanes
 from astraflow.wire.patches import PatchIndex, SentChunk, encode_sent_chunk
 from astraflow.wire.transfers import TransferPlan, TransferSpec, encode_transfer_plan
 from astraflow.wire.weights import LANES

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from astraflow.codec.chunks import CODEC_VERSION, Chunk, Profile
+from astraflow.codec.chunks import CODEC_VERSION, Chunk, Profile, Runs
 from astraflow.codec.encode import encode_patch, encode_whole, flat_bits
-from astraflow.codec.runs import Runs
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout

@@ -4,7 +4,7 @@ import numpy as np
 import zstandard
 
 from astraflow.codec import dense_planes, sparse_compact, sparse_fast
-from astraflow.codec.changes import Change, Found
+from astraflow.codec.changes import Change, FoundChanges
 from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
 from astraflow.codec.shared_tables import read_shared_tables
 from astraflow.core.errors import AstraflowError, Reason
@@ -76,7 +76,7 @@ def decode_whole(chunk: Chunk, tables: bytes = b"") -> np.ndarray:
     return dense_planes.decode(header.dtype, _plain(chunk), header.element_count)
 
 
-def _found(chunk: Chunk, old: np.ndarray, tables: bytes) -> Found:
+def _found(chunk: Chunk, old: np.ndarray, tables: bytes) -> FoundChanges:
     header = chunk.header
     first, count = header.offset // header.dtype.itemsize, header.changed_count
     if count > header.element_count:
@@ -91,7 +91,7 @@ def _found(chunk: Chunk, old: np.ndarray, tables: bytes) -> Found:
         return sparse_compact.decode(payload, old, section, changed_count=count, first=first)
     new = decode_whole(chunk)
     indices = np.flatnonzero(new != old)
-    return Found(indices.astype(np.uint32), old[indices], new[indices])
+    return FoundChanges(indices.astype(np.uint32), old[indices], new[indices])
 
 
 def _dense(chunk: Chunk) -> np.ndarray:

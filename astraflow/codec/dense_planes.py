@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 
 from astraflow.codec import kernels, rans
-from astraflow.codec.exponents import field_of
-from astraflow.codec.tables import FrequencyTables, cost_bits, read_tables
+from astraflow.codec.rans import FrequencyTables, cost_bits, read_tables
+from astraflow.codec.shared_tables import field_of
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 

@@ -1,30 +1,252 @@
-"""Encoding: two versions become chunks. Canonical: the same two give the same bytes."""
+"""Encoding: two versions become chunks. Canonical: the same two give the same bytes.
 
-from collections.abc import Callable, Iterator
+One range becomes one chunk, by the cheapest encoding by the rules of docs/weights.md. What changed
+in all ranges of a compact patch is counted before any of it is entropy coded: classes are chosen by
+the first eighth of every range, tables by all changes. Between the two passes about 3 bytes per
+change are held.
+
+The compiled loops, Zstandard and BLAKE3 release the interpreter's lock, so threads bring what the
+cores have. Results come in the order of the items, so bytes do not depend on the count of threads.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, TypeVar
 
 import numpy as np
 
-from astraflow.codec.chunk_list import merge_unchanged, numbered
-from astraflow.codec.chunks import Chunk, Profile
-from astraflow.codec.compact_patch import encode_compact_range, encode_compact_ranges
-from astraflow.codec.encode_range import EncodedRange, encode_dense, encode_fast
-from astraflow.codec.in_order import each_in_order, in_order
-from astraflow.codec.runs import ChunkRange
-from astraflow.codec.shared_tables import read_shared_tables
-from astraflow.codec.state_digest import StateDigest
+from astraflow.codec import dense_planes, kernels, sparse_compact, sparse_fast
+from astraflow.codec.chunks import (
+    Chunk,
+    ChunkRange,
+    Encoding,
+    Profile,
+    Runs,
+    make_chunk,
+    merge_unchanged,
+    numbered,
+)
+from astraflow.codec.shared_tables import (
+    MAX_CLASS_COUNT,
+    ClassRule,
+    ClassTables,
+    exponent_histogram,
+    field_of,
+    read_shared_tables,
+    rule_for,
+    write_shared_tables,
+)
+from astraflow.codec.state_digest import StateDigest, changed_sums
+from astraflow.core.dtype import Dtype
 
 RangeBits = Callable[[ChunkRange], np.ndarray]
 """Gives the bits of a range, uN[element_count]: a view, or valid until the next call."""
 
+_Item = TypeVar("_Item")
 
-class Ranges(Protocol):
-    """What is encoded: a layout, or a part of one."""
+_Result = TypeVar("_Result")
 
-    def ranges(self) -> Iterator[ChunkRange]:
-        """Yield its ranges, by offset."""
-        ...
+
+def in_order(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], thread_count: int
+) -> list[_Result]:
+    """Return what each item becomes; see `each_in_order`."""
+    return [*each_in_order(work, items, thread_count)]
+
+
+def each_in_order(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], thread_count: int
+) -> Iterator[_Result]:
+    """Yield what each item becomes, as soon as it and those before it are done.
+
+    Args:
+        work: May be called by several threads at once when there is more than one.
+        items: What it is called with.
+        thread_count: 1: the caller's thread does all of it.
+    """
+    count = min(thread_count, len(items))
+    if count < 2:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(max_workers=count, thread_name_prefix="codec") as pool:
+        yield from pool.map(work, items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EncodedRange:
+    """A chunk, and what its changes add to the sums of the state digest, modulo 2^64."""
+
+    chunk: Chunk
+    low: int = 0
+    high: int = 0
+
+
+def encode_fast(where: ChunkRange, new: np.ndarray, old: np.ndarray) -> EncodedRange:
+    """Encode what changed, uN[n] each, for the profile FAST."""
+    scan = _scan_with_numpy if kernels.level() < 0 else sparse_fast.scan
+    found = scan(old, new, first=where.first, limit_nbytes=fast_limit(where))
+    return fast_range(where, found, new.tobytes)
+
+
+def is_sparse(where: ChunkRange, changed_count: int) -> bool:
+    """Whether the profile COMPACT tries to code a range by its changes."""
+    return 2 * changed_count <= where.element_count
+
+
+def encode_compact(
+    where: ChunkRange, new: np.ndarray, scanned: sparse_compact.CompactScan, tables: ClassTables
+) -> Chunk:
+    """Encode what changed, for the profile COMPACT."""
+    if not scanned.changed_count:
+        return make_chunk(where, Encoding.UNCHANGED)
+    if is_sparse(where, scanned.changed_count):
+        payload = sparse_compact.encode(scanned, tables)
+        if payload is not None and 2 * len(payload) <= where.nbytes:
+            count = scanned.changed_count
+            return make_chunk(where, Encoding.SPARSE_COMPACT, payload, changed_count=count)
+    return encode_dense(where, new, Profile.COMPACT)
+
+
+def encode_dense(where: ChunkRange, new: np.ndarray, profile: Profile) -> Chunk:
+    """Encode all of a range; a raw payload looks into `new`."""
+    if profile is Profile.COMPACT:
+        payload = dense_planes.encode(where.dtype, new)
+        if len(payload) < where.nbytes:
+            return make_chunk(where, Encoding.DENSE_PLANES, payload)
+    return make_chunk(where, Encoding.DENSE, new.view(np.uint8).data)
+
+
+def fast_range(
+    where: ChunkRange, found: sparse_fast.FastScan, whole: Callable[[], bytes]
+) -> EncodedRange:
+    """Choose between what changed and the whole range, for the profile FAST.
+
+    Args:
+        where: The range.
+        found: What changed.
+        whole: Gives a copy of the range: a patch outlives the state that it was cut from.
+    """
+    return EncodedRange(chunk=_fast_chunk(where, found, whole), low=found.low, high=found.high)
+
+
+def fast_limit(where: ChunkRange) -> int:
+    """Return the most that the streams of a range may have, in bytes."""
+    return where.nbytes * 5 // 4
+
+
+def _fast_chunk(
+    where: ChunkRange, found: sparse_fast.FastScan, whole: Callable[[], bytes]
+) -> Chunk:
+    if not found.changed_count:
+        return make_chunk(where, Encoding.UNCHANGED)
+    if found.streams is not None:
+        payload = found.streams.payload(where.dtype.itemsize)
+        if len(payload) < where.nbytes:
+            count = found.changed_count
+            return make_chunk(where, Encoding.SPARSE_FAST, payload, changed_count=count)
+    return make_chunk(where, Encoding.DENSE, whole())
+
+
+def _scan_with_numpy(
+    old: np.ndarray, new: np.ndarray, *, first: int, limit_nbytes: int
+) -> sparse_fast.FastScan:
+    indices = np.flatnonzero(old != new)
+    before, values = old[indices], new[indices]
+    low, high = changed_sums(indices + first, before, values)
+    return sparse_fast.FastScan(
+        changed_count=len(indices),
+        low=low,
+        high=high,
+        streams=sparse_fast.streams_of(indices, before, values, limit_nbytes=limit_nbytes),
+    )
+
+
+_SAMPLED_SHARE: Final = 8
+_LEAST_SAMPLE: Final = 1 << 15
+
+
+def encode_compact_ranges(
+    ranges: Sequence[ChunkRange], target: RangeBits, base: RangeBits, thread_count: int = 1
+) -> tuple[list[EncodedRange], bytes]:
+    """Encode all ranges of a patch, and return its shared tables too."""
+    rules = _rules(ranges, target, base)
+
+    def scan(where: ChunkRange) -> sparse_compact.CompactScan | None:
+        rule = rules.get(where.dtype)
+        if rule is None:
+            return None
+        found = sparse_compact.scan(rule, base(where), target(where), first=where.first)
+        # The tokens of a range that is coded whole belong in no table.
+        return found if is_sparse(where, found.changed_count) else found.without_tokens()
+
+    scanned = in_order(scan, ranges, thread_count)
+    sections = _sections(rules, ranges, scanned)
+
+    def encode(at: int) -> EncodedRange:
+        return _encode(ranges[at], target, base, scanned[at], sections)
+
+    encoded = in_order(encode, range(len(ranges)), thread_count)
+    return encoded, write_shared_tables(sections.values())
+
+
+def _sections(
+    rules: Mapping[Dtype, ClassRule],
+    ranges: Sequence[ChunkRange],
+    scanned: Sequence[sparse_compact.CompactScan | None],
+) -> Mapping[Dtype, ClassTables]:
+    histograms = {dtype: np.zeros((2, MAX_CLASS_COUNT, 256), np.int64) for dtype in rules}
+    for where, found in zip(ranges, scanned, strict=True):
+        if found is not None:
+            histograms[where.dtype] += found.histogram
+    return {dtype: ClassTables.of(rules[dtype], histograms[dtype]) for dtype in rules}
+
+
+def _encode(
+    where: ChunkRange,
+    target: RangeBits,
+    base: RangeBits,
+    scanned: sparse_compact.CompactScan | None,
+    sections: Mapping[Dtype, ClassTables],
+) -> EncodedRange:
+    if scanned is None:
+        return encode_fast(where, target(where), base(where))
+    chunk = encode_compact(where, target(where), scanned, sections[where.dtype])
+    if isinstance(chunk.payload, memoryview):
+        # A copy: a patch outlives the state that it was cut from.
+        chunk = Chunk(header=chunk.header, payload=bytes(chunk.payload))
+    return EncodedRange(chunk=chunk, low=scanned.low, high=scanned.high)
+
+
+def _rules(
+    ranges: Sequence[ChunkRange], target: RangeBits, base: RangeBits
+) -> Mapping[Dtype, ClassRule]:
+    histograms: dict[Dtype, np.ndarray] = {}
+    shares: dict[Dtype, list[int]] = {}
+    for where in ranges:
+        count = min(where.element_count, max(where.element_count // _SAMPLED_SHARE, _LEAST_SAMPLE))
+        counted = _count(where.dtype, base(where)[:count], target(where)[:count])
+        histograms[where.dtype] = counted + histograms.get(where.dtype, 0)
+        share = shares.setdefault(where.dtype, [0, 0])
+        share[0] += count
+        share[1] += where.element_count
+    rules: dict[Dtype, ClassRule] = {}
+    for dtype, histogram in histograms.items():
+        sampled, of_all = shares[dtype]
+        rule = rule_for(dtype, histogram, int(histogram.sum()) * of_all // sampled)
+        if rule is not None:
+            rules[dtype] = rule
+    return rules
+
+
+def _count(dtype: Dtype, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    level = kernels.level()
+    if level < 0:
+        return exponent_histogram(dtype, old, new)
+    shift, field = field_of(dtype)
+    histogram = np.zeros(field + 1, np.uint32)
+    kernels.loops.exponents(level, old, new, dtype.itemsize, shift, field, histogram)
+    return histogram.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,7 +283,7 @@ def flat_bits(flat: np.ndarray) -> RangeBits:
 
 
 def encode_patch(
-    runs: Ranges,
+    runs: Runs,
     target: RangeBits,
     base: RangeBits,
     digest: StateDigest,
@@ -95,14 +317,19 @@ def encode_patch(
             return encode_fast(where, target(where), base(where))
 
         encoded = each_in_order(encode, ranges, thread_count)
-    sums = _Sums()
-    chunks = numbered(merge_unchanged(map(sums.add, encoded)), made)
-    after = digest.plus_sums(sums.low, sums.high)
-    return EncodedPatch(chunks=chunks, shared_tables=tables, digest=after)
+    low = high = 0
+
+    def chunk_of(each: EncodedRange) -> Chunk:
+        nonlocal low, high
+        low, high = low + each.low, high + each.high
+        return each.chunk
+
+    chunks = numbered(merge_unchanged(map(chunk_of, encoded)), made)
+    return EncodedPatch(chunks=chunks, shared_tables=tables, digest=digest.plus_sums(low, high))
 
 
 def encode_whole(
-    runs: Ranges,
+    runs: Runs,
     target: RangeBits,
     *,
     profile: Profile = Profile.FAST,
@@ -147,16 +374,5 @@ def encode_chunk(
     section = read_shared_tables(tables).get(where.dtype)
     if profile is Profile.FAST or section is None:
         return encode_fast(where, new, old).chunk
-    return encode_compact_range(where, new, old, section)
-
-
-class _Sums:
-    """Adds up what the changes of ranges add to the sums of the state digest."""
-
-    def __init__(self) -> None:
-        self.low = self.high = 0
-
-    def add(self, encoded: EncodedRange) -> Chunk:
-        self.low += encoded.low
-        self.high += encoded.high
-        return encoded.chunk
+    scanned = sparse_compact.scan(section.rule, old, new, first=where.first)
+    return encode_compact(where, new, scanned, section)

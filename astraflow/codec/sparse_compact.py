@@ -10,9 +10,14 @@ Payload:
 
 Symbols, sorted by class and in order within each: first the tokens of all gaps, then those of
 all distances. A gap is the number of unchanged elements of the same class before a changed one.
-A distance is folded (see `ordering`) and one less, because 0 does not occur. Low bits follow
-the order of the symbols (see `tokens`). Each class has a table for its gaps and one for its
+A distance is folded (see `float_bits`) and one less, because 0 does not occur. Low bits follow
+the order of the symbols (see below). Each class has a table for its gaps and one for its
 distances (see `shared_tables`).
+
+A token is a symbol of few values, which is entropy coded; low bits are not. 0 to 7 are their own
+token. A larger number of which bit `top` is the highest has the token `8 + 4 * (top - 3) + the two
+bits below it`, and `top - 2` low bits. 300 = 0b100101100 has top 8, token 8 + 20 + 0 = 28, and the
+low bits 0b101100. Low bits are one stream, lowest bit first.
 """
 
 import struct
@@ -22,20 +27,80 @@ from typing import Final
 import numpy as np
 
 from astraflow.codec import kernels, rans
-from astraflow.codec.changes import Found
-from astraflow.codec.exponents import MAX_CLASS_COUNT, ClassRule
-from astraflow.codec.ordering import folded_distances, moved
-from astraflow.codec.room import empty_changes
-from astraflow.codec.shared_tables import ClassTables
+from astraflow.codec.changes import FoundChanges, empty_changes
+from astraflow.codec.float_bits import folded_distances, moved
+from astraflow.codec.shared_tables import MAX_CLASS_COUNT, ClassRule, ClassTables
 from astraflow.codec.state_digest import changed_sums
-from astraflow.codec.tokens import numbers_of, pack_low_bits, tokens_of
 from astraflow.core.errors import AstraflowError, Reason
+
+MAX_TOKEN: Final = 251
+"""Of a number of 64 bits."""
+
+
+def tokens_of(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens u8[n] and how many low bits each number (u64[n]) has: i64[n]."""
+    top = _highest_bit(numbers)
+    is_small = numbers < 8
+    widths = np.where(is_small, 0, top - 2)
+    second = (numbers >> np.maximum(top - 2, 0).astype(np.uint64)).astype(np.int64) & 3
+    tokens = np.where(is_small, numbers.astype(np.int64), 8 + 4 * (top - 3) + second)
+    return tokens.astype(np.uint8), widths
+
+
+def pack_low_bits(numbers: np.ndarray, widths: np.ndarray) -> bytes:
+    """Return the low bits of numbers, u64[n], one after the other."""
+    starts = np.cumsum(widths) - widths
+    place = np.arange(int(widths.sum())) - np.repeat(starts, widths)
+    bits = (np.repeat(numbers, widths) >> place.astype(np.uint64)) & np.uint64(1)
+    return np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
+
+
+def numbers_of(tokens: np.ndarray, low_bits: bytes) -> np.ndarray:
+    """Return the numbers, u64[n], of tokens u8[n].
+
+    Raises:
+        ValueError: There are more or fewer low bits than the tokens need.
+    """
+    wide = tokens.astype(np.int64)
+    is_small = wide < 8
+    widths = np.where(is_small, 0, (wide - 8) // 4 + 1)
+    bit_count = int(widths.sum())
+    if (wide > MAX_TOKEN).any() or (bit_count + 7) // 8 != len(low_bits):
+        raise ValueError("has another number of bits than its tokens need")
+    bits = np.unpackbits(np.frombuffer(low_bits, np.uint8), bitorder="little")
+    if bits[bit_count:].any():
+        raise ValueError("has another number of bits than its tokens need")
+    base = (4 + (wide & 3)).astype(np.uint64) << widths.astype(np.uint64)
+    low = _low_bits(bits[:bit_count], widths)
+    return np.where(is_small, wide.astype(np.uint64), base + low)
+
+
+def _low_bits(bits: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    starts = np.cumsum(widths) - widths
+    place = np.arange(len(bits)) - np.repeat(starts, widths)
+    values = np.zeros(len(widths) + 1, np.uint64)
+    has_bits = np.flatnonzero(widths)
+    if len(has_bits):
+        worth = bits.astype(np.uint64) << place.astype(np.uint64)
+        values[has_bits] = np.add.reduceat(worth, starts[has_bits])
+    return values[:-1]
+
+
+def _highest_bit(numbers: np.ndarray) -> np.ndarray:
+    top = np.zeros(len(numbers), np.int64)
+    rest = numbers.copy()
+    for step in (32, 16, 8, 4, 2, 1):
+        is_above = rest >> np.uint64(step) != 0
+        top += step * is_above
+        rest >>= (step * is_above).astype(np.uint64)
+    return top
+
 
 _COUNT: Final = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scanned:
+class CompactScan:
     """What a range changes, before entropy coding.
 
     Attributes:
@@ -58,14 +123,14 @@ class Scanned:
         """Elements that differ."""
         return int(self.counts.sum(dtype=np.int64))
 
-    def without_tokens(self) -> "Scanned":
+    def without_tokens(self) -> "CompactScan":
         """Leave what is needed of a range that is coded whole."""
         return replace(
             self, tokens=self.tokens[:0], low_bits=b"", histogram=np.zeros_like(self.histogram)
         )
 
 
-def scan(rule: ClassRule, old: np.ndarray, new: np.ndarray, *, first: int) -> Scanned:
+def scan(rule: ClassRule, old: np.ndarray, new: np.ndarray, *, first: int) -> CompactScan:
     """Compare a range with the base.
 
     Args:
@@ -81,7 +146,7 @@ def scan(rule: ClassRule, old: np.ndarray, new: np.ndarray, *, first: int) -> Sc
     low, high, counts, tokens, low_bits = kernels.loops.scan_classes(
         level, old, new, old.itemsize, first, *rule.arguments, histogram
     )
-    return Scanned(
+    return CompactScan(
         counts=np.frombuffer(counts, np.uint32),
         tokens=np.frombuffer(tokens, np.uint8),
         low_bits=low_bits,
@@ -91,7 +156,7 @@ def scan(rule: ClassRule, old: np.ndarray, new: np.ndarray, *, first: int) -> Sc
     )
 
 
-def encode(scanned: Scanned, tables: ClassTables) -> bytes | None:
+def encode(scanned: CompactScan, tables: ClassTables) -> bytes | None:
     """Return the payload; None: the tables have no code for something."""
     coded = rans.encode(scanned.tokens, _runs(scanned.counts), tables.tables)
     if coded is None:
@@ -108,7 +173,7 @@ def decode(
     *,
     changed_count: int,
     first: int = 0,
-) -> Found:
+) -> FoundChanges:
     """Return what changed in a range.
 
     Args:
@@ -132,7 +197,7 @@ def decode(
         )
     except ValueError as error:
         raise AstraflowError(Reason.CHUNK_INVALID, f"a compact payload {error}") from None
-    return Found(indices, before, values, sums)
+    return FoundChanges(indices, before, values, sums)
 
 
 def _read(
@@ -160,7 +225,7 @@ def _runs(counts: np.ndarray) -> rans.SymbolRuns:
     return rans.SymbolRuns.of(np.tile(counts, 2), np.arange(2 * MAX_CLASS_COUNT))
 
 
-def _scan(rule: ClassRule, old: np.ndarray, new: np.ndarray, first: int) -> Scanned:
+def _scan(rule: ClassRule, old: np.ndarray, new: np.ndarray, first: int) -> CompactScan:
     indices = np.flatnonzero(old != new)
     classes = rule.classes(old)
     changed = classes[indices]
@@ -175,7 +240,7 @@ def _scan(rule: ClassRule, old: np.ndarray, new: np.ndarray, first: int) -> Scan
     numbers = np.concatenate([gaps, folded])
     tokens, widths = tokens_of(numbers)
     low, high = changed_sums(indices + first, before, values)
-    return Scanned(
+    return CompactScan(
         counts=counts,
         tokens=tokens,
         low_bits=pack_low_bits(numbers, widths),
@@ -193,7 +258,7 @@ def _histogram(classes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 def _apply(
     rule: ClassRule, old: np.ndarray, counts: np.ndarray, tokens: np.ndarray, low_bits: bytes
-) -> Found:
+) -> FoundChanges:
     numbers = numbers_of(tokens, low_bits)
     gaps, distances = numbers[: len(tokens) // 2], numbers[len(tokens) // 2 :]
     largest = np.iinfo(old.dtype).max
@@ -211,7 +276,7 @@ def _apply(
     order = np.argsort(indices)
     indices = indices[order]
     folded = (distances[order] + np.uint64(1)).astype(old.dtype)
-    return Found(indices, old[indices], moved(old[indices], folded))
+    return FoundChanges(indices, old[indices], moved(old[indices], folded))
 
 
 def _parts(counts: np.ndarray) -> list[tuple[int, slice]]:

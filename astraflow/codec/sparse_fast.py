@@ -1,22 +1,138 @@
-"""SPARSE_FAST: what changed in a range, as `fast_streams`.
+"""SPARSE_FAST: gaps between changed elements, and steps in units of the last place.
+
+Payload, of n changes:
+
+    u32  gap_nbytes, step_count, escape_count   lengths of streams before compression
+    u32  packed[4]     lengths of the first four streams as sent; less: one Zstandard frame
+    u8   gaps[gap_nbytes]
+    u8   ups[(n + 7) / 8], marks[(n + 7) / 8]   a bit per change, lowest first
+    u8   steps[step_count]
+    uN   escapes[escape_count]                  N: bits of an element
+
+A gap is the number of unchanged elements before a changed one; it is written as so many bytes 255
+as fit, then the rest. A change leads up (`ups`) or down in the order of `float_bits`, by one unit,
+or further where it is marked. By how many more is its step; 255 and above are written as 255, and
+whole in `escapes`, in order. All integers are little-endian.
+
+Nine of ten changes lead to a neighbour, so two bits say most of what there is to say, and need no
+work to unpack (docs/adr/0008).
 
 The loops are compiled; where they are not, numpy does the same.
 """
 
+import struct
+import threading
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final, NamedTuple
 
 import numpy as np
+import zstandard
 
 from astraflow.codec import kernels
-from astraflow.codec.changes import Found
-from astraflow.codec.fast_streams import ESCAPE, Stream, Streams, read_streams
-from astraflow.codec.ordering import folded_distances, moved, moved_back
-from astraflow.codec.room import empty_changes
+from astraflow.codec.changes import FoundChanges, empty_changes
+from astraflow.codec.float_bits import folded_distances, moved, moved_back
 from astraflow.core.errors import AstraflowError, Reason
+
+ESCAPE: Final = 255
+
+Stream = bytes | memoryview
+
+_HEAD: Final = struct.Struct("<7I")
+_ZSTD_LEVEL: Final = 1
+
+_threads = threading.local()
+
+
+class Streams(NamedTuple):
+    """What changed in a range, before compression: n elements.
+
+    Attributes:
+        gaps: u8[gap_nbytes].
+        ups: A bit per change: u8[(n + 7) / 8].
+        marks: The same.
+        steps: u8[step_count].
+        escapes: uN[escape_count], as bytes.
+    """
+
+    gaps: Stream
+    ups: Stream
+    marks: Stream
+    steps: Stream
+    escapes: Stream
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        return sum(map(len, self))
+
+    def payload(self, itemsize: int) -> bytes:
+        """Return the payload, for elements of so many bytes."""
+        packed = [_packed(each) for each in self[:-1]]
+        counts = (len(self.gaps), len(self.steps), len(self.escapes) // itemsize)
+        return b"".join((_HEAD.pack(*counts, *map(len, packed)), *packed, self.escapes))
+
+
+def read_streams(
+    payload: bytes | memoryview, element_count: int, *, itemsize: int, changed_count: int
+) -> Streams:
+    """Return the streams of a payload, unpacked.
+
+    Args:
+        payload: As `Streams.payload` made it.
+        element_count: Of the range.
+        itemsize: Of an element.
+        changed_count: From the chunk's header.
+
+    Raises:
+        ValueError: They are of other sizes than they say, or larger than a range can need.
+    """
+    if len(payload) < _HEAD.size:
+        raise ValueError("is cut off")
+    gap_nbytes, step_count, escape_count, *packed = _HEAD.unpack_from(payload)
+    ends = list(accumulate((_HEAD.size, *packed, escape_count * itemsize)))
+    most = changed_count + element_count // ESCAPE
+    if len(payload) != ends[-1] or gap_nbytes > most or step_count > changed_count:
+        raise ValueError("has another size than its streams")
+    view, mask_nbytes = memoryview(payload), (changed_count + 7) // 8
+    sizes = (gap_nbytes, mask_nbytes, mask_nbytes, step_count, escape_count * itemsize)
+    parts = zip(pairwise(ends), sizes, strict=True)
+    return Streams(*(_unpacked(view[start:end], nbytes) for (start, end), nbytes in parts))
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    """Return this thread's; a new one for each stream takes as long as packing it."""
+    if not hasattr(_threads, "compressor"):
+        _threads.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
+    return _threads.compressor
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    if not hasattr(_threads, "decompressor"):
+        _threads.decompressor = zstandard.ZstdDecompressor()
+    return _threads.decompressor
+
+
+def _packed(stream: Stream) -> Stream:
+    """Compress what becomes an eighth shorter: less is not worth the time to undo it."""
+    packed = _compressor().compress(stream)
+    return packed if 8 * len(packed) < 7 * len(stream) else stream
+
+
+def _unpacked(stream: memoryview, nbytes: int) -> Stream:
+    """Undo the compression; a frame that says it is of another size is refused unread."""
+    if len(stream) == nbytes:
+        return stream
+    try:
+        if len(stream) > nbytes or zstandard.frame_content_size(stream) != nbytes:
+            raise ValueError(f"has a stream that does not unpack to {nbytes} bytes")
+        return _decompressor().decompress(stream, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"has a stream that is no zstd frame: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scanned:
+class FastScan:
     """What a range changes.
 
     Attributes:
@@ -31,7 +147,7 @@ class Scanned:
     streams: Streams | None
 
 
-def scan(old: np.ndarray, new: np.ndarray, *, first: int, limit_nbytes: int) -> Scanned:
+def scan(old: np.ndarray, new: np.ndarray, *, first: int, limit_nbytes: int) -> FastScan:
     """Compare a range with the base, with compiled loops.
 
     Args:
@@ -44,7 +160,7 @@ def scan(old: np.ndarray, new: np.ndarray, *, first: int, limit_nbytes: int) -> 
         kernels.level(), old, new, old.itemsize, first, limit_nbytes
     )
     streams = None if found is None else Streams(*found)
-    return Scanned(changed_count=count, low=low, high=high, streams=streams)
+    return FastScan(changed_count=count, low=low, high=high, streams=streams)
 
 
 def streams_of(
@@ -77,7 +193,7 @@ def streams_of(
 
 def decode(
     payload: bytes | memoryview, old: np.ndarray, *, changed_count: int, first: int = 0
-) -> Found:
+) -> FoundChanges:
     """Return what changed in a range.
 
     Args:
@@ -114,7 +230,7 @@ def decode_back(
 
 def _decode(
     payload: bytes | memoryview, start: np.ndarray, changed_count: int, first: int, *, is_back: bool
-) -> Found:
+) -> FoundChanges:
     try:
         streams = read_streams(
             payload, len(start), itemsize=start.itemsize, changed_count=changed_count
@@ -128,10 +244,12 @@ def _decode(
         )
     except ValueError as error:
         raise AstraflowError(Reason.CHUNK_INVALID, f"a sparse payload {error}") from None
-    return Found(indices, before, values, sums)
+    return FoundChanges(indices, before, values, sums)
 
 
-def _decode_streams(streams: Streams, start: np.ndarray, count: int, *, is_back: bool) -> Found:
+def _decode_streams(
+    streams: Streams, start: np.ndarray, count: int, *, is_back: bool
+) -> FoundChanges:
     indices = _decode_gaps(np.frombuffer(streams.gaps, np.uint8), count, len(start))
     ups, marks = (_decode_bits(each, count) for each in (streams.ups, streams.marks))
     # Twice the units above one, the direction in the lowest bit: a folded distance less one.
@@ -139,7 +257,7 @@ def _decode_streams(streams: Streams, start: np.ndarray, count: int, *, is_back:
     less[marks] |= _decode_steps(streams, less[marks]) << start.dtype.type(1)
     move = moved_back if is_back else moved
     values = move(start[indices], less + start.dtype.type(1))
-    return Found(indices, start[indices], values)
+    return FoundChanges(indices, start[indices], values)
 
 
 def _decode_bits(stream: Stream, count: int) -> np.ndarray:

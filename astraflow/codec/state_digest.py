@@ -19,7 +19,7 @@ import numpy as np
 
 from astraflow.codec import kernels
 from astraflow.codec.changes import Change
-from astraflow.codec.runs import ChunkRange
+from astraflow.codec.chunks import ChunkRange
 from astraflow.core.layout import Layout
 
 _KEY: Final = np.uint64(0x6173747261666C77)

@@ -9,7 +9,7 @@ from astraflow.core.members import RaasLoad
 from astraflow.core.rollouts import Rollout
 from astraflow.core.updates import SwapReport
 from astraflow.telemetry.families import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
-from astraflow.transport.traffic import RECEIVED_NBYTES
+from astraflow.transport.lanes import RECEIVED_NBYTES
 
 
 class NodeTallies:

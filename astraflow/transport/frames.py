@@ -1,16 +1,21 @@
-"""Frames: how chunks look on lanes other than gRPC. docs/weights.md has the bytes."""
+"""Frames: how chunks look on lanes other than gRPC. docs/weights.md has the bytes.
 
+Who asks over a lane proves that he knows the secret of the run, without sending it: a lane may end
+at a port where somebody else listens, and he learns nothing.
+"""
+
+import secrets
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from blake3 import blake3
 from google.protobuf.message import DecodeError
 
 from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.transport.proofs import PROOF_NBYTES, is_proven, prove
 from astraflow.wire.common import decode_failure, encode_failure
 from astraflow.wire.fields import DTYPES
 from astraflow.wire.patches import COMPRESSIONS, ENCODINGS, SentChunk
@@ -25,6 +30,33 @@ from astraflow.wire.transfers import (
 from astraflow_proto.common.v1 import failure_pb2
 from astraflow_proto.weights.v1 import transfer_pb2
 
+_CONTEXT: Final = "astraflow weights v1: proofs of the transfer secret on lanes"
+_NONCE_NBYTES: Final = 32
+PROOF_NBYTES: Final = 64
+"""A nonce and the BLAKE3 of nonce and message, keyed with what is derived from the secret."""
+
+
+def prove(secret: bytes, message: bytes = b"") -> bytes:
+    """Return a proof, 64 bytes, that the maker of a message knows a secret."""
+    nonce = secrets.token_bytes(_NONCE_NBYTES)
+    return nonce + _mac(secret, nonce + message)
+
+
+def is_proven(proof: bytes, message: bytes, known: Sequence[bytes]) -> bool:
+    """Whether a proof was made with one of the secrets; an empty secret proves nothing."""
+    if len(proof) != PROOF_NBYTES:
+        return False
+    nonce, given = proof[:_NONCE_NBYTES], proof[_NONCE_NBYTES:]
+    macs = [_mac(secret, nonce + message) for secret in known if secret]
+    # No early exit: every comparison is made.
+    return bool(sum(secrets.compare_digest(given, mac) for mac in macs))
+
+
+def _mac(secret: bytes, message: bytes) -> bytes:
+    key = blake3(secret, derive_key_context=_CONTEXT).digest()
+    return blake3(message, key=key).digest()
+
+
 MAGIC: Final = b"AFL1"
 _HEADER: Final = struct.Struct("<4sBBBBIIIIqqqqq")
 HEADER_NBYTES: Final = _HEADER.size
@@ -32,6 +64,7 @@ HEADER_NBYTES: Final = _HEADER.size
 
 MAX_CALL_NBYTES: Final = 1 << 20
 """Largest body of a frame that a puller sends: lists of chunks that it has."""
+
 MAX_PLAN_NBYTES: Final = 64 << 20
 """Largest body of PLAN and FAILURE."""
 

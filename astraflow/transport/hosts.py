@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -13,9 +12,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
 from astraflow.rpc.tls import Tls
-from astraflow.transport.shm_host import ShmHost
-from astraflow.transport.tcp_host import TcpHost
-from astraflow.transport.tcp_lane import direct_port
+from astraflow.transport.shm import ShmHost
+from astraflow.transport.tcp import TcpHost, direct_port
 from astraflow.transport.transfers import (
     Awaited,
     OpenStanding,
@@ -24,7 +22,7 @@ from astraflow.transport.transfers import (
     Transfer,
     Transfers,
 )
-from astraflow.transport.ucx_host import UcxHost
+from astraflow.transport.ucx import UcxHost
 from astraflow.wire.transfers import LaneEndpoint, TransferPlan
 
 DEFAULT_HOSTED: Final = (LaneKind.SHM, LaneKind.TCP)
@@ -55,15 +53,6 @@ def chosen_lanes(names: Sequence[str], tls: Tls | None) -> tuple[LaneKind, ...] 
             metadata={"field": "lanes"},
         )
     return lanes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opening:
-    """What lanes open transfers with."""
-
-    open_transfer: OpenTransfer
-    secrets: Secrets
-    stand_ready: OpenStanding | None
 
 
 class LaneHosts:
@@ -109,10 +98,35 @@ class LaneHosts:
         Raises:
             AstraflowError: INVALID_FIELD when a lane cannot listen there.
         """
-        source = _Opening(open_transfer=open_transfer, secrets=secrets, stand_ready=stand_ready)
+        here = split_address(listen)[0]
+        there, port = split_address(advertised)
+        claim = self._transfers.claim
+
+        async def started(lane: LaneKind) -> str:
+            match lane:
+                case LaneKind.TCP:
+                    tcp = TcpHost(
+                        claim=claim,
+                        open_transfer=open_transfer,
+                        secrets=secrets,
+                        stand_ready=stand_ready,
+                    )
+                    self._hosts.push_async_callback(tcp.close)
+                    return tcp.start(here, there, ports=(direct_port(port), 0))
+                case LaneKind.SHM:
+                    shm = ShmHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
+                    self._hosts.push_async_callback(shm.close)
+                    return shm.start()
+                case LaneKind.UCX:
+                    ucx = UcxHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
+                    self._hosts.push_async_callback(ucx.close)
+                    return await ucx.start(there)
+                case _:
+                    raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{lane} is not hosted here")
+
         for lane in lanes:
             try:
-                await self._start(lane, source, listen, advertised)
+                self._endpoints.append(LaneEndpoint(lane=lane, address=await started(lane)))
             except AstraflowError as error:
                 if error.reason is not Reason.LANE_UNAVAILABLE:
                     raise
@@ -145,28 +159,3 @@ class LaneHosts:
         self._endpoints.clear()
         self._transfers.close()
         await self._hosts.aclose()
-
-    async def _start(self, lane: LaneKind, source: _Opening, listen: str, advertised: str) -> None:
-        claim, open_transfer, secrets = self._transfers.claim, source.open_transfer, source.secrets
-        match lane:
-            case LaneKind.TCP:
-                tcp = TcpHost(
-                    claim=claim,
-                    open_transfer=open_transfer,
-                    secrets=secrets,
-                    stand_ready=source.stand_ready,
-                )
-                self._hosts.push_async_callback(tcp.close)
-                here, (there, port) = split_address(listen)[0], split_address(advertised)
-                address = tcp.start(here, there, ports=(direct_port(port), 0))
-            case LaneKind.SHM:
-                shm = ShmHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
-                self._hosts.push_async_callback(shm.close)
-                address = shm.start()
-            case LaneKind.UCX:
-                ucx = UcxHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
-                self._hosts.push_async_callback(ucx.close)
-                address = await ucx.start(split_address(advertised)[0])
-            case _:
-                raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{lane} is not hosted here")
-        self._endpoints.append(LaneEndpoint(lane=lane, address=address))

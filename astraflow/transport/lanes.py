@@ -6,8 +6,10 @@ them: one round trip to the first byte, and windows that are open already.
 """
 
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
@@ -19,25 +21,260 @@ from astraflow.rpc.tls import Tls
 from astraflow.transport.arenas import ArenaPool
 from astraflow.transport.frames import SourceError
 from astraflow.transport.grpc_lane import GrpcLane
-from astraflow.transport.progress import Progress
-from astraflow.transport.shm_lane import is_same_host, open_shm
-from astraflow.transport.sources import Session, Source, Sources, asked, sent_ahead
-from astraflow.transport.tcp_lane import connection_count, open_directly, open_tcp
-from astraflow.transport.traffic import received
-from astraflow.transport.ucx_lane import open_ucx
-from astraflow.wire.transfers import LaneEndpoint, SentItem, TransferPlan, TransferSpec
+from astraflow.transport.shm import is_same_host, open_shm
+from astraflow.transport.stream_session import SocketSession
+from astraflow.transport.tcp import connection_count, open_directly, open_tcp
+from astraflow.transport.ucx import UcxSession, open_ucx
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import (
+    ChunkSet,
+    LaneEndpoint,
+    SentItem,
+    TransferPlan,
+    TransferSpec,
+    Waiting,
+)
+
+RECEIVED_NBYTES: Final = Counter[str]()
+
+
+def received(lane: str, item: SentItem) -> SentItem:
+    """Count an item that came over a lane; return it."""
+    if isinstance(item, SentChunk):
+        RECEIVED_NBYTES[lane] += len(item.chunk.payload)
+    return item
+
+
+class TransferProgress:
+    """Notes plan and chunks of a transfer.
+
+    Attributes:
+        spec: What was wanted at first.
+    """
+
+    def __init__(self, spec: TransferSpec) -> None:
+        self.spec = spec
+        self._plan: TransferPlan | None = None
+        self._numbers: dict[int, int] = {}
+        self._come: dict[int, set[int]] = {}
+        self._count = 0
+        self._is_resuming = False
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether there is a plan to go on with."""
+        return self._plan is not None
+
+    @property
+    def missing_count(self) -> int | None:
+        """Chunks that have not come; None: it is not known."""
+        return None if self._plan is None else self._plan.chunk_count - self._count
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all has come."""
+        return self.missing_count == 0
+
+    def note(self, item: SentItem) -> SentItem:
+        """Note an item and return it."""
+        if isinstance(item, TransferPlan):
+            self._plan = item
+        elif isinstance(item, SentChunk):
+            self._come.setdefault(item.patch_index, set()).add(item.chunk.header.index)
+            self._count += 1
+        return item
+
+    def rest(self) -> TransferSpec:
+        """Return what is still wanted, of whom will answer with a plan of his own."""
+        if self._plan is None:
+            return self.spec
+        self._is_resuming = True
+        have = {each.root_digest: each for each in self.spec.have_chunks}
+        for number, indexes in self._come.items():
+            root = self._plan.patches[number].patch.root_digest
+            before = have.get(root)
+            if before is not None and not before.indexes:
+                continue
+            held = {index for run in before.indexes for index in run} if before else set[int]()
+            have[root] = ChunkSet.of(root, held | indexes)
+        return replace(self.spec, have_chunks=tuple(have.values()))
+
+    def resume(self, item: SentItem) -> SentItem | None:
+        """Return an item of another lane as one of the first plan; None: nothing new.
+
+        Raises:
+            AstraflowError: SOURCE_UNREACHABLE when the source now goes another way.
+        """
+        if isinstance(item, TransferPlan):
+            if not self._is_resuming or self._plan is None:
+                return self.note(item)
+            self._is_resuming = False
+            self._match(item, self._plan)
+            return None
+        if isinstance(item, Waiting):
+            return item
+        number = self._numbers.get(item.patch_index, item.patch_index)
+        return self.note(replace(item, patch_index=number))
+
+    def _match(self, new: TransferPlan, plan: TransferPlan) -> None:
+        roots = [index.patch.root_digest for index in plan.patches]
+        for number, index in enumerate(new.patches):
+            root = index.patch.root_digest
+            if root not in roots:
+                raise AstraflowError(
+                    Reason.SOURCE_UNREACHABLE,
+                    "the lane broke, and the source no longer has the patches that it began with",
+                    retryable=True,
+                )
+            self._numbers[number] = roots.index(root)
+
+
+_MAX_SOURCES: Final = 32
+
+Session = SocketSession | UcxSession
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpeculativeRequest:
+    """A version that was asked for before there is one, and the session over which it comes."""
+
+    spec: TransferSpec
+    session: SocketSession
+
+    def is_of(self, spec: TransferSpec) -> bool:
+        """Whether this is what is wanted now."""
+        fields = ("policy_id", "version", "base_version", "layout_digest")
+        return all(getattr(self.spec, each) == getattr(spec, each) for each in fields)
+
+
+@dataclass(slots=True, eq=False)
+class SourceConnections:
+    """What is known of one source.
+
+    Attributes:
+        sessions: That stand, or have ended.
+        plain_until: Until then it has no lane but gRPC, by the monotonic clock.
+        is_known: Whether it was asked before.
+        ready: What was asked for ahead; None: nothing.
+    """
+
+    sessions: list[Session] = field(default_factory=list[Session])
+    plain_until: float = 0.0
+    is_known: bool = False
+    ready: SpeculativeRequest | None = None
+
+
+class SourceTable:
+    """The last sources by endpoint; closes what stands to those that are pushed out."""
+
+    def __init__(self) -> None:
+        """Know none."""
+        self._sources: dict[str, SourceConnections] = {}
+
+    async def of(self, endpoint: str) -> SourceConnections:
+        """Return a source; the one that was not used for longest makes room for a new one."""
+        source = self._sources.pop(endpoint, None) or SourceConnections()
+        self._sources[endpoint] = source
+        source.sessions = [each for each in source.sessions if not each.is_ended]
+        if len(self._sources) > _MAX_SOURCES:
+            oldest = self._sources.pop(next(iter(self._sources)))
+            for session in oldest.sessions:
+                await session.close()
+        return source
+
+    async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
+        """Ask for the version that comes next, where TCP connections stand; else do nothing.
+
+        The source sends it while it makes it; a later `pull` of it takes what has come.
+
+        Args:
+            endpoint: Of the source, host:port.
+            spec: Of the version after the one that is held.
+            transfer_token: Of the run.
+        """
+        await self.forget_ready(spec)
+        source = await self.of(endpoint)
+        if source.ready is not None:
+            return
+        for session in source.sessions:
+            if isinstance(session, SocketSession) and session.lane is LaneKind.TCP and session.is_idle:
+                ahead = replace(spec, is_ahead=True)
+                session.begin()
+                session.ask(ahead, transfer_token)
+                source.ready = SpeculativeRequest(ahead, session)
+                return
+
+    async def forget_ready(self, spec: TransferSpec) -> None:
+        """Let go of what was asked for ahead, if it has come another way, or will not come.
+
+        Args:
+            spec: Of what may come next.
+        """
+        for source in list(self._sources.values()):
+            ready = source.ready
+            if ready is None or ready.spec.policy_id != spec.policy_id:
+                continue
+            if ready.session.is_ended or ready.spec.version < spec.version:
+                source.ready = None
+                await ready.session.close()
+
+    async def close(self) -> None:
+        """Close all sessions."""
+        sources, self._sources = self._sources, {}
+        for source in sources.values():
+            for session in source.sessions:
+                await session.close()
+
+
+async def speculative_items(
+    source: SourceConnections, progress: TransferProgress
+) -> AsyncGenerator[SentItem]:
+    """Yield what was asked for ahead, if that is what is wanted; nothing if it did not come.
+
+    Raises:
+        AstraflowError: What ended it once its plan was known; CHUNK_INVALID.
+    """
+    ready, spec = source.ready, progress.spec
+    if ready is None or spec.version < ready.spec.version:
+        return
+    source.ready = None
+    if not ready.is_of(spec):
+        await ready.session.close()
+        return
+    try:
+        async with aclosing(ready.session.items()) as items:
+            async for item in items:
+                if isinstance(item, TransferPlan):
+                    yield Waiting(since_s=ready.session.since_s)
+                yield item
+    except AstraflowError as error:
+        if progress.has_plan or error.reason is Reason.CHUNK_INVALID:
+            raise
+        log.info("nothing came ahead", version=spec.version, why=str(error))
+
+
+async def requested_items(
+    session: Session, spec: TransferSpec, transfer_token: bytes
+) -> AsyncGenerator[SentItem]:
+    """Ask for a version over connections that stand, and yield what comes."""
+    session.begin()
+    session.ask(spec, transfer_token)
+    async with aclosing(session.items()) as items:
+        async for item in items:
+            yield item
+
 
 DEFAULT_LANES: Final = (LaneKind.SHM, LaneKind.TCP, LaneKind.GRPC)
 
 # How long a source that has no lane but gRPC is not asked again.
 _PLAIN_S: Final = 600.0
+
 # Who listens where a source has its TCP lane as a rule, and does not answer, is another.
 _DIRECT_PLAN_S: Final = 5.0
-
 _NO_LANE: Final = frozenset({Reason.LANE_UNAVAILABLE, Reason.CAPABILITY_MISSING})
 _BROKEN: Final = frozenset({Reason.SOURCE_UNREACHABLE, Reason.SOURCE_TIMEOUT, *_NO_LANE})
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class Lanes:
@@ -67,7 +304,7 @@ class Lanes:
         self._stall_timeout_s = stall_timeout_s
         self._grpc = GrpcLane(tls=tls, stall_timeout_s=stall_timeout_s)
         self._arenas = ArenaPool()
-        self._sources = Sources()
+        self._sources = SourceTable()
 
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
@@ -83,7 +320,7 @@ class Lanes:
             AstraflowError: What the source answered; SOURCE_UNREACHABLE, SOURCE_TIMEOUT when it
                 did not, or not to the end, over any lane; CHUNK_INVALID for what cannot be.
         """
-        progress = Progress(spec)
+        progress = TransferProgress(spec)
         try:
             async with aclosing(self._over_lanes(endpoint, progress, transfer_token)) as items:
                 async for item in items:
@@ -124,11 +361,11 @@ class Lanes:
         await self._grpc.close()
 
     async def _over_lanes(
-        self, endpoint: str, progress: Progress, transfer_token: bytes
+        self, endpoint: str, progress: TransferProgress, transfer_token: bytes
     ) -> AsyncGenerator[SentItem]:
         """Yield from a session that stands, else from a new one; nothing where there is none."""
         source = await self._sources.of(endpoint)
-        async with aclosing(sent_ahead(source, progress)) as items:
+        async with aclosing(speculative_items(source, progress)) as items:
             async for item in items:
                 yield received(LaneKind.TCP, item)
         if progress.is_over:
@@ -136,7 +373,7 @@ class Lanes:
         warm = next((each for each in source.sessions if each.is_idle), None)
         if warm is not None:
             try:
-                async with aclosing(asked(warm, progress.spec, transfer_token)) as items:
+                async with aclosing(requested_items(warm, progress.spec, transfer_token)) as items:
                     async for item in items:
                         yield received(warm.lane, item)
             except AstraflowError as error:
@@ -155,7 +392,7 @@ class Lanes:
                 yield received(session.lane, item)
 
     async def _introduced(
-        self, endpoint: str, source: Source, spec: TransferSpec, transfer_token: bytes
+        self, endpoint: str, source: SourceConnections, spec: TransferSpec, transfer_token: bytes
     ) -> Session | None:
         """Ask where a far source has its TCP lane as a rule; None: it is to be planned."""
         if LaneKind.TCP not in self._lanes or source.is_known:
@@ -175,7 +412,7 @@ class Lanes:
         return session
 
     async def _open(
-        self, endpoint: str, source: Source, spec: TransferSpec, transfer_token: bytes
+        self, endpoint: str, source: SourceConnections, spec: TransferSpec, transfer_token: bytes
     ) -> Session | None:
         """Plan a transfer and pick it up over the best lane; None: gRPC is all there is."""
         if not self._lanes or time.monotonic() < source.plain_until:

@@ -1,4 +1,4 @@
-"""Sockets: what is set on the connections of lanes, and what is left to the kernel.
+"""Sockets: what is set on the connections of lanes, what the kernel does, and what runs for them.
 
 SO_SNDBUF and SO_RCVBUF are never set: they would be clamped, and would switch off the kernel's
 own tuning of both windows.
@@ -7,24 +7,54 @@ own tuning of both windows.
 import asyncio
 import socket
 import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Final
+from typing import Any, Final
+
+import structlog
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Tasks:
+    """Runs coroutines whose failure concerns nobody else; a defect is logged."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run work until it ends or all is closed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def close(self) -> None:
+        """Cancel what runs and wait until it has ended."""
+        while running := list(self._running):
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a lane's task failed through a defect", exc_info=error)
+
 
 # linux/tcp.h; the socket module of Python 3.11 has no names for some of them.
 _TCP_USER_TIMEOUT: Final = 18
 _TCP_NOTSENT_LOWAT: Final = 25
 _TCP_INFO_RTT: Final = struct.Struct("=68xI")
-
 _SILENCE_S: Final = 20
 _PROBE_S: Final = 5
 _PROBE_COUNT: Final = 4
 _USER_TIMEOUT_MS: Final = 30_000
-
 LONG_WAY_S: Final = 0.002
 """Round trips from here on are those of a network between sites."""
 
 _CONGESTION_CONTROL: Final = b"bbr"
+
 # A connection takes the next part when the last one is nearly gone: fast ones take more.
 _UNSENT_NBYTES: Final = 64 << 10
 

@@ -13,19 +13,18 @@ from astraflow.transport.frames import (
     FrameKind,
     bad_frame,
     failure_frame,
+    is_proven,
     read_request,
     unpack,
 )
-from astraflow.transport.groups import Carrier, Group
-from astraflow.transport.proofs import is_proven
-from astraflow.transport.sockets import readable, receive, send_all, tune
-from astraflow.transport.tasks import Tasks
+from astraflow.transport.groups import Carrier, ConnectionGroup
+from astraflow.transport.sockets import Tasks, readable, receive, send_all, tune
 from astraflow.transport.transfers import (
     Awaited,
     OpenStanding,
     OpenTransfer,
     Secrets,
-    Standing,
+    StandingTransfer,
     Transfer,
 )
 
@@ -63,7 +62,7 @@ class StreamHost:
         self._carrier = carrier
         self._stand_ready = stand_ready
         self._tasks = Tasks()
-        self._groups: dict[bytes, Group] = {}
+        self._groups: dict[bytes, ConnectionGroup] = {}
         self._listeners: list[socket.socket] = []
         self._count = 0
         self._connections: set[socket.socket] = set()
@@ -140,17 +139,17 @@ class StreamHost:
             self._groups.pop(token, None)
             await group.close()
 
-    def _found(self, token: bytes) -> Group:
+    def _found(self, token: bytes) -> ConnectionGroup:
         """Begin a group with the first connection that has its token."""
         transfer = None if is_proven(token, b"", self._secrets()) else self._claim(token)
-        group = self._groups[token] = Group(self._carrier())
-        if isinstance(transfer, Standing):
+        group = self._groups[token] = ConnectionGroup(self._carrier())
+        if isinstance(transfer, StandingTransfer):
             group.stand_ready(transfer)
         elif transfer is not None:
             group.begin(transfer, with_plan=False)
         return group
 
-    async def _obey(self, connection: socket.socket, group: Group) -> None:
+    async def _obey(self, connection: socket.socket, group: ConnectionGroup) -> None:
         frame, body = await _read(connection, group.carrier.read_header(connection))
         if frame.kind is FrameKind.ARENA:
             return

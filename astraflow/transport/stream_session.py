@@ -8,9 +8,9 @@ from typing import Any, Final
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.transport.arenas import Arena
+from astraflow.transport.assembly import FrameInbox, source_lost
 from astraflow.transport.frames import HEADER_NBYTES, Frame, bad_frame, hello, request, unpack
-from astraflow.transport.inbox import Inbox, source_lost
-from astraflow.transport.tasks import Tasks
+from astraflow.transport.sockets import Tasks
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -19,7 +19,7 @@ Dial = Callable[[], Awaitable[socket.socket]]
 """Returns a connected socket, or raises OSError."""
 
 
-class StreamSession:
+class SocketSession:
     """Receives one transfer after the other over its connections.
 
     Whatever goes wrong ends the session: the connections are closed, and the transfer under way
@@ -34,7 +34,7 @@ class StreamSession:
         lane: LaneKind,
         *,
         stall_timeout_s: float,
-        arena_for: Callable[["StreamSession", TransferPlan], Arena | None] = lambda _, __: None,
+        arena_for: Callable[["SocketSession", TransferPlan], Arena | None] = lambda _, __: None,
     ) -> None:
         """Start without a connection.
 
@@ -51,7 +51,7 @@ class StreamSession:
         self._tasks = Tasks()
         self._connected = asyncio.Event()
         self._left = 0
-        self._inbox: Inbox | None = None
+        self._inbox: FrameInbox | None = None
         self._ending: AstraflowError | None = None
 
     @property
@@ -93,7 +93,7 @@ class StreamSession:
 
     def begin(self, plan: TransferPlan | None = None) -> None:
         """Expect a transfer; without a plan it comes in a frame, or through `take_plan`."""
-        self._inbox = Inbox(
+        self._inbox = FrameInbox(
             stall_timeout_s=self._stall_timeout_s,
             on_pressure=self._hold,
             on_plan=lambda known: self._arena_for(self, known),
@@ -214,7 +214,7 @@ class StreamSession:
 class _Connection(asyncio.BufferedProtocol):
     """One connection: headers into one place, bodies straight to where they belong."""
 
-    def __init__(self, session: StreamSession, sock: socket.socket, first: bytes) -> None:
+    def __init__(self, session: SocketSession, sock: socket.socket, first: bytes) -> None:
         self.sock = sock
         self.closed = asyncio.Event()
         self._session = session

@@ -35,7 +35,7 @@ class Transfer(Protocol):
 
 
 @runtime_checkable
-class Standing(Protocol):
+class StandingTransfer(Protocol):
     """A transfer that a puller stands ready for: what there is to send is not known yet."""
 
     @property
@@ -55,7 +55,7 @@ class Standing(Protocol):
         ...
 
 
-class Awaited(Standing, Protocol):
+class Awaited(StandingTransfer, Protocol):
     """A transfer that was planned before anything is known of it."""
 
     @property
@@ -67,7 +67,7 @@ class Awaited(Standing, Protocol):
 OpenTransfer = Callable[[TransferSpec], Transfer]
 """Opens a transfer; raises what `Pull` answers."""
 
-OpenStanding = Callable[[TransferSpec], Standing | None]
+OpenStanding = Callable[[TransferSpec], StandingTransfer | None]
 """Opens a transfer of a version that is still to come; None: it is here, open a usual one."""
 
 Secrets = Callable[[], Sequence[bytes]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from astraflow.codec import kernels
-from astraflow.codec.runs import Runs
+from astraflow.codec.chunks import Runs
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout
 

@@ -11,11 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.codec import dense_planes
-from astraflow.codec.chunk_list import make_chunk
-from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding, Profile
+from astraflow.codec.chunks import (
+    Chunk,
+    ChunkHeader,
+    Compression,
+    Encoding,
+    Profile,
+    Runs,
+    make_chunk,
+)
 from astraflow.codec.decode import decode_back, decode_change, decode_whole
 from astraflow.codec.encode import encode_patch, encode_whole, flat_bits
-from astraflow.codec.runs import Runs
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason

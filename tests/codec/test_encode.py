@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.codec.chunks import CHUNK_NBYTES, Compression, Encoding, Profile
+from astraflow.codec.chunks import CHUNK_NBYTES, Compression, Encoding, Profile, Runs
 from astraflow.codec.decode import decode_change, decode_whole
 from astraflow.codec.encode import encode_chunk, encode_patch, encode_whole, flat_bits
-from astraflow.codec.runs import Runs
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout

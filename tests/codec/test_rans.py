@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.codec import dense_planes, kernels, rans
-from astraflow.codec.tables import FrequencyTables, cost_bits, normalised, read_tables
-from astraflow.codec.tokens import MAX_TOKEN, numbers_of, pack_low_bits, tokens_of
+from astraflow.codec.rans import FrequencyTables, cost_bits, normalised, read_tables
+from astraflow.codec.sparse_compact import MAX_TOKEN, numbers_of, pack_low_bits, tokens_of
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 

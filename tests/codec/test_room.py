@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 
-from astraflow.codec.room import empty_changes
+from astraflow.codec.changes import empty_changes
 
 U16 = np.dtype(np.uint16)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from astraflow.codec import kernels
-from astraflow.codec.rounding import round_bf16
+from astraflow.codec.float_bits import round_bf16
 
 # Zeros, infinities, the largest number, ties to even and to odd, the smallest number.
 EDGES = np.array(

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from astraflow.codec.chunks import CHUNK_NBYTES, Compression, Encoding
+from astraflow.codec.chunks import CHUNK_NBYTES, Compression, Encoding, Runs
 from astraflow.codec.encode import encode_patch, encode_whole, flat_bits
-from astraflow.codec.runs import Runs
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError

@@ -6,12 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.codec import kernels, sparse_compact
-from astraflow.codec.chunks import Encoding, Profile
+from astraflow.codec.chunks import Encoding, Profile, Runs
 from astraflow.codec.decode import decode_change
 from astraflow.codec.encode import encode_chunk, encode_patch, flat_bits
-from astraflow.codec.exponents import ClassRule, field_of, rule_for
-from astraflow.codec.runs import Runs
-from astraflow.codec.shared_tables import ClassTables, read_shared_tables, write_shared_tables
+from astraflow.codec.shared_tables import (
+    ClassRule,
+    ClassTables,
+    field_of,
+    read_shared_tables,
+    rule_for,
+    write_shared_tables,
+)
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.codec.changes import Change
+from astraflow.codec.chunks import ChunkRange
 from astraflow.codec.encode import flat_bits
-from astraflow.codec.runs import ChunkRange
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout

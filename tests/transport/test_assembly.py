@@ -7,19 +7,19 @@ import pytest
 
 from astraflow.core.clock import SystemClock
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.transport.assembly import UNPLANNED_NBYTES
+from astraflow.transport.assembly import UNPLANNED_NBYTES, FrameInbox
 from astraflow.transport.frames import (
     HEADER_NBYTES,
     Frame,
     FrameKind,
     chunk_frames,
     failure_frame,
+    is_proven,
     pack,
     plan_parts,
+    prove,
     unpack,
 )
-from astraflow.transport.inbox import Inbox
-from astraflow.transport.proofs import is_proven, prove
 from astraflow.transport.transfers import Transfers
 from astraflow.wire.patches import PatchIndex, SentChunk
 from astraflow.wire.transfers import TransferPlan
@@ -44,7 +44,7 @@ def plan(tools, chunks):
 
 @pytest.fixture
 def inbox():
-    return Inbox(stall_timeout_s=5.0)
+    return FrameInbox(stall_timeout_s=5.0)
 
 
 def frames_of(chunks, segment_nbytes=4096):

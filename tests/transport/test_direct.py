@@ -8,7 +8,7 @@ import pytest
 from astraflow.core.errors import Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
-from astraflow.transport.tcp_lane import direct_port
+from astraflow.transport.tcp import direct_port
 
 # Reached from 127.0.0.1, so that it counts as another machine.
 ELSEWHERE = "127.0.0.2:0"

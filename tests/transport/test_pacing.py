@@ -2,7 +2,7 @@
 
 import pytest
 
-from astraflow.transport.pacing import Sent, next_bound
+from astraflow.transport.groups import Sent, next_bound
 
 
 def sent(packets, repeats):

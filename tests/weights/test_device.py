@@ -6,10 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.codec.chunks import CHUNK_NBYTES, Encoding
+from astraflow.codec.chunks import CHUNK_NBYTES, Encoding, Runs
 from astraflow.codec.decode import decode_change
 from astraflow.codec.encode import encode_patch, flat_bits
-from astraflow.codec.runs import Runs
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError

@@ -11,8 +11,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import LaneKind, SourceInfo, SourceKind, SourceState
 from astraflow.transport.grpc_lane import GrpcLane
-from astraflow.transport.lanes import Lanes
-from astraflow.transport.traffic import RECEIVED_NBYTES
+from astraflow.transport.lanes import RECEIVED_NBYTES, Lanes
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.serve.relay_server import RelayServer
 from astraflow.wire.patches import SentChunk

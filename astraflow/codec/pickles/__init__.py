@@ -3,7 +3,6 @@
 Nothing here imports, looks up or calls what a body names: names are keys of a table.
 """
 
-from astraflow.codec.pickles.reading import read_pickle
-from astraflow.codec.pickles.writing import pickle_chunks
+from astraflow.codec.pickles.bodies import pickle_chunks, read_pickle
 
 __all__ = ["pickle_chunks", "read_pickle"]

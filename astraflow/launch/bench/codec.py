@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from astraflow.codec.chunks import Chunk, Profile
+from astraflow.codec.chunks import Chunk, Profile, Runs
 from astraflow.codec.decode import decode_change, decode_whole
 from astraflow.codec.encode import Encoded, EncodedPatch, encode_patch, encode_whole, flat_bits
-from astraflow.codec.runs import Runs
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout

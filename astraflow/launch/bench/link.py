@@ -10,8 +10,7 @@ from statistics import median
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.launch.bench.link_source import POLICY, VERSION, LinkSource
-from astraflow.transport.lanes import Lanes
-from astraflow.transport.traffic import RECEIVED_NBYTES
+from astraflow.transport.lanes import RECEIVED_NBYTES, Lanes
 from astraflow.wire.patches import SentChunk, digest_of
 from astraflow.wire.transfers import TransferPlan, TransferSpec
 

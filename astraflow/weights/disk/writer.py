@@ -13,8 +13,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from astraflow.codec.changes import Change
-from astraflow.codec.chunks import CHUNK_NBYTES, Chunk
-from astraflow.codec.runs import ChunkRange
+from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, ChunkRange
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.layout import Layout
 from astraflow.weights.disk.files import (

@@ -11,13 +11,17 @@ from typing import Final
 
 import torch
 
-from astraflow.codec.chunk_list import merge_unchanged, numbered
-from astraflow.codec.chunks import Chunk, Compression, Encoding
-from astraflow.codec.encode import EncodedPatch, Ranges
-from astraflow.codec.encode_range import EncodedRange, fast_limit, fast_range
-from astraflow.codec.fast_streams import ESCAPE, Stream, Streams, read_streams
-from astraflow.codec.runs import ChunkRange
-from astraflow.codec.sparse_fast import Scanned
+from astraflow.codec.chunks import (
+    Chunk,
+    ChunkRange,
+    Compression,
+    Encoding,
+    Runs,
+    merge_unchanged,
+    numbered,
+)
+from astraflow.codec.encode import EncodedPatch, EncodedRange, fast_limit, fast_range
+from astraflow.codec.sparse_fast import ESCAPE, FastScan, Stream, Streams, read_streams
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -70,7 +74,7 @@ class DeviceChange:
 
 
 def encode_patch_on_device(
-    runs: Ranges, target: DeviceBits, base: DeviceBits, digest: StateDigest
+    runs: Runs, target: DeviceBits, base: DeviceBits, digest: StateDigest
 ) -> EncodedPatch:
     """Return what `codec.encode.encode_patch` returns, of bits on a device.
 
@@ -87,11 +91,11 @@ def encode_patch_on_device(
 
 
 def encode_range_on_device(where: ChunkRange, new: torch.Tensor, old: torch.Tensor) -> EncodedRange:
-    """Return what `codec.encode_range.encode_fast` returns: iN[element_count] each."""
+    """Return what `codec.encode.encode_fast` returns: iN[element_count] each."""
     change = _difference(new, old)
     low, high = change.sums(where.first)
     streams = _streams(change, fast_limit(where))
-    found = Scanned(changed_count=len(change.indices), low=low, high=high, streams=streams)
+    found = FastScan(changed_count=len(change.indices), low=low, high=high, streams=streams)
     return fast_range(where, found, lambda: _to_bytes(new))
 
 

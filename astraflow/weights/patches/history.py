@@ -14,10 +14,9 @@ from typing import Final
 import numpy as np
 import zstandard
 
-from astraflow.codec.chunks import Chunk, Encoding
+from astraflow.codec.chunks import Chunk, ChunkRange, Encoding
 from astraflow.codec.decode import decode_back, decode_change, decode_whole
 from astraflow.codec.encode import RangeBits
-from astraflow.codec.runs import ChunkRange
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.patches.shard_layout import ShardLayout

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from astraflow.codec.changes import Change
-from astraflow.codec.chunks import ChunkHeader
-from astraflow.codec.runs import Runs
+from astraflow.codec.chunks import ChunkHeader, Runs
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout, TensorSpec

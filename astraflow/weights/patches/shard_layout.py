@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from astraflow.codec.chunks import CHUNK_NBYTES
-from astraflow.codec.runs import ChunkRange, Runs
+from astraflow.codec.chunks import CHUNK_NBYTES, ChunkRange, Runs
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout, TensorSpec
 

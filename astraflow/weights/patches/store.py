@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Final
 
-from astraflow.codec.chunks import Chunk, Encoding
+from astraflow.codec.chunks import Chunk, ChunkRange, Encoding
 from astraflow.codec.encode import encode_chunk
-from astraflow.codec.runs import ChunkRange
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.weights.patches.history import History

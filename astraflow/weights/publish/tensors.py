@@ -14,9 +14,8 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 
 import numpy as np
 
-from astraflow.codec.chunks import CHUNK_NBYTES
-from astraflow.codec.rounding import round_bf16
-from astraflow.codec.runs import ChunkRange
+from astraflow.codec.chunks import CHUNK_NBYTES, ChunkRange
+from astraflow.codec.float_bits import round_bf16
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import TensorSpec

@@ -1,4 +1,8 @@
-"""Serves the shared memory lane."""
+"""The shared memory lane: a source on the same host writes into memory of the puller.
+
+A local socket carries the frames; payloads lie in an arena, whose descriptor the puller sends
+once it knows how much will come.
+"""
 
 import asyncio
 import os
@@ -12,18 +16,75 @@ from threading import Lock
 from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.transport.arenas import aligned
-from astraflow.transport.frames import HEADER_NBYTES, bad_frame, chunk_frame, pack
+from astraflow.core.versions import LaneKind
+from astraflow.transport.arenas import Arena, ArenaPool, aligned, arena_nbytes
+from astraflow.transport.frames import HEADER_NBYTES, arena, bad_frame, chunk_frame, pack
 from astraflow.transport.groups import Part
-from astraflow.transport.shm_lane import HOST_NAME, SOCKET_NAME, host_identity
-from astraflow.transport.sockets import readable
+from astraflow.transport.sockets import kept, readable, tune
 from astraflow.transport.stream_host import ClaimTransfer, StreamHost
+from astraflow.transport.stream_session import SocketSession
 from astraflow.transport.transfers import OpenTransfer, Secrets
 from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferPlan
 
+SOCKET_NAME: Final = "lane"
+HOST_NAME: Final = "host"
+
+
+def host_identity() -> bytes:
+    """Return what tells this host, and this network namespace of it, from all others.
+
+    Processes of one machine that are connected by an emulated link count as different hosts.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    return boot + b" " + str(Path("/proc/self/ns/net").stat().st_ino).encode()
+
+
+def is_same_host(address: str) -> bool:
+    """Whether a source's private directory can be read from here and names this host."""
+    try:
+        return (Path(address) / HOST_NAME).read_bytes() == host_identity()
+    except OSError:
+        return False
+
+
+async def open_shm(
+    address: str, plan: TransferPlan, *, pool: ArenaPool, stall_timeout_s: float
+) -> SocketSession:
+    """Connect to a source on this host and begin its transfer.
+
+    Raises:
+        AstraflowError: SOURCE_UNREACHABLE; LANE_UNAVAILABLE when there is no shared memory.
+    """
+
+    async def dial() -> socket.socket:
+        with kept(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as sock:
+            tune(sock)
+            await asyncio.get_running_loop().sock_connect(sock, str(Path(address) / SOCKET_NAME))
+        return sock
+
+    def arena_for(session: SocketSession, known: TransferPlan) -> Arena:
+        lent = pool.take(arena_nbytes(known))
+        session.send_descriptor(arena(lent.nbytes), lent.descriptor)
+        return lent
+
+    # A source hands a transfer over once: without memory another lane must still find it.
+    pool.take(arena_nbytes(plan))
+    session = SocketSession(LaneKind.SHM, stall_timeout_s=stall_timeout_s, arena_for=arena_for)
+    session.begin()
+    await session.open(plan.token, dial)
+    try:
+        # Only now is there a connection over which the arena can go.
+        session.take_plan(plan)
+    except AstraflowError:
+        await session.close()
+        raise
+    return session
+
+
 _PREFIX: Final = "astraflow-lane-"
 _ARENA_TIMEOUT_S: Final = 10.0
+
 # Copying less than that takes less time than handing it to a thread.
 _INLINE_NBYTES: Final = 256 << 10
 

@@ -1,4 +1,4 @@
-"""An order of bit patterns in which neighbours are one unit of the last place apart.
+"""Bits of floats: an order in which neighbours are one unit of the last place apart, and rounding.
 
 The sign bit is flipped for positive numbers, all bits for negative ones. It is a bijection, so
 NaNs and signed zeros survive bit by bit. Distances are taken modulo 2^N and folded: 0, -1, 1, -2
@@ -6,6 +6,8 @@ become 0, 1, 2, 3.
 """
 
 import numpy as np
+
+from astraflow.codec import kernels
 
 
 def folded_distances(old: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -51,3 +53,22 @@ def _fold(distance: np.ndarray) -> np.ndarray:
 def _unfold(folded: np.ndarray) -> np.ndarray:
     one = folded.dtype.type(1)
     return (folded >> one) ^ np.negative(folded & one)
+
+
+def round_bf16(values: np.ndarray, bits: np.ndarray) -> None:
+    """Round to nearest, ties to even; not-a-number stays one.
+
+    Few values are rounded without letting another thread have the interpreter meanwhile: waking
+    it up, and waiting for it again, takes longer.
+
+    Args:
+        values: f32[n], contiguous.
+        bits: u16[n], contiguous: where they go.
+    """
+    level = kernels.level()
+    if level is not kernels.Level.NUMPY:
+        kernels.loops.round_bf16(level, values, bits)
+        return
+    given = values.view(np.uint32)
+    rounded = (given + 0x7FFF + (given >> 16 & 1)) >> 16
+    bits[:] = np.where(np.isnan(values), given >> 16 | 0x40, rounded)

@@ -2,21 +2,29 @@
 
 import asyncio
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
-from astraflow.rpc.address import split_address
-from astraflow.transport.inbox import source_lost
-from astraflow.transport.proofs import prove
+from astraflow.rpc.address import join_address, split_address
+from astraflow.transport.assembly import source_lost
+from astraflow.transport.frames import prove
+from astraflow.transport.groups import InlineCarrier
 from astraflow.transport.sockets import kept, tune
-from astraflow.transport.stream_session import Dial, StreamSession
+from astraflow.transport.stream_host import ClaimTransfer, StreamHost
+from astraflow.transport.stream_session import Dial, SocketSession
+from astraflow.transport.transfers import OpenStanding, OpenTransfer, Secrets
 from astraflow.wire.transfers import TransferPlan
 
 NEAR_CONNECTION_COUNT: Final = 4
 FAR_CONNECTION_COUNT: Final = 96
+
 # A plan that took longer came from another site, or over a connection that was made for it.
 _FAR_PLAN_S: Final = 0.02
 _NBYTES_PER_CONNECTION: Final = 32 << 10
+
 # A firewall that drops what is for other ports costs so much, once.
 _DIRECT_TIMEOUT_S: Final = 1.5
 _MAX_PORT: Final = 65_535
@@ -40,13 +48,13 @@ def connection_count(plan: TransferPlan, plan_s: float) -> int:
 
 async def open_tcp(
     address: str, plan: TransferPlan, *, count: int, stall_timeout_s: float
-) -> StreamSession:
+) -> SocketSession:
     """Connect to where a plan says, and begin its transfer.
 
     Raises:
         AstraflowError: SOURCE_UNREACHABLE; INVALID_FIELD for an address without a port.
     """
-    session = StreamSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s)
+    session = SocketSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s)
     session.begin(plan if plan.patches else None)
     dial = await _dialler(*split_address(address))
     await session.open(plan.token, dial, count=count)
@@ -60,7 +68,7 @@ def direct_port(port: int) -> int:
 
 async def open_directly(
     endpoint: str, secret: bytes, *, stall_timeout_s: float
-) -> StreamSession | None:
+) -> SocketSession | None:
     """Connect to where a source has its TCP lane as a rule, without asking over gRPC first.
 
     That saves the three round trips that a channel and a plan take.
@@ -72,9 +80,9 @@ async def open_directly(
         AstraflowError: SOURCE_UNREACHABLE.
     """
     host, port = split_address(endpoint)
-    if await _is_here(host):
+    if await _is_this_machine(host):
         return None
-    session = StreamSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s)
+    session = SocketSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s)
     session.begin()
     await session.open(
         prove(secret),
@@ -85,7 +93,7 @@ async def open_directly(
     return session
 
 
-async def _is_here(host: str) -> bool:
+async def _is_this_machine(host: str) -> bool:
     """Whether a host is this machine: then what it is reached by is also what it is reached from.
 
     Connecting a datagram socket sends nothing.
@@ -117,3 +125,61 @@ async def _dialler(host: str, port: int) -> Dial:
         return sock
 
     return dial
+
+
+class TcpHost(StreamHost):
+    """Serves framed chunks over TCP."""
+
+    def __init__(
+        self,
+        *,
+        claim: ClaimTransfer,
+        open_transfer: OpenTransfer,
+        secrets: Secrets,
+        stand_ready: OpenStanding | None = None,
+    ) -> None:
+        super().__init__(
+            claim=claim,
+            open_transfer=open_transfer,
+            secrets=secrets,
+            carrier=InlineCarrier,
+            stand_ready=stand_ready,
+        )
+
+    def start(self, host: str, advertised_host: str, *, ports: Sequence[int] = (0,)) -> str:
+        """Listen; return host:port, as others dial it.
+
+        Args:
+            host: Whose interface is listened on.
+            advertised_host: By which others know it.
+            ports: The first one that is free is taken; 0: any.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when it cannot listen there.
+        """
+        *others, last = ports
+        for port in others:
+            with suppress(AstraflowError):
+                return self._listen_on(host, advertised_host, port)
+        return self._listen_on(host, advertised_host, last)
+
+    def _listen_on(self, host: str, advertised_host: str, port: int) -> str:
+        try:
+            listener = _bound(host, port)
+        except OSError as error:
+            raise AstraflowError(
+                Reason.INVALID_FIELD,
+                f"the TCP lane cannot listen on {join_address(host, port)}: {error.strerror}",
+            ) from error
+        self.listen(listener)
+        return join_address(advertised_host, listener.getsockname()[1])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, place = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with kept(socket.socket(family, kind, protocol)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+    return listener

@@ -1,20 +1,27 @@
-"""Reading a pickled body: what stands for the names in it, and a look at what came out.
+"""Pickled bodies: what stands for the names in one that is read, and bodies written by hand.
 
-Sizes are compared with the bytes that are there before anything is made.
+Sizes are compared with the bytes that are there before anything is made. What is large is written
+without a copy, and torch need not be there: arrays are written as tensors of torch, which is what
+peers expect; `pickle.loads` reads the result where torch is installed.
 """
 
-from collections.abc import Mapping
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from math import prod
-from typing import Any, Final, cast
+from struct import pack
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from astraflow.codec.pickles.machine import Budget, Call, PickleFile, Symbol, refused, run
 from astraflow.core.dtype import Dtype
+from astraflow.core.errors import AstraflowError, Reason
 
 MAGIC: Final = 0x1950A86A20F9469CFC6C
 PROTOCOL: Final = 1001
+
 STORAGES: Final[Mapping[str, Dtype]] = {
     "BoolStorage": Dtype.BOOL,
     "ByteStorage": Dtype.U8,
@@ -80,8 +87,6 @@ def _plain(value: Any, budget: Budget, depth: int) -> Any:
 
 
 # What stands for names: each takes the arguments that the name would be called with.
-
-
 def _encode(budget: Budget, text: Any, codec: Any) -> bytes:
     """_codecs.encode(text, "latin1"): how bytes are written before protocol 3."""
     if type(text) is not str or codec != "latin1":
@@ -208,6 +213,7 @@ def _tensor(budget: Budget, storage: Any, first: Any, size: Any, stride: Any, *_
 
 
 _STORAGE_NAMES: Final[Mapping[str, Call]] = {f"torch {name}": _no_call for name in STORAGES}
+
 _NAMES: Final[Mapping[str, Call]] = {
     "_codecs encode": _encode,
     "builtins bytes": _bytes,
@@ -228,3 +234,79 @@ _NAMES: Final[Mapping[str, Call]] = {
         ("numeric _frombuffer", _array_of),
     )
 }
+
+_NAME_OF_STORAGE: Final = {dtype: name for name, dtype in STORAGES.items()}
+_NO_HOOKS: Final = b"\x89ccollections\nOrderedDict\n)R"
+
+_ABOUT: Final = {
+    "protocol_version": PROTOCOL,
+    "little_endian": True,
+    "type_sizes": {"short": 2, "int": 4, "long": 4},
+}
+
+_HEAD: Final = b"".join(pickle.dumps(each, protocol=2) for each in (MAGIC, PROTOCOL, _ABOUT))
+_SCALARS: Final = (type(None), bool, int, float, str, bytes)
+
+Chunk: TypeAlias = bytes | memoryview
+
+
+def pickle_chunks(value: Any) -> list[Chunk]:
+    """Return the parts of a pickled body, in order; arrays are not copied.
+
+    Args:
+        value: Mappings, sequences, texts, bytes, numbers, booleans, None and numpy arrays.
+
+    Raises:
+        AstraflowError: INTERNAL for anything else.
+    """
+    return [b"\x80\x04", *_written(value), b"."]
+
+
+def _written(value: Any) -> Iterator[Chunk]:
+    if type(value) in _SCALARS:
+        yield _written_scalar(value)
+    elif isinstance(value, np.ndarray):
+        yield from _written_tensor(cast("np.ndarray", value))
+    elif isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        yield from (b"}(", *_written_all(chain.from_iterable(items)), b"u")
+    elif isinstance(value, tuple):
+        yield from (b"(", *_written_all(cast("tuple[Any, ...]", value)), b"t")
+    elif isinstance(value, Sequence):
+        yield from (b"](", *_written_all(cast("Sequence[Any]", value)), b"e")
+    else:
+        raise AstraflowError(Reason.INTERNAL, f"a {type(value).__name__} is not written in bodies")
+
+
+def _written_all(values: Iterable[Any]) -> Iterator[Chunk]:
+    return chain.from_iterable(map(_written, values))
+
+
+def _written_tensor(array: np.ndarray) -> Iterator[Chunk]:
+    """Yield _rebuild_tensor_v2(storage, 0, shape, strides, False, OrderedDict())."""
+    array = np.ascontiguousarray(array)
+    strides = tuple(step // array.itemsize for step in array.strides)
+    head = _storage_head(Dtype.of(array.dtype), array.size)
+    yield b"ctorch._utils\n_rebuild_tensor_v2\n(ctorch.storage\n_load_from_bytes\n\x8e"
+    yield pack("<Q", len(head) + array.nbytes) + head
+    yield array.reshape(-1).view(np.uint8).data
+    yield (
+        b"\x85RK\x00" + _written_scalar(array.shape) + _written_scalar(strides) + _NO_HOOKS + b"tR"
+    )
+
+
+def _storage_head(dtype: Dtype, count: int) -> bytes:
+    """Return what stands before the elements in the file of a storage."""
+    describe = (
+        b"\x80\x02(X\x07\x00\x00\x00storage"
+        + f"ctorch\n{_NAME_OF_STORAGE[dtype]}\n".encode()
+        + b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
+        + _written_scalar(count)
+        + b"NtQ."
+    )
+    return _HEAD + describe + pickle.dumps(["0"], protocol=2) + pack("<Q", count)
+
+
+def _written_scalar(value: Any) -> bytes:
+    """Return the instructions of a value, without the frame of a pickle."""
+    return pickle.dumps(value, protocol=3)[2:-1]
