@@ -54,7 +54,6 @@ class _Arrivals(Generic[Item]):
         return coming.result()
 
     async def aclose(self) -> None:
-        """Give up what is waited for."""
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.cancel()
@@ -175,7 +174,6 @@ class StallWatch:
 
     @property
     def poll_s(self) -> float:
-        """Seconds to wait at once."""
         return min(self.left_s, min(self._silent_s, self._timeouts.idle_s) / _POLL_COUNT)
 
     def waited(self, seconds: float) -> None:
@@ -184,11 +182,9 @@ class StallWatch:
         self._chunkless_s += seconds
 
     def restart(self) -> None:
-        """Begin to wait anew."""
         self._signless_s = self._chunkless_s = 0.0
 
     def note(self, item: SentItem) -> None:
-        """Take note of what came."""
         self._signless_s = 0.0
         if isinstance(item, Waiting) and item.since_s is not None:
             self.since_s, self._is_answered = item.since_s, True
@@ -203,7 +199,6 @@ class StallWatch:
             self._chunk_nbytes = sum(info.payload_nbytes for info in infos) / max(1, count)
 
     def stalled(self) -> AstraflowError:
-        """Return what is to be said of it."""
         return AstraflowError(
             Reason.SOURCE_TIMEOUT,
             f"{self._address} has stalled: no sign for {self._signless_s:.2f} s, no chunk for"
@@ -213,7 +208,6 @@ class StallWatch:
 
     @property
     def _silent_s(self) -> float:
-        """How long it may be silent."""
         if not self.answer_s:
             return self._timeouts.first_s
         chunk_s = _CHUNKS * self._chunk_nbytes / self._goodput

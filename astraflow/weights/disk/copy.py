@@ -116,7 +116,6 @@ class DiskCopy:
     """
 
     def __init__(self, folder: Path, lock: FileLock, *, max_steps: int, block_nbytes: int) -> None:
-        """Made by `open`."""
         self.folder = folder
         self.failure_count = 0
         self._lock = lock
@@ -176,7 +175,6 @@ class DiskCopy:
         self.note()
 
     def note(self) -> None:
-        """Look at what the pull has brought."""
         arriving = () if self._incoming is None else self._incoming.planned_patches()
         for index, chunks in arriving:
             root = index.patch.root_digest

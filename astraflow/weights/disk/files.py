@@ -81,14 +81,12 @@ class Record:
 
     @property
     def version(self) -> int | None:
-        """Where it leads to."""
         if self.steps:
             return self.steps[-1].version
         return None if self.base is None else self.base[0]
 
     @property
     def names(self) -> set[str]:
-        """Of the files that it needs."""
         names = {patch_file(root) for step in self.steps for root in step.roots}
         return names if self.base is None else {*names, base_file(self.base[0])}
 
@@ -98,7 +96,6 @@ class Record:
         return sum(step.nbytes for step in self.steps[self.base is None :])
 
     def to_bytes(self) -> bytes:
-        """Return it as a file's content."""
         body = json.dumps(
             {
                 "layout": self.layout_digest.hex(),
@@ -139,12 +136,10 @@ class Record:
 
 
 def base_file(version: int) -> str:
-    """Return the name of a base's file."""
     return f"base-{version}"
 
 
 def patch_file(root: bytes) -> str:
-    """Return the name of a patch's file."""
     return f"{root.hex()}.patch"
 
 
@@ -188,7 +183,6 @@ class PatchWriter:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every chunk lies there."""
         return len(self.indexes) == self._chunk_count
 
     def append(self, chunk: Chunk) -> None:
@@ -233,7 +227,6 @@ class FoundPatch:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every chunk is there."""
         return len(self.chunks) == self.index.patch.chunk_count
 
 

@@ -172,7 +172,6 @@ class DiskWriter:
             self._write_state(steps[-1].version)
 
     def close(self) -> None:
-        """Close all files."""
         for writer in self._writers.values():
             with suppress(OSError):
                 writer.close()

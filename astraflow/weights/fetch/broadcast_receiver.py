@@ -21,7 +21,6 @@ from astraflow.rpc.address import split_address
 from astraflow.weights.fetch.lanes import AnyLane, ListVersions
 from astraflow.weights.fetch.puller import PullResult, WeightPuller
 from astraflow.weights.publish.broadcast import (
-    BroadcastFrame,
     ReceiverMeetings,
     Rendezvous,
     items,
@@ -61,7 +60,6 @@ class BroadcastInbox:
 
     @property
     def is_open(self) -> bool:
-        """Whether versions come by broadcast now."""
         return self._newest is not None
 
     def take(self, came: Sequence[SentItem], newest: int) -> None:
@@ -136,7 +134,6 @@ class BroadcastLane:
     def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
     ) -> AsyncGenerator[SentItem]:
-        """Yield the plan, then its chunks."""
         if endpoint == ADDRESS:
             return self._read(spec)
         return self._lane.pull(endpoint, spec, transfer_token)
@@ -153,11 +150,9 @@ class BroadcastLane:
             await self._lane.stand_ready(endpoint, spec, transfer_token)
 
     async def forget_ready(self, spec: TransferSpec) -> None:
-        """Let go of what came another way."""
         await self._lane.forget_ready(spec)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._lane.close()
 
     async def _read(self, spec: TransferSpec) -> AsyncGenerator[SentItem]:
@@ -218,7 +213,6 @@ class BroadcastPuller:
         return pulled
 
     def full_update(self) -> WeightUpdate:
-        """Return all that is held, dense."""
         return self._puller.full_update()
 
     async def close(self) -> None:
@@ -265,9 +259,8 @@ class BroadcastReceiver:
         self._host = split_address(endpoint)[0]
         if self._thread is None:
             loop = asyncio.get_running_loop()
-            post = _Post(loop, inbox)
             self._thread = threading.Thread(
-                target=self._run, args=(post,), name="astraflow-broadcast", daemon=True
+                target=self._run, args=(loop, inbox), name="astraflow-broadcast", daemon=True
             )
             self._thread.start()
 
@@ -277,46 +270,34 @@ class BroadcastReceiver:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
-    def _run(self, post: "_Post") -> None:
+    def _run(self, loop: asyncio.AbstractEventLoop, inbox: BroadcastInbox) -> None:
         while not self._over.is_set():
             try:
                 meetings = ReceiverMeetings(
                     replace(self._where, host=self._host), self._over.is_set
                 )
                 while not self._over.is_set():
-                    self._receive(meetings, post)
+                    self._receive(meetings, loop, inbox)
             except AstraflowError as error:
                 if not self._over.is_set():
                     log.warning("no versions come by broadcast now", why=error.message)
             self._over.wait(1.0)
 
-    def _receive(self, meetings: ReceiverMeetings, post: "_Post") -> None:
+    def _receive(
+        self, meetings: ReceiverMeetings, loop: asyncio.AbstractEventLoop, inbox: BroadcastInbox
+    ) -> None:
+        async def take(came: Sequence[SentItem], newest: int) -> None:
+            inbox.take(came, newest)
+
         group = meetings.meet()
         if group is None:
             return
         log.info("versions come by broadcast")
         try:
             while not self._over.is_set():
-                post.take(group.receive())
+                frame = group.receive()
+                # No more than one is on its way.
+                taken = take([*items(frame.body)], frame.number)
+                asyncio.run_coroutine_threadsafe(taken, loop).result()
         finally:
-            post.end()
-
-
-class _Post:
-    """Hands frames over to the event loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: BroadcastInbox) -> None:
-        self._loop = loop
-        self._inbox = inbox
-
-    def take(self, frame: BroadcastFrame) -> None:
-        """Wait until a frame is taken: no more than one is on its way."""
-        taking = self._take([*items(frame.body)], frame.number)
-        asyncio.run_coroutine_threadsafe(taking, self._loop).result()
-
-    def end(self) -> None:
-        """Say that nothing more comes."""
-        self._loop.call_soon_threadsafe(self._inbox.end)
-
-    async def _take(self, came: Sequence[SentItem], newest: int) -> None:
-        self._inbox.take(came, newest)
+            loop.call_soon_threadsafe(inbox.end)

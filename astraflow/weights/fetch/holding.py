@@ -57,7 +57,6 @@ class Holding:
 
     @property
     def version(self) -> int | None:
-        """What is held; None: nothing."""
         return None if self.state is None else self.state.version
 
     def has(self, target: VersionInfo) -> bool:
@@ -139,7 +138,6 @@ class Holding:
             await asyncio.shield(self._serving)
 
     async def close(self) -> None:
-        """End the thread, when what is held is written."""
         await asyncio.to_thread(self._threads.shutdown)
         await self.flushed()
 

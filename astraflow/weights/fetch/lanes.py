@@ -27,13 +27,9 @@ class ChunkLane(Protocol):
         """Yield the plan, then its chunks; Waiting between them."""
         ...
 
-    async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
-        """Return a layout."""
-        ...
+    async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout: ...
 
-    async def close(self) -> None:
-        """Close all connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 ListVersions = Callable[[], Awaitable[Iterable[VersionInfo]]]
@@ -56,20 +52,15 @@ class StandsReady(Protocol):
 class PullListener(Protocol):
     """Who is told what a pull brings; `WeightRelay` is one."""
 
-    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
-        """Take note of a pull that begins."""
-        ...
+    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None: ...
 
-    def note(self) -> None:
-        """Look at what has come."""
-        ...
+    def note(self) -> None: ...
 
 
 _BETWEEN: Final = ","
 
 
 def is_of_shards(endpoint: str) -> bool:
-    """Whether an endpoint is that of several ranks."""
     return _BETWEEN in endpoint
 
 
@@ -116,7 +107,6 @@ class ShardLane:
     """
 
     def __init__(self, lanes: Lanes) -> None:
-        """Pull over lanes, which the caller closes."""
         self._lanes = lanes
 
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
@@ -247,7 +237,6 @@ class AnyLane:
     def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
     ) -> AsyncGenerator[SentItem]:
-        """Yield the plan, then its chunks; see Lanes and ObjectLane."""
         return self._of(endpoint).pull(endpoint, spec, transfer_token)
 
     async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
@@ -256,15 +245,12 @@ class AnyLane:
             await self._lanes.stand_ready(endpoint, spec, transfer_token)
 
     async def forget_ready(self, spec: TransferSpec) -> None:
-        """Let go of what came another way; see Lanes."""
         await self._lanes.forget_ready(spec)
 
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
-        """Return a layout; see Lanes and ObjectLane."""
         return await self._of(endpoint).get_layout(endpoint, digest, transfer_token)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._lanes.close()
         await self._objects.close()
 

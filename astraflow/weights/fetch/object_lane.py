@@ -56,7 +56,6 @@ class _Block:
 
     @property
     def end(self) -> int:
-        """First byte after it."""
         headers = self.patch.headers[self.indexes.start : self.indexes.stop]
         return self.first + sum(header.payload_nbytes for header in headers)
 
@@ -132,7 +131,6 @@ class ObjectLane:
             ) from error
 
     async def close(self) -> None:
-        """Let go of the buckets."""
         self._buckets.clear()
 
     async def _plan(self, uri: str, spec: TransferSpec) -> tuple[Bucket, list[PatchObject]]:

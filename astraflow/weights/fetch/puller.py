@@ -8,7 +8,7 @@ what is held stays as it was.
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -32,7 +32,6 @@ from astraflow.weights.fetch.lanes import (
 )
 from astraflow.weights.fetch.sources import Fetch, FetchSettings, MeasuredLink, SourceMemory
 from astraflow.weights.patches.incoming import IncomingVersion, PipelinedDecoder
-from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.routes import payload_nbytes
 from astraflow.weights.patches.state import HeldState, stage
 from astraflow.weights.serve.relay import WeightRelay
@@ -90,27 +89,6 @@ class PullFailed(AstraflowError):  # noqa: N818 - it says what happened, as Astr
         message = "; ".join(dict.fromkeys([cause.message, *others]))
         super().__init__(cause.reason, message, retryable=cause.retryable, metadata=cause.metadata)
         self.reports = reports
-
-
-def combined_listener(*listeners: PullListener | None) -> PullListener | None:
-    """Return one listener for those that are there; None: nobody is."""
-    there = [each for each in listeners if each is not None]
-    return there[0] if len(there) == 1 else _Listeners(there) if there else None
-
-
-class _Listeners:
-    """Tells several, in order."""
-
-    def __init__(self, listeners: Sequence[PullListener]) -> None:
-        self._listeners = listeners
-
-    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
-        for each in self._listeners:
-            each.begin(incoming, frame)
-
-    def note(self) -> None:
-        for each in self._listeners:
-            each.note()
 
 
 Result = TypeVar("Result")
@@ -226,12 +204,13 @@ class WeightPuller:
     def _fetch(
         self, target: VersionInfo, transfer_token: bytes, listed: ListVersions | None
     ) -> Fetch:
+        listeners = (self._relay, self._copy, self._progress, self._decoder)
         return Fetch(
             self._lane,
             self._memory.ordered(target),
             transfer_token,
             links=self._memory.links,
-            progress=combined_listener(self._relay, self._copy, self._progress, self._decoder),
+            listeners=[each for each in listeners if each is not None],
             settings=self._settings,
             listed=listed,
         )
@@ -245,7 +224,6 @@ class WeightPuller:
         return self._holding.full_update()
 
     async def close(self) -> None:
-        """Close all connections, and the copy on disk."""
         await self._lane.close()
         await asyncio.to_thread(self._decoder.close)
         await self._holding.close()

@@ -112,7 +112,6 @@ class SourceStats:
         )
 
     def watch(self, timeouts: StallTimeouts, *, is_only: bool) -> StallWatch:
-        """Begin a transfer from it."""
         return StallWatch(
             self.address,
             timeouts,
@@ -122,7 +121,6 @@ class SourceStats:
         )
 
     def learn(self, watch: StallWatch) -> None:
-        """Keep what a transfer has shown."""
         self.link, self.since_s = replace(self.link, answer_s=watch.answer_s), watch.since_s
 
     def spend(self, started_s: float, nbytes: int) -> None:
@@ -133,7 +131,6 @@ class SourceStats:
             self.link = replace(self.link, goodput_bytes_per_s=nbytes / duration_s)
 
     def report(self) -> SourceReport:
-        """Return what the run is told."""
         return SourceReport(
             address=self.address,
             nbytes=self.nbytes,
@@ -168,7 +165,6 @@ class FetchSettings:
     avoided_s: float = 60.0
 
     def timeouts_of(self, kind: SourceKind) -> StallTimeouts:
-        """Return how long sources of a kind may be silent."""
         known = {SourceKind.RELAY: self.relay_timeouts, SourceKind.ORIGIN: self.origin_timeouts}
         return known.get(kind, _STORE_TIMEOUTS)
 
@@ -221,7 +217,7 @@ class Fetch:
         transfer_token: bytes,
         *,
         links: Mapping[str, MeasuredLink] | None = None,
-        progress: PullListener | None = None,
+        listeners: Sequence[PullListener] = (),
         settings: FetchSettings | None = None,
         listed: ListVersions | None = None,
     ) -> None:
@@ -232,7 +228,7 @@ class Fetch:
             sources: Best first.
             transfer_token: Of the run.
             links: Measured before, by address.
-            progress: Is told what comes.
+            listeners: Are told what comes.
             settings: How long is waited.
             listed: Asked when a source names a patch that the run has not told of yet.
         """
@@ -246,14 +242,13 @@ class Fetch:
             for address in dict.fromkeys(each.address for each in sources)
         ]
         self._tried: list[SourceStats] = []
-        self._progress = progress
+        self._listeners = listeners
         self._settings = settings or FetchSettings()
         self._failure = AstraflowError(
             Reason.SOURCE_UNREACHABLE, "the version has no source yet", retryable=True
         )
 
     def reports(self) -> tuple[SourceReport, ...]:
-        """Return one report per source that was asked."""
         return tuple(stats.report() for stats in self._tried)
 
     @property
@@ -264,7 +259,6 @@ class Fetch:
         return first.address if first and is_origin and first.failure is None else None
 
     def links(self) -> dict[str, MeasuredLink]:
-        """Return what was measured, by address."""
         return {each.address: each.link for each in self._tried}
 
     async def layout(self, digest: bytes) -> LayoutFrame:
@@ -290,8 +284,8 @@ class Fetch:
         Raises:
             AstraflowError: The failure of the last source.
         """
-        if self._progress is not None:
-            self._progress.begin(incoming, frame)
+        for each in self._listeners:
+            each.begin(incoming, frame)
         while True:
             before = incoming.chunk_count
             for stats in self._honest():
@@ -412,8 +406,8 @@ class Fetch:
         finally:
             stats.nbytes += incoming.nbytes - nbytes
             stats.bad_chunk_count += incoming.bad_chunk_count - bad
-        if self._progress is not None:
-            self._progress.note()
+        for each in self._listeners:
+            each.note()
 
     async def _items(
         self, stats: SourceStats, spec: TransferSpec
@@ -477,7 +471,6 @@ class SourceMemory:
         return sorted(asked, key=lambda each: self._silent_until.get(each.address, now) > now)
 
     def note(self, fetch: Fetch) -> None:
-        """Take what came of a pull."""
         now = time.monotonic()
         for each in fetch.reports():
             is_silent = each.failure is not None and each.failure.reason in _SILENT

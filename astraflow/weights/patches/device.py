@@ -250,7 +250,6 @@ def _mixed(offsets: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def _shifted(x: torch.Tensor, count: int) -> torch.Tensor:
-    """Shift right, filling up with zeros."""
     return (x >> count) & ((1 << 64 - count) - 1)
 
 

@@ -148,7 +148,6 @@ class History:
 
     @contextmanager
     def reading(self, versions: Sequence[int]) -> Generator[None]:
-        """Keep versions readable."""
         with self._lock:
             self._readers.update(versions)
         try:

@@ -68,7 +68,6 @@ class IncomingVersion:
 
     @property
     def chunks(self) -> VerifiedChunks:
-        """What is here, for a later pull to begin with."""
         return self._chunks
 
     @property
@@ -112,7 +111,6 @@ class IncomingVersion:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every chunk of the plan is here."""
         return bool(self._indexes) and not any(
             index.patch.chunk_count - len(chunks) for index, chunks in self.planned_patches()
         )
@@ -127,7 +125,6 @@ class IncomingVersion:
         ]
 
     def is_missing(self, root: bytes, index: int) -> bool:
-        """Whether a chunk of the plan is not here."""
         return index not in self._chunks.get(root, ())
 
     def is_planned_as(self, plan: TransferPlan) -> bool:
@@ -275,7 +272,6 @@ class PipelinedDecoder:
     """
 
     def __init__(self) -> None:
-        """Start no thread yet."""
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="astraflow-decode")
         self._held: HeldState | None = None
         self._incoming: IncomingVersion | None = None
@@ -289,13 +285,11 @@ class PipelinedDecoder:
         self._held = held
 
     def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
-        """Take note of a pull that begins."""
         del frame
         self._incoming = incoming
         self._seen = {}
 
     def note(self) -> None:
-        """Look at what has come."""
         if self._held is None or self._incoming is None:
             return
         for index, chunks in self._incoming.planned_patches():
@@ -307,7 +301,6 @@ class PipelinedDecoder:
             self._seen[root] = len(chunks)
 
     def submit(self, held: HeldState, index: PatchIndex | None, chunk: Chunk) -> None:
-        """Decode a chunk soon."""
         if id(chunk) in self._decoded:
             return
         tables = b"" if index is None else index.shared_tables
@@ -330,5 +323,4 @@ class PipelinedDecoder:
         self._held = self._incoming = None
 
     def close(self) -> None:
-        """End the thread."""
         self._threads.shutdown(cancel_futures=True)

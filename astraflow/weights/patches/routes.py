@@ -35,7 +35,6 @@ class Compact:
     encoded_per_s: float = 3e9
 
     def seconds(self, model_nbytes: int) -> float:
-        """Return how long readers wait for it."""
         return model_nbytes / self.encoded_per_s + _LEAST_S
 
     def is_worth(self, links: Iterable["Link"], nbytes: int, model_nbytes: int) -> bool:

@@ -26,7 +26,6 @@ class Shard:
         return range(min(self.rank * share, row_count), min((self.rank + 1) * share, row_count))
 
     def shape(self, spec: TensorSpec) -> tuple[int, ...]:
-        """Return the shape of its part of a tensor."""
         return (len(self.rows(spec)), *spec.shape[1:]) if spec.shape else ()
 
 
@@ -51,12 +50,10 @@ class ShardPiece:
 
     @property
     def end(self) -> int:
-        """First byte after it."""
         return self.offset + self.nbytes
 
     @property
     def dtype(self) -> Dtype:
-        """Of its elements."""
         return self.spec.dtype
 
 
@@ -88,7 +85,6 @@ class ShardLayout(Runs):
         self.nbytes = layout.nbytes if shard.count == 1 else end
 
     def ranges(self) -> Iterator[ChunkRange]:
-        """Yield the ranges, by offset."""
         if self.shard.count == 1:
             yield from super().ranges()
             return

@@ -66,7 +66,6 @@ class VersionInProgress:
 
     @property
     def listener_count(self) -> int:
-        """Readers that stand ready."""
         with self._lock:
             return len(self._listeners)
 
@@ -92,7 +91,6 @@ class VersionInProgress:
         self._notify()
 
     def finish(self, patch: StoredPatch) -> None:
-        """Show the patch that the chunks are of."""
         self.nbytes, self._patch = patch.info.payload_nbytes, patch
         self._notify()
 
@@ -193,7 +191,6 @@ class PatchStore:
 
     @property
     def patches(self) -> tuple[StoredPatch, ...]:
-        """All that can be had."""
         with self._lock:
             return (*self._patches.values(),)
 

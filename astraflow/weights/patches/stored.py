@@ -25,7 +25,6 @@ class PatchName:
 
     @classmethod
     def of(cls, info: PatchInfo) -> Self:
-        """Return the name of a patch."""
         shard = Shard(rank=info.shard_rank, count=info.shard_count)
         return cls(
             version=info.version, base_version=info.base_version, profile=info.profile, shard=shard
@@ -87,12 +86,10 @@ class StoredPatch:
 
     @property
     def info(self) -> PatchInfo:
-        """Names it."""
         return self.index.patch
 
     @property
     def root(self) -> bytes:
-        """Its root digest."""
         return self.index.patch.root_digest
 
     @property

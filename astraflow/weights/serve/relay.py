@@ -34,12 +34,10 @@ class RelayPatch:
 
     @property
     def info(self) -> PatchInfo:
-        """Names it."""
         return self.index.patch
 
     @property
     def root(self) -> bytes:
-        """Its root digest."""
         return self.index.patch.root_digest
 
     @property

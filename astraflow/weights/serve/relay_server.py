@@ -87,7 +87,6 @@ class RelayServer:
         )
 
     async def close(self) -> None:
-        """Stop to serve; pulls in progress get a second."""
         if self._server is not None:
             await self._server.stop(grace_s=1.0)
             self._server = None
@@ -110,7 +109,6 @@ class _Switch:
         self._servicers = servicers
 
     def open_transfer(self, spec: TransferSpec) -> ServedTransfer:
-        """Open a transfer over connections that stand."""
         return self._of(spec.policy_id).open_transfer(spec)
 
     def stand_ready(self, spec: TransferSpec) -> SpeculativeTransfer | IncomingTransfer | None:
@@ -118,7 +116,6 @@ class _Switch:
         return self._of(spec.policy_id).stand_ready(spec)
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
-        """Send the plan, then its chunks."""
         servicer = self._of(request.spec.policy_id)
         async with aclosing(servicer.Pull(request, context)) as responses:
             async for response in responses:
@@ -127,23 +124,19 @@ class _Switch:
     async def PlanTransfer(
         self, request: pb.PlanTransferRequest, context: Any
     ) -> pb.PlanTransferResponse:
-        """Open a transfer for other lanes."""
         return await self._of(request.spec.policy_id).PlanTransfer(request, context)
 
     async def RenewTransfer(
         self, request: pb.RenewTransferRequest, context: Any
     ) -> pb.RenewTransferResponse:
-        """Move the expiry of a transfer on."""
         return await self._any.RenewTransfer(request, context)
 
     async def ReleaseTransfer(
         self, request: pb.ReleaseTransferRequest, context: Any
     ) -> pb.ReleaseTransferResponse:
-        """End a transfer that no lane has claimed."""
         return await self._any.ReleaseTransfer(request, context)
 
     async def GetPatch(self, request: pb.GetPatchRequest, context: Any) -> pb.GetPatchResponse:
-        """Return the index of a patch."""
         for servicer in self._servicers.values():
             try:
                 return await servicer.GetPatch(request, context)
@@ -153,7 +146,6 @@ class _Switch:
         raise AstraflowError(Reason.PATCH_UNKNOWN, "no patch with this root is here")
 
     async def GetLayout(self, request: pb.GetLayoutRequest, context: Any) -> pb.GetLayoutResponse:
-        """Return a layout."""
         for servicer in self._servicers.values():
             try:
                 return await servicer.GetLayout(request, context)
@@ -164,7 +156,6 @@ class _Switch:
 
     @property
     def _any(self) -> TransferServicer:
-        """One of them: they share their lanes."""
         return next(iter(self._servicers.values()))
 
     def _of(self, policy_id: str) -> TransferServicer:

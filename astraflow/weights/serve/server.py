@@ -19,9 +19,9 @@ from astraflow.transport.hosts import LaneHosts, hosted_lanes
 from astraflow.weights.heartbeat import with_heartbeats
 from astraflow.weights.patches.store import PatchStore
 from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.relay import WeightRelay
 from astraflow.weights.serve.transfers import (
     ChunkPlace,
-    IncomingSource,
     IncomingTransfer,
     PlannedPatch,
     ServedTransfer,
@@ -71,14 +71,13 @@ class TransferServicer:
         """
         self._policy_id = policy_id
         self._store = store
-        self._incoming_source = store if isinstance(store, IncomingSource) else None
+        self._incoming_source = store if isinstance(store, WeightRelay) else None
         self._transfer_tokens = transfer_tokens
         self._clock = clock
         self._lanes = lanes or LaneHosts(clock=clock)
         self._numbers = count(1)
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> AsyncGenerator[pb.PullResponse]:
-        """Send the plan, then its chunks."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         async with aclosing(self._responses(decode_transfer_spec(request.spec))) as responses:
             if self._incoming_source is None:
@@ -93,7 +92,6 @@ class TransferServicer:
     async def PlanTransfer(
         self, request: pb.PlanTransferRequest, context: Any
     ) -> pb.PlanTransferResponse:
-        """Open a transfer for other lanes."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         lanes = [*map(LANES.decode, request.lanes)]
         spec = decode_transfer_spec(request.spec)
@@ -103,7 +101,6 @@ class TransferServicer:
     async def RenewTransfer(
         self, request: pb.RenewTransferRequest, context: Any
     ) -> pb.RenewTransferResponse:
-        """Move the expiry of a transfer on."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         response = pb.RenewTransferResponse()
         set_time(response.expire_time, self._lanes.renew(request.transfer_id))
@@ -112,19 +109,16 @@ class TransferServicer:
     async def ReleaseTransfer(
         self, request: pb.ReleaseTransferRequest, context: Any
     ) -> pb.ReleaseTransferResponse:
-        """End a transfer that no lane has claimed."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         self._lanes.release(request.transfer_id)
         return pb.ReleaseTransferResponse()
 
     async def GetPatch(self, request: pb.GetPatchRequest, context: Any) -> pb.GetPatchResponse:
-        """Return the index of a patch."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         patch = self._store.patch(request.root_digest)
         return pb.GetPatchResponse(patch=encode_patch_index(patch.index))
 
     async def GetLayout(self, request: pb.GetLayoutRequest, context: Any) -> pb.GetLayoutResponse:
-        """Return the layout of all versions."""
         require_secret(context, TRANSFER_KEY, *self._transfer_tokens())
         if request.layout_digest != self._store.frame.digest:
             raise AstraflowError(Reason.LAYOUT_UNKNOWN, "another layout is served here")
@@ -170,7 +164,6 @@ class TransferServicer:
                     yield pb.PullResponse(chunk=encode_sent_chunk(sent))
 
     async def _expect(self, spec: TransferSpec) -> ServedTransfer:
-        """Open a transfer, once it is known whether there can be one."""
         if self._incoming_source is not None:
             await self._incoming_source.expect(spec)
         return self.open_transfer(spec)
@@ -271,7 +264,6 @@ class WeightServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop to serve; pulls in progress get two seconds."""
         if self._server is not None:
             self._loop.call(self._stop(self._server))
             self._server = None
@@ -280,7 +272,6 @@ class WeightServer:
 
     @property
     def endpoint(self) -> str:
-        """host:port, as others dial it."""
         if self._server is None:
             raise AstraflowError(Reason.NOT_READY, "the weight server has not been started")
         return self._server.address

@@ -6,22 +6,21 @@ them by the plan, and the plan by the root that the run registered.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, aclosing, closing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack, aclosing, closing
 from dataclasses import replace
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from astraflow.codec.chunks import Chunk
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.versions import PatchInfo
 from astraflow.transport.assembly import UNPLANNED_COUNT, UNPLANNED_NBYTES
 from astraflow.weights.heartbeat import with_heartbeats
-from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.routes import Link
 from astraflow.weights.patches.store import PatchStore, VersionProgress
 from astraflow.weights.patches.stored import PatchName, StoredPatch
-from astraflow.wire.patches import PatchIndex, SentChunk
-from astraflow.wire.transfers import ChunkSet, SentItem, TransferPlan, TransferSpec
+from astraflow.weights.serve.relay import RelayPatch, WeightRelay
+from astraflow.wire.patches import SentChunk
+from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
 
 # A source may have to encode a chunk again: that is done beside the event loop, some at a time.
 _BATCH_COUNT: Final = 4
@@ -30,84 +29,11 @@ ChunkPlace = tuple[int, int]
 """Number of the patch in the plan, index of the chunk."""
 
 
-class PlannedPatch(Protocol):
-    """A patch of a source, of which chunks may still be coming in."""
+PlannedPatch = StoredPatch | RelayPatch
+"""A patch of a source, of which chunks may still be coming in."""
 
-    @property
-    def index(self) -> PatchIndex:
-        """Its digests."""
-        ...
-
-    @property
-    def info(self) -> PatchInfo:
-        """Names it."""
-        ...
-
-    @property
-    def root(self) -> bytes:
-        """Its root digest."""
-        ...
-
-    def payload_nbytes(self, indexes: Sequence[int]) -> int:
-        """Return the payload of some chunks, at most."""
-        ...
-
-    def touches(self, index: int, ranges: Sequence[range]) -> bool:
-        """Whether a chunk may lie in one of some ranges."""
-        ...
-
-
-class WeightSource(Protocol):
-    """What can be served: a publisher's store, or a relay."""
-
-    @property
-    def frame(self) -> LayoutFrame:
-        """Of all versions.
-
-        Raises:
-            AstraflowError: LAYOUT_UNKNOWN when there is none yet.
-        """
-        ...
-
-    def plan(
-        self,
-        version: int,
-        base_version: int | None,
-        have: Mapping[bytes, ChunkSet] | None = None,
-        *,
-        link: Link | None = None,
-    ) -> Sequence[PlannedPatch]:
-        """Return the patches that lead from the base to the version, best for a link."""
-        ...
-
-    def patch(self, root_digest: bytes) -> PlannedPatch:
-        """Return a patch by its root."""
-        ...
-
-    def chunk(self, info: PatchInfo, index: int) -> Chunk:
-        """Return one chunk."""
-        ...
-
-    def is_at_hand(self, info: PatchInfo) -> bool:
-        """Whether no chunk of a patch has to be encoded again."""
-        ...
-
-    def reading(self, infos: Sequence[PatchInfo]) -> AbstractContextManager[None]:
-        """Keep what is read a little longer."""
-        ...
-
-
-@runtime_checkable
-class IncomingSource(Protocol):
-    """A source whose chunks are still coming in."""
-
-    async def expect(self, spec: TransferSpec) -> None:
-        """Return once it is known whether a version can be had."""
-        ...
-
-    async def ready(self, info: PatchInfo, index: int) -> None:
-        """Return once a chunk can be had."""
-        ...
+WeightSource = PatchStore | WeightRelay
+"""What can be served: a publisher's store, or a relay."""
 
 
 class ServedTransfer:
@@ -123,7 +49,7 @@ class ServedTransfer:
         plan: TransferPlan,
         places: Sequence[ChunkPlace],
         *,
-        incoming: IncomingSource | None,
+        incoming: WeightRelay | None,
     ) -> None:
         """Begin to keep what is needed.
 
@@ -173,7 +99,6 @@ class ServedTransfer:
 
 
 def link_of(spec: TransferSpec) -> Link:
-    """Return what a puller tells of itself."""
     return Link(
         profiles=spec.profiles,
         goodput_bytes_per_s=spec.goodput_bytes_per_s,
@@ -361,7 +286,7 @@ class IncomingTransfer:
 
     def __init__(
         self,
-        store: IncomingSource,
+        store: WeightRelay,
         spec: TransferSpec,
         open_transfer: Callable[[TransferSpec], ServedTransfer],
     ) -> None:
