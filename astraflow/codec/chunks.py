@@ -68,12 +68,10 @@ class ChunkHeader:
 
     @property
     def end(self) -> int:
-        """First byte after the range."""
         return self.offset + self.nbytes
 
     @property
     def element_count(self) -> int:
-        """Elements in the range."""
         return self.nbytes // self.dtype.itemsize
 
 
@@ -95,12 +93,10 @@ class ChunkRange:
 
     @property
     def end(self) -> int:
-        """First byte after it."""
         return self.offset + self.nbytes
 
     @property
     def element_count(self) -> int:
-        """Elements in it."""
         return self.nbytes // self.dtype.itemsize
 
     @property

@@ -25,7 +25,6 @@ _COUNT: Final = struct.Struct("<I")
 
 
 def encode(dtype: Dtype, bits: np.ndarray) -> bytes:
-    """Return the payload of a range: uN[n]."""
     planes, histograms = _split(dtype, bits)
     parts = (_encode_plane(planes[place], histograms[place]) for place in _places(dtype))
     return b"".join(chain.from_iterable(parts))

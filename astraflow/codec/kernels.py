@@ -49,7 +49,6 @@ def level() -> Level:
 
 
 def levels() -> tuple[Level, ...]:
-    """Return all that this machine has."""
     highest = Level.NUMPY if loops is None else loops.highest_level()
     return tuple(each for each in Level if each <= highest)
 

@@ -58,7 +58,6 @@ class FrequencyTables:
         return np.stack([_slots(each) for each in self.frequencies])
 
     def to_bytes(self) -> bytes:
-        """Return all tables, one after the other."""
         return b"".join(_table_bytes(each) for each in self.frequencies)
 
 

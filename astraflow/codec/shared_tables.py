@@ -125,7 +125,6 @@ class ClassTables:
         return cls(rule=rule, tables=FrequencyTables.of(counts))
 
     def to_bytes(self) -> bytes:
-        """Return the section."""
         name = self.rule.dtype.value.encode()
         count = self.rule.class_count
         used = self.tables.frequencies.reshape(2, MAX_CLASS_COUNT, 256)[:, :count]

@@ -120,7 +120,6 @@ class CompactScan:
 
     @property
     def changed_count(self) -> int:
-        """Elements that differ."""
         return int(self.counts.sum(dtype=np.int64))
 
     def without_tokens(self) -> "CompactScan":

@@ -63,7 +63,6 @@ class Streams(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of all of them."""
         return sum(map(len, self))
 
     def payload(self, itemsize: int) -> bytes:

@@ -75,7 +75,6 @@ class StateDigest:
 
     @classmethod
     def from_bytes(cls, digest: bytes) -> Self:
-        """Read what `to_bytes` wrote: 16 bytes."""
         return cls(*struct.unpack("<2Q", digest))
 
     def to_bytes(self) -> bytes:
@@ -127,7 +126,6 @@ def _array_sums(position: int, bits: np.ndarray) -> tuple[int, int]:
 
 
 def _sums(positions: np.ndarray, bits: np.ndarray, itemsize: int) -> tuple[int, int]:
-    """Sum the contributions of elements."""
     mixed = positions * np.uint64(itemsize * int(_A) & _MASK)
     mixed += _KEY
     scratch = np.multiply(bits, _B, dtype=np.uint64)

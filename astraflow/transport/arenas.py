@@ -87,7 +87,6 @@ class _Memory:
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody still looks into it."""
         return self.user() is not None
 
 

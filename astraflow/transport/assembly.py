@@ -76,7 +76,6 @@ class ChunkAssembly:
 
     @property
     def is_over(self) -> bool:
-        """Whether all that was planned has arrived."""
         plan = self._plan
         return plan is not None and len(self._begun) == plan.chunk_count and not self._staged
 
@@ -107,7 +106,6 @@ class ChunkAssembly:
         return staged.view[frame.body_offset : end]
 
     def touch(self) -> None:
-        """Note that bytes arrived: the source is alive."""
         self._activity += 1
 
     def filled(self, frame: Frame) -> None:
@@ -288,7 +286,6 @@ class FrameInbox:
 
     @property
     def is_over(self) -> bool:
-        """Whether all that was planned has arrived."""
         return self._assembly.is_over
 
     def take_plan(self, plan: TransferPlan) -> None:
@@ -340,13 +337,11 @@ class FrameInbox:
                 self.fail(read_failure(bytes(body)))
 
     def touch(self) -> None:
-        """Note that bytes arrived."""
         if self.since_s is None:
             self.since_s = time.monotonic()
         self._assembly.touch()
 
     def fail(self, error: AstraflowError) -> None:
-        """End the transfer."""
         self._assembly.fail(error)
 
     async def planned(self) -> None:

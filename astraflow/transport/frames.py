@@ -148,7 +148,6 @@ def unpack(data: bytes | bytearray | memoryview) -> Frame:
 
 
 def bad_frame(why: str) -> AstraflowError:
-    """Return the error of a frame that cannot be."""
     return AstraflowError(Reason.CHUNK_INVALID, f"a frame of the transfer is not sound: {why}")
 
 
@@ -255,7 +254,6 @@ class SourceError(AstraflowError):
 
 
 def read_failure(body: bytes) -> AstraflowError:
-    """Return what a source raised."""
     message = failure_pb2.Failure()
     _parse(message, body)
     try:

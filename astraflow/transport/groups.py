@@ -152,9 +152,7 @@ class Carrier(Protocol):
 
     is_prompt: bool
 
-    def adopt(self, connection: socket.socket) -> None:
-        """Take a connection of the group into account."""
-        ...
+    def adopt(self, connection: socket.socket) -> None: ...
 
     async def read_header(self, connection: socket.socket) -> bytes:
         """Receive the header of a frame.
@@ -176,9 +174,7 @@ class Carrier(Protocol):
         """Return a chunk as parts that may go over different connections."""
         ...
 
-    def close(self) -> None:
-        """Let go of what the lane holds."""
-        ...
+    def close(self) -> None: ...
 
 
 class InlineCarrier:
@@ -202,7 +198,6 @@ class InlineCarrier:
         self._is_first = False
 
     async def read_header(self, connection: socket.socket) -> bytes:
-        """Receive the header of a frame."""
         return await receive(connection, HEADER_NBYTES)
 
     async def begin(self, plan: TransferPlan | None) -> None:
@@ -212,7 +207,6 @@ class InlineCarrier:
             self._pacer.adjust(self._paced)
 
     async def parts(self, sent: SentChunk) -> Sequence[Part]:
-        """Return a chunk as frames."""
         frames = chunk_frames(sent, self._segment_nbytes)
         return [[pack(frame), body] for frame, body in frames]
 
@@ -241,7 +235,6 @@ class ConnectionGroup:
         self._closing = asyncio.Lock()
 
     def join(self, connection: socket.socket) -> None:
-        """Let a connection take part."""
         parts = self._parts if self._connections else self._first_parts
         self._first = self._first or connection
         self._connections.add(connection)
@@ -249,7 +242,6 @@ class ConnectionGroup:
         self._tasks.start(self._send(connection, parts))
 
     def begin(self, transfer: Transfer, *, with_plan: bool) -> None:
-        """Send a transfer, after the one before."""
         before = self._feeding
         self._feeding = self._tasks.start(self._feed(transfer, before, with_plan=with_plan))
 
@@ -259,7 +251,6 @@ class ConnectionGroup:
         self._feeding = self._tasks.start(self._feed_as_made(standing, before))
 
     def refuse(self, error: AstraflowError) -> None:
-        """Answer a request with an error."""
         self._feeding = self._tasks.start(self._put_first([failure_frame(error)]))
 
     async def close(self) -> None:

@@ -143,7 +143,6 @@ class GrpcLane:
             raise _failure(endpoint, error) from error
 
     async def close(self) -> None:
-        """Close all channels."""
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close(None)

@@ -70,7 +70,6 @@ class LaneHosts:
 
     @property
     def endpoints(self) -> tuple[LaneEndpoint, ...]:
-        """Where the lanes are picked up."""
         return tuple(self._endpoints)
 
     async def start(
@@ -147,15 +146,12 @@ class LaneHosts:
         return self._transfers.add(transfer, served)
 
     def renew(self, transfer_id: str) -> datetime:
-        """Move the expiry of a transfer on; see Transfers."""
         return self._transfers.renew(transfer_id)
 
     def release(self, transfer_id: str) -> None:
-        """Give a transfer up; idempotent."""
         self._transfers.release(transfer_id)
 
     async def close(self) -> None:
-        """Close all lanes with their connections."""
         self._endpoints.clear()
         self._transfers.close()
         await self._hosts.aclose()

@@ -62,7 +62,6 @@ class TransferProgress:
 
     @property
     def has_plan(self) -> bool:
-        """Whether there is a plan to go on with."""
         return self._plan is not None
 
     @property
@@ -72,7 +71,6 @@ class TransferProgress:
 
     @property
     def is_over(self) -> bool:
-        """Whether all has come."""
         return self.missing_count == 0
 
     def note(self, item: SentItem) -> SentItem:
@@ -136,19 +134,6 @@ Session = SocketSession | UcxSession
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SpeculativeRequest:
-    """A version that was asked for before there is one, and the session over which it comes."""
-
-    spec: TransferSpec
-    session: SocketSession
-
-    def is_of(self, spec: TransferSpec) -> bool:
-        """Whether this is what is wanted now."""
-        fields = ("policy_id", "version", "base_version", "layout_digest")
-        return all(getattr(self.spec, each) == getattr(spec, each) for each in fields)
-
-
 @dataclass(slots=True, eq=False)
 class SourceConnections:
     """What is known of one source.
@@ -157,75 +142,13 @@ class SourceConnections:
         sessions: That stand, or have ended.
         plain_until: Until then it has no lane but gRPC, by the monotonic clock.
         is_known: Whether it was asked before.
-        ready: What was asked for ahead; None: nothing.
+        ready: A version that was asked for before there is one, and over what it comes.
     """
 
     sessions: list[Session] = field(default_factory=list[Session])
     plain_until: float = 0.0
     is_known: bool = False
-    ready: SpeculativeRequest | None = None
-
-
-class SourceTable:
-    """The last sources by endpoint; closes what stands to those that are pushed out."""
-
-    def __init__(self) -> None:
-        """Know none."""
-        self._sources: dict[str, SourceConnections] = {}
-
-    async def of(self, endpoint: str) -> SourceConnections:
-        """Return a source; the one that was not used for longest makes room for a new one."""
-        source = self._sources.pop(endpoint, None) or SourceConnections()
-        self._sources[endpoint] = source
-        source.sessions = [each for each in source.sessions if not each.is_ended]
-        if len(self._sources) > _MAX_SOURCES:
-            oldest = self._sources.pop(next(iter(self._sources)))
-            for session in oldest.sessions:
-                await session.close()
-        return source
-
-    async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
-        """Ask for the version that comes next, where TCP connections stand; else do nothing.
-
-        The source sends it while it makes it; a later `pull` of it takes what has come.
-
-        Args:
-            endpoint: Of the source, host:port.
-            spec: Of the version after the one that is held.
-            transfer_token: Of the run.
-        """
-        await self.forget_ready(spec)
-        source = await self.of(endpoint)
-        if source.ready is not None:
-            return
-        for session in source.sessions:
-            if isinstance(session, SocketSession) and session.lane is LaneKind.TCP and session.is_idle:
-                ahead = replace(spec, is_ahead=True)
-                session.begin()
-                session.ask(ahead, transfer_token)
-                source.ready = SpeculativeRequest(ahead, session)
-                return
-
-    async def forget_ready(self, spec: TransferSpec) -> None:
-        """Let go of what was asked for ahead, if it has come another way, or will not come.
-
-        Args:
-            spec: Of what may come next.
-        """
-        for source in list(self._sources.values()):
-            ready = source.ready
-            if ready is None or ready.spec.policy_id != spec.policy_id:
-                continue
-            if ready.session.is_ended or ready.spec.version < spec.version:
-                source.ready = None
-                await ready.session.close()
-
-    async def close(self) -> None:
-        """Close all sessions."""
-        sources, self._sources = self._sources, {}
-        for source in sources.values():
-            for session in source.sessions:
-                await session.close()
+    ready: tuple[TransferSpec, SocketSession] | None = None
 
 
 async def speculative_items(
@@ -236,18 +159,19 @@ async def speculative_items(
     Raises:
         AstraflowError: What ended it once its plan was known; CHUNK_INVALID.
     """
-    ready, spec = source.ready, progress.spec
-    if ready is None or spec.version < ready.spec.version:
+    spec = progress.spec
+    if source.ready is None or spec.version < source.ready[0].version:
         return
-    source.ready = None
-    if not ready.is_of(spec):
-        await ready.session.close()
+    (asked, session), source.ready = source.ready, None
+    fields = ("policy_id", "version", "base_version", "layout_digest")
+    if any(getattr(asked, each) != getattr(spec, each) for each in fields):
+        await session.close()
         return
     try:
-        async with aclosing(ready.session.items()) as items:
+        async with aclosing(session.items()) as items:
             async for item in items:
                 if isinstance(item, TransferPlan):
-                    yield Waiting(since_s=ready.session.since_s)
+                    yield Waiting(since_s=session.since_s)
                 yield item
     except AstraflowError as error:
         if progress.has_plan or error.reason is Reason.CHUNK_INVALID:
@@ -304,7 +228,8 @@ class Lanes:
         self._stall_timeout_s = stall_timeout_s
         self._grpc = GrpcLane(tls=tls, stall_timeout_s=stall_timeout_s)
         self._arenas = ArenaPool()
-        self._sources = SourceTable()
+        # By endpoint, the one that was used last comes last.
+        self._sources: dict[str, SourceConnections] = {}
 
     async def pull(
         self, endpoint: str, spec: TransferSpec, transfer_token: bytes
@@ -344,27 +269,71 @@ class Lanes:
                     yield resumed
 
     async def stand_ready(self, endpoint: str, spec: TransferSpec, transfer_token: bytes) -> None:
-        """Ask a source for the version that comes next; see Sources."""
-        await self._sources.stand_ready(endpoint, spec, transfer_token)
+        """Ask for the version that comes next, where TCP connections stand; else do nothing.
+
+        The source sends it while it makes it; a later `pull` of it takes what has come.
+
+        Args:
+            endpoint: Of the source, host:port.
+            spec: Of the version after the one that is held.
+            transfer_token: Of the run.
+        """
+        await self.forget_ready(spec)
+        source = await self._source(endpoint)
+        if source.ready is not None:
+            return
+        for session in source.sessions:
+            if (
+                isinstance(session, SocketSession)
+                and session.lane is LaneKind.TCP
+                and session.is_idle
+            ):
+                speculative = replace(spec, is_ahead=True)
+                session.begin()
+                session.ask(speculative, transfer_token)
+                source.ready = speculative, session
+                return
 
     async def forget_ready(self, spec: TransferSpec) -> None:
-        """Let go of what was asked for ahead and came another way; see Sources."""
-        await self._sources.forget_ready(spec)
+        """Let go of what was asked for ahead, if it has come another way, or will not come.
+
+        Args:
+            spec: Of what may come next.
+        """
+        for source in list(self._sources.values()):
+            if source.ready is None or source.ready[0].policy_id != spec.policy_id:
+                continue
+            asked, session = source.ready
+            if session.is_ended or asked.version < spec.version:
+                source.ready = None
+                await session.close()
 
     async def get_layout(self, endpoint: str, digest: bytes, transfer_token: bytes) -> Layout:
-        """Return a layout; see GrpcLane."""
         return await self._grpc.get_layout(endpoint, digest, transfer_token)
 
     async def close(self) -> None:
-        """Close all connections."""
-        await self._sources.close()
+        sources, self._sources = self._sources, {}
+        for source in sources.values():
+            for session in source.sessions:
+                await session.close()
         await self._grpc.close()
+
+    async def _source(self, endpoint: str) -> SourceConnections:
+        """Return a source; the one that was not used for longest makes room for a new one."""
+        source = self._sources.pop(endpoint, None) or SourceConnections()
+        self._sources[endpoint] = source
+        source.sessions = [each for each in source.sessions if not each.is_ended]
+        if len(self._sources) > _MAX_SOURCES:
+            oldest = self._sources.pop(next(iter(self._sources)))
+            for session in oldest.sessions:
+                await session.close()
+        return source
 
     async def _over_lanes(
         self, endpoint: str, progress: TransferProgress, transfer_token: bytes
     ) -> AsyncGenerator[SentItem]:
         """Yield from a session that stands, else from a new one; nothing where there is none."""
-        source = await self._sources.of(endpoint)
+        source = await self._source(endpoint)
         async with aclosing(speculative_items(source, progress)) as items:
             async for item in items:
                 yield received(LaneKind.TCP, item)

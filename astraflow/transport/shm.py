@@ -124,7 +124,6 @@ class ShmHost(StreamHost):
         return str(self._directory)
 
     async def close(self) -> None:
-        """Stop and remove the directory."""
         await super().close()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -198,7 +197,6 @@ class ArenaCarrier:
         return [[pack(chunk_frame(sent, body_nbytes=0, body_offset=place))]]
 
     def close(self) -> None:
-        """Let go of the arena."""
         with self._writing:
             if self._arena is not None:
                 os.close(self._arena)

@@ -69,7 +69,6 @@ class StreamHost:
 
     @property
     def connection_count(self) -> int:
-        """Connections that stand."""
         return self._count
 
     def listen(self, listener: socket.socket) -> None:
@@ -80,7 +79,6 @@ class StreamHost:
         self._tasks.start(self._accept(listener))
 
     async def close(self) -> None:
-        """Stop to listen and close all connections."""
         await self._tasks.close()
         # Those whose task was cancelled before it began.
         for connection in self._connections:

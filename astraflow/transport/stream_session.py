@@ -61,7 +61,6 @@ class SocketSession:
 
     @property
     def is_ended(self) -> bool:
-        """Whether it is of no more use."""
         return self._ending is not None
 
     @property
@@ -104,7 +103,6 @@ class SocketSession:
             self._inbox.take_plan(plan)
 
     def take_plan(self, plan: TransferPlan) -> None:
-        """Take the plan of the transfer that began."""
         if self._inbox is not None:
             self._inbox.take_plan(plan)
 
@@ -129,7 +127,6 @@ class SocketSession:
             raise
 
     def ask(self, spec: TransferSpec, secret: bytes) -> None:
-        """Ask for a version."""
         self._connections[0].write(request(spec, secret))
 
     def send_descriptor(self, frame: bytes, descriptor: int) -> None:
@@ -175,18 +172,15 @@ class SocketSession:
             await connection.closed.wait()
 
     def place(self, frame: Frame) -> memoryview:
-        """Return where the body of a frame goes."""
         if self._inbox is None:
             raise bad_frame("it belongs to no transfer")
         return self._inbox.place(frame)
 
     def filled(self, frame: Frame, body: memoryview) -> None:
-        """Take a frame that is complete."""
         if self._inbox is not None:
             self._inbox.filled(frame, body)
 
     def touch(self) -> None:
-        """Note that bytes arrived."""
         if self._inbox is not None:
             self._inbox.touch()
 
@@ -226,12 +220,10 @@ class _Connection(asyncio.BufferedProtocol):
         self._frame: Frame | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Show the token."""
         self._transport = transport
         self.write(self._first)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go."""
         del sizehint
         return self._target[self._filled :]
 
@@ -251,18 +243,15 @@ class _Connection(asyncio.BufferedProtocol):
         self._session.end(source_lost(f"a connection of the lane was lost ({exc or 'ended'})"))
 
     def write(self, data: bytes) -> None:
-        """Send a small frame."""
         self._transport.write(data)
 
     def hold(self, is_pressed: bool) -> None:
-        """Stop to receive, or go on."""
         if is_pressed:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Close at once."""
         self._transport.abort()
 
     def _advance(self) -> None:

@@ -21,9 +21,7 @@ class Transfer(Protocol):
     """What one puller asked for. What it needs is kept until `close`."""
 
     @property
-    def plan(self) -> TransferPlan:
-        """What will be sent."""
-        ...
+    def plan(self) -> TransferPlan: ...
 
     def chunks(self) -> AsyncGenerator[SentChunk]:
         """Yield the chunks of the plan, each when it is there."""
@@ -155,7 +153,6 @@ class Transfers:
             self._take(transfer_id).close()
 
     def close(self) -> None:
-        """Give all of them up."""
         for transfer_id in list(self._waiting):
             self.release(transfer_id)
 

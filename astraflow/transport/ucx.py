@@ -180,7 +180,6 @@ class UcxSession:
                 await self.close()
 
     async def close(self) -> None:
-        """Close the endpoint."""
         self.is_ended = True
         if self._receiving is not None:
             self._receiving.cancel()
@@ -293,7 +292,6 @@ class UcxHost:
         return join_address(advertised_host, int(self._listener.port))
 
     async def close(self) -> None:
-        """Stop to listen and close all endpoints."""
         await self._tasks.close()
         if self._listener is not None:
             await ucx_thread().start(_close(self._listener))

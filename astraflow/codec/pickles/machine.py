@@ -53,13 +53,11 @@ class Budget:
         self._nbytes = _COPY_SHARE * body_nbytes + _LEAST_NBYTES
 
     def visit(self) -> None:
-        """Take one value of the result."""
         self._visits -= 1
         if self._visits < 0:
             raise refused("it has too many values within values")
 
     def spend(self, nbytes: int) -> None:
-        """Take memory."""
         self._nbytes -= nbytes
         if self._nbytes < 0:
             raise refused(f"it would take more than {_COPY_SHARE} times its size")
