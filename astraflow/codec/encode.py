@@ -50,13 +50,6 @@ _Result = TypeVar("_Result")
 
 def in_order(
     work: Callable[[_Item], _Result], items: Sequence[_Item], thread_count: int
-) -> list[_Result]:
-    """Return what each item becomes; see `each_in_order`."""
-    return [*each_in_order(work, items, thread_count)]
-
-
-def each_in_order(
-    work: Callable[[_Item], _Result], items: Sequence[_Item], thread_count: int
 ) -> Iterator[_Result]:
     """Yield what each item becomes, as soon as it and those before it are done.
 
@@ -180,13 +173,13 @@ def encode_compact_ranges(
         # The tokens of a range that is coded whole belong in no table.
         return found if is_sparse(where, found.changed_count) else found.without_tokens()
 
-    scanned = in_order(scan, ranges, thread_count)
+    scanned = [*in_order(scan, ranges, thread_count)]
     sections = _sections(rules, ranges, scanned)
 
     def encode(at: int) -> EncodedRange:
         return _encode(ranges[at], target, base, scanned[at], sections)
 
-    encoded = in_order(encode, range(len(ranges)), thread_count)
+    encoded = [*in_order(encode, range(len(ranges)), thread_count)]
     return encoded, write_shared_tables(sections.values())
 
 
@@ -316,7 +309,7 @@ def encode_patch(
         def encode(where: ChunkRange) -> EncodedRange:
             return encode_fast(where, target(where), base(where))
 
-        encoded = each_in_order(encode, ranges, thread_count)
+        encoded = in_order(encode, ranges, thread_count)
     low = high = 0
 
     def chunk_of(each: EncodedRange) -> Chunk:

@@ -7,7 +7,7 @@ verified as any others are, and what is missing or wrong comes from the next sou
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -38,12 +38,8 @@ _SOURCE: Final = SourceInfo(
 _KEPT_NBYTES: Final = 256 << 20
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Arrived:
-    """A patch as it came."""
-
-    index: PatchIndex
-    chunks: list[SentChunk] = field(default_factory=list[SentChunk])
+_Arrived = tuple[PatchIndex, list[SentChunk]]
+"""A patch as it came."""
 
 
 class BroadcastInbox:
@@ -70,10 +66,10 @@ class BroadcastInbox:
         """
         for item in came:
             if isinstance(item, TransferPlan) and len(item.patches) == 1:
-                self._coming = _Arrived(index=item.patches[0])
+                self._coming = (item.patches[0], [])
                 self._arrived[item.patches[0].patch.version] = self._coming
             elif isinstance(item, SentChunk) and self._coming is not None:
-                self._coming.chunks.append(item)
+                self._coming[1].append(item)
             else:
                 raise AstraflowError(Reason.CHUNK_INVALID, "a broadcast sends one patch at a time")
         self._newest = newest
@@ -112,13 +108,13 @@ class BroadcastInbox:
                     f"not all that leads from {base_version} to {version} came by broadcast",
                 )
             way.insert(0, arrived)
-            at = arrived.index.patch.base_version
+            at = arrived[0].patch.base_version
         return way
 
     def _evict(self) -> None:
         room_nbytes = _KEPT_NBYTES
         for version in sorted(self._arrived, reverse=True)[1:]:
-            room_nbytes -= self._arrived[version].index.patch.payload_nbytes
+            room_nbytes -= self._arrived[version][0].patch.payload_nbytes
             if room_nbytes < 0:
                 del self._arrived[version]
 
@@ -157,15 +153,15 @@ class BroadcastLane:
 
     async def _read(self, spec: TransferSpec) -> AsyncGenerator[SentItem]:
         way = self._inbox.way(spec.base_version, spec.version)
-        infos = [arrived.index.patch for arrived in way]
+        infos = [index.patch for index, _ in way]
         yield TransferPlan(
             transfer_id=ADDRESS,
-            patches=tuple(arrived.index for arrived in way),
+            patches=tuple(index for index, _ in way),
             chunk_count=sum(info.chunk_count for info in infos),
             payload_nbytes=sum(info.payload_nbytes for info in infos),
         )
-        for number, arrived in enumerate(way):
-            for sent in arrived.chunks:
+        for number, (_, chunks) in enumerate(way):
+            for sent in chunks:
                 yield replace(sent, patch_index=number)
 
 

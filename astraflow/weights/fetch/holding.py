@@ -114,7 +114,8 @@ class Holding:
         """
         if self._relay is not None:
             self._relay.release()
-        if self._copy is None and staged.is_given_by_changes and _is_small(staged):
+        count = sum(len(each.indices) for each in staged.changes)
+        if self._copy is None and staged.is_given_by_changes and count <= _INLINE_COUNT:
             self.state = staged.commit()
             self.serve(target)
             return self._update_of(staged, base)
@@ -180,10 +181,6 @@ class Holding:
             base_version=base and base.version,
             tensors=staged.tensor_updates(),
         )
-
-
-def _is_small(staged: StagedState) -> bool:
-    return sum(len(each.positions) for each in staged.changes) <= _INLINE_COUNT
 
 
 def _whole_patch(target: VersionInfo) -> PatchInfo | None:

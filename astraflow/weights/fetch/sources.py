@@ -94,11 +94,6 @@ class SourceStats:
         return self.source.address
 
     @property
-    def is_relay(self) -> bool:
-        """Whether it passes on what it pulled."""
-        return self.source.kind is SourceKind.RELAY
-
-    @property
     def failed_speculatively(self) -> bool:
         """Whether it failed by what it sent ahead, without a lie."""
         return bool(self.failure and self.since_s is not None and not self.bad_chunk_count)

@@ -6,7 +6,6 @@ No second model is in memory. What reads a model's parameters is kept from versi
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from threading import local
 from time import perf_counter
@@ -216,21 +215,6 @@ def _mismatch(spec: TensorSpec, found: str, wanted: str) -> AstraflowError:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """What reads a parameter.
-
-    Attributes:
-        parameter: It.
-        place: Where it lay when this was made.
-        read: Reads it there.
-    """
-
-    parameter: Any
-    place: Place
-    read: ReadBits
-
-
 class Reads:
     """Makes what reads tensors, once for a parameter that lies where it lay before."""
 
@@ -241,7 +225,8 @@ class Reads:
             part: What of the layout is read.
         """
         self._part = part
-        self._kept: dict[str, _Kept] = {}
+        # The parameter, where it lay, and what reads it there.
+        self._kept: dict[str, tuple[Any, Place, ReadBits]] = {}
 
     def of(self, tensors: Mapping[str, Any]) -> dict[str, ReadBits]:
         """Check names, shapes and types; nothing is read yet.
@@ -264,11 +249,10 @@ class Reads:
         place, kept = place_of(tensor), self._kept.pop(spec.name, None)
         if place is None:
             return reader_of(tensor, spec, self._part.shard)
-        if kept is None or kept.parameter is not tensor or kept.place != place:
-            read = reader_of(tensor, spec, self._part.shard)
-            kept = _Kept(parameter=tensor, place=place, read=read)
+        if kept is None or kept[0] is not tensor or kept[1] != place:
+            kept = (tensor, place, reader_of(tensor, spec, self._part.shard))
         self._kept[spec.name] = kept
-        return kept.read
+        return kept[2]
 
 
 class Exported:

@@ -139,7 +139,7 @@ class TransferServicer:
             None: all of it is here, `open_transfer` is for that.
 
         Raises:
-            AstraflowError: LANE_UNAVAILABLE where versions are not made; see AheadTransfer.
+            AstraflowError: LANE_UNAVAILABLE where versions are not made; see SpeculativeTransfer.
         """
         if not spec.is_ahead:
             return self._incoming(spec)
@@ -156,17 +156,13 @@ class TransferServicer:
         return IncomingTransfer(self._incoming_source, spec, self.open_transfer)
 
     async def _responses(self, spec: TransferSpec) -> AsyncGenerator[pb.PullResponse]:
-        transfer = await self._expect(spec)
-        with closing(transfer):
+        if self._incoming_source is not None:
+            await self._incoming_source.expect(spec)
+        with closing(self.open_transfer(spec)) as transfer:
             yield pb.PullResponse(plan=encode_transfer_plan(transfer.plan))
             async with aclosing(transfer.chunks()) as chunks:
                 async for sent in chunks:
                     yield pb.PullResponse(chunk=encode_sent_chunk(sent))
-
-    async def _expect(self, spec: TransferSpec) -> ServedTransfer:
-        if self._incoming_source is not None:
-            await self._incoming_source.expect(spec)
-        return self.open_transfer(spec)
 
     def _plan(self, spec: TransferSpec) -> tuple[TransferPlan, list[ChunkPlace]]:
         if spec.is_ahead:

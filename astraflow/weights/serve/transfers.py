@@ -83,15 +83,12 @@ class ServedTransfer:
         else:
             for at in range(0, len(self._places), _BATCH_COUNT):
                 batch = self._places[at : at + _BATCH_COUNT]
-                for sent in await asyncio.to_thread(self._take_all, batch):
+                for sent in await asyncio.to_thread(list, map(self._take, batch)):
                     yield sent
 
     def close(self) -> None:
         """Let go of what was kept; idempotent."""
         self._held.close()
-
-    def _take_all(self, places: Sequence[ChunkPlace]) -> list[SentChunk]:
-        return [self._take(each) for each in places]
 
     def _take(self, place: ChunkPlace) -> SentChunk:
         number, index = place
