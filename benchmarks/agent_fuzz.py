@@ -28,7 +28,7 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.ids import GroupId, PolicyId, PromptId, TaskId, WorkflowId
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.engines.embedded import EmbeddedEngine

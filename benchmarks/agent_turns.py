@@ -29,7 +29,7 @@ import tokenizers
 
 from agent_dialects import DIALECTS, Line, Said, chat_body, chat_said
 from agent_speaker import END, TEMPLATE, Call, Speaker, Tape, differences
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.ids import GroupId, PolicyId, PromptId, TaskId, WorkflowId
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.engines.embedded import EmbeddedEngine

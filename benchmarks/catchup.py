@@ -33,7 +33,7 @@ from astraflow.weights.patches.state import HeldState, stage
 from astraflow.weights.patches.store import PatchStore
 from astraflow.weights.patches.stored import StoredPatch, make_patch, make_whole
 from astraflow.weights.publish.publisher import WeightPublisher
-from astraflow.wire.patches import SentChunk, encode_patch_index, encode_sent_chunk
+from astraflow.wire.weights import SentChunk, encode_patch_index, encode_sent_chunk
 
 SPANS = (1, 2, 4, 8, 16)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine

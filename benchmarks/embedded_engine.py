@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine

@@ -33,9 +33,8 @@ from astraflow.core.versions import CodecProfile, LaneKind, PatchInfo
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.transport.hosts import LaneHosts
 from astraflow.transport.lanes import RECEIVED_NBYTES, Lanes
-from astraflow.wire.patches import PatchIndex, SentChunk, encode_sent_chunk
 from astraflow.wire.transfers import TransferPlan, TransferSpec, encode_transfer_plan
-from astraflow.wire.weights import LANES
+from astraflow.wire.weights import LANES, PatchIndex, SentChunk, encode_sent_chunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,

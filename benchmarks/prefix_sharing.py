@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import TrainerConfig
 from astraflow.engines import products
 from astraflow.trainers.causal_model import CausalModel, load_causal_model
 from astraflow.trainers.learner import PolicyLearner
@@ -102,7 +102,9 @@ class GradientsOnly(PolicyLearner):
 def measure(model: CausalModel, rows: TrainRows, given: argparse.Namespace) -> dict[str, Any]:
     """Let the ways take turns; return the least time of each."""
     learners = {
-        way: GradientsOnly(model, Trainer(share_prefixes="always" if way == "shared" else "never"))
+        way: GradientsOnly(
+            model, TrainerConfig(share_prefixes="always" if way == "shared" else "never")
+        )
         for way in WAYS
     }
     found: dict[str, Any] = {way: {"wall_s": [], "cpu_s": []} for way in WAYS}

@@ -17,7 +17,7 @@ from time import process_time
 import numpy as np
 import torch
 
-from astraflow.config.recipe import Engine, WarmUp
+from astraflow.config.recipe import EngineSettings, WarmUp
 from astraflow.core.batches import BatchPart
 from astraflow.core.ids import BatchId, PolicyId, RolloutId, TrajectoryId
 from astraflow.core.rollouts import Column, ColumnAxis
@@ -64,7 +64,7 @@ def make(folder: Path, tutor: Tutor, *, steps: int, seed: int) -> Path:
 
 async def sample(directory: Path, prompts: list[list[int]]) -> list[Row]:
     """Sample one answer to each prompt in bf16."""
-    settings = Engine(device="cpu", dtype="bf16")
+    settings = EngineSettings(device="cpu", dtype="bf16")
     engine = EmbeddedEngine.from_directory(directory, settings, PolicyId("solver"))
     try:
         await engine.load_directory(version=0)

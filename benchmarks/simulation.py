@@ -20,10 +20,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from astraflow.simulate.report import Report
 from astraflow.simulate.scenario import Demand, Scenario, Trainer, ideal_count, oracle_of
-from astraflow.simulate.simulation import simulate
-from astraflow.telemetry.garbage import look_rarely
+from astraflow.simulate.simulation import SimulationReport, simulate
+from astraflow.telemetry.garbage import collect_rarely
 
 STEP_S: Final = 480.0
 TOKENS: Final = 40000.0
@@ -122,7 +121,7 @@ def measure_demand(hours: float) -> dict[str, Any]:
     }
 
 
-def timed(scenario: Scenario) -> tuple[Report, float]:
+def timed(scenario: Scenario) -> tuple[SimulationReport, float]:
     """Simulate; return the seconds of CPU as well."""
     began = time.process_time()
     report = simulate(scenario)
@@ -138,7 +137,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("pool", "demand"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    look_rarely()
+    collect_rarely()
     found: dict[str, Any] = {"load_average": os.getloadavg()}
     if options.only != "demand":
         found["pool"] = measure_pool(options.nodes, options.hours)

@@ -37,8 +37,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from astraflow.client.trainer import TrainerBatch
-from astraflow.config.recipe import Optimizer, Trainer
-from astraflow.conformance.engine_batches import batch_of
+from astraflow.config.recipe import Optimizer, TrainerConfig
+from astraflow.conformance.engine_bench import batch_of
 from astraflow.core.batches import BatchPart
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import BatchId, RolloutId, TrajectoryId
@@ -250,9 +250,11 @@ def write_weights(folder: Path, shape: dict[str, Any]) -> None:
     LlamaForCausalLM(LlamaConfig(**shape, **ids)).save_pretrained(folder)
 
 
-def settings_of(threads: int) -> Trainer:
+def settings_of(threads: int) -> TrainerConfig:
     """Return those of a trainer on the CPU."""
-    return Trainer(optimizer=Optimizer(learning_rate=1e-5), thread_count=threads, device="cpu")
+    return TrainerConfig(
+        optimizer=Optimizer(learning_rate=1e-5), thread_count=threads, device="cpu"
+    )
 
 
 class Encoder:

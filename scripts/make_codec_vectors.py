@@ -20,7 +20,7 @@ from astraflow.codec.encode import encode_patch, encode_whole, flat_bits
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout
-from astraflow.wire.patches import digest_of, root_digest
+from astraflow.wire.weights import digest_of, root_digest
 
 FOLDER = Path(__file__).parent.parent / "tests" / "codec" / "vectors"
 TENSORS: dict[str, list[tuple[str, Dtype, tuple[int, ...]]]] = {

@@ -19,7 +19,6 @@ from astraflow.rpc.auth import SESSION_KEY, bearer_of, secret_of
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
-from astraflow.wire.batches import encode_batch_header, encode_batch_part, encode_end_of_data
 from astraflow.wire.common import decode_raas_load, decode_trainer_load, encode_directive
 from astraflow.wire.raas import (
     decode_join_pool,
@@ -28,7 +27,13 @@ from astraflow.wire.raas import (
     encode_pool_membership,
     encode_task_cancellation,
 )
-from astraflow.wire.rollout import decode_rollout, decode_task_result
+from astraflow.wire.rollout import (
+    decode_rollout,
+    decode_task_result,
+    encode_batch_header,
+    encode_batch_part,
+    encode_end_of_data,
+)
 from astraflow.wire.tasks import encode_rollout_task
 from astraflow.wire.trainer import (
     decode_ack_batch,

@@ -42,11 +42,14 @@ def trainer(
     Batches have two groups. Connections are cut, answers lost and a session ended on the way; at
     the end it is drained. Exit code 1 when a check failed.
     """
-    from astraflow.conformance.commands import look_at_member  # noqa: PLC0415
-    from astraflow.conformance.play import TRAINER, Terms  # noqa: PLC0415
+    from astraflow.conformance.commands import (  # noqa: PLC0415
+        TRAINER,
+        CheckTerms,
+        check_member,
+    )
 
-    terms = Terms(listen=listen, command=command, patience_s=patience_s)
-    if not look_at_member(TRAINER, terms, as_json=as_json):
+    terms = CheckTerms(listen=listen, command=command, patience_s=patience_s)
+    if not check_member(TRAINER, terms, as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -77,13 +80,16 @@ def raas(
     The workflow is single_turn, the scorer exact. The first chunk of weights is corrupt; a task is
     cancelled, streams are cut, acks come late. Exit code 1 when a check failed.
     """
-    from astraflow.conformance.commands import look_at_member  # noqa: PLC0415
-    from astraflow.conformance.play import RAAS, Terms  # noqa: PLC0415
+    from astraflow.conformance.commands import (  # noqa: PLC0415
+        RAAS,
+        CheckTerms,
+        check_member,
+    )
 
-    terms = Terms(
+    terms = CheckTerms(
         listen=listen, command=command, patience_s=patience_s, model=model, prompts=prompt
     )
-    if not look_at_member(RAAS, terms, as_json=as_json):
+    if not check_member(RAAS, terms, as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -111,9 +117,9 @@ def weights(
 
     Exit code 1 when a check failed. `astraflow conformance trainer` makes these checks too.
     """
-    from astraflow.conformance.commands import look_at_source  # noqa: PLC0415
+    from astraflow.conformance.commands import check_transfer_service  # noqa: PLC0415
 
-    if not look_at_source(target, token=token, version=version, as_json=as_json):
+    if not check_transfer_service(target, token=token, version=version, as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -136,7 +142,7 @@ def engine(
 
     Exit code 1 when a check failed.
     """
-    from astraflow.conformance.engine import look_at_engine  # noqa: PLC0415
+    from astraflow.conformance.engine import check_train_engine  # noqa: PLC0415
 
-    if not look_at_engine(factory, vocabulary_size=vocabulary_size, as_json=as_json):
+    if not check_train_engine(factory, vocabulary_size=vocabulary_size, as_json=as_json):
         raise typer.Exit(1)

@@ -16,8 +16,7 @@ from astraflow.launch.processes import hold_lifeline
 from astraflow.rpc.tls import Tls
 from astraflow.storage.cache import cache_dir
 from astraflow.telemetry.logging import configure_logging
-from astraflow.telemetry.otel import configure_tracing
-from astraflow.telemetry.traces import use_recorder
+from astraflow.telemetry.traces import configure_tracing, use_recorder
 from astraflow.workflows.model_identity import read_identity
 
 

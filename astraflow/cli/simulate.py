@@ -42,11 +42,11 @@ def simulate(
     cost. Exit code 1: a law did not hold.
     """
     from astraflow.simulate.scenario import load_scenario, oracle_of  # noqa: PLC0415
+    from astraflow.simulate.simulation import show  # noqa: PLC0415
     from astraflow.simulate.simulation import simulate as run  # noqa: PLC0415
-    from astraflow.simulate.view import show  # noqa: PLC0415
-    from astraflow.telemetry.garbage import look_rarely  # noqa: PLC0415
+    from astraflow.telemetry.garbage import collect_rarely  # noqa: PLC0415
 
-    look_rarely()
+    collect_rarely()
     settings = load_scenario(scenario, overrides or [])
     report = run(settings)
     best = run(oracle_of(settings)) if oracle else None

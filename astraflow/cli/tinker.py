@@ -75,7 +75,7 @@ def tinker(
     saved is there when it starts again.
     """
     from astraflow.cli.roles import tls_of  # noqa: PLC0415
-    from astraflow.config.engine import Engine  # noqa: PLC0415
+    from astraflow.config.pool import EngineSettings  # noqa: PLC0415
     from astraflow.tinker.main import TinkerSettings, main_tinker  # noqa: PLC0415 - torch
 
     settings = TinkerSettings(
@@ -83,7 +83,7 @@ def tinker(
         base_model=name or model,
         listen=listen,
         directory=directory,
-        engine=Engine(
+        engine=EngineSettings(
             kind=engine,
             python=engine_python,
             device=device,

@@ -15,8 +15,8 @@ from astraflow.core.ids import BatchId
 from astraflow.core.members import Directive
 from astraflow.rpc.auth import MetadataPairs
 from astraflow.rpc.concurrency import Retry
-from astraflow.wire.batches import decode_batch_header, decode_batch_part, decode_end_of_data
 from astraflow.wire.common import decode_directive
+from astraflow.wire.rollout import decode_batch_header, decode_batch_part, decode_end_of_data
 from astraflow.wire.trainer import encode_stream_batches
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
 from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceStub

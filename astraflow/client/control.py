@@ -24,18 +24,20 @@ from astraflow.core.status import (
 from astraflow.core.versions import VersionInfo
 from astraflow.rpc.auth import MetadataPairs, bearer
 from astraflow.rpc.tls import Tls
-from astraflow.wire.control import STOP_MODES, decode_run_status, decode_saved_run
-from astraflow.wire.evals import decode_eval_run, decode_eval_suite
-from astraflow.wire.ledger import (
+from astraflow.wire.common import decode_wait_reason
+from astraflow.wire.control import (
     PLACES,
+    STOP_MODES,
+    decode_advice,
     decode_dead_letter,
     decode_ledger_account,
     decode_rollout_record,
+    decode_run_status,
+    decode_saved_run,
 )
+from astraflow.wire.evals import decode_eval_run, decode_eval_suite
 from astraflow.wire.rollout import OUTCOMES
-from astraflow.wire.scale import decode_advice
 from astraflow.wire.versions import decode_version_info
-from astraflow.wire.waits import decode_wait_reason
 from astraflow_proto.control.v1 import control_service_pb2, ledger_service_pb2
 from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
 from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub

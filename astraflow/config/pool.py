@@ -1,17 +1,135 @@
-"""The pool of a recipe: rollout nodes, and how many of them."""
+"""The processes of a recipe: hub, rollout nodes and how many of them, engines, gateway."""
 
 from math import ceil
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from astraflow.config.engine import Engine
-from astraflow.config.services import Tls
-from astraflow.config.strict import LaneChoice, Strict
+from astraflow.config.strict import LaneChoice, Name, Strict
 
 
-class Relay(Strict):
+class TlsConfig(Strict):
+    """PEM files; all unset: plain text, which suits loopback only."""
+
+    certificate: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+
+
+class JournalConfig(Strict):
+    """What of the run outlives the hub's process."""
+
+    kind: Literal["sqlite", "none"] = "sqlite"
+    """sqlite: a hub that died goes on where it was. none: its run dies with it."""
+    durability: Literal["process", "power"] = "process"
+    """What an acknowledgement survives: the death of the hub, or of the machine's power too."""
+    compact_nbytes: int = Field(default=256 << 20, ge=1 << 16)
+    """Bytes of records after which a snapshot takes their place."""
+
+
+class Metrics(Strict):
+    """What every process tells Prometheus; see observability.md."""
+
+    listen: str = "127.0.0.1:0"
+    """host:port of the hub's endpoint, or off; `astraflow run` gives its other processes the ports
+    after it. Port 0 takes a free one: the log and `astraflow status` say which."""
+
+    @field_validator("listen")
+    @classmethod
+    def _is_place(cls, listen: str) -> str:
+        host, _, port = listen.rpartition(":")
+        if listen != "off" and not (host and port.isdecimal() and int(port) < 1 << 16):
+            raise ValueError(f"'{listen}' is neither host:port nor off")
+        return listen
+
+
+class Tracing(Strict):
+    """A trace per group, over all processes; see observability.md."""
+
+    exporter: str = "off"
+    """off; file or console: JSON lines; or the name of an installed OpenTelemetry exporter, such as
+    otlp, which reads its own OTEL_ variables. Needs `astraflow[otel]`."""
+    path: Path | None = None
+    """Folder of the exporter `file`; unset: traces, in the run's folder."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Of the groups, which are traced."""
+
+
+class HubConfig(Strict):
+    """The Dataflow process."""
+
+    listen: str = "127.0.0.1:0"
+    """host:port; port 0 takes a free one."""
+    advertise: str | None = None
+    """How others dial it: auto, fqdn, or a host or IP; unset: as listened on."""
+    session_ttl_s: float = Field(default=10.0, ge=0.5)
+    """A member that says nothing for so long is gone, and what it held is issued again."""
+    patience_s: float = Field(default=30.0, gt=0)
+    """A member that hears nothing from the hub for so long gives up. A hub that comes and goes is
+    borne while it answers anything in between."""
+    tls: TlsConfig = TlsConfig()
+    journal: JournalConfig = JournalConfig()
+
+
+_OF_SERVERS = (
+    *("python", "url", "args", "tensor_parallel", "memory", "cache_gib", "start_s"),
+    "routed_experts",
+)
+
+
+class EngineSettings(Strict):
+    """The inference engine of a RaaS, one per policy, or per model that several policies adapt."""
+
+    kind: Literal["embedded", "vllm", "sglang"] = "embedded"
+    """embedded: in the node's own process, for small models. vllm, sglang: a server that the node
+    starts and supervises, or attaches to; see engines.md."""
+    max_batch: int = Field(default=128, ge=1)
+    """Sequences decoded together."""
+    max_context: int | None = Field(default=None, ge=1)
+    """Tokens of prompt and completion; unset: the model's own limit."""
+    device: str = "auto"
+    """auto, cpu or cuda[:N]. Servers with auto are spread over the GPUs that the node sees."""
+    dtype: Literal["f32", "bf16"] = "f32"
+    """Of the computation."""
+    thread_count: int = Field(default=1, ge=1)
+    """CPU threads for torch."""
+    kv: Literal["keep", "recompute"] = "keep"
+    """What a new version does to the cache of running generations: nothing, or they are read
+    anew with the new weights before they go on; trajectories say which it was."""
+    python: Path | None = None
+    """Servers: interpreter of the environment that the server is installed in; unset: what
+    ASTRAFLOW_VLLM_PYTHON or ASTRAFLOW_SGLANG_PYTHON says."""
+    url: str | None = None
+    """Servers: attach to one that runs on this host already, such as http://127.0.0.1:8000, in
+    place of starting one."""
+    args: tuple[str, ...] = ()
+    """Servers: further arguments of the command that starts it."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Servers: GPUs that share one copy of the model."""
+    memory: float | None = Field(default=None, gt=0, le=1)
+    """Servers: share of a GPU's memory for weights and cache; unset: the server's own, or an equal
+    part of .9 where servers of several policies share it."""
+    cache_gib: float = Field(default=1.0, gt=0)
+    """Servers on a CPU: GiB for keys and values."""
+    routed_experts: bool = False
+    """Servers on GPUs: they tell which experts every token went through, for mixtures of experts
+    that are trained with router replay. The embedded engine always does."""
+    start_s: float = Field(default=600.0, gt=0)
+    """Servers: seconds that a start may take until the first token."""
+
+    @model_validator(mode="after")
+    def _keys_fit_the_kind(self) -> Self:
+        fields = type(self).model_fields
+        strange = [name for name in _OF_SERVERS if getattr(self, name) != fields[name].default]
+        if self.kind == "embedded" and strange:
+            raise ValueError(f"{strange[0]} is for kind vllm or sglang; the engine is embedded")
+        if self.url is not None and self.python is not None:
+            raise ValueError("url attaches to a server and python starts one: give one of them")
+        return self
+
+
+class RelayConfig(Strict):
     """Rollout nodes pass on what they pull, so that a region costs the trainer one transfer.
 
     Over gRPC and, where `raas.lanes` has tcp and there is no TLS, over TCP.
@@ -42,7 +160,7 @@ class Agents(Strict):
     """Bytes of a request; a larger one is answered with 413."""
     patience_s: float = Field(default=20.0, gt=0)
     """Seconds that a client may take for the head of a request, and again for its body."""
-    tls: Tls = Tls()
+    tls: TlsConfig = TlsConfig()
     """Of what agents dial; with `ca`, they must show a certificate of it."""
 
 
@@ -56,8 +174,8 @@ class Raas(Strict):
     """Rollouts of evaluations that one node runs beyond `capacity`, so that training keeps all of
     it. An engine that decodes many at once does a few more at little cost, if it has the memory for
     them. Unset: a tenth of `capacity`, rounded up."""
-    engine: Engine = Engine()
-    relay: Relay = Relay()
+    engine: EngineSettings = EngineSettings()
+    relay: RelayConfig = RelayConfig()
     agents: Agents = Agents()
     lanes: LaneChoice = "auto"
     """Over which weights are pulled, the most wanted first, and relayed; gRPC is the way out in any
@@ -75,7 +193,7 @@ class Raas(Strict):
         return ceil(self.capacity / 10) if self.eval_extra is None else self.eval_extra
 
 
-class Autoscale(Strict):
+class AutoscaleConfig(Strict):
     """How large the pool may be, and how `astraflow autoscale` changes it."""
 
     min: int = Field(default=1, ge=0)
@@ -105,3 +223,36 @@ class Autoscale(Strict):
         if self.stop is not None and self.start is None:
             raise ValueError("stop without start: give both, or neither for local processes")
         return self
+
+
+class Http(Strict):
+    """Endpoints for peers that speak AstraFlow's published HTTP; see http.md."""
+
+    port: int | None = Field(default=None, ge=0, lt=1 << 16)
+    """`astraflow run` starts a gateway on it; 0 takes a free one. Unset: it starts none."""
+    host: str = "127.0.0.1"
+    """On which the gateway listens, and under which peers dial back. Beyond loopback give it a
+    token (ASTRAFLOW_HTTP_TOKEN) and `tls`, or a network in which everybody may train."""
+    tls: TlsConfig = TlsConfig()
+    """Of these endpoints; with `ca`, callers must show a certificate of it."""
+    dial: tuple[str, ...] = ("127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+    """Weight senders and RaaS that may be dialled: names, addresses and networks. The host that a
+    request came from may be dialled too."""
+    legacy_pickle: bool = False
+    """Whether pickled requests are read, as existing peers send them; nothing in them is run."""
+    trainers: tuple[Name, ...] = ()
+    """Policies whose trainers come over HTTP: `astraflow run` starts none for them."""
+    max_body_nbytes: int = Field(default=64 << 20, ge=1 << 10)
+    """Of one request. One host may send so much at once, all together twice of it."""
+    max_answer_nbytes: int = Field(default=128 << 20, ge=1 << 10)
+    """Of one answer of a peer that is dialled, such as the rollouts of a RaaS."""
+    max_weights_nbytes: int | None = Field(default=None, ge=1)
+    """Of the weights that a sender names; unset: the memory of this machine."""
+    body_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds in which all of a request must come."""
+    batch_timeout_s: float = Field(default=3500.0, gt=0)
+    """Seconds after which /batch says 504; peers wait for 3600."""
+    transfer_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds for one transfer of weights, from or to a peer."""
+    silence_s: float = Field(default=3600.0, gt=0)
+    """A trainer that asks nothing for so long has gone, and what it held returns to the run."""

@@ -9,87 +9,100 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from astraflow.config.http import Http
 from astraflow.config.lora import Lora
-from astraflow.config.loss import Correction, Kl, Loss, Sapo
 from astraflow.config.policies import (
     Advantages,
     Broadcast,
     Buffer,
-    Critic,
+    Correction,
+    CriticConfig,
     Keep,
-    Model,
+    Kl,
+    Loss,
+    ModelConfig,
     Optimizer,
     Overlong,
-    Policy,
-    Replay,
+    PolicyConfig,
+    ReplayConfig,
     Sampling,
-    Save,
+    Sapo,
+    SaveConfig,
     Sync,
     Tiny,
-    Trainer,
+    TrainerConfig,
     WarmUp,
 )
-from astraflow.config.pool import Agents, Autoscale, Engine, Raas, Relay
-from astraflow.config.services import Hub, Journal, Metrics, Tls, Tracing
+from astraflow.config.pool import (
+    Agents,
+    AutoscaleConfig,
+    EngineSettings,
+    Http,
+    HubConfig,
+    JournalConfig,
+    Metrics,
+    Raas,
+    RelayConfig,
+    TlsConfig,
+    Tracing,
+)
 from astraflow.config.strict import Algorithm, LaneChoice, Name, Options, OwnEngine, Strict
 from astraflow.config.work import (
     DataSet,
     EvalSet,
-    EvalSuite,
-    MixPhase,
+    EvalSuiteConfig,
+    MixPhaseConfig,
     Relation,
-    Rollouts,
-    Workflow,
+    RolloutsConfig,
+    WorkflowConfig,
 )
 
 __all__ = [
     "Advantages",
     "Agents",
     "Algorithm",
-    "Autoscale",
+    "AutoscaleConfig",
     "Broadcast",
     "Buffer",
     "Correction",
-    "Critic",
+    "CriticConfig",
     "DataSet",
-    "Engine",
+    "EngineSettings",
     "EvalSet",
-    "EvalSuite",
+    "EvalSuiteConfig",
     "Http",
-    "Hub",
-    "Journal",
+    "HubConfig",
+    "JournalConfig",
     "Keep",
     "Kl",
     "LaneChoice",
     "Lora",
     "Loss",
     "Metrics",
-    "MixPhase",
-    "Model",
+    "MixPhaseConfig",
+    "ModelConfig",
     "Name",
     "Optimizer",
     "Options",
     "Overlong",
     "OwnEngine",
-    "Policy",
+    "PolicyConfig",
     "Raas",
     "Recipe",
     "Relation",
-    "Relay",
-    "Replay",
-    "Rollouts",
+    "RelayConfig",
+    "ReplayConfig",
+    "RolloutsConfig",
     "Sampling",
     "Sapo",
-    "Save",
+    "SaveConfig",
     "Strict",
     "Sync",
     "Tiny",
-    "Tls",
+    "TlsConfig",
     "Tracing",
-    "Trainer",
+    "TrainerConfig",
     "WarmUp",
-    "Workflow",
+    "WorkflowConfig",
 ]
 
 
@@ -101,15 +114,15 @@ class Recipe(Strict):
     code: Path = Path()
     """Folder of your own code, named as module:Class, beside the working directory and what is
     installed; unset: the recipe's own folder."""
-    policies: dict[Name, Policy] = Field(min_length=1)
+    policies: dict[Name, PolicyConfig] = Field(min_length=1)
     data: dict[Name, DataSet] = Field(min_length=1)
-    workflows: dict[Name, Workflow] = Field(min_length=1)
-    rollouts: Rollouts
+    workflows: dict[Name, WorkflowConfig] = Field(min_length=1)
+    rollouts: RolloutsConfig
     relation: Relation = Relation()
-    evals: dict[Name, EvalSuite] = Field(default={})
+    evals: dict[Name, EvalSuiteConfig] = Field(default={})
     raas: Raas = Raas()
-    autoscale: Autoscale = Autoscale()
-    hub: Hub = Hub()
+    autoscale: AutoscaleConfig = AutoscaleConfig()
+    hub: HubConfig = HubConfig()
     metrics: Metrics = Metrics()
     tracing: Tracing = Tracing()
     track: tuple[str, ...] = ("tensorboard",)

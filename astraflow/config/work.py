@@ -52,7 +52,7 @@ class DataSet(Strict):
         return self
 
 
-class Workflow(Strict):
+class WorkflowConfig(Strict):
     """Code that turns a prompt into a rollout."""
 
     name: str
@@ -67,7 +67,7 @@ class Workflow(Strict):
     """Policies that it samples from; empty: all of the recipe."""
 
 
-class MixPhase(Strict):
+class MixPhaseConfig(Strict):
     """How data sets are mixed from a version on."""
 
     weights: dict[Name, Annotated[float, Field(ge=0)]] = Field(min_length=1)
@@ -76,10 +76,10 @@ class MixPhase(Strict):
     """First version of the workflow's first policy that it is for."""
 
 
-class Rollouts(Strict):
+class RolloutsConfig(Strict):
     """What is asked for in training."""
 
-    data_set: Name | dict[Name, Annotated[float, Field(ge=0)]] | tuple[MixPhase, ...]
+    data_set: Name | dict[Name, Annotated[float, Field(ge=0)]] | tuple[MixPhaseConfig, ...]
     """One data set, several by weight, or a schedule of weights by version."""
     workflow: Name
     group_size: int = Field(default=8, ge=1)
@@ -131,13 +131,13 @@ class Rollouts(Strict):
         return self
 
     @property
-    def mix(self) -> tuple[MixPhase, ...]:
+    def mix(self) -> tuple[MixPhaseConfig, ...]:
         """How data sets are mixed, phase by phase."""
         match self.data_set:
             case str(name):
-                return (MixPhase(weights={name: 1.0}),)
+                return (MixPhaseConfig(weights={name: 1.0}),)
             case dict(weights):
-                return (MixPhase(weights=weights),)
+                return (MixPhaseConfig(weights=weights),)
             case phases:
                 return phases
 
@@ -191,7 +191,7 @@ class EvalSampling(Strict):
         return self.model_dump(exclude_none=True)
 
 
-class EvalSuite(Strict):
+class EvalSuiteConfig(Strict):
     """An evaluation, run beside training on pinned versions."""
 
     data_sets: tuple[EvalSet, ...] = Field(min_length=1)

@@ -1,12 +1,16 @@
-"""Checks: what the contract asks for, where it says so, and what was seen."""
+"""Checks: what the contract asks for, where it says so, what was seen; for people and machines."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """What came of a check."""
 
     PASSED = "passed"
@@ -15,7 +19,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class ContractCheck:
     """One promise of a peer.
 
     Attributes:
@@ -29,7 +33,7 @@ class Check:
     name: str
     expected: str
     source: str
-    verdict: Verdict = Verdict.NOT_REACHED
+    verdict: CheckVerdict = CheckVerdict.NOT_REACHED
     seen: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -53,28 +57,62 @@ class CheckList:
     What was not judged is NOT_REACHED: an earlier check failed.
     """
 
-    def __init__(self, checks: Iterable[Check]) -> None:
+    def __init__(self, checks: Iterable[ContractCheck]) -> None:
         self._checks = {check.name: check for check in checks}
 
     def passed(self, name: str) -> None:
         """Note that a peer keeps a promise; a check that failed stays failed."""
-        if self._checks[name].verdict is not Verdict.FAILED:
-            self._judge(name, Verdict.PASSED)
+        if self._checks[name].verdict is not CheckVerdict.FAILED:
+            self._judge(name, CheckVerdict.PASSED)
 
     def failed(self, name: str, seen: str) -> None:
         """Note that a peer broke a promise; the first time counts."""
-        if self._checks[name].verdict is not Verdict.FAILED:
-            self._judge(name, Verdict.FAILED, seen)
+        if self._checks[name].verdict is not CheckVerdict.FAILED:
+            self._judge(name, CheckVerdict.FAILED, seen)
 
-    def _judge(self, name: str, verdict: Verdict, seen: str = "") -> None:
+    def _judge(self, name: str, verdict: CheckVerdict, seen: str = "") -> None:
         self._checks[name] = replace(self._checks[name], verdict=verdict, seen=seen)
 
     @property
-    def all(self) -> tuple[Check, ...]:
+    def all(self) -> tuple[ContractCheck, ...]:
         """In the order of the list."""
         return tuple(self._checks.values())
 
     @property
     def are_kept(self) -> bool:
         """Whether all of them passed."""
-        return all(check.verdict is Verdict.PASSED for check in self.all)
+        return all(check.verdict is CheckVerdict.PASSED for check in self.all)
+
+
+_MARKS: Final = {
+    CheckVerdict.PASSED: "[green]passed[/]",
+    CheckVerdict.FAILED: "[red]failed[/]",
+    CheckVerdict.NOT_REACHED: "[dim]not reached[/]",
+}
+
+
+def show(checks: CheckList, *, as_json: bool) -> None:
+    """Write all checks to standard output; what failed with its explanation."""
+    if as_json:
+        Console(soft_wrap=True, highlight=False).print_json(to_json(checks))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    for check in checks.all:
+        console.print(f"{_MARKS[check.verdict]}  {check.name}")
+        if check.verdict is CheckVerdict.FAILED:
+            console.print(_explanation(check))
+
+
+def to_json(checks: CheckList) -> str:
+    """Return the findings as one JSON object."""
+    found = [check.to_json() for check in checks.all]
+    return json.dumps({"passed": checks.are_kept, "checks": found})
+
+
+def _explanation(check: ContractCheck) -> str:
+    lines = {
+        "expected": f"a peer {check.expected}",
+        "seen": check.seen,
+        "contract": check.source,
+    }
+    return "\n".join(f"    [bold]{name}[/]: {escape(line)}" for name, line in lines.items())

@@ -1,27 +1,152 @@
-"""What the command line calls: looks at a peer, and says what was found."""
+"""What the command line calls: a run is set up, the member comes, and every check is judged."""
 
 import asyncio
 import logging
 import shlex
 import shutil
 import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
 from google.protobuf.json_format import Parse, ParseError
 
-from astraflow.conformance.checks import CheckList
-from astraflow.conformance.play import Role, Terms, examine
-from astraflow.conformance.report import show
-from astraflow.conformance.stage import POLICY, Stage
-from astraflow.conformance.weights import CHECKS, Source, check_source
+from astraflow.config.recipe import Recipe
+from astraflow.conformance import raas, trainer
+from astraflow.conformance.checks import CheckList, ContractCheck, show
+from astraflow.conformance.raas import laws_of
+from astraflow.conformance.stage import DIGITS, POLICY, Law, ScriptEnded, Stage, executed
+from astraflow.conformance.tap import Tap
+from astraflow.conformance.weights import CHECKS, CheckedSource, check_source
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import VersionInfo
 from astraflow.telemetry.logging import configure_logging
+from astraflow.testing.recipes import small_recipe
+from astraflow.testing.run import start_run
 from astraflow.wire.versions import decode_version_info
 from astraflow_proto.weights.v1 import version_pb2
 
+_TTL_S: Final = 3.0
 
-def look_at_member(role: Role, terms: Terms, *, as_json: bool) -> bool:
+_STEPS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRole:
+    """A kind of member that can be looked at.
+
+    Attributes:
+        checks: In their order.
+        laws: What must hold all the time.
+        set_up: Brings the other members.
+        play: The script.
+    """
+
+    checks: Sequence[ContractCheck]
+    laws: Callable[[], dict[str, Law]]
+    set_up: Callable[[Stage], Coroutine[Any, Any, None]]
+    play: Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+TRAINER: Final = CheckedRole(
+    checks=trainer.CHECKS, laws=trainer.laws, set_up=trainer.set_up, play=trainer.play
+)
+
+RAAS: Final = CheckedRole(
+    checks=raas.CHECKS, laws=partial(laws_of, raas.JOIN), set_up=raas.set_up, play=raas.play
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckTerms:
+    """How a member is looked at.
+
+    Attributes:
+        command: Starts it; see `executed`. None: it is started by somebody else.
+        listen: host:port that it dials; port 0 takes a free one.
+        patience_s: How long one thing is waited for.
+        model: Directory of safetensors whose weights the run has, for a RaaS; None: a small tensor.
+        prompts: Texts of characters that its model knows.
+    """
+
+    command: str | None = None
+    listen: str = "127.0.0.1:0"
+    patience_s: float = 30.0
+    model: Path | None = None
+    prompts: Sequence[str] = tuple(DIGITS)
+
+
+async def examine(
+    role: CheckedRole, terms: CheckTerms, *, on_ready: Callable[[Stage], None] | None = None
+) -> CheckList:
+    """Look at a member, from its first call to its last.
+
+    Args:
+        role: What it is.
+        terms: How it is looked at.
+        on_ready: Called once it may dial; None: nobody is.
+    """
+    checks = CheckList(role.checks)
+    async with _stage(role, terms, checks) as stage:
+        await role.set_up(stage)
+        if on_ready is not None:
+            on_ready(stage)
+        with suppress(ScriptEnded):
+            async with executed(stage, terms.command):
+                await role.play(stage)
+                stage.keep_laws()
+    return checks
+
+
+@asynccontextmanager
+async def _stage(role: CheckedRole, terms: CheckTerms, checks: CheckList) -> AsyncGenerator[Stage]:
+    with TemporaryDirectory(prefix="astraflow-conformance-") as name:
+        folder = Path(name)
+        recipe = _recipe(folder, terms.prompts)
+        async with _tap(terms.listen) as tap, start_run(recipe, run_dir=folder / "run") as run:
+            tap.hub = run.address
+            try:
+                yield Stage(
+                    run=run,
+                    tap=tap,
+                    checks=checks,
+                    laws=role.laws(),
+                    patience_s=terms.patience_s,
+                    model=terms.model,
+                )
+            finally:
+                await tap.close()
+
+
+@asynccontextmanager
+async def _tap(listen: str) -> AsyncGenerator[Tap]:
+    tap = Tap()
+    await tap.serve(listen)
+    try:
+        yield tap
+    finally:
+        await tap.close()
+
+
+def _recipe(folder: Path, prompts: Sequence[str]) -> Recipe:
+    """Return a recipe that does not end by itself."""
+    rows = [{"prompt": text, "answer": text} for text in prompts]
+    return small_recipe(
+        folder,
+        scorer="exact",
+        prompts=rows,
+        changes={
+            "hub.session_ttl_s": _TTL_S,
+            "policies.solver.trainer.step_count": _STEPS,
+        },
+    )
+
+
+def check_member(role: CheckedRole, terms: CheckTerms, *, as_json: bool) -> bool:
     """Look at a member, show what was found, and return whether it keeps the contract.
 
     Raises:
@@ -34,7 +159,7 @@ def look_at_member(role: Role, terms: Terms, *, as_json: bool) -> bool:
     return checks.are_kept
 
 
-def look_at_source(target: str, *, token: str, version: Path, as_json: bool) -> bool:
+def check_transfer_service(target: str, *, token: str, version: Path, as_json: bool) -> bool:
     """Look at a TransferService; the same.
 
     Raises:
@@ -42,7 +167,7 @@ def look_at_source(target: str, *, token: str, version: Path, as_json: bool) -> 
     """
     _quiet()
     secret, info = _secret(token), _version(version)
-    source = Source(address=target, token=secret, told=lambda: info)
+    source = CheckedSource(address=target, token=secret, registered=lambda: info)
     checks = CheckList(CHECKS)
     asyncio.run(check_source(checks, source))
     show(checks, as_json=as_json)

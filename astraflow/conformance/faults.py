@@ -8,7 +8,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import SESSION_KEY
 
 
-class Pass:
+class PassThrough:
     """Lets everything pass."""
 
     def begin(self, call: Call) -> None:
@@ -25,7 +25,7 @@ class Pass:
         return [message]
 
 
-class CutResponse(Pass):
+class CutResponse(PassThrough):
     """Ends a call in place of its response: what was asked for is done, the answer lost.
 
     Attributes:
@@ -53,7 +53,7 @@ class CutResponse(Pass):
         raise AstraflowError(Reason.NOT_READY, "the connection was cut", retryable=True)
 
 
-class ChangeResponse(Pass):
+class ChangeResponse(PassThrough):
     """Puts other responses in the place of one.
 
     Attributes:
@@ -84,7 +84,7 @@ class ChangeResponse(Pass):
         return others
 
 
-class EveryResponse(Pass):
+class EveryResponse(PassThrough):
     """Changes all responses of a call in place."""
 
     def __init__(self, name: str, change: Callable[[Any], object]) -> None:
@@ -99,7 +99,7 @@ class EveryResponse(Pass):
         return [message]
 
 
-class Refuse(Pass):
+class Refuse(PassThrough):
     """Answers a call with an error, every time."""
 
     def __init__(self, name: str, error: AstraflowError) -> None:
@@ -114,7 +114,7 @@ class Refuse(Pass):
         return [message]
 
 
-class EndSession(Pass):
+class EndSession(PassThrough):
     """Has every call of a session answer SESSION_ENDED until its member joined again.
 
     Attributes:

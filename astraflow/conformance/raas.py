@@ -1,89 +1,202 @@
 """The script for a RaaS: a real run gives it tasks, a source that lies once its weights."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from astraflow.conformance.checks import Broken, Check
+from astraflow.conformance.checks import Broken, ContractCheck
 from astraflow.conformance.faults import ChangeResponse, CutResponse, EveryResponse, Refuse
-from astraflow.conformance.rollout_record import first_of, id_of, items, nacks, results
 from astraflow.conformance.session_checks import (
     EVERY_MEMBERS,
     check_drain,
-    check_pulse,
+    check_keep_alive,
     check_resume,
+    laws_of_sessions,
 )
-from astraflow.conformance.stage import Stage
+from astraflow.conformance.stage import Law, Stage
 from astraflow.conformance.tap import Call, Fault, Tap
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.weight_files import flatten, read_weights
-from astraflow.testing.made_weights import Flickering
-from astraflow.testing.trainer import train_counter
-from astraflow_proto.common.v1 import session_pb2
+from astraflow.testing.trainer import Flickering, train_counter
+from astraflow_proto.common.v1 import failure_pb2, session_pb2
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
 from astraflow_proto.weights.v1 import version_pb2
 
+
+def items(call: Call) -> list[Any]:
+    """Return what was sent on a StreamRollouts, in order."""
+    return [item for message in call.requests for item in message.items]
+
+
+def id_of(item: Any) -> str:
+    """Return the id under which an item is acknowledged."""
+    return item.rollout.rollout_id if item.HasField("rollout") else item.result.task_id
+
+
+def results(tap: Tap) -> list[Any]:
+    """Return the results of tasks that the member sent."""
+    sent = [item for call in tap.of("StreamRollouts") for item in items(call)]
+    return [item.result for item in sent if item.HasField("result")]
+
+
+def tasks(tap: Tap) -> list[Any]:
+    """Return the tasks that reached the member."""
+    events = [event for call in tap.of("StreamTasks") for event in call.responses]
+    return [event.task for event in events if event.HasField("task")]
+
+
+def nacks(tap: Tap) -> list[Any]:
+    """Return the tasks that the member gave back."""
+    asked = [message for call in tap.of("StreamTasks") for message in call.requests]
+    return [message.nack for message in asked if message.HasField("nack")]
+
+
+def first_of(found: Any) -> Any:
+    """Return the first of what was found; None of nothing."""
+    return next(iter(found), None)
+
+
+def laws_of(join: str) -> dict[str, Law]:
+    """Return what must hold all the time, once `join` let the member in."""
+    return {
+        "rollouts.accepted": _none_is_rejected,
+        "rollouts.backpressure": _nothing_comes_twice,
+        "tasks.credit": _is_within_credit,
+        "tasks.closed": _results_close,
+        "versions.reported": _versions_rise,
+        **laws_of_sessions(join),
+    }
+
+
+def _versions_rise(tap: Tap) -> str | None:
+    newest: dict[str, int] = {}
+    for call in tap.of("ReportVersion"):
+        report = call.requests[0]
+        if call.reason is Reason.VERSION_UNKNOWN:
+            return f"it reported version {report.version}, which was never published"
+        if report.state == version_pb2.VERSION_STATE_LIVE:
+            before = newest.setdefault(report.policy_id, report.version)
+            if report.version < before:
+                return f"it reported version {report.version} LIVE, and {before} before that"
+            newest[report.policy_id] = report.version
+    return None
+
+
+def _none_is_rejected(tap: Tap) -> str | None:
+    for call in tap.of("StreamRollouts"):
+        for ack in (ack for message in call.responses for ack in message.acks):
+            if ack.disposition == pb.DISPOSITION_REJECTED:
+                reason = failure_pb2.Reason.Name(ack.reason)
+                return f"{ack.item_id} was rejected: {ack.message} [{reason}]"
+    return None
+
+
+def _nothing_comes_twice(tap: Tap) -> str | None:
+    for call in tap.of("StreamRollouts"):
+        ((item_id, count),) = Counter(map(id_of, items(call))).most_common(1) or [("", 0)]
+        if count > 1:
+            return f"{item_id} came {count} times on one stream"
+    return None
+
+
+def _is_within_credit(tap: Tap) -> str | None:
+    for call in tap.of("StreamTasks"):
+        if call.requests and not call.requests[0].HasField("open"):
+            return "the first message on StreamTasks is not open"
+    nacked = [nack.failure.reason for nack in nacks(tap)]
+    if failure_pb2.REASON_CAPACITY_EXCEEDED in nacked or failure_pb2.REASON_OVERLOADED in nacked:
+        return "it gave a task back that its own credit had asked for"
+    return None
+
+
+def _results_close(tap: Tap) -> str | None:
+    nacked = {nack.task_id for nack in nacks(tap)}
+    for call in tap.of("StreamRollouts"):
+        closed: set[str] = set()
+        for item in items(call):
+            if item.HasField("result"):
+                closed.add(item.result.task_id)
+            elif item.rollout.task_id in closed:
+                return f"{id_of(item)} came behind the TaskResult of {item.rollout.task_id}"
+        if given_back := closed & nacked:
+            return f"a TaskResult came of {min(given_back)}, which it had given back by a TaskNack"
+    return _results_add_up(tap)
+
+
+def _results_add_up(tap: Tap) -> str | None:
+    sample_counts = {task.task_id: len(task.sample_indexes) for task in tasks(tap)}
+    for result in results(tap):
+        wanted = sample_counts.get(result.task_id)
+        found = result.rollout_count + len(result.failures)
+        if wanted is not None and found != wanted:
+            return f"{result.task_id} asked for {wanted} samples, its result has {found}"
+    return None
+
+
 JOIN: Final = "JoinPool"
+
 # The record grows with every rollout, and is looked through at every message.
 _STEP_S: Final = 0.05
+
 _SERVICE: Final = "dataflow/v1/raas_service.proto, "
 
 CHECKS: Final = (
-    Check(
+    ContractCheck(
         name="raas.joined",
         expected="joins with contract_version, a name, a capacity and the policy of the run",
         source=_SERVICE + "JoinPoolRequest",
     ),
-    Check(
+    ContractCheck(
         name="weights.corrupt_chunk",
         expected="takes no chunk of another digest: pulls again, and goes live with what verified",
         source="weights/v1/patch.proto, Chunk; docs/weights.md, When something is wrong",
     ),
-    Check(
+    ContractCheck(
         name="versions.reported",
         expected="reports a published version VERSION_STATE_LIVE once tokens are sampled with it,"
         " and none below it after that",
         source="weights/v1/version_service.proto, ReportVersion",
     ),
-    Check(
+    ContractCheck(
         name="tasks.credit",
         expected="opens StreamTasks with its credit, and takes no more than that",
         source=_SERVICE + "TaskOpen, TaskCredit",
     ),
-    Check(
+    ContractCheck(
         name="rollouts.accepted",
         expected="sends rollouts that are sound: none is answered with DISPOSITION_REJECTED",
         source="rollout/v1/rollout.proto, Rollout; rollout/v1/trajectory.proto, Trajectory",
     ),
-    Check(
+    ContractCheck(
         name="tasks.closed",
         expected="closes a task that it did not give back with a TaskResult behind all of its"
         " rollouts, whose numbers add up",
         source=_SERVICE + "StreamRolloutsRequest; rollout/v1/rollout.proto, TaskResult",
     ),
-    Check(
+    ContractCheck(
         name="rollouts.backpressure",
         expected="sends nothing twice on one stream while acks are late, and stays alive",
         source=_SERVICE + "StreamRollouts: sent again on the next stream",
     ),
-    Check(
+    ContractCheck(
         name="rollouts.redelivered",
         expected="sends what was not acknowledged again on the next stream, under the same ids",
         source=_SERVICE + "StreamRollouts",
     ),
-    Check(
+    ContractCheck(
         name="tasks.reopened",
         expected="opens a StreamTasks again that was cut, and goes on with what it holds",
         source=_SERVICE + "StreamTasks",
     ),
-    Check(
+    ContractCheck(
         name="tasks.recovered",
         expected="has the run find what a cut StreamTasks swallowed: JoinPool with SessionResume,"
         " which lists the tasks that it has and no other",
         source=_SERVICE + "StreamTasks",
     ),
-    Check(
+    ContractCheck(
         name="tasks.deadline",
         expected="closes a task that is cancelled because its deadline passed: its TaskResult is"
         " still due",
@@ -160,7 +273,7 @@ async def play(stage: Stage) -> None:
     await _check_cut_tasks(stage)
     await _check_deadline(stage)
     await check_resume(stage, JOIN)
-    await check_pulse(stage)
+    await check_keep_alive(stage)
     await check_drain(stage, JOIN)
 
 

@@ -6,41 +6,41 @@ from typing import Any, Final
 
 import grpc
 
-from astraflow.conformance.checks import Broken, Check
+from astraflow.conformance.checks import Broken, ContractCheck
 from astraflow.conformance.faults import EndSession
 from astraflow.conformance.stage import Law, Stage
 from astraflow.conformance.tap import Tap
 from astraflow.core.errors import Reason
 
-KEPT_ALIVE: Final = Check(
+KEPT_ALIVE: Final = ContractCheck(
     name="session.kept_alive",
     expected="sends KeepAlive every Session.keep_alive_interval, and never lets the ttl pass",
     source="common/v1/session.proto, Session.keep_alive_interval",
 )
-RESUMED: Final = Check(
+RESUMED: Final = ContractCheck(
     name="session.resumed",
     expected="joins again once a call was answered with SESSION_ENDED; always with SessionResume,"
     " the same incarnation and what it still holds",
     source="common/v1/failure.proto, REASON_SESSION_ENDED; common/v1/session.proto, SessionResume",
 )
-DEADLINES: Final = Check(
+DEADLINES: Final = ContractCheck(
     name="calls.deadlines",
     expected="gives every unary call to the run a deadline",
     source="common/v1/session.proto, Session",
 )
-VALID: Final = Check(
+VALID: Final = ContractCheck(
     name="calls.valid",
     expected="sends messages that parse, with fields in their ranges, to methods of the contract:"
     " no call is answered with INVALID_ARGUMENT or UNIMPLEMENTED",
     source="common/v1/failure.proto, REASON_INVALID_FIELD",
 )
-SECRETS: Final = Check(
+SECRETS: Final = ContractCheck(
     name="calls.secrets",
     expected="carries Session.token as metadata astraflow-session-bin on every call to the run"
     " after the one that joins, and Session.transfer_token as astraflow-transfer-bin to a source",
     source="common/v1/session.proto, Session; docs/clients.md, Every member",
 )
-DRAINED: Final = Check(
+DRAINED: Final = ContractCheck(
     name="member.drained",
     expected="finishes or hands back what it holds after DIRECTIVE_KIND_DRAIN, calls EndSession,"
     " and exits with code 0",
@@ -57,7 +57,7 @@ def laws_of_sessions(join: str) -> dict[str, Law]:
         RESUMED.name: _resumes(join),
         SECRETS.name: _secrets,
         VALID.name: _valid,
-        KEPT_ALIVE.name: _pulse(join),
+        KEPT_ALIVE.name: _keep_alives(join),
         DEADLINES.name: _deadlines,
     }
 
@@ -89,7 +89,7 @@ def _secrets(tap: Tap) -> str | None:
     return None
 
 
-def _pulse(join: str) -> Law:
+def _keep_alives(join: str) -> Law:
     def law(tap: Tap) -> str | None:
         opened = next((call for call in tap.of(join) if call.responses), None)
         if opened is None:
@@ -132,7 +132,7 @@ def _resumes(join: str) -> Law:
     return law
 
 
-async def check_pulse(stage: Stage) -> None:
+async def check_keep_alive(stage: Stage) -> None:
     """Wait for the second KeepAlive."""
     with stage.check(KEPT_ALIVE.name):
         await stage.until(
@@ -170,4 +170,4 @@ async def check_drain(stage: Stage, join: str) -> None:
         )
         code = await stage.left()
         if code:
-            raise Broken(f"its exit code is {code}: {stage.said()}")
+            raise Broken(f"its exit code is {code}: {stage.last_lines()}")

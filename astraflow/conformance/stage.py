@@ -43,7 +43,7 @@ Found = TypeVar("Found")
 Law = Callable[[Tap], str | None]
 
 
-class Settled(Exception):  # noqa: N818 - the end of a script, not a defect
+class ScriptEnded(Exception):  # noqa: N818 - the end of a script, not a defect
     """A check failed; what follows cannot be reached."""
 
 
@@ -68,7 +68,7 @@ class Stage:
     patience_s: float
     model: Path | None = None
     peer: asyncio.subprocess.Process | None = None
-    _told: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
+    _lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
 
     @contextmanager
     def check(self, name: str) -> Generator[None]:
@@ -82,10 +82,10 @@ class Stage:
             self.require_laws()
         except Broken as broken:
             self.checks.failed(name, str(broken))
-            raise Settled from broken
+            raise ScriptEnded from broken
         except AstraflowError as error:
             self.checks.failed(name, f"{error.message} [{error.reason}]")
-            raise Settled from error
+            raise ScriptEnded from error
         self.checks.passed(name)
 
     async def until(
@@ -164,7 +164,7 @@ class Stage:
         for name, law in self.laws.items():
             if (broken := law(self.tap)) is not None:
                 self.checks.failed(name, broken)
-                raise Settled
+                raise ScriptEnded
 
     def _refusal(self) -> str:
         """Return what the last refused call of the member was told, for a finding."""
@@ -182,7 +182,7 @@ class Stage:
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 code = await self._end()
-                raise Broken(f"the peer ended, exit code {code}; it said: {self.said()}")
+                raise Broken(f"the peer ended, exit code {code}; it said: {self.last_lines()}")
 
     async def _next_event(self, what: str) -> None:
         changed = asyncio.ensure_future(self.tap.changed())
@@ -196,7 +196,7 @@ class Stage:
                 self.require_laws()
                 raise Broken(
                     f"the peer ended, exit code {ended.result()}, before this came: {what};"
-                    f" it said: {self.said()}"
+                    f" it said: {self.last_lines()}"
                 )
         finally:
             changed.cancel()
@@ -208,9 +208,9 @@ class Stage:
             return 0
         return await self.peer.wait()
 
-    def said(self) -> str:
+    def last_lines(self) -> str:
         """Return the last lines that the peer wrote to its standard error."""
-        return " | ".join(self._told) or "nothing on its standard error"
+        return " | ".join(self._lines) or "nothing on its standard error"
 
     async def listen(self, process: asyncio.subprocess.Process) -> None:
         """Keep the last lines that the peer writes to its standard error."""
@@ -218,9 +218,9 @@ class Stage:
         while process.stderr and (read := await process.stderr.read(_READ_NBYTES)):
             *lines, rest = (rest + read.decode(errors="replace")).split("\n")
             rest = rest[-_READ_NBYTES:]
-            self._told.extend(line.rstrip()[:_LINE_LENGTH] for line in lines)
+            self._lines.extend(line.rstrip()[:_LINE_LENGTH] for line in lines)
         if rest:
-            self._told.append(rest.rstrip()[:_LINE_LENGTH])
+            self._lines.append(rest.rstrip()[:_LINE_LENGTH])
 
 
 @asynccontextmanager
@@ -250,7 +250,7 @@ async def executed(stage: Stage, command: str | None) -> AsyncGenerator[None]:
         )
     except OSError as error:
         stage.checks.failed(stage.checks.all[0].name, f"'{command}' cannot be started: {error}")
-        raise Settled from error
+        raise ScriptEnded from error
     stage.peer = process
     listening = asyncio.ensure_future(stage.listen(process))
     try:

@@ -1,61 +1,144 @@
 """The script for a trainer: a real run serves it, and a node of ours trusts what it publishes."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from astraflow.conformance.checks import Broken, Check
-from astraflow.conformance.faults import CutResponse
-from astraflow.conformance.pacing import BACKPRESSURE, Pacing, check_pace
+from astraflow.conformance.checks import Broken, ContractCheck
+from astraflow.conformance.faults import CutResponse, PassThrough
 from astraflow.conformance.session_checks import (
     EVERY_MEMBERS,
     check_drain,
-    check_pulse,
+    check_keep_alive,
     check_resume,
     laws_of_sessions,
 )
-from astraflow.conformance.stage import DIGITS, Law, Settled, Stage
+from astraflow.conformance.stage import DIGITS, Law, ScriptEnded, Stage
 from astraflow.conformance.tap import Call, Tap
 from astraflow.conformance.weights import CHECKS as WEIGHT_CHECKS
-from astraflow.conformance.weights import Source, check_source
+from astraflow.conformance.weights import CheckedSource, check_source
 from astraflow.core.errors import Reason
 from astraflow.core.versions import VersionInfo
+from astraflow.rpc.auth import SESSION_KEY
 from astraflow.wire.versions import decode_version_info
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
 
+BACKPRESSURE: Final = ContractCheck(
+    name="batches.backpressure",
+    expected="takes no more than max_outstanding batches: settles one as CONSUMED once all its"
+    " parts came, opens no second stream beside the first, and stays alive while they are late",
+    source="dataflow/v1/trainer_service.proto, StreamBatchesRequest.max_outstanding",
+)
+
+
+class PaceWatch(PassThrough):
+    """Lets everything pass, and notes the first thing by which a trainer gets ahead of itself."""
+
+    def __init__(self) -> None:
+        self._seen: str | None = None
+        self._missing = defaultdict[str, int](int)
+        self._streams: list[Call] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the header of a batch passed whose parts did not."""
+        return any(missing > 0 for missing in self._missing.values())
+
+    def law(self, tap: Tap) -> str | None:
+        """Return what was seen."""
+        del tap
+        return self._seen
+
+    def request(self, call: Call, message: Any) -> Sequence[Any]:
+        """Look at what the trainer asks for and settles."""
+        if call.name == "StreamBatches":
+            self._note(self._opened(call, message))
+        elif call.name == "AckBatch":
+            self._note(self._acknowledged(message))
+        return [message]
+
+    def response(self, call: Call, message: Any) -> Sequence[Any]:
+        """Count the parts that are still to come of each batch."""
+        if call.name == "StreamBatches" and message.HasField("header"):
+            self._missing[message.header.batch_id] = message.header.part_count
+        elif call.name == "StreamBatches" and message.HasField("part"):
+            self._missing[message.part.batch_id] -= 1
+        return [message]
+
+    def _note(self, seen: str | None) -> None:
+        self._seen = self._seen or seen
+
+    def _opened(self, call: Call, message: Any) -> str | None:
+        open_calls = [each for each in self._streams if _is_open(each)]
+        self._streams = [*open_calls, call]
+        if message.max_outstanding < 1:
+            return f"max_outstanding is {message.max_outstanding}; it is 1 or more"
+        for other in open_calls:
+            is_same_session = other.metadata.get(SESSION_KEY) == call.metadata.get(SESSION_KEY)
+            if is_same_session and other.requests[0].rank == message.rank:
+                return f"rank {message.rank} opened a second stream while its first one was open"
+        return None
+
+    def _acknowledged(self, message: Any) -> str | None:
+        missing = self._missing[message.batch_id]
+        if missing > 0 and message.outcome == pb.BATCH_OUTCOME_CONSUMED:
+            return f"{message.batch_id} was settled as CONSUMED, {missing} parts before its last"
+        return None
+
+
+def _is_open(call: Call) -> bool:
+    return call.code is None and not call.broken.done()
+
+
+async def check_pace(stage: Stage) -> None:
+    """Keep the parts of a batch back for a while: the trainer waits, and stays alive."""
+    (pacing,) = (fault for fault in stage.tap.faults if isinstance(fault, PaceWatch))
+    with (
+        stage.check(BACKPRESSURE.name),
+        stage.tap.held("StreamBatches", lambda message: message.HasField("part")),
+    ):
+        await stage.until(lambda: pacing.is_open or None, "the header of another batch")
+        count = len(stage.tap.of("KeepAlive"))
+        await stage.call("KeepAlive", "KeepAlive while parts are late", after=count + 1)
+
+
 JOIN: Final = "RegisterTrainer"
+
 _FIRST: Final = 0
+
 # The record grows with every batch, and is looked through at every message.
 _TOKEN_S: Final = 0.005
 
 CHECKS: Final = (
-    Check(
+    ContractCheck(
         name="trainer.registered",
         expected="registers for the policy, with contract_version, groups_per_batch and where it"
         " serves weights",
         source="dataflow/v1/trainer_service.proto, RegisterTrainerRequest",
     ),
-    Check(
+    ContractCheck(
         name="versions.first",
         expected="publishes RegisterTrainerResponse.next_version before it trains",
         source="dataflow/v1/trainer_service.proto, RegisterTrainerResponse.next_version",
     ),
     *WEIGHT_CHECKS,
-    Check(
+    ContractCheck(
         name="versions.next",
         expected="publishes the newest version plus one, with one content per version",
         source="dataflow/v1/trainer_service.proto, PublishVersion",
     ),
-    Check(
+    ContractCheck(
         name="batches.acked",
         expected="settles a batch that it was sent once all its parts came",
         source="dataflow/v1/trainer_service.proto, AckBatch",
     ),
-    Check(
+    ContractCheck(
         name="acks.repeated",
         expected="repeats an ack whose answer was lost, with the same outcome",
         source="dataflow/v1/trainer_service.proto, AckBatch: idempotent for the same outcome",
     ),
-    Check(
+    ContractCheck(
         name="batches.redelivered",
         expected="opens a stream again that was cut, takes the batch whole as it comes again, and"
         " settles it once",
@@ -71,7 +154,7 @@ def laws() -> dict[str, Law]:
     return {
         "versions.first": _first_is_taken,
         "versions.next": _versions_are_next,
-        "batches.acked": _settled_are_held,
+        "batches.acked": _acked_are_held,
         "acks.repeated": _outcome_stays,
         **laws_of_sessions(JOIN),
     }
@@ -90,7 +173,7 @@ async def play(stage: Stage) -> None:
         _require_first(await stage.call("PublishVersion", "a version"))
     source = _source(joined, stage.tap)
     if not await check_source(stage.checks, source, keep_laws=stage.require_peer):
-        raise Settled
+        raise ScriptEnded
     with stage.check("batches.acked"):
         await stage.call("AckBatch", "an AckBatch after the parts of a batch")
     await check_pace(stage)
@@ -99,7 +182,7 @@ async def play(stage: Stage) -> None:
     await check_resume(stage, JOIN)
     with stage.check("versions.next"):
         await stage.until(lambda: _published(stage.tap, 1) or None, "the version after the first")
-    await check_pulse(stage)
+    await check_keep_alive(stage)
     await check_drain(stage, JOIN)
 
 
@@ -131,7 +214,7 @@ def _refused_version(tap: Tap) -> str | None:
     return None
 
 
-def _settled_are_held(tap: Tap) -> str | None:
+def _acked_are_held(tap: Tap) -> str | None:
     for call in _refused(tap, "AckBatch", Reason.BATCH_UNKNOWN):
         return f"{call.requests[0].batch_id} was settled, which was never sent: {call.text}"
     return None
@@ -154,16 +237,16 @@ def _published(tap: Tap, version: int) -> list[VersionInfo]:
     return [decode_version_info(info) for info in infos if info.version == version]
 
 
-def _source(joined: Call, tap: Tap) -> Source:
-    def told() -> VersionInfo:
+def _source(joined: Call, tap: Tap) -> CheckedSource:
+    def registered() -> VersionInfo:
         infos = _published(tap, _FIRST)
         patches = {patch.root_digest: patch for info in infos for patch in info.patches}
         return replace(infos[0], patches=tuple(patches.values()))
 
-    return Source(
+    return CheckedSource(
         address=joined.requests[0].weight_endpoints[0].endpoint,
         token=joined.responses[0].session.transfer_token,
-        told=told,
+        registered=registered,
     )
 
 
@@ -214,7 +297,7 @@ def _ack(tap: Tap, batch_id: str) -> Call | None:
 
 async def set_up(stage: Stage) -> None:
     """Bring the node that rolls out for the trainer, and watch the trainer's pace."""
-    pacing = Pacing()
+    pacing = PaceWatch()
     stage.tap.faults.append(pacing)
     stage.laws = {BACKPRESSURE.name: pacing.law, **stage.laws}
     await stage.run.add_node(token_s=_TOKEN_S, alphabet=DIGITS)

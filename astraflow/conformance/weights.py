@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc
 from grpc.aio import AioRpcError
 
-from astraflow.conformance.checks import Broken, Check, CheckList
+from astraflow.conformance.checks import Broken, CheckList, ContractCheck
 from astraflow.conformance.tap import parsed
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import SourceInfo as VersionSource
@@ -18,7 +18,6 @@ from astraflow.rpc.auth import MetadataPairs, transfer_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from
 from astraflow.weights.fetch.puller import WeightPuller
-from astraflow.wire.patches import decode_sent_chunk, digest_of, root_digest
 from astraflow.wire.transfers import (
     ChunkSet,
     TransferPlan,
@@ -26,7 +25,13 @@ from astraflow.wire.transfers import (
     decode_transfer_plan,
     encode_transfer_spec,
 )
-from astraflow.wire.weights import decode_layout, layout_digest
+from astraflow.wire.weights import (
+    decode_layout,
+    decode_sent_chunk,
+    digest_of,
+    layout_digest,
+    root_digest,
+)
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 
 # All that a puller does to get a version, in calls.
@@ -35,44 +40,44 @@ _PATH: Final = "/astraflow.weights.v1.TransferService/"
 _SERVICE: Final = "weights/v1/transfer_service.proto, "
 
 CHECKS: Final = (
-    Check(
+    ContractCheck(
         name="weights.secret",
         expected="answers TOKEN_INVALID to a GetLayout and a Pull without Session.transfer_token",
         source=_SERVICE + "TransferService",
     ),
-    Check(
+    ContractCheck(
         name="weights.layout",
         expected="hands out the layout whose BLAKE3 was registered",
         source=_SERVICE + "GetLayout; weights/v1/layout.proto has the canonical form",
     ),
-    Check(
+    ContractCheck(
         name="weights.unknown_version",
         expected="answers VERSION_UNKNOWN to a Pull of a version that was never published, and"
         " sends no other in its place",
         source=_SERVICE + "Pull",
     ),
-    Check(
+    ContractCheck(
         name="weights.plan",
         expected="sends the plan first; chunk digests in it add up to a root that was registered",
         source=_SERVICE + "PullResponse; weights/v1/patch.proto, PatchInfo.root_digest",
     ),
-    Check(
+    ContractCheck(
         name="weights.chunks",
         expected="sends each planned chunk once, with the digest that the plan has, and ends the"
         " stream behind the last",
         source="weights/v1/patch.proto, Chunk; weights/v1/transfer.proto, TransferPlan.chunk_count",
     ),
-    Check(
+    ContractCheck(
         name="weights.resumed",
         expected="leaves out what TransferSpec.have_chunks names",
         source="weights/v1/transfer.proto, TransferSpec.have_chunks",
     ),
-    Check(
+    ContractCheck(
         name="weights.backpressure",
         expected="serves others while somebody who pulls does not read",
         source=_SERVICE + "Pull",
     ),
-    Check(
+    ContractCheck(
         name="weights.state",
         expected="serves patches that lead to the registered state digest",
         source="weights/v1/version.proto, VersionInfo.content_digest; docs/weights.md, Digests",
@@ -84,7 +89,7 @@ KeepLaws = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class CheckedSource:
     """A TransferService, and a version that it serves.
 
     Attributes:
@@ -96,13 +101,13 @@ class Source:
 
     address: str
     token: bytes
-    told: Callable[[], VersionInfo]
+    registered: Callable[[], VersionInfo]
     patience_s: float = 10.0
 
     @property
     def info(self) -> VersionInfo:
         """The version, as it is registered now."""
-        return self.told()
+        return self.registered()
 
     @property
     def spec(self) -> TransferSpec:
@@ -115,7 +120,7 @@ class Source:
 
 
 async def check_source(
-    checks: CheckList, source: Source, *, keep_laws: KeepLaws | None = None
+    checks: CheckList, source: CheckedSource, *, keep_laws: KeepLaws | None = None
 ) -> bool:
     """Judge all checks of a source; return whether it passed them all.
 
@@ -141,7 +146,7 @@ async def _judge(
     except Broken as broken:
         seen = str(broken)
     except AioRpcError as error:
-        seen = f"the call failed: {_told(error)}"
+        seen = f"the call failed: {_answer_of(error)}"
     except AstraflowError as error:
         seen = f"what it sent is not sound: {error.message} [{error.reason}]"
     except TimeoutError:
@@ -159,7 +164,7 @@ async def _judge(
 
 
 @asynccontextmanager
-async def _probe(source: Source) -> "AsyncGenerator[_Probe]":
+async def _probe(source: CheckedSource) -> "AsyncGenerator[_Probe]":
     channel = dial(source.address)
     try:
         yield _Probe(source, channel)
@@ -170,7 +175,7 @@ async def _probe(source: Source) -> "AsyncGenerator[_Probe]":
 class _Probe:
     """Calls a source, as a puller does and as no puller should."""
 
-    def __init__(self, source: Source, channel: Any) -> None:
+    def __init__(self, source: CheckedSource, channel: Any) -> None:
         self._source = source
         self._token = transfer_metadata(source.token)
         # Answers stay bytes until they are looked at.
@@ -346,11 +351,13 @@ async def _refused(call: Any, reason: Reason) -> None:
         await call
     except AioRpcError as error:
         if (found := raised_from(error).reason) is not reason:
-            raise Broken(f"it answered {_told(error)} [{found}] in place of {reason}") from error
+            raise Broken(
+                f"it answered {_answer_of(error)} [{found}] in place of {reason}"
+            ) from error
         return
     raise Broken(f"it answered as if nothing were wrong, in place of {reason}")
 
 
-def _told(error: AioRpcError) -> str:
+def _answer_of(error: AioRpcError) -> str:
     code: grpc.StatusCode = error.code()
     return f"{code.name} ({error.details()})"

@@ -18,7 +18,7 @@ from astraflow.core.effects import (
 from astraflow.core.evals import EvalResult, EvalRun
 from astraflow.core.versions import VersionReport, VersionState
 from astraflow.dataflow.members import MemberHistory
-from astraflow.telemetry.families import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
+from astraflow.telemetry.metrics import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
 
 _VERSIONS = (0, 1, 2, 3, 4, 6, 8, 16, 32)
 

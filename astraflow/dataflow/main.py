@@ -19,7 +19,7 @@ from astraflow.dataflow.server import serve_hub
 from astraflow.rpc.access import HubTokens
 from astraflow.rpc.address import join_address, split_address
 from astraflow.storage.fault_points import FaultPoint, arm, hit
-from astraflow.telemetry.garbage import keep_for_good, look_rarely
+from astraflow.telemetry.garbage import collect_rarely, keep_for_good
 
 log = structlog.get_logger(__name__)
 
@@ -101,7 +101,7 @@ async def _serve(recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | N
             metrics_address=hub.metrics_address,
         )
         keep_for_good()
-        look_rarely()
+        collect_rarely()
         run.write_endpoint(endpoint)
         hit(FaultPoint.RECOVERY_SERVING)
 

@@ -24,7 +24,7 @@ from astraflow.core.status import (
 )
 from astraflow.dataflow.counters import counter_families
 from astraflow.dataflow.hub import Hub
-from astraflow.telemetry.families import Family, counter, gauge
+from astraflow.telemetry.metrics import Family, counter, gauge
 
 LIMIT_S = 0.05
 

@@ -43,7 +43,7 @@ def run_settings(
     )
 
 
-def _scale(autoscale: config.Autoscale) -> ScaleSettings:
+def _scale(autoscale: config.AutoscaleConfig) -> ScaleSettings:
     return ScaleSettings(
         min_count=autoscale.min,
         max_count=autoscale.max,
@@ -61,7 +61,7 @@ def _relation(relation: config.Relation) -> VersionRelation:
     )
 
 
-def _policy(name: str, policy: config.Policy) -> PolicySettings:
+def _policy(name: str, policy: config.PolicyConfig) -> PolicySettings:
     return PolicySettings(
         policy_id=PolicyId(name),
         groups_per_batch=policy.trainer.groups_per_batch,
@@ -91,7 +91,7 @@ def _advantages(advantages: config.Advantages) -> AdvantageSettings:
     )
 
 
-def _replay(trainer: config.Trainer) -> ReplaySettings:
+def _replay(trainer: config.TrainerConfig) -> ReplaySettings:
     replay = trainer.replay
     if replay is None:
         return ReplaySettings()
@@ -106,7 +106,7 @@ def _replay(trainer: config.Trainer) -> ReplaySettings:
     )
 
 
-def _rollouts(rollouts: config.Rollouts, size_of: Callable[[str], int]) -> RolloutSettings:
+def _rollouts(rollouts: config.RolloutsConfig, size_of: Callable[[str], int]) -> RolloutSettings:
     return RolloutSettings(
         workflow_id=WorkflowId(rollouts.workflow),
         group_size=rollouts.group_size,

@@ -28,8 +28,7 @@ from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.storage.journal import InMemoryJournal, Journal, JournalRecords
 from astraflow.storage.snapshot import read_snapshot, write_snapshot
 from astraflow.storage.sqlite import Durability, SqliteJournal
-from astraflow.wire.journal import read_record, record_bytes
-from astraflow.wire.journal_events import RunOpened
+from astraflow.wire.journal import RunOpened, read_record, record_bytes
 from astraflow.wire.snapshot import dump_state, load_state
 from astraflow.workflows.registry import see_working_directory
 
@@ -38,7 +37,7 @@ _MODULES = (
     "astraflow.core.",
     "astraflow.dataflow.members:",
     "astraflow.rpc.access:",
-    "astraflow.wire.journal_events:RunOpened",
+    "astraflow.wire.journal:RunOpened",
 )
 
 Begin = Callable[[RunOpened, datetime], Run]

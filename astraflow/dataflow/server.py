@@ -28,7 +28,7 @@ from astraflow.rpc.concurrency import either
 from astraflow.rpc.server import RunningServer, start_server
 from astraflow.rpc.tls import Tls
 from astraflow.storage.journal import Journal
-from astraflow.telemetry.prometheus import LoopRead, MetricsServer
+from astraflow.telemetry.metrics import LoopRead, MetricsServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

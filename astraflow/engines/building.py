@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from astraflow.config.recipe import Engine as EngineSettings
-from astraflow.config.recipe import Lora
+from astraflow.config.recipe import EngineSettings, Lora
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.engines.protocol import Engine

@@ -21,7 +21,7 @@ from typing import Any
 from blake3 import blake3
 
 from astraflow.config.model_dirs import must_be_model
-from astraflow.config.recipe import Model
+from astraflow.config.recipe import ModelConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.gguf import convert_gguf
 from astraflow.storage.cache import cache_dir, making
@@ -241,7 +241,7 @@ def converted(source: Path, *, report: Report) -> Path:
     return target
 
 
-def given_model(model: Model, *, report: Report) -> Path | None:
+def given_model(model: ModelConfig, *, report: Report) -> Path | None:
     """Return the directory of a model of a recipe, warmed up or not; get it when it is not here.
 
     Args:
@@ -267,7 +267,7 @@ def given_model(model: Model, *, report: Report) -> Path | None:
     return model.path
 
 
-def first_model(model: Model, *, report: Report) -> Path | None:
+def first_model(model: ModelConfig, *, report: Report) -> Path | None:
     """Return the directory of a policy's first weights; None where a warm-up makes them.
 
     Raises:

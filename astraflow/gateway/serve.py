@@ -20,7 +20,7 @@ from astraflow.gateway.gateway import Gateway
 from astraflow.gateway.listening import serve_app
 from astraflow.gateway.routes import run_routes, trainer_routes
 from astraflow.gateway.settings import GatewaySettings, tls_of
-from astraflow.telemetry.garbage import keep_for_good, look_rarely
+from astraflow.telemetry.garbage import collect_rarely, keep_for_good
 from astraflow.telemetry.logging import configure_logging
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -151,7 +151,7 @@ def stop_event() -> asyncio.Event:
     """Return what is set once the process is told to end; keep its pauses short until then."""
     sys.setswitchinterval(_SWITCH_S)
     keep_for_good()
-    look_rarely()
+    collect_rarely()
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

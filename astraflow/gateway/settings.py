@@ -7,7 +7,7 @@ from pathlib import Path
 
 import structlog
 
-from astraflow.config.http import Http
+from astraflow.config.pool import Http
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
 from astraflow.engines.models import first_model

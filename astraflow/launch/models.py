@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from astraflow.config.model_dirs import must_be_model
-from astraflow.config.recipe import Model, Recipe
+from astraflow.config.recipe import ModelConfig, Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.hub import commit_of
@@ -35,7 +35,7 @@ def pinned(recipe: Recipe, *, note: Callable[[str], None]) -> Recipe:
     return recipe.model_copy(update={"policies": policies, "data": data})
 
 
-def _pinned_model(model: Model) -> Model:
+def _pinned_model(model: ModelConfig) -> ModelConfig:
     if model.hub is None:
         return model
     return model.model_copy(update={"revision": commit_of(model.hub, model.revision)})
@@ -65,7 +65,7 @@ def _first_alike(recipe: Recipe, policy: str) -> str:
     return next(other for other, each in recipe.policies.items() if _origin(each.model) == mine)
 
 
-def _origin(model: Model) -> Model:
+def _origin(model: ModelConfig) -> ModelConfig:
     return model.model_copy(update={"lora": None})
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from astraflow.core.errors import BLOCKED_EXIT, Failure, Reason
-from astraflow.telemetry.tracebacks import Place, place_of_stack
+from astraflow.telemetry.tracebacks import CodePlace, place_of_stack
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -93,7 +93,7 @@ class LoopWatch:
                 )
                 os._exit(BLOCKED_EXIT)
 
-    def _place(self, still_s: float) -> Place | None:
+    def _place(self, still_s: float) -> CodePlace | None:
         # The documented way, in spite of its name.
         frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if frame is None:
@@ -104,7 +104,7 @@ class LoopWatch:
         )
         return place_of_stack(frame, name="Blocked", said=said)
 
-    def _tell(self, place: Place, still_s: float) -> None:
+    def _tell(self, place: CodePlace, still_s: float) -> None:
         if not place.is_users:
             log.warning("the event loop stands still", s=round(still_s, 1), cause=place.cause)
             return

@@ -33,7 +33,7 @@ from astraflow.rpc.address import is_loopback, split_address
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.logging import configure_logging
-from astraflow.telemetry.prometheus import LoopRead, MetricsServer
+from astraflow.telemetry.metrics import LoopRead, MetricsServer
 from astraflow.telemetry.tracebacks import place_of
 from astraflow.transport.hosts import chosen_lanes
 from astraflow.weights.disk.copy import DiskCopy

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from astraflow.config.recipe import Engine as EngineSettings
-from astraflow.config.recipe import Recipe
+from astraflow.config.recipe import EngineSettings, Recipe
 from astraflow.core.ids import PolicyId
 from astraflow.engines.protocol import Engine
 from astraflow.raas.policies import ServedModel

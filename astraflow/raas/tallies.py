@@ -8,7 +8,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import RaasLoad
 from astraflow.core.rollouts import Rollout
 from astraflow.core.updates import SwapReport
-from astraflow.telemetry.families import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
+from astraflow.telemetry.metrics import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
 from astraflow.transport.lanes import RECEIVED_NBYTES
 
 

@@ -1,7 +1,9 @@
-"""The simulated hub: the run itself, and the hands that pass its effects to simulated members."""
+"""The simulated hub: the run itself on a timeline, its effects passed to simulated members."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from astraflow.core import effects as ef
@@ -10,12 +12,52 @@ from astraflow.core.ids import MemberId, PromptId
 from astraflow.core.run import Run
 from astraflow.core.settings import RunSettings
 from astraflow.core.tasks import Prompt, RolloutTask
-from astraflow.simulate.timeline import START, Timeline
+
+Act = Callable[[], None]
+
+START = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+class Timeline:
+    """Runs acts at their times.
+
+    Attributes:
+        seconds: Simulated, since the start.
+        now: The same as a time.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.now = START
+        self._acts: list[tuple[float, int, Act]] = []
+        self._number = 0
+
+    def after(self, seconds: float, act: Act) -> None:
+        """Let something happen in so many seconds."""
+        self._number += 1
+        heappush(self._acts, (self.seconds + seconds, self._number, act))
+
+    def run_until(self, seconds: float) -> int:
+        """Do all that is due up to a time; return how many acts it were."""
+        count = 0
+        while self._acts and self._acts[0][0] <= seconds:
+            due, _, act = heappop(self._acts)
+            self._move(due)
+            act()
+            count += 1
+        self._move(seconds)
+        return count
+
+    def _move(self, seconds: float) -> None:
+        if seconds > self.seconds:
+            self.seconds = seconds
+            self.now = START + timedelta(seconds=seconds)
+
 
 _TICK_S = 1.0
 
 
-class Worker(Protocol):
+class SimulatedMember(Protocol):
     """What the hub sends tasks to."""
 
     def take(self, task: RolloutTask) -> None:
@@ -49,7 +91,9 @@ class SimulatedHub:
 
     timeline: Timeline
     settings: RunSettings
-    workers: dict[MemberId, Worker] = field(default_factory=dict[MemberId, Worker])
+    workers: dict[MemberId, SimulatedMember] = field(
+        default_factory=dict[MemberId, SimulatedMember]
+    )
     trainer: Callable[[ef.SendBatch], None] | None = None
     event_count: int = 0
     run: Run = field(init=False)
@@ -89,7 +133,7 @@ class SimulatedHub:
             case _:
                 pass
 
-    def _deliver(self, member_id: MemberId, act: Callable[[Worker], None]) -> None:
+    def _deliver(self, member_id: MemberId, act: Callable[[SimulatedMember], None]) -> None:
         def deliver() -> None:
             worker = self.workers.get(member_id)
             if worker is not None:

@@ -9,8 +9,7 @@ from random import Random
 from astraflow.core.events import MemberDrained
 from astraflow.core.scaler import Scaler
 from astraflow.simulate.hub import SimulatedHub
-from astraflow.simulate.node import SimulatedNode
-from astraflow.simulate.samples import Lengths
+from astraflow.simulate.node import Lengths, SimulatedNode
 from astraflow.simulate.scenario import Autoscale, Pool
 
 
@@ -143,9 +142,9 @@ class Autoscaler:
         self._start = start
         timeout = timedelta(seconds=2 * join_s + 60)
         self._scaler = Scaler(prefix="scaled", start_timeout=timeout)
-        hub.timeline.after(join_s + settings.poll_s, self._look)
+        hub.timeline.after(join_s + settings.poll_s, self._scale)
 
-    def _look(self) -> None:
+    def _scale(self) -> None:
         now = self._hub.timeline.now
         advice = self._hub.run.scale_advice(now)
         plan = self._scaler.plan(advice, now)
@@ -163,4 +162,4 @@ class Autoscaler:
                     message=advice.message,
                 )
             )
-        self._hub.timeline.after(self._settings.poll_s, self._look)
+        self._hub.timeline.after(self._settings.poll_s, self._scale)

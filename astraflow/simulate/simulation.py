@@ -1,22 +1,127 @@
 """One simulation: a scenario on a timeline, from an empty run to a report."""
 
 import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from random import Random
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from astraflow.core.autoscale import ScaleSettings
 from astraflow.core.ids import RunId, WorkflowId
 from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings
+from astraflow.core.status import LedgerAccount
 from astraflow.core.tasks import WorkflowSpec
-from astraflow.simulate.hub import SimulatedHub
-from astraflow.simulate.laws import Laws
-from astraflow.simulate.node import CODE
-from astraflow.simulate.pools import Autoscaler, Pools
-from astraflow.simulate.report import Report
-from astraflow.simulate.samples import GRAIN, POLICY, Lengths
+from astraflow.simulate.hub import SimulatedHub, Timeline
+from astraflow.simulate.node import CODE, GRAIN, POLICY, Lengths
+from astraflow.simulate.pools import Autoscaler, Pools, ScaleStep, SizeChange
 from astraflow.simulate.scenario import Scenario
-from astraflow.simulate.timeline import Timeline
 from astraflow.simulate.trainer import SimulatedTrainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationReport:
+    """Numbers of one simulated run.
+
+    Attributes:
+        hours: Simulated.
+        wall_s: That it took.
+        event_count: Events that the run decided.
+        node_count: Nodes, a mean over time.
+        node_hours: Paid for.
+        step_count: Batches trained on.
+        wait_fraction: Share of the trainer's time from the first batch on, 0 to 1.
+        rollouts_per_s: Trained on.
+        tokens_per_s: Sampled for them.
+        staleness: Rollouts of the last batches, by versions between sampling and training.
+        crash_count: Nodes that went silently.
+        leave_count: Flapping nodes that left in order.
+        books: At the end.
+        law_checks: Times that the laws were looked at.
+        broken_laws: How often each did not hold; empty: all held.
+        scaling: What the scaler did.
+        sizes: How many nodes there were.
+        steps: Of each batch: when it was done, how long it was waited for, its rollouts.
+    """
+
+    hours: float
+    wall_s: float
+    event_count: int
+    node_count: float
+    node_hours: float
+    step_count: int
+    wait_fraction: float
+    rollouts_per_s: float
+    tokens_per_s: float
+    staleness: Mapping[int, int]
+    crash_count: int
+    leave_count: int
+    books: LedgerAccount
+    law_checks: int
+    broken_laws: Mapping[str, int]
+    scaling: tuple[ScaleStep, ...] = ()
+    sizes: tuple[SizeChange, ...] = ()
+    steps: tuple[tuple[float, float, int], ...] = ()
+
+    def size_at(self, seconds: float) -> int:
+        """Return how many nodes there were at a time."""
+        return [change.count for change in self.sizes if change.seconds <= seconds][-1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values; steps and sizes, which are long, are left out."""
+        fields = asdict(self)
+        del fields["sizes"], fields["steps"]
+        fields["books"]["balanced"] = self.books.is_balanced
+        return fields
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Laws:
+    """Looks at the run and counts what breaks a law.
+
+    Attributes:
+        checked_count: Looks.
+        broken: How often each law did not hold; empty: all held.
+    """
+
+    hub: SimulatedHub
+    trainer: SimulatedTrainer
+    max_staleness: int
+    checked_count: int = 0
+    broken: Counter[str] = field(default_factory=Counter[str])
+
+    def check(self) -> None:
+        """Look at the books, at how much is open, and at what was leased."""
+        self.checked_count += 1
+        run = self.hub.run
+        status = run.status(self.hub.timeline.now).policies[0]
+        books = run.accounts()[0]
+        self._must("the books add up", books.is_balanced)
+        self._must("open work is bounded", status.open_group_count <= status.max_open_group_count)
+        stalest = max(status.staleness_counts, default=0)
+        self._must("nothing is trained on that is too old", stalest <= self.max_staleness)
+        self._must("versions grow by one", status.version == len(self.trainer.steps))
+        in_batches = sum(count for _, _, count in self.trainer.steps)
+        self._must("what was trained on is what batches had", status.trained_count == in_batches)
+
+    def check_end(self) -> None:
+        """Look at what only the whole run can tell."""
+        self.check()
+        twice = any(count > 1 for count in self.trainer.seen.values())
+        self._must("a rollout is in one batch", not twice)
+        books = self.hub.run.accounts()[0]
+        group_size = self.hub.settings.rollouts.group_size
+        self._must("groups are issued whole", books.issued_count % group_size == 0)
+        self._must("no policy was forgotten", books.policy_id == POLICY)
+
+    def _must(self, law: str, holds: bool) -> None:
+        if not holds:
+            self.broken[law] += 1
+
 
 _CHECK_S = 60.0
 
@@ -45,7 +150,7 @@ class Simulation:
             max_staleness=scenario.trainer.max_staleness,
         )
 
-    def run(self) -> Report:
+    def run(self) -> SimulationReport:
         """Simulate to the end of the scenario."""
         started = time.monotonic()
         self._trainer.start()
@@ -72,13 +177,13 @@ class Simulation:
         self._laws.check()
         self._timeline.after(_CHECK_S, self._check)
 
-    def _report(self, wall_s: float, scaler: Autoscaler | None) -> Report:
+    def _report(self, wall_s: float, scaler: Autoscaler | None) -> SimulationReport:
         trainer, seconds = self._trainer, self._scenario.seconds
         books = self._hub.run.accounts()[0]
         waited_s = trainer.waited_s + trainer.open_wait_s
         observed_s = waited_s + trainer.trained_s
         status = self._hub.run.status(self._timeline.now).policies[0]
-        return Report(
+        return SimulationReport(
             hours=self._scenario.hours,
             wall_s=wall_s,
             event_count=self._hub.event_count,
@@ -100,7 +205,7 @@ class Simulation:
         )
 
 
-def simulate(scenario: Scenario) -> Report:
+def simulate(scenario: Scenario) -> SimulationReport:
     """Run a scenario."""
     return Simulation(scenario).run()
 
@@ -133,3 +238,39 @@ def _settings(scenario: Scenario) -> RunSettings:
             cooldown=timedelta(seconds=scale.cooldown_s),
         ),
     )
+
+
+def show(report: SimulationReport, oracle: SimulationReport | None) -> None:
+    """Print what came of a simulation, beside its oracle if there is one."""
+    console = Console()
+    table = Table("", "simulated", *(["oracle"] if oracle is not None else []))
+    columns = [_rows(each) for each in (report, oracle) if each is not None]
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
+    console.print(table)
+    for step in report.scaling:
+        console.print(
+            f"{step.seconds / 3600:7.2f} h  +{step.started} -{step.drained} "
+            f"to {step.target}: {step.message}"
+        )
+    for law, count in report.broken_laws.items():
+        console.print(f"[red]broken {count} times:[/] {law}")
+
+
+def _rows(report: SimulationReport) -> dict[str, str]:
+    stale = sum(drop.count for drop in report.books.drops if drop.reason == "STALE")
+    return {
+        "hours": f"{report.hours:g}",
+        "nodes": f"{report.node_count:.1f}",
+        "node-hours": f"{report.node_hours:,.1f}",
+        "optimizer steps": f"{report.step_count:,}",
+        "trainer waited": f"{report.wait_fraction:.1%}",
+        "rollouts trained on": f"{report.books.trained_count:,}",
+        "of these per second": f"{report.rollouts_per_s:.2f}",
+        "dropped as stale": f"{stale:,}",
+        "issued again": f"{report.books.reissued_count:,}",
+        "staleness": ", ".join(f"{age}: {count:,}" for age, count in report.staleness.items()),
+        "crashed, left": f"{report.crash_count:,}, {report.leave_count:,}",
+        "laws": "hold" if not report.broken_laws else "BROKEN",
+        "events": f"{report.event_count:,} in {report.wall_s:.1f} s",
+    }

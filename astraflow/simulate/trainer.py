@@ -11,7 +11,7 @@ from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.versions import WeightEndpoint
 from astraflow.simulate.hub import SimulatedHub
 from astraflow.simulate.made_up import made_up_version
-from astraflow.simulate.samples import POLICY
+from astraflow.simulate.node import POLICY
 from astraflow.simulate.scenario import Scenario
 
 _KEEP_ALIVE_SHARE = 0.6

@@ -13,7 +13,7 @@ def keep_for_good() -> None:
     gc.freeze()
 
 
-def look_rarely() -> None:
+def collect_rarely() -> None:
     """Have the collector look less often, for a process that makes many objects and few cycles.
 
     A hub keeps thousands of rollouts: a walk over all of them takes longer than a call may wait.

@@ -37,7 +37,7 @@ def configure_logging(
         AstraflowError: INVALID_FIELD for an environment that names no format.
         ValueError: For an unknown level.
     """
-    is_json = _wants_json(os.environ) if json is None else json
+    is_json = _is_json(os.environ) if json is None else json
     number = _LEVELS.get(level.upper())
     if number is None:
         raise ValueError(f"log level '{level}' is none of debug, info, warning, error")
@@ -65,7 +65,7 @@ def configure_logging(
     )
 
 
-def _wants_json(environment: Mapping[str, str]) -> bool:
+def _is_json(environment: Mapping[str, str]) -> bool:
     asked = environment.get(LOG_FORMAT) or "text"
     if asked not in ("json", "text"):
         raise AstraflowError(Reason.INVALID_FIELD, f"{LOG_FORMAT} is '{asked}'; give json or text")

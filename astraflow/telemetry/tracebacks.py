@@ -31,7 +31,7 @@ _USER, _PACKAGE, _OURS, _OTHER = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CodePlace:
     """Where something went wrong.
 
     Attributes:
@@ -45,7 +45,7 @@ class Place:
     is_users: bool
 
 
-def place_of(error: BaseException) -> Place:
+def place_of(error: BaseException) -> CodePlace:
     """Return where an exception was raised.
 
     An AstraflowError that was made of another exception is told as that one where it passed through
@@ -53,7 +53,7 @@ def place_of(error: BaseException) -> Place:
     it belongs, as that.
     """
     if isinstance(error, AstraflowError) and error.cause:
-        return Place(cause=error.cause, traceback=error.traceback, is_users=True)
+        return CodePlace(cause=error.cause, traceback=error.traceback, is_users=True)
     if isinstance(error, AstraflowError | TimeoutError) and error.__cause__ is not None:
         inner = place_of(error.__cause__)
         if inner.is_users:
@@ -68,7 +68,7 @@ def place_of(error: BaseException) -> Place:
     return _place(frames, name, said)
 
 
-def place_of_stack(frame: FrameType, *, name: str, said: str) -> Place:
+def place_of_stack(frame: FrameType, *, name: str, said: str) -> CodePlace:
     """Return where a thread is that goes on.
 
     Args:
@@ -79,7 +79,7 @@ def place_of_stack(frame: FrameType, *, name: str, said: str) -> Place:
     return _place(traceback.extract_stack(frame), name, said)
 
 
-def place_of_definition(thing: Any, *, name: str, said: str) -> Place:
+def place_of_definition(thing: Any, *, name: str, said: str) -> CodePlace:
     """Return where a function, or the method that an object is called by, is defined.
 
     Args:
@@ -89,7 +89,7 @@ def place_of_definition(thing: Any, *, name: str, said: str) -> Place:
     """
     code = _code_of(thing)
     if code is None:
-        return Place(cause=f"{name} in {type(thing).__name__}", traceback=said, is_users=False)
+        return CodePlace(cause=f"{name} in {type(thing).__name__}", traceback=said, is_users=False)
     frame = traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)
     return _place([frame], name, said)
 
@@ -110,10 +110,10 @@ def _code_of(thing: Any) -> CodeType | None:
     return getattr(inspect.unwrap(thing), "__code__", None) if thing is not None else None
 
 
-def _place(frames: Sequence[traceback.FrameSummary], name: str, said: str) -> Place:
+def _place(frames: Sequence[traceback.FrameSummary], name: str, said: str) -> CodePlace:
     kinds = [_kind(frame.filename) for frame in frames]
     if not frames:
-        return Place(cause=name, traceback=said, is_users=False)
+        return CodePlace(cause=name, traceback=said, is_users=False)
     kind = min(kinds)
     first = kinds.index(kind)
     last = len(kinds) - 1 - kinds[::-1].index(kind)
@@ -126,7 +126,7 @@ def _place(frames: Sequence[traceback.FrameSummary], name: str, said: str) -> Pl
             f"{deepest.filename}:{deepest.lineno})"
         )
     line = frames[last]
-    return Place(
+    return CodePlace(
         cause=f"{name} at {Path(line.filename).name}:{line.lineno}",
         traceback=_cut("\n".join(lines), said),
         is_users=kind == _USER,

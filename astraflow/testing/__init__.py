@@ -17,11 +17,10 @@ Example: a test of a workflow.
 from astraflow.testing.engine import CharTokenizer, SmallEngine
 from astraflow.testing.line import Line
 from astraflow.testing.nodes import LiveNode
-from astraflow.testing.recipes import small_recipe
+from astraflow.testing.recipes import one_turn, small_recipe
 from astraflow.testing.run import JOIN_TOKEN, OPERATOR_TOKEN, LiveRun, start_run
 from astraflow.testing.train_engine import require_train_engine
 from astraflow.testing.trainer import Trained, train_counter
-from astraflow.testing.workflows import one_turn
 
 __all__ = [
     "JOIN_TOKEN",

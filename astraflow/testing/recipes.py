@@ -1,11 +1,13 @@
-"""Recipes that are over in a second."""
+"""Recipes that are over in a second, and the smallest workflow."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from astraflow.config.recipe import Recipe
+from astraflow.workflows.episode import Episode
+from astraflow.workflows.protocol import Score
 
 _PROMPTS = tuple({"prompt": f"row {number}"} for number in range(64))
 
@@ -57,3 +59,23 @@ def small_recipe(
             place = place.setdefault(parent, {})
         place[last] = value
     return Recipe.model_validate(tree)
+
+
+def one_turn(score: Callable[[str], float | Score]) -> type:
+    """Return a workflow that says the prompt, samples once, and scores what was sampled.
+
+    Example:
+        >>> Shouts = workflow("shouts")(one_turn(lambda text: float(text.isupper())))
+    """
+
+    class OneTurn:
+        def __init__(self, options: Any, scorer: Any) -> None:
+            del options, scorer
+
+        async def run(self, episode: Episode) -> float | Score:
+            talk = episode.trajectory()
+            talk.observe(episode.prompt.fields["prompt"])
+            return score((await talk.sample()).text)
+
+    OneTurn.__module__ = score.__module__
+    return OneTurn

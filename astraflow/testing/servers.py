@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.engines.building import dialect_of
 from astraflow.engines.served.dialect import AdapterRoom, Dialect, ServerPlace
 from astraflow.engines.served.exchange import ExchangeFolder

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from astraflow.conformance.checks import Verdict
+from astraflow.conformance.checks import CheckVerdict
 from astraflow.conformance.engine import check_engine
 from astraflow.conformance.engine_bench import Bench
 from astraflow.trainers.engine import TrainEngine
@@ -30,7 +30,7 @@ def require_train_engine(
     faults = [
         f"{check.name}: an engine {check.expected}; seen: {check.seen} [{check.source}]"
         for check in checks.all
-        if check.verdict is not Verdict.PASSED
+        if check.verdict is not CheckVerdict.PASSED
     ]
     if faults:
         raise AssertionError("\n".join(faults))

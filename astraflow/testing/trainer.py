@@ -1,20 +1,60 @@
 """A trainer without a model: its weights count the steps."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from astraflow.client.loop_thread import LoopThread
 from astraflow.client.trainer import TrainerBatch, TrainerClient
 from astraflow.core.batches import BatchOutcome, EndOfData
+from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
+from astraflow.core.layout import Layout
 from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.versions import WeightEndpoint
-from astraflow.testing.made_weights import Counting, Flickering
 from astraflow.weights.publish.object_store import ObjectWriter
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
+
+_SIZE = 100
+
+
+def _one_tensor() -> Layout:
+    return Layout.of([("w", Dtype.F32, (_SIZE,))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Counting:
+    """Version n is the tensor `w`, f32[100], filled with n."""
+
+    layout: Layout = field(default_factory=_one_tensor)
+
+    def of(self, version: int) -> Mapping[str, np.ndarray]:
+        """Return the tensors of a version, as bits."""
+        return {"w": np.full(_SIZE, version, np.float32).view(np.uint32)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Flickering:
+    """A model's own tensors; in odd versions the lowest bit of one element differs.
+
+    Attributes:
+        layout: Of the model.
+        tensors: By name, as bits.
+    """
+
+    layout: Layout
+    tensors: Mapping[str, np.ndarray]
+
+    def of(self, version: int) -> Mapping[str, np.ndarray]:
+        """Return the tensors of a version, as bits."""
+        name, old = next(iter(self.tensors.items()))
+        new = old.copy()
+        new.reshape(-1)[:1] ^= version % 2
+        return {**self.tensors, name: new}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

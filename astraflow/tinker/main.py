@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from astraflow.config.engine import Engine as EngineSettings
+from astraflow.config.pool import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.http import HttpLimits, HttpServer
 from astraflow.rpc.tls import Tls

@@ -16,8 +16,8 @@ from typing import Any, Final, cast
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from astraflow.config.engine import Engine as EngineSettings
 from astraflow.config.lora import TENSOR_FILE, Lora, tensor_name
+from astraflow.config.pool import EngineSettings
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final, Protocol, Self
 
-from astraflow.config.recipe import Keep, Trainer
+from astraflow.config.recipe import Keep, TrainerConfig
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.batches import AckBatch
 from astraflow.trainers.engine import TrainEngine
@@ -359,7 +359,9 @@ class Saves:
         last: The ack of the newest batch; None: there was none in this process.
     """
 
-    def __init__(self, client: SaveClient, checkpoints: Checkpoints, settings: Trainer) -> None:
+    def __init__(
+        self, client: SaveClient, checkpoints: Checkpoints, settings: TrainerConfig
+    ) -> None:
         """Count from now.
 
         Args:

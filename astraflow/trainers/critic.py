@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from astraflow.config.recipe import Critic as Settings
+from astraflow.config.recipe import CriticConfig
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.likelihood import PassTokens
 from astraflow.trainers.optimizer import AdamW
@@ -76,7 +76,7 @@ class CriticLearner:
     """
 
     def __init__(
-        self, model: CausalModel, settings: Settings, *, max_tokens: int, peers: Peers = ALONE
+        self, model: CausalModel, settings: CriticConfig, *, max_tokens: int, peers: Peers = ALONE
     ) -> None:
         """Start untrained.
 

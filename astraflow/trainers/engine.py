@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from astraflow.client.trainer import TrainerBatch
-from astraflow.config.recipe import OwnEngine, Trainer
+from astraflow.config.recipe import OwnEngine, TrainerConfig
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.registry import see_working_directory
@@ -125,7 +125,7 @@ _COUNT: Final = "step_count"
 _METHODS: Final = ("train_step", "named_parameters", "save", "wait_for_save", "restore")
 
 
-def make_engine(own: OwnEngine, settings: Trainer, *, model_dir: Path) -> TrainEngine:
+def make_engine(own: OwnEngine, settings: TrainerConfig, *, model_dir: Path) -> TrainEngine:
     """Call the factory of a recipe.
 
     It is called with the recipe's options, and with `settings` and `model_dir` where it has

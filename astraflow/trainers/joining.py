@@ -11,14 +11,14 @@ from structlog.contextvars import bind_contextvars
 from astraflow import __version__
 from astraflow.client.loop_thread import LoopThread
 from astraflow.client.trainer import TrainerClient
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import TrainerConfig
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Capability, Contract, ModelIdentity, RegisterTrainer, Resources
 from astraflow.core.versions import LaneKind, WeightEndpoint
 from astraflow.rpc.tls import Tls
-from astraflow.telemetry.prometheus import OFF
+from astraflow.telemetry.metrics import OFF
 from astraflow.trainers.checkpoints import FIRST_WEIGHTS, StartPoint
 from astraflow.trainers.origin import Publishing
 from astraflow.transport.hosts import chosen_lanes
@@ -65,7 +65,7 @@ class TrainerPlace:
 @contextmanager
 def joined(
     policy_id: PolicyId,
-    settings: Trainer,
+    settings: TrainerConfig,
     place: TrainerPlace,
     publishing: Publishing,
     loop: LoopThread,
@@ -116,7 +116,7 @@ def joined(
 
 def _registration(
     policy_id: PolicyId,
-    settings: Trainer,
+    settings: TrainerConfig,
     place: TrainerPlace,
     *,
     endpoints: tuple[WeightEndpoint, ...],
@@ -160,7 +160,7 @@ def _take_place(
         sleep(_TAKEN_RETRY_S)
 
 
-def served_lanes(settings: Trainer, tls: Tls | None) -> tuple[LaneKind, ...] | None:
+def served_lanes(settings: TrainerConfig, tls: Tls | None) -> tuple[LaneKind, ...] | None:
     """Return the lanes beside gRPC; None: the usual ones."""
     lanes = chosen_lanes(settings.lanes, tls)
     return None if lanes is None else tuple(lane for lane in lanes if lane is not LaneKind.GRPC)

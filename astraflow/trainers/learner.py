@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import TrainerConfig
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.critic import CriticLearner
 from astraflow.trainers.likelihood import PassTokens, log_softmax_of
@@ -64,7 +64,7 @@ class PolicyLearner:
     def __init__(
         self,
         model: CausalModel,
-        settings: Trainer,
+        settings: TrainerConfig,
         *,
         reference: CausalModel | None = None,
         critic: CriticLearner | None = None,

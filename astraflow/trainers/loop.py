@@ -10,11 +10,11 @@ from typing import Protocol, Self
 import structlog
 
 from astraflow.client.trainer import TrainerBatch, TrainerClient
-from astraflow.config.recipe import Sync, Trainer
+from astraflow.config.recipe import Sync, TrainerConfig
 from astraflow.core.batches import AckBatch, BatchHeader, BatchOutcome
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
-from astraflow.telemetry.families import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
+from astraflow.telemetry.metrics import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
 from astraflow.telemetry.traces import is_tracing, record
 from astraflow.trainers.checkpoints import Checkpoints, Saves
 from astraflow.trainers.engine import FollowsVersions, TrainEngine
@@ -90,7 +90,7 @@ def log_step(step: int, metrics: Mapping[str, float], *, wait_s: float, train_s:
 class FailedSteps:
     """Counts the steps that came to nothing; an engine is then as if they had never begun."""
 
-    def __init__(self, settings: Trainer) -> None:
+    def __init__(self, settings: TrainerConfig) -> None:
         """Begin with none.
 
         Args:

@@ -16,7 +16,7 @@ import structlog
 from astraflow.client.loop_thread import LoopThread
 from astraflow.client.trainer import TrainerClient
 from astraflow.config.model_dirs import checked_model_dir
-from astraflow.config.recipe import Policy, Recipe, Trainer
+from astraflow.config.recipe import PolicyConfig, Recipe, TrainerConfig
 from astraflow.config.run_dir import RunDir
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
@@ -26,7 +26,7 @@ from astraflow.core.members import Capability
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.logging import configure_logging
-from astraflow.telemetry.prometheus import MetricsServer
+from astraflow.telemetry.metrics import MetricsServer
 from astraflow.trainers.checkpoints import Checkpoints, Saves, StartPoint, start_points
 from astraflow.trainers.engine import ReplaysExperts, TrainEngine, make_engine, prepare
 from astraflow.trainers.joining import TrainerPlace, joined
@@ -124,7 +124,7 @@ def run_engine(
     hub: str,
     token: str,
     policy: str,
-    settings: Trainer | None = None,
+    settings: TrainerConfig | None = None,
     run_dir: Path | None = None,
     resume: bool = False,
     listen: str = "127.0.0.1:0",
@@ -162,13 +162,13 @@ def run_engine(
         is_resuming=resume,
     )
     with LoopThread() as loop:
-        train(engine, PolicyId(policy), settings or Trainer(), place, loop=loop)
+        train(engine, PolicyId(policy), settings or TrainerConfig(), place, loop=loop)
 
 
 def train(
     engine: TrainEngine,
     policy_id: PolicyId,
-    settings: Trainer,
+    settings: TrainerConfig,
     place: TrainerPlace,
     *,
     loop: LoopThread,
@@ -216,7 +216,7 @@ def _starts(policy_id: PolicyId, place: TrainerPlace) -> list[StartPoint]:
 def _train_from(
     engine: TrainEngine,
     policy_id: PolicyId,
-    settings: Trainer,
+    settings: TrainerConfig,
     place: TrainerPlace,
     loop: LoopThread,
 ) -> None:
@@ -275,7 +275,7 @@ def _loop(
     origin: WeightOrigin,
     checkpoints: Checkpoints,
     *,
-    settings: Trainer,
+    settings: TrainerConfig,
     client: TrainerClient,
     tallies: TrainerMetrics,
 ) -> TrainingLoop:
@@ -370,7 +370,7 @@ def is_rank() -> bool:
 
 def _train(
     policy_id: PolicyId,
-    policy: Policy,
+    policy: PolicyConfig,
     place: TrainerPlace,
     *,
     model_dir: Path,
@@ -384,7 +384,7 @@ def _train(
     train(_engine_of(policy, model_dir), policy_id, policy.trainer, place, loop=loop)
 
 
-def _engine_of(policy: Policy, model_dir: Path) -> TrainEngine:
+def _engine_of(policy: PolicyConfig, model_dir: Path) -> TrainEngine:
     """Return what steps the model, not prepared yet."""
     if policy.trainer.engine is not None:
         return make_engine(policy.trainer.engine, policy.trainer, model_dir=model_dir)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, cast, runtime_checkable
 import structlog
 
 from astraflow.client.trainer import TrainerClient
-from astraflow.config.recipe import Broadcast, Trainer
+from astraflow.config.recipe import Broadcast, TrainerConfig
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -313,7 +313,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 @contextmanager
 def version_listeners(
-    publisher: WeightPublisher, client: TrainerClient, settings: Trainer, *, listen: str
+    publisher: WeightPublisher, client: TrainerClient, settings: TrainerConfig, *, listen: str
 ) -> Generator[tuple[VersionListener, ...]]:
     """Let versions gain patches beside training, be looked after, and go other ways too."""
     with ExitStack() as followers:
@@ -335,13 +335,13 @@ def version_listeners(
         yield others
 
 
-def store_url(settings: Trainer, run_id: str) -> str | None:
+def store_url(settings: TrainerConfig, run_id: str) -> str | None:
     """Return the folder of a run in the object store of a trainer; None: it has none."""
     return None if settings.store is None else f"{settings.store.rstrip('/')}/{run_id}"
 
 
 def _broadcaster(
-    publisher: WeightPublisher, settings: Trainer, listen: str
+    publisher: WeightPublisher, settings: TrainerConfig, listen: str
 ) -> AbstractContextManager[VersionListener]:
     from astraflow.weights.publish.broadcast import (  # noqa: PLC0415 - loads torch
         Broadcaster,

@@ -14,7 +14,7 @@ import psutil
 import torch
 from torch import nn
 
-from astraflow.config.recipe import Model, Tiny, WarmUp
+from astraflow.config.recipe import ModelConfig, Tiny, WarmUp
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers import tensors
 from astraflow.trainers.causal_model import CausalModel, hide_progress_bars, load_causal_model
@@ -99,7 +99,7 @@ def make_tutored(
 
 
 def make_demonstrated(
-    model: Model, base: Path | None, *, seed: int, target: Path, report: Report
+    model: ModelConfig, base: Path | None, *, seed: int, target: Path, report: Report
 ) -> None:
     """Make a model that has learned from demonstrations; there whole or not at all.
 

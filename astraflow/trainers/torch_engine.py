@@ -10,7 +10,7 @@ from torch import Tensor
 
 from astraflow.client.trainer import TrainerBatch
 from astraflow.config.policies import RouterReplay
-from astraflow.config.recipe import Lora, Trainer
+from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.routes import UNROUTED
@@ -81,7 +81,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        settings: Trainer,
+        settings: TrainerConfig,
         *,
         model_dir: Path,
         lora: Lora | None = None,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from astraflow.config.recipe import Model, WarmUp
+from astraflow.config.recipe import ModelConfig, WarmUp
 from astraflow.engines.models import given_model
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.tutors import Tutor
@@ -23,7 +23,7 @@ def _in_silence(_: str) -> None: ...
 
 
 def ensure_model(
-    model: Model,
+    model: ModelConfig,
     *,
     seed: int,
     cache_dir: Path,
@@ -83,7 +83,7 @@ def warm_up_key(settings: WarmUp, tutor: Tutor, *, seed: int) -> str:
     )
 
 
-def demonstrated_key(model: Model, base: Path | None, *, seed: int) -> str:
+def demonstrated_key(model: ModelConfig, base: Path | None, *, seed: int) -> str:
     """Return what tells one warm-up by demonstrations from every other.
 
     Files count by their content: the demonstrations, and those of the model.

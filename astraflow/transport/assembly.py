@@ -19,8 +19,8 @@ from astraflow.transport.frames import (
     read_failure,
     read_plan,
 )
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import SentItem, TransferPlan, Waiting
+from astraflow.wire.weights import SentChunk
 
 UNPLANNED_NBYTES: Final = 64 << 20
 """What may arrive before the plan does, which takes its own connection."""

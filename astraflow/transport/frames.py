@@ -18,7 +18,6 @@ from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.wire.common import decode_failure, encode_failure
 from astraflow.wire.fields import DTYPES
-from astraflow.wire.patches import COMPRESSIONS, ENCODINGS, SentChunk
 from astraflow.wire.transfers import (
     TransferPlan,
     TransferSpec,
@@ -27,6 +26,7 @@ from astraflow.wire.transfers import (
     encode_transfer_plan,
     encode_transfer_spec,
 )
+from astraflow.wire.weights import COMPRESSIONS, ENCODINGS, SentChunk
 from astraflow_proto.common.v1 import failure_pb2
 from astraflow_proto.weights.v1 import transfer_pb2
 

@@ -38,8 +38,8 @@ from astraflow.transport.sockets import (
     tune_for_long_way,
 )
 from astraflow.transport.transfers import StandingTransfer, Transfer
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import SentItem, TransferPlan, Waiting
+from astraflow.wire.weights import SentChunk
 
 # linux/tcp.h, struct tcp_info: total_retrans, segs_out, delivery_rate (bytes per second).
 _TCP_INFO: Final = struct.Struct("=100xI32xI20xQ")

@@ -14,7 +14,6 @@ from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import is_answer, raised_from
 from astraflow.rpc.tls import Tls
-from astraflow.wire.patches import decode_sent_chunk
 from astraflow.wire.transfers import (
     SentItem,
     TransferPlan,
@@ -23,7 +22,7 @@ from astraflow.wire.transfers import (
     decode_transfer_plan,
     encode_transfer_spec,
 )
-from astraflow.wire.weights import LANES, decode_layout
+from astraflow.wire.weights import LANES, decode_layout, decode_sent_chunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_pb2 import TransferPlan as TransferPlanMessage
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import TransferServiceStub

@@ -25,7 +25,6 @@ from astraflow.transport.shm import is_same_host, open_shm
 from astraflow.transport.stream_session import SocketSession
 from astraflow.transport.tcp import connection_count, open_directly, open_tcp
 from astraflow.transport.ucx import UcxSession, open_ucx
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import (
     ChunkSet,
     LaneEndpoint,
@@ -34,6 +33,7 @@ from astraflow.wire.transfers import (
     TransferSpec,
     Waiting,
 )
+from astraflow.wire.weights import SentChunk
 
 RECEIVED_NBYTES: Final = Counter[str]()
 

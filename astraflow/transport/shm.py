@@ -24,8 +24,8 @@ from astraflow.transport.sockets import kept, readable, tune
 from astraflow.transport.stream_host import ClaimTransfer, StreamHost
 from astraflow.transport.stream_session import SocketSession
 from astraflow.transport.transfers import OpenTransfer, Secrets
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferPlan
+from astraflow.wire.weights import SentChunk
 
 SOCKET_NAME: Final = "lane"
 HOST_NAME: Final = "host"

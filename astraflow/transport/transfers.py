@@ -10,8 +10,8 @@ from typing import Final, Protocol, runtime_checkable
 
 from astraflow.core.clock import Clock
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import LaneEndpoint, SentItem, TransferPlan, TransferSpec
+from astraflow.wire.weights import SentChunk
 
 TRANSFER_TTL: Final = timedelta(minutes=5)
 _TOKEN_NBYTES: Final = 32

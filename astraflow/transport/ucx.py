@@ -38,8 +38,8 @@ from astraflow.transport.frames import (
 from astraflow.transport.sockets import Tasks
 from astraflow.transport.stream_host import ClaimTransfer
 from astraflow.transport.transfers import OpenTransfer, Secrets, StandingTransfer, Transfer
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferPlan, TransferSpec
+from astraflow.wire.weights import SentChunk
 
 Result = TypeVar("Result")
 

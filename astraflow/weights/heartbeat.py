@@ -15,8 +15,8 @@ import structlog
 
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import SentItem, TransferPlan, Waiting
+from astraflow.wire.weights import SentChunk
 
 HEARTBEAT_S: Final = 0.25
 """A source says that it waits when it has sent nothing for so long."""

@@ -1,4 +1,4 @@
-"""astraflow.common.v1: failures, members, sessions."""
+"""astraflow.common.v1: failures, members, sessions; and why somebody waits."""
 
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.ids import BatchId, MemberId, TaskId
@@ -15,8 +15,9 @@ from astraflow.core.members import (
     SessionResume,
     TrainerLoad,
 )
-from astraflow.wire.enums import EnumTable
+from astraflow.core.status import WaitCause, WaitReason
 from astraflow.wire.fields import (
+    EnumTable,
     at_least,
     decode_span,
     decode_time,
@@ -25,16 +26,22 @@ from astraflow.wire.fields import (
     invalid,
     optional,
     optional_span,
+    optional_time,
     required,
     set_span,
+    set_time,
 )
 from astraflow_proto.common.v1 import failure_pb2, member_pb2, model_pb2, session_pb2
+from astraflow_proto.dataflow.v1 import wait_pb2
 
 __all__ = ["decode_span", "decode_time", "encode_span", "encode_time"]
 
 REASONS = EnumTable(Reason, failure_pb2.Reason, "REASON")
+
 ROLES = EnumTable(MemberRole, member_pb2.Role, "ROLE")
+
 CAPABILITIES = EnumTable(Capability, session_pb2.Capability, "CAPABILITY")
+
 DIRECTIVES = EnumTable(DirectiveKind, session_pb2.DirectiveKind, "DIRECTIVE_KIND")
 
 
@@ -236,4 +243,36 @@ def decode_directive(message: session_pb2.Directive) -> Directive:
         kind=DIRECTIVES.decode(message.kind),
         grace=optional_span(message, "grace"),
         message=message.message,
+    )
+
+
+WAIT_CAUSES = EnumTable(WaitCause, wait_pb2.WaitCause, "WAIT_CAUSE")
+
+
+def encode_wait_reason(reason: WaitReason) -> wait_pb2.WaitReason:
+    """Return a WaitReason for the wire."""
+    message = wait_pb2.WaitReason(
+        cause=WAIT_CAUSES.encode(reason.cause),
+        waiter_id=reason.waiter_id,
+        subject_id=reason.subject_id,
+        message=reason.message,
+    )
+    set_time(message.since_time, reason.since_time)
+    set_time(message.resolve_time, reason.resolve_time)
+    return message
+
+
+def decode_wait_reason(message: wait_pb2.WaitReason) -> WaitReason:
+    """Read a WaitReason.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for an unknown cause.
+    """
+    return WaitReason(
+        cause=WAIT_CAUSES.decode(message.cause),
+        waiter_id=message.waiter_id,
+        subject_id=message.subject_id,
+        message=message.message,
+        since_time=optional_time(message, "since_time"),
+        resolve_time=optional_time(message, "resolve_time"),
     )

@@ -1,15 +1,22 @@
-"""astraflow.control.v1: the run's state and its books."""
+"""astraflow.control.v1: the run's state, its accounting, where its rollouts are, and its scale."""
 
 from datetime import timedelta
 
-from astraflow.core.ids import MemberId, PolicyId, RunId
+from astraflow.core.autoscale import MemberBalance, ScaleAction, ScaleAdvice
+from astraflow.core.ids import BatchId, MemberId, PolicyId, PromptId, RunId
 from astraflow.core.members import MemberState, MemberStatus, RaasLoad, TrainerLoad
+from astraflow.core.pool_size import PolicyBalance, PoolBalance
 from astraflow.core.saves import PolicyCheckpoint, SavedRun
 from astraflow.core.status import (
+    DeadLetter,
     DropCount,
     FailureCause,
     FailureReport,
+    LedgerAccount,
     PolicyStatus,
+    RolloutPlace,
+    RolloutPlacement,
+    RolloutRecord,
     RunState,
     RunStatus,
     StopMode,
@@ -26,20 +33,26 @@ from astraflow.wire.common import (
     encode_resources,
     encode_trainer_load,
 )
-from astraflow.wire.enums import EnumTable
 from astraflow.wire.fields import (
+    EnumTable,
     decode_time,
     encode_span,
     encode_time,
     encode_versions,
     optional,
     optional_span,
+    optional_time,
 )
-from astraflow_proto.control.v1 import control_service_pb2, run_pb2
+from astraflow.wire.rollout import decode_rollout, encode_rollout
+from astraflow.wire.tasks import decode_prompt, encode_prompt
+from astraflow_proto.control.v1 import control_service_pb2, ledger_pb2, run_pb2, scale_pb2
 
 RUN_STATES = EnumTable(RunState, run_pb2.RunState, "RUN_STATE")
+
 MEMBER_STATES = EnumTable(MemberState, run_pb2.MemberState, "MEMBER_STATE")
+
 _FAILURE_NUMBERS = ("finished_count", "failed_count", "recent_count", "recent_failed_count")
+
 STOP_MODES = EnumTable(StopMode, control_service_pb2.StopMode, "STOP_MODE")
 
 
@@ -291,3 +304,207 @@ def _load(message: run_pb2.Member) -> RaasLoad | TrainerLoad | None:
             return decode_trainer_load(message.trainer)
         case _:
             return None
+
+
+PLACES = EnumTable(RolloutPlace, ledger_pb2.RolloutPlace, "ROLLOUT_PLACE")
+
+_ACCOUNT_NUMBERS = tuple(
+    name for name in LedgerAccount.__slots__ if name not in ("policy_id", "drops")
+)
+
+
+def encode_ledger_account(account: LedgerAccount) -> ledger_pb2.LedgerAccount:
+    """Return a LedgerAccount for the wire."""
+    return ledger_pb2.LedgerAccount(
+        policy_id=account.policy_id,
+        drops=map(encode_drop, account.drops),
+        balanced=account.is_balanced,
+        **{name: getattr(account, name) for name in _ACCOUNT_NUMBERS},
+    )
+
+
+def decode_ledger_account(message: ledger_pb2.LedgerAccount) -> LedgerAccount:
+    """Read a LedgerAccount; whether it balances is counted again here.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
+    return LedgerAccount(
+        policy_id=PolicyId(message.policy_id),
+        drops=tuple(map(decode_drop, message.drops)),
+        **{name: getattr(message, name) for name in _ACCOUNT_NUMBERS},
+    )
+
+
+def encode_rollout_record(
+    record: RolloutRecord, *, with_trajectories: bool = True
+) -> ledger_pb2.RolloutRecord:
+    """Return a RolloutRecord for the wire, whole or without its trajectories."""
+    rollout = encode_rollout(record.rollout)
+    if not with_trajectories:
+        rollout.ClearField("trajectories")
+    return ledger_pb2.RolloutRecord(
+        rollout=rollout,
+        prompt_id=record.prompt_id,
+        member_id=record.member_id,
+        placements=map(_encode_placement, record.placements),
+    )
+
+
+def decode_rollout_record(message: ledger_pb2.RolloutRecord) -> RolloutRecord:
+    """Read a RolloutRecord that was sent whole.
+
+    Raises:
+        AstraflowError: INVALID_FIELD, ROLLOUT_INVALID.
+    """
+    return RolloutRecord(
+        rollout=decode_rollout(message.rollout),
+        prompt_id=PromptId(message.prompt_id),
+        member_id=MemberId(message.member_id),
+        placements=tuple(map(_decode_placement, message.placements)),
+    )
+
+
+def _encode_placement(placement: RolloutPlacement) -> ledger_pb2.RolloutPlacement:
+    reason = placement.reason
+    return ledger_pb2.RolloutPlacement(
+        policy_id=placement.policy_id,
+        place=PLACES.encode(placement.place),
+        batch_id=placement.batch_id or "",
+        step=placement.step,
+        staleness=placement.staleness,
+        use_count=placement.use_count,
+        reason=None if reason is None else REASONS.encode(reason),
+        filter=placement.filter,
+    )
+
+
+def _decode_placement(message: ledger_pb2.RolloutPlacement) -> RolloutPlacement:
+    return RolloutPlacement(
+        policy_id=PolicyId(message.policy_id),
+        place=PLACES.decode(message.place),
+        batch_id=BatchId(message.batch_id) if message.batch_id else None,
+        step=optional(message, "step"),
+        staleness=optional(message, "staleness"),
+        use_count=message.use_count,
+        reason=REASONS.decode(message.reason) if message.reason else None,
+        filter=message.filter,
+    )
+
+
+def encode_dead_letter(letter: DeadLetter) -> ledger_pb2.DeadLetter:
+    """Return a DeadLetter for the wire."""
+    return ledger_pb2.DeadLetter(
+        prompt=encode_prompt(letter.prompt),
+        attempt_count=letter.attempt_count,
+        failures=map(encode_failure, letter.failures),
+        create_time=encode_time(letter.create_time),
+    )
+
+
+def decode_dead_letter(message: ledger_pb2.DeadLetter) -> DeadLetter:
+    """Read a DeadLetter.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
+    return DeadLetter(
+        prompt=decode_prompt(message.prompt),
+        attempt_count=message.attempt_count,
+        failures=tuple(map(decode_failure, message.failures)),
+        create_time=decode_time(message.create_time),
+    )
+
+
+SCALE_ACTIONS = EnumTable(ScaleAction, scale_pb2.ScaleAction, "SCALE_ACTION")
+
+_COUNTS = ("produced_count", "entered_count", "consumed_count", "stale_count")
+
+
+def encode_advice(advice: ScaleAdvice) -> scale_pb2.ScaleAdvice:
+    """Return a ScaleAdvice for the wire."""
+    balance, cooldown = advice.balance, advice.cooldown_time
+    return scale_pb2.ScaleAdvice(
+        action=SCALE_ACTIONS.encode(advice.action),
+        accelerator_count=advice.accelerator_count,
+        target_accelerator_count=advice.target_accelerator_count,
+        member_count=advice.member_count,
+        target_member_count=advice.target_member_count,
+        wait_fraction=balance.wait_fraction,
+        busy_fraction=balance.busy_fraction,
+        members=(_encode_member(m, retire=m.member_id in advice.retired) for m in advice.members),
+        policies=map(_encode_policy, balance.policies),
+        message=advice.message,
+        window=encode_span(balance.span),
+        cooldown_time=None if cooldown is None else encode_time(cooldown),
+        **{name: sum(getattr(policy, name) for policy in balance.policies) for name in _COUNTS},
+    )
+
+
+def decode_advice(message: scale_pb2.ScaleAdvice) -> ScaleAdvice:
+    """Read a ScaleAdvice; the hub's own measures of speed are not on the wire.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
+    return ScaleAdvice(
+        action=SCALE_ACTIONS.decode(message.action),
+        accelerator_count=message.accelerator_count,
+        target_accelerator_count=message.target_accelerator_count,
+        member_count=message.member_count,
+        target_member_count=message.target_member_count,
+        balance=PoolBalance(
+            span=optional_span(message, "window") or timedelta(),
+            accelerator_count=float(message.accelerator_count),
+            busy_fraction=message.busy_fraction,
+            policies=tuple(map(_decode_policy, message.policies)),
+        ),
+        members=tuple(map(_decode_member, message.members)),
+        retired=frozenset(MemberId(m.member_id) for m in message.members if m.retire),
+        message=message.message,
+        cooldown_time=optional_time(message, "cooldown_time"),
+    )
+
+
+def _encode_policy(policy: PolicyBalance) -> scale_pb2.PolicyAdvice:
+    return scale_pb2.PolicyAdvice(
+        policy_id=policy.policy_id,
+        wait_fraction=policy.wait_fraction,
+        **{name: getattr(policy, name) for name in _COUNTS},
+    )
+
+
+def _decode_policy(message: scale_pb2.PolicyAdvice) -> PolicyBalance:
+    return PolicyBalance(
+        policy_id=PolicyId(message.policy_id),
+        wait_fraction=message.wait_fraction,
+        **{name: getattr(message, name) for name in _COUNTS},
+    )
+
+
+def _encode_member(member: MemberBalance, *, retire: bool) -> scale_pb2.MemberAdvice:
+    return scale_pb2.MemberAdvice(
+        member_id=member.member_id,
+        name=member.name,
+        accelerator_count=member.accelerator_count,
+        produced_count=member.produced_count,
+        accepted_count=member.produced_count,
+        tokens_per_s=member.tokens_per_s,
+        price_per_hour=member.price_per_hour,
+        inflight_count=member.inflight_count,
+        retire=retire,
+        live=member.is_live,
+    )
+
+
+def _decode_member(message: scale_pb2.MemberAdvice) -> MemberBalance:
+    return MemberBalance(
+        member_id=MemberId(message.member_id),
+        name=message.name,
+        accelerator_count=message.accelerator_count,
+        produced_count=message.produced_count,
+        tokens_per_s=message.tokens_per_s,
+        price_per_hour=optional(message, "price_per_hour"),
+        inflight_count=message.inflight_count,
+        is_live=message.live,
+    )

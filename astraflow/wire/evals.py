@@ -3,8 +3,14 @@
 from astraflow.core.evals import EvalDataSet, EvalResult, EvalRun, EvalState, EvalSuiteInfo
 from astraflow.core.ids import EvalRunId, PolicyId, WorkflowId
 from astraflow.wire.common import decode_failure, encode_failure
-from astraflow.wire.enums import EnumTable
-from astraflow.wire.fields import decode_time, encode_versions, optional_time, required, set_time
+from astraflow.wire.fields import (
+    EnumTable,
+    decode_time,
+    encode_versions,
+    optional_time,
+    required,
+    set_time,
+)
 from astraflow_proto.evals.v1 import eval_pb2
 
 EVAL_STATES = EnumTable(EvalState, eval_pb2.EvalState, "EVAL_STATE")

@@ -17,8 +17,7 @@ from astraflow.wire.common import (
     encode_resume,
     encode_session,
 )
-from astraflow.wire.enums import EnumTable
-from astraflow.wire.fields import at_least, invalid, optional, required
+from astraflow.wire.fields import EnumTable, at_least, invalid, optional, required
 from astraflow.wire.tasks import decode_code, decode_workflow, encode_code, encode_workflow
 from astraflow_proto.dataflow.v1 import raas_service_pb2
 

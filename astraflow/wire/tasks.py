@@ -12,8 +12,8 @@ from astraflow.core.tasks import (
     VersionRange,
     WorkflowSpec,
 )
-from astraflow.wire.enums import EnumTable
 from astraflow.wire.fields import (
+    EnumTable,
     at_least,
     decode_json,
     encode_json,

@@ -15,8 +15,15 @@ from astraflow.wire.common import (
     encode_resume,
     encode_session,
 )
-from astraflow.wire.enums import EnumTable
-from astraflow.wire.fields import at_least, invalid, optional, optional_span, required, set_span
+from astraflow.wire.fields import (
+    EnumTable,
+    at_least,
+    invalid,
+    optional,
+    optional_span,
+    required,
+    set_span,
+)
 from astraflow.wire.versions import decode_weight_endpoint, encode_weight_endpoint
 from astraflow_proto.dataflow.v1 import trainer_service_pb2
 

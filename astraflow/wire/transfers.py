@@ -10,8 +10,15 @@ from typing import Self
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import CodecProfile, LaneKind
 from astraflow.wire.fields import at_least, invalid, optional, optional_time, required, set_time
-from astraflow.wire.patches import PatchIndex, SentChunk, decode_patch_index, encode_patch_index
-from astraflow.wire.weights import DIGEST_NBYTES, LANES, PROFILES
+from astraflow.wire.weights import (
+    DIGEST_NBYTES,
+    LANES,
+    PROFILES,
+    PatchIndex,
+    SentChunk,
+    decode_patch_index,
+    encode_patch_index,
+)
 from astraflow_proto.weights.v1 import layout_pb2, transfer_pb2
 
 

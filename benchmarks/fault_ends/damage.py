@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Final
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.wire.patches import decode_sent_chunk, digest_of, root_digest
+from astraflow.wire.weights import decode_sent_chunk, digest_of, root_digest
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 
 Wires = list[bytes | AstraflowError]

@@ -17,8 +17,8 @@ from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.fetch.lanes import ChunkLane
 from astraflow.weights.serve.server import WeightServer
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferPlan, TransferSpec
+from astraflow.wire.weights import SentChunk
 from fault_ends.processes import process
 from fault_ends.trial import Counts, Receiver, count
 from fault_ends.world import POLICY, TOKEN, World, sources

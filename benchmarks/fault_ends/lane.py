@@ -11,7 +11,6 @@ from google.protobuf.message import DecodeError
 from astraflow.core.errors import AstraflowError
 from astraflow.core.layout import Layout
 from astraflow.transport import grpc_lane
-from astraflow.wire.patches import SentChunk, encode_sent_chunk
 from astraflow.wire.transfers import (
     TransferPlan,
     TransferSpec,
@@ -19,7 +18,7 @@ from astraflow.wire.transfers import (
     encode_transfer_plan,
     encode_transfer_spec,
 )
-from astraflow.wire.weights import decode_layout, encode_layout
+from astraflow.wire.weights import SentChunk, decode_layout, encode_layout, encode_sent_chunk
 from astraflow_proto.weights.v1 import layout_pb2, transfer_pb2
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 from fault_ends.damage import DAMAGES, Damage, Transfer, Wires, flipped, set_any

@@ -4,7 +4,7 @@ import time
 from typing import Any, Final
 
 from astraflow.rpc.channel import dial
-from astraflow.wire.batches import decode_batch_header, decode_batch_part
+from astraflow.wire.rollout import decode_batch_header, decode_batch_part
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as raas_pb
 from hub_ends.members import Members
 from hub_ends.process import GROUP_SIZE, GROUPS_PER_BATCH, HubProcess

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from astraflow.client.raas import RaasHooks, VersionClient, dial_pool
 from astraflow.client.session import Held
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, JoinPool, RaasLoad, Resources, ServedPolicy
 from astraflow.core.tasks import SamplingParams

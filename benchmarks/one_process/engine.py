@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import SamplingParams

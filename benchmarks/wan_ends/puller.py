@@ -17,8 +17,8 @@ from astraflow.core.versions import LaneKind
 from astraflow.telemetry.logging import configure_logging
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.lanes import Lanes
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferSpec
+from astraflow.wire.weights import SentChunk
 from wan_ends.baselines import PlainGrpc, PublishedStreams, WarmStream
 from wan_ends.source import POLICY, TOKEN
 

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from astraflow.config.loader import dump_recipe, json_schema, load_recipe
-from astraflow.config.recipe import Policy
+from astraflow.config.recipe import PolicyConfig
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -117,7 +117,7 @@ def test_a_file_that_is_no_recipe_is_named(small):
 
 
 def test_the_schema_describes_every_field():
-    properties = json_schema()["$defs"]["Trainer"]["properties"]
+    properties = json_schema()["$defs"]["TrainerConfig"]["properties"]
     assert properties["max_staleness"]["description"].startswith("Versions between")
 
 
@@ -130,10 +130,10 @@ def test_a_saved_recipe_has_every_default(small):
 def test_ranks_share_adapters_a_critic_and_a_store_but_have_no_broadcast():
     shared = {"ranks": 2, "critic": {}, "store": "file:///shared"}
     fields = {"model": {"path": "models/base", "lora": {"rank": 2}}, "trainer": shared}
-    assert Policy.model_validate(fields).trainer.ranks == 2
+    assert PolicyConfig.model_validate(fields).trainer.ranks == 2
     broadcast = {"node_count": 1, "port": 29500}
     with pytest.raises(ValueError, match="has one sender, so it needs ranks: 1"):
-        Policy.model_validate(fields | {"trainer": shared | {"broadcast": broadcast}})
+        PolicyConfig.model_validate(fields | {"trainer": shared | {"broadcast": broadcast}})
 
 
 def test_code_beside_a_recipe_can_be_named(small):

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from astraflow.config.recipe import DataSet, Model
+from astraflow.config.recipe import DataSet, ModelConfig
 
 SHOWN = {"demonstrations": "demos.jsonl"}
 TUTORED = {"tutor": "letter_sort"}
@@ -23,7 +23,7 @@ TUTORED = {"tutor": "letter_sort"}
     ],
 )
 def test_a_model_has_one_origin(model):
-    Model.model_validate(model)
+    ModelConfig.model_validate(model)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_model_has_one_origin(model):
 )
 def test_a_model_without_one_is_refused(model, said):
     with pytest.raises(ValidationError, match=said):
-        Model.model_validate(model)
+        ModelConfig.model_validate(model)
 
 
 def test_data_has_one_place():

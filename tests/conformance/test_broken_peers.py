@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astraflow.conformance.checks import CheckList, Verdict
-from astraflow.conformance.faults import Pass
-from astraflow.conformance.play import RAAS, TRAINER, Terms, examine
-from astraflow.conformance.weights import CHECKS, Source, check_source
+from astraflow.conformance.checks import CheckList, CheckVerdict
+from astraflow.conformance.commands import RAAS, TRAINER, CheckTerms, examine
+from astraflow.conformance.faults import PassThrough
+from astraflow.conformance.weights import CHECKS, CheckedSource, check_source
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -79,7 +79,7 @@ def fail(_):
     raise AstraflowError(Reason.INTERNAL, "the disk is gone")
 
 
-class Endless(Pass):
+class Endless(PassThrough):
     """Sends the last chunk again and again."""
 
     def response(self, call, message):
@@ -90,7 +90,7 @@ def is_item_chunk(call, message):
     return call.name == "Pull" and message.HasField("chunk")
 
 
-class Holds(Pass):
+class Holds(PassThrough):
     """Sends a plan, and no chunk of it ever."""
 
     gate = None
@@ -101,7 +101,7 @@ class Holds(Pass):
             self.gate.__enter__()
 
 
-class NewestInstead(Pass):
+class NewestInstead(PassThrough):
     """Sends the version that it has, whatever it is asked for."""
 
     def request(self, call, message):
@@ -110,7 +110,7 @@ class NewestInstead(Pass):
         return [message]
 
 
-class OneOnly(Pass):
+class OneOnly(PassThrough):
     """Serves one who pulls, and nobody while that one does not read; from a resumed Pull on."""
 
     is_resumed = is_taken = False
@@ -192,12 +192,12 @@ async def findings(role, name, turn):
     command = f"{sys.executable} {PROGRAM} {role} {name} {{hub}} {{token}}"
     kind = {"trainer": TRAINER, "raas": RAAS}[role]
     async with turn:
-        checks = await examine(kind, Terms(command=command, patience_s=PATIENCE_S))
+        checks = await examine(kind, CheckTerms(command=command, patience_s=PATIENCE_S))
     return first_failed(checks)
 
 
 def first_failed(checks):
-    failed = (check for check in checks.all if check.verdict is Verdict.FAILED)
+    failed = (check for check in checks.all if check.verdict is CheckVerdict.FAILED)
     return next(((check.name, check.seen) for check in failed), ("nothing", ""))
 
 
@@ -233,7 +233,9 @@ def source():
     info = publisher.publish(0, {"w": np.ones(100, np.float32).view(np.uint32)}, step=0)
     with WeightServer(publisher, lanes=()) as server:
         server.set_transfer_token(TOKEN)
-        yield Source(address=server.endpoint, token=TOKEN, told=lambda: info, patience_s=3.0)
+        yield CheckedSource(
+            address=server.endpoint, token=TOKEN, registered=lambda: info, patience_s=3.0
+        )
 
 
 async def looked_at(source, fault):
@@ -273,4 +275,4 @@ async def test_what_is_no_source_of_weights_at_all_fails_every_check(source, sai
     server.shutdown(socket.SHUT_RDWR)
     server.close()
     thread.join()
-    assert {check.verdict for check in checks.all} == {Verdict.FAILED}
+    assert {check.verdict for check in checks.all} == {CheckVerdict.FAILED}

@@ -8,10 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from astraflow.cli.main import app
-from astraflow.conformance.checks import Verdict
-from astraflow.conformance.engine import CHECKS, check_engine
+from astraflow.conformance.checks import CheckVerdict
+from astraflow.conformance.engine import CHECKS, LAWS, check_engine
 from astraflow.conformance.engine_bench import Bench
-from astraflow.conformance.engine_laws import LAWS
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.testing import require_train_engine
 from astraflow.trainers.rows import TrainRows
@@ -239,7 +238,7 @@ BROKEN = {
 
 def failed(make, folder):
     checks = check_engine(Bench(make=make, vocabulary_size=SIZE, folder=folder))
-    return {check.name for check in checks.all if check.verdict is Verdict.FAILED}
+    return {check.name for check in checks.all if check.verdict is CheckVerdict.FAILED}
 
 
 def test_a_sound_engine_passes(tmp_path):

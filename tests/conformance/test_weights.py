@@ -9,8 +9,8 @@ from google.protobuf.json_format import MessageToJson
 from typer.testing import CliRunner
 
 from astraflow.cli.main import app
-from astraflow.conformance.checks import CheckList, Verdict
-from astraflow.conformance.weights import CHECKS, Source, check_source
+from astraflow.conformance.checks import CheckList, CheckVerdict
+from astraflow.conformance.weights import CHECKS, CheckedSource, check_source
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
@@ -29,13 +29,13 @@ def source():
     info = publisher.publish(0, {"w": np.ones(100, np.float32).view(np.uint32)}, step=0)
     with WeightServer(publisher, lanes=()) as server:
         server.set_transfer_token(TOKEN)
-        yield Source(address=server.endpoint, token=TOKEN, told=lambda: info)
+        yield CheckedSource(address=server.endpoint, token=TOKEN, registered=lambda: info)
 
 
 async def failed(source):
     checks = CheckList(CHECKS)
     await check_source(checks, source)
-    return {check.name for check in checks.all if check.verdict is Verdict.FAILED}
+    return {check.name for check in checks.all if check.verdict is CheckVerdict.FAILED}
 
 
 async def test_our_own_source_passes_every_check(source):

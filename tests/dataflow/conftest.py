@@ -39,8 +39,13 @@ from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from, translate_errors
 from astraflow.simulate.made_up import made_up_trajectory, made_up_version
 from astraflow.wire import common, raas, trainer, versions
-from astraflow.wire.batches import decode_batch_header, decode_batch_part, decode_end_of_data
-from astraflow.wire.rollout import encode_rollout, encode_task_result
+from astraflow.wire.rollout import (
+    decode_batch_header,
+    decode_batch_part,
+    decode_end_of_data,
+    encode_rollout,
+    encode_task_result,
+)
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
 from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub

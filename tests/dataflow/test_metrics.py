@@ -5,7 +5,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from astraflow.raas.tallies import node_families
-from astraflow.telemetry.prometheus import MetricsServer
+from astraflow.telemetry.metrics import MetricsServer
 from astraflow.testing.recipes import small_recipe
 from astraflow.testing.run import start_run
 

@@ -16,8 +16,7 @@ from astraflow.core.rollouts import Disposition
 from astraflow.core.status import RunState
 from astraflow.dataflow.compaction import write_snapshot_of
 from astraflow.launch.ledger import read_ledger
-from astraflow.wire.batches import decode_batch_header
-from astraflow.wire.rollout import encode_rollout
+from astraflow.wire.rollout import decode_batch_header, encode_rollout
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1.ledger_service_pb2 import GetLedgerRequest
 from astraflow_proto.dataflow.v1 import raas_service_pb2

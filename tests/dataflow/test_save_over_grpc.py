@@ -4,8 +4,8 @@ import asyncio
 import json
 
 from astraflow.core.errors import Reason
-from astraflow.wire.batches import decode_batch_header
 from astraflow.wire.control import decode_saved_run
+from astraflow.wire.rollout import decode_batch_header
 from astraflow_proto.control.v1 import control_service_pb2 as pb
 
 

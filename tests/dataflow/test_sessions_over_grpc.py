@@ -15,8 +15,7 @@ from astraflow.core.members import DirectiveKind, SessionResume
 from astraflow.core.rollouts import Disposition, SampleFailure, TaskResult
 from astraflow.core.status import RunState
 from astraflow.wire import common
-from astraflow.wire.batches import decode_batch_header
-from astraflow.wire.rollout import encode_rollout
+from astraflow.wire.rollout import decode_batch_header, encode_rollout
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1 import control_service_pb2
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb

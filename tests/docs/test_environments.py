@@ -1,7 +1,7 @@
 import pytest
 import yaml
 
-from astraflow.config.recipe import DataSet, Workflow
+from astraflow.config.recipe import DataSet, WorkflowConfig
 from astraflow.workflows.environments.workflow import EnvironmentWorkflow
 from astraflow.workflows.registry import _BUILT_IN, Kind
 
@@ -17,7 +17,7 @@ def test_the_recipe_that_is_shown_can_be_read(blocks):
     ]
     for settings in shown["data"].values():
         DataSet(**settings)
-    workflow = Workflow(**shown["workflows"]["play"])
+    workflow = WorkflowConfig(**shown["workflows"]["play"])
     EnvironmentWorkflow.Options(**workflow.options)
 
 

@@ -4,9 +4,9 @@ import re
 
 import yaml
 
-from astraflow.config.recipe import Advantages, Critic, Loss
+from astraflow.config.recipe import Advantages, CriticConfig, Loss
 
-SECTIONS = {"loss": Loss, "advantages": Advantages, "critic": Critic}
+SECTIONS = {"loss": Loss, "advantages": Advantages, "critic": CriticConfig}
 
 
 def test_every_row_can_be_put_in_a_recipe(page):

@@ -2,7 +2,7 @@
 
 import yaml
 
-from astraflow.config.recipe import Autoscale
+from astraflow.config.recipe import AutoscaleConfig
 from astraflow.launch.executors import fill
 from astraflow.simulate.scenario import load_scenario
 from astraflow.testing import small_recipe, start_run
@@ -14,7 +14,7 @@ def test_the_start_commands_are_sound(blocks):
     assert len(commands) == 3
     values = {"name": "n-1", "hub": "h:1", "recipe": "r.yaml", "run": "runs/r"}
     for found in commands:
-        settings = Autoscale.model_validate(found["autoscale"])
+        settings = AutoscaleConfig.model_validate(found["autoscale"])
         assert "n-1" in fill(settings.start, values)
         assert "n-1" in fill(settings.stop, values)
 

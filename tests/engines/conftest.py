@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId

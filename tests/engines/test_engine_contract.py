@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams

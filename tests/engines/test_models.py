@@ -15,7 +15,7 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded.shared import checkpoint_engine

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.placing import Machine, placed, visible_gpus
 

@@ -15,9 +15,8 @@ from astraflow.gateway.serve import serve_gateway
 from astraflow.gateway.settings import GatewaySettings, first_models
 from astraflow.raas.policies import ServedModel
 from astraflow.testing.engine import CharTokenizer, SmallEngine
-from astraflow.testing.recipes import small_recipe
+from astraflow.testing.recipes import one_turn, small_recipe
 from astraflow.testing.run import start_run
-from astraflow.testing.workflows import one_turn
 from astraflow.workflows.registry import workflow
 
 from .peers.sender import PeerSender

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from astraflow.config.loader import dump_recipe
-from astraflow.config.policies import Model, WarmUp
+from astraflow.config.policies import ModelConfig, WarmUp
 from astraflow.testing.recipes import small_recipe
 from astraflow.trainers.warm_up import ensure_model
 
@@ -63,7 +63,7 @@ async def test_a_node_serves_a_dataflow_until_it_is_told_to_end(tmp_path):
         return item["result"]
 
     warm_up = WarmUp(tutor="letter_sort", step_count=1, batch_size=4)
-    model = ensure_model(Model(warm_up=warm_up), seed=0, cache_dir=tmp_path)
+    model = ensure_model(ModelConfig(warm_up=warm_up), seed=0, cache_dir=tmp_path)
     changes = {"policies.solver.model.path": str(model)}
     recipe = small_recipe(tmp_path, scorer="exact", changes=changes)
     async with command(recipe, tmp_path, "raas", "--legacy-pickle") as (told, process):

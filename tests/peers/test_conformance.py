@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.conformance.checks import Verdict
-from astraflow.conformance.play import RAAS, TRAINER, Terms, examine
+from astraflow.conformance.checks import CheckVerdict
+from astraflow.conformance.commands import RAAS, TRAINER, CheckTerms, examine
 
 PYTHON = Path(__file__).parent / "python"
 ROLES = {"trainer": TRAINER, "raas": RAAS}
@@ -41,10 +41,12 @@ pytestmark = pytest.mark.slow
 async def findings(role, command, *, patience_s=30.0, turn=None):
     """Return what failed, by name, with what was seen."""
     async with turn or nullcontext():
-        checks = await examine(ROLES[role], Terms(command=command, patience_s=patience_s))
+        checks = await examine(ROLES[role], CheckTerms(command=command, patience_s=patience_s))
     if checks.are_kept:
         return {}
-    return {check.name: check.seen for check in checks.all if check.verdict is not Verdict.PASSED}
+    return {
+        check.name: check.seen for check in checks.all if check.verdict is not CheckVerdict.PASSED
+    }
 
 
 @pytest.mark.parametrize("role", ROLES)

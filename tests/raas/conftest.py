@@ -21,7 +21,7 @@ from astraflow.raas.node import RaasNode
 from astraflow.raas.policies import ServedModel
 from astraflow.raas.settings import NodeSettings
 from astraflow.testing import CharTokenizer, SmallEngine
-from astraflow.testing.workflows import one_turn
+from astraflow.testing.recipes import one_turn
 from astraflow.weights.fetch.puller import PullTimes
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.registry import workflow

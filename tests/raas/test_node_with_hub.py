@@ -15,8 +15,8 @@ from astraflow.core.status import RolloutPlace, RunState, StopMode
 from astraflow.raas.node import Departure
 from astraflow.raas.policies import ServedModel
 from astraflow.testing import CharTokenizer, SmallEngine, small_recipe, start_run, train_counter
+from astraflow.testing.line import TcpRelay
 from astraflow.testing.nodes import make_node
-from astraflow.testing.relay import Relay
 from astraflow.weights.serve.relay_server import RelayServer
 
 STEPS = 5
@@ -126,7 +126,7 @@ async def test_nothing_is_lost_on_a_wire_that_is_cut_all_the_time(tmp_path, reci
     model = ServedModel(engine=SmallEngine(tokenizer), tokenizer=tokenizer)
     async with (
         start_run(recipe, run_dir=tmp_path / "run") as run,
-        Relay(run.address) as wire,
+        TcpRelay(run.address) as wire,
         asyncio.TaskGroup() as group,
     ):
         node = make_node(

@@ -3,10 +3,10 @@ import sys
 
 PROGRAM = """
 import gc
-from astraflow.telemetry.garbage import keep_for_good, look_rarely
+from astraflow.telemetry.garbage import keep_for_good, collect_rarely
 before = gc.get_threshold()
 keep_for_good()
-look_rarely()
+collect_rarely()
 assert gc.get_freeze_count() > 1000
 assert all(now >= then for now, then in zip(gc.get_threshold(), before))
 assert gc.isenabled()

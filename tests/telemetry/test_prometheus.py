@@ -6,8 +6,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.telemetry.families import Family, Histogram, counter, gauge, histogram
-from astraflow.telemetry.prometheus import LoopRead, MetricsServer
+from astraflow.telemetry.metrics import (
+    Family,
+    Histogram,
+    LoopRead,
+    MetricsServer,
+    counter,
+    gauge,
+    histogram,
+)
 
 
 def families() -> Iterator[Family]:

@@ -3,8 +3,9 @@ import json
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.telemetry.otel import OtelRecorder, configure_tracing
 from astraflow.telemetry.traces import (
+    OtelRecorder,
+    configure_tracing,
     context_below,
     group_context,
     is_tracing,

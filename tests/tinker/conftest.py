@@ -18,7 +18,7 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from astraflow.config.engine import Engine
+from astraflow.config.pool import EngineSettings
 from astraflow.tinker.main import TinkerSettings, serving
 from astraflow_proto.tinker.v1 import tinker_pb2 as pb
 
@@ -89,7 +89,7 @@ def settings(model_dir, tmp_path):
         base_model=NAME,
         listen="127.0.0.1:0",
         directory=tmp_path / "checkpoints",
-        engine=Engine(device="cpu"),
+        engine=EngineSettings(device="cpu"),
         max_rank=8,
         max_tokens_per_pass=256,
     )

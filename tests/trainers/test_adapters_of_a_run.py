@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from astraflow.config.recipe import Engine, Lora
+from astraflow.config.recipe import EngineSettings, Lora
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.engines.building import build_adapter_engines
 from astraflow.engines.embedded import load_tokenizer
@@ -60,7 +60,7 @@ def recipe(tmp_path, base):
 
 
 def node_of(run, base):
-    settings, lora = Engine(device="cpu"), Lora(**LORA)
+    settings, lora = EngineSettings(device="cpu"), Lora(**LORA)
     engines = build_adapter_engines(base, settings, dict.fromkeys(POLICIES, lora))
     tokenizer = load_tokenizer(base)
     return make_node(

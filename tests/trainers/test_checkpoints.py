@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import TrainerConfig
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.checkpoints import OPTIMIZER_FILE, Checkpoints, start_points
@@ -19,7 +19,7 @@ from astraflow.trainers.torch_engine import TorchEngine
 
 @pytest.fixture
 def engine(model_dir):
-    engine = TorchEngine(Trainer(), model_dir=model_dir)
+    engine = TorchEngine(TrainerConfig(), model_dir=model_dir)
     engine.prepare()
     return engine
 
@@ -95,7 +95,7 @@ def test_training_goes_on_bit_for_bit(tmp_path, model_dir, engine, make_batch):
     metrics = engine.train_step(make_batch(6, seed=4))
     points = start_points(run_dir, "solver")
     assert [(point.step, point.version) for point in points] == [(3, 7), (2, 6), (0, None)]
-    again = TorchEngine(Trainer(), model_dir=model_dir)
+    again = TorchEngine(TrainerConfig(), model_dir=model_dir)
     again.prepare()
     again.restore(points[0].directory)
     assert again.step_count == 3

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.config.recipe import Critic as CriticSettings
-from astraflow.config.recipe import Kl, Loss, Optimizer, Trainer
+from astraflow.config.recipe import CriticConfig as CriticSettings
+from astraflow.config.recipe import Kl, Loss, Optimizer, TrainerConfig
 from astraflow.trainers.causal_model import load_causal_model
 from astraflow.trainers.critic import CriticLearner, valued
 from astraflow.trainers.learner import PolicyLearner
@@ -60,7 +60,7 @@ def test_the_policy_learns_from_its_advantages_and_both_resume(
     def trained(steps, state=None):
         model = valued(load_causal_model(model_dir, device="cpu").module)
         critic = CriticLearner(model, SETTINGS, max_tokens=64)
-        settings = Trainer(critic=SETTINGS, optimizer=Optimizer(learning_rate=1e-3))
+        settings = TrainerConfig(critic=SETTINGS, optimizer=Optimizer(learning_rate=1e-3))
         learner = PolicyLearner(make_model(), settings, critic=critic)
         if state is not None:
             folder, weights = state
@@ -82,4 +82,4 @@ def test_the_policy_learns_from_its_advantages_and_both_resume(
 
 def test_a_kl_term_in_the_reward_is_refused_beside_a_critic():
     with pytest.raises(ValueError, match="does not see a KL term"):
-        Trainer(critic=SETTINGS, loss=Loss(kl=Kl(coefficient=0.1, where="reward")))
+        TrainerConfig(critic=SETTINGS, loss=Loss(kl=Kl(coefficient=0.1, where="reward")))

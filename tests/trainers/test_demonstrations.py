@@ -8,7 +8,7 @@ import tokenizers
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astraflow.config.recipe import Model
+from astraflow.config.recipe import ModelConfig
 from astraflow.core.errors import AstraflowError
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.demonstrations import (
@@ -48,7 +48,7 @@ def write(path, *rows):
 
 def tiny(path, **warm_up):
     settings = {"demonstrations": path, "step_count": 4, "batch_size": 4, **warm_up}
-    return Model.model_validate(
+    return ModelConfig.model_validate(
         {"tiny": {"hidden_size": 32, "layer_count": 1, "context": 128}, "warm_up": settings}
     )
 
@@ -174,7 +174,7 @@ def test_every_row_comes_once_a_pass_and_lengths_are_together():
 
 
 def test_steps_are_three_passes_for_a_model_that_is_given():
-    settings = Model.model_validate({"name": "a", "warm_up": {"demonstrations": "d"}}).warm_up
+    settings = ModelConfig.model_validate({"name": "a", "warm_up": {"demonstrations": "d"}}).warm_up
     given = Schedule.of(settings, row_count=100)
     assert (given.step_count, given.batch_size, given.learning_rate) == (38, 8, 1e-4)
     fresh = Schedule.of(settings)
@@ -203,7 +203,7 @@ def test_a_tiny_model_learns_to_say_what_it_was_shown(tmp_path):
 def test_it_is_made_once_and_again_when_anything_changes(tmp_path, folder):
     path = write(tmp_path / "demos.jsonl", *[{"messages": CHAT}] * 4)
     cache = tmp_path / "cache"
-    given = Model.model_validate(
+    given = ModelConfig.model_validate(
         {"path": folder, "warm_up": {"demonstrations": path, "step_count": 2, "batch_size": 2}}
     )
     made = ensure_model(given, seed=0, cache_dir=cache)

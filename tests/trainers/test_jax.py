@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import TrainerConfig
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.testing import require_train_engine
 from astraflow.trainers import run_engine
@@ -17,7 +17,7 @@ from tests.trainers.engine_runs import example, training, vowel_recipe
 pytest.importorskip("jax")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-SETTINGS = Trainer.model_validate({"optimizer": {"learning_rate": 1e-3}})
+SETTINGS = TrainerConfig.model_validate({"optimizer": {"learning_rate": 1e-3}})
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.config.recipe import Kl, Loss, Optimizer, Trainer
+from astraflow.config.recipe import Kl, Loss, Optimizer, TrainerConfig
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.learner import PolicyLearner
@@ -12,7 +12,7 @@ from astraflow.trainers.losses import LossInputs, clip_range_of, policy_loss
 from astraflow.trainers.mismatch import export_bits
 from astraflow.trainers.rows import TrainRows
 
-SETTINGS = Trainer(optimizer=Optimizer(learning_rate=1e-2))
+SETTINGS = TrainerConfig(optimizer=Optimizer(learning_rate=1e-2))
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_groups_whose_prompt_is_computed_once_give_the_same_step(make_model, mak
     moved = []
     for choice, order in (("never", 1), ("auto", 1), ("auto", -1)):
         model = make_model()
-        settings = Trainer(optimizer=Optimizer(learning_rate=1e-4), share_prefixes=choice)
+        settings = TrainerConfig(optimizer=Optimizer(learning_rate=1e-4), share_prefixes=choice)
         rows = TrainRows.from_parts([to_part(batch[::order])])
         metrics = PolicyLearner(model, settings).step(rows, divisor=72)
         moved.append((metrics, weights(model)))

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astraflow.config.recipe import Lora, Optimizer, Trainer
+from astraflow.config.recipe import Lora, Optimizer, TrainerConfig
 from astraflow.config.run_dir import RunDir
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
@@ -28,7 +28,7 @@ from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.torch_engine import TorchEngine
 
 LORA = Lora(rank=4, alpha=8.0)
-SETTINGS = Trainer(optimizer=Optimizer(learning_rate=1e-2))
+SETTINGS = TrainerConfig(optimizer=Optimizer(learning_rate=1e-2))
 TOKENS = torch.tensor([[3, 9, 4, 12, 7, 7, 5]])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from astraflow.client.loop_thread import LoopThread
-from astraflow.config.recipe import Model, Recipe, WarmUp
+from astraflow.config.recipe import ModelConfig, Recipe, WarmUp
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.batches import BatchPart
 from astraflow.core.dtype import Dtype
@@ -50,7 +50,9 @@ WARM_UP = WarmUp(tutor="letter_sort", step_count=120, batch_size=32, learning_ra
 
 @pytest.fixture(scope="module")
 def warm_model(tmp_path_factory):
-    return ensure_model(Model(warm_up=WARM_UP), seed=0, cache_dir=tmp_path_factory.mktemp("cache"))
+    return ensure_model(
+        ModelConfig(warm_up=WARM_UP), seed=0, cache_dir=tmp_path_factory.mktemp("cache")
+    )
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import TrainerConfig
 from astraflow.core.dtype import Dtype
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.mismatch import MismatchProbe, export_bits
@@ -29,7 +29,7 @@ def sampled_with(model, dtype):
     """Return a function that gives the log-probabilities under weights as exported."""
 
     def logprobs(rows):
-        learner = PolicyLearner(model, Trainer())
+        learner = PolicyLearner(model, TrainerConfig())
         probe = MismatchProbe(model, learner, dtype=dtype)
         probe.keep(0)
         with probe._kept_weights():
@@ -42,7 +42,7 @@ def sampled_with(model, dtype):
 def test_rows_of_the_kept_version_match_its_exported_values(dtype, make_model, batch):
     model = make_model()
     rows = batch([10, 10, 11], sampled_with(model, dtype))
-    learner = PolicyLearner(model, Trainer())
+    learner = PolicyLearner(model, TrainerConfig())
     probe = MismatchProbe(model, learner, dtype=dtype)
     probe.keep(10)
     learner.step(rows, divisor=len(rows.loss))
@@ -59,14 +59,14 @@ def test_mismatch_of_other_weights_is_seen(make_model, batch):
     rows = batch([0, 0], sampled_with(model, Dtype.F32))
     with torch.no_grad():
         model.module.model.norm.weight.mul_(1.01)
-    probe = MismatchProbe(model, PolicyLearner(model, Trainer()), dtype=Dtype.F32)
+    probe = MismatchProbe(model, PolicyLearner(model, TrainerConfig()), dtype=Dtype.F32)
     probe.keep(0)
     assert probe.measure(rows)["mismatch/same_weights_abs_max"] > 1e-3
 
 
 def test_versions_wait_for_their_rows_and_are_looked_at_once(make_model, batch):
     model = make_model()
-    probe = MismatchProbe(model, PolicyLearner(model, Trainer()), dtype=Dtype.BF16, every=2)
+    probe = MismatchProbe(model, PolicyLearner(model, TrainerConfig()), dtype=Dtype.BF16, every=2)
     probe.keep(1)
     assert not probe.measure(batch([1, 1]))
     probe.keep(2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from astraflow.config.loader import dump_recipe
-from astraflow.config.recipe import OwnEngine, Trainer
+from astraflow.config.recipe import OwnEngine, TrainerConfig
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
 from astraflow.testing import start_run
@@ -55,13 +55,13 @@ def broken():
 
 def made(name, **options):
     own = OwnEngine(name=f"{HERE}:{name}", options=options)
-    return make_engine(own, Trainer(), model_dir=Path("model"))
+    return make_engine(own, TrainerConfig(), model_dir=Path("model"))
 
 
 def test_a_factory_gets_its_options_and_what_it_asks_for():
     engine = made("Whole", size=7)
     prepare(engine)
-    assert (engine.size, engine.settings, engine.model_dir) == (7, Trainer(), Path("model"))
+    assert (engine.size, engine.settings, engine.model_dir) == (7, TrainerConfig(), Path("model"))
 
 
 @pytest.mark.parametrize(
@@ -105,16 +105,18 @@ def test_a_module_that_fails_while_it_is_imported_is_named(tmp_path, monkeypatch
         ("no_engine", Reason.CODE_UNKNOWN, "'int' object has no attribute 'y'"),
     ):
         with pytest.raises(AstraflowError, match=said) as caught:
-            make_engine(OwnEngine(name=f"{module}:make"), Trainer(), model_dir=tmp_path)
+            make_engine(OwnEngine(name=f"{module}:make"), TrainerConfig(), model_dir=tmp_path)
         assert caught.value.reason is reason
 
 
 def test_a_recipe_names_module_and_factory_and_one_rank():
-    assert Trainer.model_validate({"engine": "mine:Engine"}).engine == OwnEngine(name="mine:Engine")
+    assert TrainerConfig.model_validate({"engine": "mine:Engine"}).engine == OwnEngine(
+        name="mine:Engine"
+    )
     with pytest.raises(ValueError, match="pattern"):
-        Trainer.model_validate({"engine": "mine"})
+        TrainerConfig.model_validate({"engine": "mine"})
     with pytest.raises(ValueError, match="needs ranks: 1"):
-        Trainer.model_validate({"engine": "mine:Engine", "ranks": 2})
+        TrainerConfig.model_validate({"engine": "mine:Engine", "ranks": 2})
 
 
 @pytest.mark.slow

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.config.recipe import Engine as EngineSettings
-from astraflow.config.recipe import Kl, Loss, Optimizer, Trainer
+from astraflow.config.recipe import EngineSettings, Kl, Loss, Optimizer, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import Column, ColumnAxis
 from astraflow.core.routes import ROUTED_EXPERTS, UNROUTED
@@ -21,7 +20,7 @@ from astraflow.trainers.peers import ALONE
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.torch_engine import replay_metrics, replayed
 
-SETTINGS = Trainer(optimizer=Optimizer(learning_rate=1e-2))
+SETTINGS = TrainerConfig(optimizer=Optimizer(learning_rate=1e-2))
 
 
 @pytest.fixture

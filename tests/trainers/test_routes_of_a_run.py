@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from astraflow.client.trainer import TrainerClient
-from astraflow.config.recipe import Engine, Trainer
+from astraflow.config.recipe import EngineSettings, TrainerConfig
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Capability, Contract, RegisterTrainer
@@ -70,7 +70,7 @@ async def both_batches(recipe, folder, model):
 
 
 def node_of(run, directory):
-    settings = Engine(device="cpu", dtype="bf16")
+    settings = EngineSettings(device="cpu", dtype="bf16")
     engine = EmbeddedEngine.from_directory(directory, settings, PolicyId("solver"))
     served = ServedModel(engine=engine, tokenizer=load_tokenizer(directory))
     return make_node(
@@ -139,7 +139,7 @@ def test_every_token_says_which_experts_it_went_through(model, batches):
 
 
 def test_replay_takes_the_jumps_out_of_the_mismatch(model, batches):
-    learner, rows = PolicyLearner(model, Trainer()), TrainRows.from_parts(batches[0].parts)
+    learner, rows = PolicyLearner(model, TrainerConfig()), TrainRows.from_parts(batches[0].parts)
     gaps = {}
     for choice in ("required", "never"):
         chosen = replayed(rows, model, choice)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import TrainerConfig
 from astraflow.config.run_dir import RunDir
 from astraflow.core.batches import AckBatch, BatchOutcome
 from astraflow.trainers.checkpoints import Checkpoints, Saves
@@ -36,14 +36,14 @@ def client():
 
 @pytest.fixture
 def checkpoints(tmp_path, model_dir):
-    engine = TorchEngine(Trainer(), model_dir=model_dir)
+    engine = TorchEngine(TrainerConfig(), model_dir=model_dir)
     engine.prepare()
     return Checkpoints(engine, run_dir=RunDir(tmp_path), policy_id="solver")
 
 
 @pytest.fixture
 def saves(client, checkpoints):
-    return Saves(client, checkpoints, Trainer(checkpoint_every=2))
+    return Saves(client, checkpoints, TrainerConfig(checkpoint_every=2))
 
 
 def acked(step):
@@ -78,7 +78,7 @@ def test_an_order_before_the_first_batch_waits_for_it(saves, client):
 
 def test_what_the_recipe_keeps_stays(client, checkpoints, tmp_path):
     keep = {"last": 2, "every": 4}
-    saves = Saves(client, checkpoints, Trainer(checkpoint_every=1, save={"keep": keep}))
+    saves = Saves(client, checkpoints, TrainerConfig(checkpoint_every=1, save={"keep": keep}))
     written = [saves.after_step(step, step) for step in range(8)]
     assert written[-1].result() == "step_000007"
     left = sorted(path.name for path in RunDir(tmp_path).checkpoints("solver").iterdir())

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from astraflow.config.recipe import Lora, Loss, Optimizer, Trainer
+from astraflow.config.recipe import Lora, Loss, Optimizer, TrainerConfig
 from astraflow.conformance.engine_bench import weights_of
 from astraflow.testing import require_train_engine
 from astraflow.trainers.torch_engine import TorchEngine
 
-SETTINGS = Trainer(optimizer=Optimizer(learning_rate=1e-3, weight_decay=0.1))
+SETTINGS = TrainerConfig(optimizer=Optimizer(learning_rate=1e-3, weight_decay=0.1))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ OUT_OF_MEMORY = """
 import resource, sys
 from pathlib import Path
 
-from astraflow.conformance.engine_batches import made_batch
+from astraflow.conformance.engine_bench import made_batch
 from astraflow.conformance.engine_bench import weights_of
 from astraflow.config.recipe import Trainer
 from astraflow.core.errors import AstraflowError

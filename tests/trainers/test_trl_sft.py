@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astraflow.config.recipe import Model
+from astraflow.config.recipe import ModelConfig
 from astraflow.engines.models import models_dir
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.demonstrations import tokenize_demonstrations
@@ -55,7 +55,7 @@ def tiny(tmp_path):
     path = tmp_path / "demos.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in [*chats(), *completions()]))
     warm_up = {"demonstrations": path, "step_count": 5, "batch_size": 8}
-    model = Model.model_validate({"tiny": {}, "warm_up": warm_up})
+    model = ModelConfig.model_validate({"tiny": {}, "warm_up": warm_up})
     return ensure_model(model, seed=0, cache_dir=tmp_path / "cache"), ""
 
 

@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 from transformers import AutoModelForCausalLM
 
-from astraflow.config.recipe import Model, WarmUp
+from astraflow.config.recipe import ModelConfig, WarmUp
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.trainers.mismatch import export_bits
@@ -23,9 +23,9 @@ def bits_of(directory):
 
 
 def test_model_is_made_once_and_found_again(tmp_path):
-    made = ensure_model(Model(warm_up=SHORT), seed=0, cache_dir=tmp_path)
+    made = ensure_model(ModelConfig(warm_up=SHORT), seed=0, cache_dir=tmp_path)
     stamp = (made / "model.safetensors").stat().st_mtime_ns
-    assert ensure_model(Model(warm_up=SHORT), seed=0, cache_dir=tmp_path) == made
+    assert ensure_model(ModelConfig(warm_up=SHORT), seed=0, cache_dir=tmp_path) == made
     assert (made / "model.safetensors").stat().st_mtime_ns == stamp
     assert (made / "tokenizer.json").exists()
     assert [path.name for path in made.parent.iterdir()] == [made.name]
@@ -33,7 +33,7 @@ def test_model_is_made_once_and_found_again(tmp_path):
 
 def test_same_seed_makes_the_same_weights(tmp_path):
     left, right = (
-        bits_of(ensure_model(Model(warm_up=SHORT), seed=3, cache_dir=tmp_path / side))
+        bits_of(ensure_model(ModelConfig(warm_up=SHORT), seed=3, cache_dir=tmp_path / side))
         for side in ("left", "right")
     )
     assert all((bits == right[name]).all() for name, bits in left.items())
@@ -52,13 +52,15 @@ def test_seed_settings_and_tutor_tell_models_apart():
 
 
 def test_given_path_is_taken_as_it_is(tmp_path):
-    assert ensure_model(Model(path=tmp_path), seed=0, cache_dir=tmp_path / "cache") == tmp_path
+    assert (
+        ensure_model(ModelConfig(path=tmp_path), seed=0, cache_dir=tmp_path / "cache") == tmp_path
+    )
     assert not (tmp_path / "cache").exists()
 
 
 def test_unknown_tutor_is_named(tmp_path):
     with pytest.raises(AstraflowError, match="letter_sort"):
-        ensure_model(Model(warm_up=WarmUp(tutor="letter_sorts")), seed=0, cache_dir=tmp_path)
+        ensure_model(ModelConfig(warm_up=WarmUp(tutor="letter_sorts")), seed=0, cache_dir=tmp_path)
 
 
 def test_loss_applies_to_completions_and_their_end(tmp_path):

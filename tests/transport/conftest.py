@@ -14,14 +14,13 @@ from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.transport.hosts import DEFAULT_HOSTED, LaneHosts
 from astraflow.transport.lanes import Lanes
-from astraflow.wire.patches import PatchIndex, SentChunk, encode_sent_chunk
 from astraflow.wire.transfers import (
     TransferPlan,
     TransferSpec,
     decode_transfer_spec,
     encode_transfer_plan,
 )
-from astraflow.wire.weights import LANES
+from astraflow.wire.weights import LANES, PatchIndex, SentChunk, encode_sent_chunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,

@@ -21,8 +21,8 @@ from astraflow.transport.frames import (
     unpack,
 )
 from astraflow.transport.transfers import Transfers
-from astraflow.wire.patches import PatchIndex, SentChunk
 from astraflow.wire.transfers import TransferPlan
+from astraflow.wire.weights import PatchIndex, SentChunk
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.auth import TRANSFER_KEY, secret_of
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.transport.grpc_lane import GrpcLane
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferPlan, TransferSpec, decode_transfer_spec
+from astraflow.wire.weights import SentChunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,

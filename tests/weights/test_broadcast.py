@@ -19,8 +19,8 @@ from astraflow.weights.publish.broadcast import (
     bodies,
     items,
 )
-from astraflow.wire.patches import SentChunk, encode_sent_chunk
 from astraflow.wire.transfers import TransferPlan, encode_transfer_plan
+from astraflow.wire.weights import SentChunk, encode_sent_chunk
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 
 

@@ -12,7 +12,7 @@ from astraflow.core.versions import CodecProfile
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.state import stage
 from astraflow.weights.publish.background import FIRST_SPANS, ExtraPatches, candidate_patches
-from astraflow.wire.patches import digest_of
+from astraflow.wire.weights import digest_of
 
 
 def gains_of(training, version, spans):

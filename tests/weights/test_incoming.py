@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.stored import make_whole
-from astraflow.wire.patches import SentChunk, decode_sent_chunk, encode_sent_chunk
 from astraflow.wire.transfers import TransferPlan
+from astraflow.wire.weights import SentChunk, decode_sent_chunk, encode_sent_chunk
 from astraflow_proto.weights.v1 import patch_pb2
 
 REFUSALS = {Reason.DIGEST_MISMATCH, Reason.CHUNK_INVALID, Reason.INVALID_FIELD}

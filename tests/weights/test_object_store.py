@@ -18,7 +18,7 @@ from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.publish.background import candidate_patches
 from astraflow.weights.publish.object_store import Bucket, ObjectWriter
 from astraflow.weights.publish.publisher import WeightPublisher, combined
-from astraflow.wire.manifests import read_manifest
+from astraflow.wire.versions import read_manifest
 
 pytest.importorskip("fsspec")
 

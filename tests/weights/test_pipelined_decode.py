@@ -8,8 +8,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.patches.incoming import IncomingVersion, PipelinedDecoder
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.state import stage
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferPlan
+from astraflow.wire.weights import SentChunk
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings
 from astraflow.weights.heartbeat import StallTimeouts
 from astraflow.weights.patches.stored import make_whole
-from astraflow.wire.patches import encode_patch_index
+from astraflow.wire.weights import encode_patch_index
 
 # More changes per version than are written at once.
 WIDE = Layout.of([("w", Dtype.U8, (1 << 19,))])

@@ -14,8 +14,8 @@ from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.lanes import RECEIVED_NBYTES, Lanes
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.serve.relay_server import RelayServer
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferPlan, TransferSpec, Waiting
+from astraflow.wire.weights import SentChunk
 
 
 @pytest.fixture

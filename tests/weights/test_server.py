@@ -11,8 +11,7 @@ from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.errors import raised_from
 from astraflow.weights.serve.server import WeightServer
-from astraflow.wire.patches import decode_patch_index
-from astraflow.wire.weights import decode_layout
+from astraflow.wire.weights import decode_layout, decode_patch_index
 from astraflow_proto.weights.v1 import layout_pb2, patch_pb2
 from astraflow_proto.weights.v1 import transfer_pb2 as transfers
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb

@@ -16,8 +16,8 @@ from astraflow.weights.fetch.lanes import AnyLane
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.routes import Link
 from astraflow.weights.serve.server import TransferServicer, WeightServer
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferPlan, TransferSpec
+from astraflow.wire.weights import SentChunk
 
 # A chunk of each tensor: neighbours differ in type.
 LAYOUT = Layout.of([(f"t{n}", (Dtype.BF16, Dtype.F32)[n % 2], (4000,)) for n in range(6)])

@@ -8,8 +8,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import CodecProfile
 from astraflow.weights.patches.routes import APPLIED_PER_S, Link
 from astraflow.weights.patches.stored import StoredPatch, make_patch, make_whole
-from astraflow.wire.patches import digest_of
 from astraflow.wire.transfers import ChunkSet
+from astraflow.wire.weights import digest_of
 
 
 def published(training, count, **how):

@@ -4,8 +4,8 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.fetch.sources import TransferQuota
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferPlan
+from astraflow.wire.weights import SentChunk
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.wire.batches import decode_batch_part
 from astraflow.wire.fields import encode_tensor
+from astraflow.wire.rollout import decode_batch_part
 from astraflow_proto.rollout.v1 import batch_pb2
 
 

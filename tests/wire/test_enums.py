@@ -5,30 +5,26 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.wire import (
-    batches,
     common,
     control,
     evals,
     fields,
-    ledger,
-    patches,
     raas,
     rollout,
     tasks,
     trainer,
     versions,
-    waits,
     weights,
 )
-from astraflow.wire.enums import EnumTable
+from astraflow.wire.fields import EnumTable
 from astraflow_proto.common.v1 import member_pb2, session_pb2
 from astraflow_proto.rollout.v1 import trajectory_pb2
 
 # No type of ours: a view is for one call, and nobody gives advice yet.
 WITHOUT_TABLE = {"RolloutView", "ScaleAction"}
 WIRE = (
-    *(batches, common, control, evals, fields, ledger, patches, raas),
-    *(rollout, tasks, trainer, versions, waits, weights),
+    *(common, control, evals, fields, raas),
+    *(rollout, tasks, trainer, versions, weights),
 )
 
 

@@ -36,8 +36,8 @@ from astraflow.core.rollouts import (
 )
 from astraflow.core.tasks import RolloutTask, SamplingParams, TaskPurpose, VersionRange
 from astraflow.core.versions import PatchInfo, VersionInfo
-from astraflow.wire.patches import PatchIndex
 from astraflow.wire.transfers import ChunkSet
+from astraflow.wire.weights import PatchIndex
 
 NUMBERS = st.integers(0, 2**31 - 1)
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)

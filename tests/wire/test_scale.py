@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from astraflow.core.autoscale import MemberBalance, ScaleAction, ScaleAdvice
 from astraflow.core.pool_size import PolicyBalance, PoolBalance
-from astraflow.wire.scale import decode_advice, encode_advice
+from astraflow.wire.control import decode_advice, encode_advice
 
 
 def make_advice():

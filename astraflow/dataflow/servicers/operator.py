@@ -24,10 +24,10 @@ from astraflow.core.status import DeadLetter, RolloutPlace, RolloutRecord
 from astraflow.dataflow.hub import Hub
 from astraflow.rpc.access import Access
 from astraflow.rpc.streams import Context
-from astraflow.wire import control, evals, ledger, scale
+from astraflow.wire import control, evals
+from astraflow.wire.common import encode_wait_reason
 from astraflow.wire.fields import encode_time, optional, optional_span, required
 from astraflow.wire.rollout import OUTCOMES
-from astraflow.wire.waits import encode_wait_reason
 from astraflow_proto.control.v1 import control_service_pb2 as control_pb
 from astraflow_proto.control.v1 import ledger_service_pb2 as ledger_pb
 from astraflow_proto.evals.v1 import eval_service_pb2 as eval_pb
@@ -198,7 +198,7 @@ class ControlServicer:
         """Return how large the pool should be."""
         self._access.operator(context)
         advice = await self._hub.when_safe(self._hub.scale_advice(optional_span(request, "window")))
-        return control_pb.GetScaleAdviceResponse(advice=scale.encode_advice(advice))
+        return control_pb.GetScaleAdviceResponse(advice=control.encode_advice(advice))
 
     async def StopRun(
         self, request: control_pb.StopRunRequest, context: Context
@@ -277,7 +277,7 @@ class LedgerServicer:
         """Return the books at one instant."""
         self._access.operator(context)
         books = ledger_pb.GetLedgerResponse(
-            accounts=map(ledger.encode_ledger_account, self._hub.run.accounts()),
+            accounts=map(control.encode_ledger_account, self._hub.run.accounts()),
             server_time=encode_time(self._hub.now()),
         )
         return await self._hub.when_safe(books)
@@ -297,7 +297,7 @@ class LedgerServicer:
         )
         is_full = request.view == ledger_pb.ROLLOUT_VIEW_FULL
         listed = ledger_pb.ListRolloutsResponse(
-            rollouts=[ledger.encode_rollout_record(r, with_trajectories=is_full) for r in page],
+            rollouts=[control.encode_rollout_record(r, with_trajectories=is_full) for r in page],
             next_page_token=next_token,
         )
         return await self._hub.when_safe(listed)
@@ -314,7 +314,7 @@ class LedgerServicer:
             token=request.page_token,
             selection=b"dead letters",
         )
-        letters = map(ledger.encode_dead_letter, await self._hub.when_safe(page))
+        letters = map(control.encode_dead_letter, await self._hub.when_safe(page))
         return ledger_pb.ListDeadLettersResponse(dead_letters=letters, next_page_token=next_token)
 
     async def RequeuePrompt(
@@ -351,7 +351,7 @@ def _selection(request: ledger_pb.ListRolloutsRequest) -> RolloutSelection:
         batch_id=request.batch_id,
         rollout_id=request.rollout_id,
         member_id=request.member_id,
-        places=tuple(map(ledger.PLACES.decode, request.places)),
+        places=tuple(map(control.PLACES.decode, request.places)),
         outcomes=tuple(map(OUTCOMES.decode, request.outcomes)),
         min_reward=optional(request, "min_reward"),
         max_reward=optional(request, "max_reward"),

@@ -18,9 +18,9 @@ from astraflow.rpc.access import Access
 from astraflow.rpc.concurrency import either
 from astraflow.rpc.streams import Context, exclusive_stream
 from astraflow.storage.fault_points import FaultPoint, hit
-from astraflow.wire import batches, common, versions
+from astraflow.wire import common, rollout, versions
 from astraflow.wire import trainer as wire
-from astraflow.wire.waits import encode_wait_reason
+from astraflow.wire.common import encode_wait_reason
 from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
 
 # Making a part of this many takes some milliseconds of the event loop.
@@ -120,7 +120,7 @@ def _seconds(span: timedelta | None) -> float:
 
 async def _send_batch(batch: SendBatch, context: Context) -> None:
     """Write a batch part by part, as the peer reads it; large parts are made on a thread."""
-    header = batches.encode_batch_header(batch.header)
+    header = rollout.encode_batch_header(batch.header)
     await context.write(pb.StreamBatchesResponse(header=header))
     hit(FaultPoint.BATCH_HEADER_SENT)
     for index in range(len(batch.parts)):
@@ -133,7 +133,7 @@ async def _send_batch(batch: SendBatch, context: Context) -> None:
 
 def _part_event(batch: SendBatch, index: int) -> pb.StreamBatchesResponse:
     message = pb.StreamBatchesResponse()
-    batches.fill_batch_part(message.part, batch.parts[index])
+    rollout.fill_batch_part(message.part, batch.parts[index])
     return message
 
 
@@ -148,7 +148,7 @@ def _event(
         case SendScrubOrder():
             return pb.StreamBatchesResponse(doubt=pb.VersionDoubt(version=item.version))
         case EndOfData():
-            return pb.StreamBatchesResponse(end_of_data=batches.encode_end_of_data(item))
+            return pb.StreamBatchesResponse(end_of_data=rollout.encode_end_of_data(item))
         case WaitReason():
             return pb.StreamBatchesResponse(wait_reason=encode_wait_reason(item))
         case Directive():

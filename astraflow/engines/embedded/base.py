@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.updates import SwapReport

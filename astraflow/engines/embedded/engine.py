@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from astraflow import __version__
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.layout import TensorSpec

@@ -2,7 +2,7 @@
 
 import torch
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.engines.embedded.decoder import DecoderSettings
 from astraflow.engines.embedded.limits import device_of, max_context_of
 from astraflow.engines.embedded.model import Architecture

@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from astraflow.config.lora import base_of
-from astraflow.config.recipe import Engine as EngineSettings
-from astraflow.config.recipe import Lora
+from astraflow.config.recipe import EngineSettings, Lora
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import KvPolicy
 from astraflow.engines.embedded.adapters import AdapterSlots, add_adapter_places, places_of

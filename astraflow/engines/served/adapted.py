@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.rollouts import KvPolicy
 from astraflow.engines.served.asking import Asking
 from astraflow.engines.served.dialect import AdapterRoom, Dialect

@@ -10,8 +10,7 @@ from time import perf_counter
 import httpx
 import structlog
 
-from astraflow.config.recipe import Engine as EngineSettings
-from astraflow.config.recipe import Lora
+from astraflow.config.recipe import EngineSettings, Lora
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import SamplingParams

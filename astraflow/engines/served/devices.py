@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 
 _GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import httpx
 import numpy as np
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.protocol import Likeliest

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import KvPolicy

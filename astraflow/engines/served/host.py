@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError
 from astraflow.engines.placing import Machine, visible_gpus
 from astraflow.engines.served.background import Background

@@ -21,7 +21,7 @@ from astraflow.raas.policies import ServedModel
 from astraflow.raas.tallies import node_families
 from astraflow.rpc.concurrency import beside
 from astraflow.rpc.peers import Peer
-from astraflow.telemetry.prometheus import LoopRead, MetricsServer
+from astraflow.telemetry.metrics import LoopRead, MetricsServer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ from astraflow.codec.encode import Encoded, EncodedPatch, encode_patch, encode_w
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
-from astraflow.wire.patches import digest_of, encode_chunk_header, root_digest
+from astraflow.wire.weights import digest_of, encode_chunk_header, root_digest
 
 Work = Callable[[], Any]
 _DIGEST_NBYTES = 32

@@ -11,8 +11,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.launch.bench.link_source import POLICY, VERSION, LinkSource
 from astraflow.transport.lanes import RECEIVED_NBYTES, Lanes
-from astraflow.wire.patches import SentChunk, digest_of
 from astraflow.wire.transfers import TransferPlan, TransferSpec
+from astraflow.wire.weights import SentChunk, digest_of
 
 _SPEC = TransferSpec(policy_id=POLICY, version=VERSION)
 _GB = 1e9

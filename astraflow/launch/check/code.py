@@ -11,7 +11,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ValidationError
 
 from astraflow.config.loader import problems_of
-from astraflow.config.recipe import Algorithm, Trainer
+from astraflow.config.recipe import Algorithm, TrainerConfig
 from astraflow.core.algorithms import finding
 from astraflow.core.algorithms.plug_in import PlugIn, PlugInSpec
 from astraflow.core.code import load
@@ -222,7 +222,7 @@ def _algorithm(where: str, point: finding.Point, algorithm: Algorithm) -> Iterat
     yield from _raised(where, lambda: _MAKERS[point](spec))
 
 
-def _own_engine(where: str, trainer: Trainer) -> Iterator[Finding]:
+def _own_engine(where: str, trainer: TrainerConfig) -> Iterator[Finding]:
     own = trainer.engine
     if own is None:
         return

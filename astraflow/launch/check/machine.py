@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from astraflow.config.recipe import Policy
+from astraflow.config.recipe import PolicyConfig
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.engines.building import server_python
@@ -219,13 +219,13 @@ def _gpus(count: int) -> str:
     return f"there {'is' if count == 1 else 'are'} {count or 'none'} here"
 
 
-def _memory_of(policy: Policy, parameter_count: int) -> int:
+def _memory_of(policy: PolicyConfig, parameter_count: int) -> int:
     if policy.model.lora is not None:
         return 4 * parameter_count
     return _TRAINER_NBYTES * parameter_count * (2 if policy.trainer.critic else 1)
 
 
-def _disk_of(policy: Policy, parameter_count: int) -> int:
+def _disk_of(policy: PolicyConfig, parameter_count: int) -> int:
     trainer = policy.trainer
     if policy.model.lora is not None:
         return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from astraflow.config.recipe import Lora, Model, Policy, WarmUp
+from astraflow.config.recipe import Lora, ModelConfig, PolicyConfig, WarmUp
 from astraflow.core.errors import AstraflowError
 from astraflow.engines.hub import kept_model
 from astraflow.engines.models import find_model, must_be_model
@@ -47,7 +47,7 @@ def check_models(subject: Subject) -> Iterator[Finding]:
 
 
 def _seen(
-    where: str, model: Model, scratch: Path, subject: Subject
+    where: str, model: ModelConfig, scratch: Path, subject: Subject
 ) -> Generator[Finding, None, SeenModel | None]:
     """Look at a model and at what it is warmed up with; None: too little of it can be read."""
     if find_spec("tokenizers") is None:
@@ -64,7 +64,7 @@ def _seen(
 
 
 def _demonstrated(
-    where: str, model: Model, warm_up: WarmUp, scratch: Path, subject: Subject
+    where: str, model: ModelConfig, warm_up: WarmUp, scratch: Path, subject: Subject
 ) -> Generator[Finding, None, SeenModel | None]:
     """Look at a model and at its demonstrations; the tokenizer of a tiny one is made of them."""
     from astraflow.trainers.demonstrations import (  # noqa: PLC0415 - the package takes its time  # noqa: PLC0415
@@ -100,7 +100,7 @@ def _demonstrated(
     return seen
 
 
-def _directory(where: str, model: Model) -> Generator[Finding, None, tuple[str, Path | None]]:
+def _directory(where: str, model: ModelConfig) -> Generator[Finding, None, tuple[str, Path | None]]:
     """Return the key that names a model, and its directory; None: it is not here, or not yet."""
     if model.name is not None:
         place, found = f"{where}.name", None
@@ -163,7 +163,7 @@ def _gguf_faults(place: str, path: Path) -> Iterator[Finding]:
 
 
 def _read(
-    place: str, directory: Path, where: str, model: Model, subject: Subject
+    place: str, directory: Path, where: str, model: ModelConfig, subject: Subject
 ) -> Generator[Finding, None, SeenModel | None]:
     """Read a Hugging Face directory; None: too little of it can be read."""
     from astraflow.engines.tokenizer import load_tokenizer  # noqa: PLC0415 - an extra
@@ -307,7 +307,7 @@ def _shapes(path: Path) -> Mapping[str, tuple[int, ...]]:
 
 
 def _template(
-    place: str, directory: Path, where: str, model: Model
+    place: str, directory: Path, where: str, model: ModelConfig
 ) -> Generator[Finding, None, ChatTemplate]:
     """Read the template of chats; one that does not show what a user says is at fault."""
     try:
@@ -343,7 +343,7 @@ def _lora_faults(
 
 
 def _context_faults(
-    name: str, policy: Policy, model: SeenModel, subject: Subject
+    name: str, policy: PolicyConfig, model: SeenModel, subject: Subject
 ) -> Iterator[Finding]:
     asked, own = subject.recipe.raas.engine.max_context, _own_context(model.config)
     if asked is not None and own is not None and asked > own:

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterator
 
-from astraflow.config.recipe import Policy, Recipe
+from astraflow.config.recipe import PolicyConfig, Recipe
 from astraflow.launch.check.report import Finding, error, note, warning
 from astraflow.launch.check.subject import Subject
 
@@ -180,7 +180,7 @@ def check_times(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _needs_groups(policy: Policy) -> bool:
+def _needs_groups(policy: PolicyConfig) -> bool:
     """Whether what is learnt comes of a comparison within groups."""
     trainer = policy.trainer
     return (

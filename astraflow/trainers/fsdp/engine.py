@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 
 from astraflow.client.trainer import TrainerBatch
 from astraflow.config.policies import Fsdp
-from astraflow.config.recipe import Lora, Trainer
+from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import CausalModel, load_causal_model
 from astraflow.trainers.fsdp.model_file import write_sharded_weights
@@ -138,7 +138,7 @@ class ShardedEngine(TorchEngine):
     """
 
     def __init__(
-        self, settings: Trainer, *, model_dir: Path, ranks: Ranks, lora: Lora | None = None
+        self, settings: TrainerConfig, *, model_dir: Path, ranks: Ranks, lora: Lora | None = None
     ) -> None:
         """Load nothing yet; `prepare` does.
 

@@ -8,7 +8,7 @@ import structlog
 
 from astraflow.client.loop_thread import LoopThread
 from astraflow.client.rank import RankClient
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import TrainerConfig
 from astraflow.core.batches import StreamBatches
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
@@ -51,7 +51,7 @@ class FollowerRank:
         ranks: Ranks,
         policy_id: PolicyId,
         *,
-        settings: Trainer,
+        settings: TrainerConfig,
         place: TrainerPlace,
         loop: LoopThread,
     ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from astraflow.client.loop_thread import LoopThread
-from astraflow.config.recipe import Policy
+from astraflow.config.recipe import PolicyConfig
 from astraflow.core.ids import PolicyId
 from astraflow.rpc.address import split_address
 from astraflow.trainers.fsdp.engine import ShardedEngine
@@ -25,7 +25,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 def train_rank(
     policy_id: PolicyId,
-    policy: Policy,
+    policy: PolicyConfig,
     place: TrainerPlace,
     *,
     model_dir: Path,

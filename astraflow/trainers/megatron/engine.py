@@ -8,7 +8,7 @@ import torch
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.causal_model import CausalModel, never_sampled, resolve_device
 from astraflow.trainers.checkpoints import OPTIMIZER_FILE
@@ -24,7 +24,7 @@ class MegatronEngine(TorchEngine):
     saved has the names and shapes of Hugging Face, to the bit.
     """
 
-    def __init__(self, settings: Trainer, *, model_dir: Path) -> None:
+    def __init__(self, settings: TrainerConfig, *, model_dir: Path) -> None:
         """Load nothing yet; `prepare` does.
 
         Args:

@@ -29,15 +29,15 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.weights.patches.incoming import VerifiedChunks
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.state import CompletePatch, HeldState, stage
-from astraflow.wire.patches import (
+from astraflow.wire.weights import (
     PatchIndex,
     decode_chunk_header,
+    decode_layout,
     decode_patch_index,
     digest_of,
     encode_chunk_header,
     encode_patch_index,
 )
-from astraflow.wire.weights import decode_layout
 from astraflow_proto.weights.v1 import layout_pb2, patch_pb2
 
 LAYOUT: Final = "layout"

@@ -29,8 +29,7 @@ from astraflow.weights.disk.files import (
 )
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.state import HeldState, StagedState
-from astraflow.wire.patches import PatchIndex
-from astraflow.wire.weights import encode_layout
+from astraflow.wire.weights import PatchIndex, encode_layout
 
 BLOCK_NBYTES: Final = 1 << 20
 

@@ -26,8 +26,8 @@ from astraflow.weights.publish.broadcast import (
     items,
     rendezvous,
 )
-from astraflow.wire.patches import PatchIndex, SentChunk
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
+from astraflow.wire.weights import PatchIndex, SentChunk
 
 ADDRESS: Final = "broadcast"
 

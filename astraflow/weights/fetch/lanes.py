@@ -14,8 +14,8 @@ from astraflow.transport.lanes import Lanes
 from astraflow.weights.fetch.object_lane import ObjectLane
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
+from astraflow.wire.weights import SentChunk
 
 
 class ChunkLane(Protocol):

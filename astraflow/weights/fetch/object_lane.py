@@ -21,10 +21,9 @@ from astraflow.core.versions import PatchInfo
 from astraflow.weights.patches.routes import is_readable, itself, steps
 from astraflow.weights.patches.shard_layout import WHOLE
 from astraflow.weights.publish.object_store import Bucket, layout_name, manifest_name, patch_name
-from astraflow.wire.manifests import PatchObject, VersionManifest, read_manifest
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
-from astraflow.wire.weights import decode_layout
+from astraflow.wire.versions import PatchObject, VersionManifest, read_manifest
+from astraflow.wire.weights import SentChunk, decode_layout
 from astraflow_proto.weights.v1 import layout_pb2
 
 Result = TypeVar("Result")

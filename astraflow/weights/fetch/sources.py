@@ -18,8 +18,8 @@ from astraflow.weights.fetch.lanes import ChunkLane, ListVersions, PullListener,
 from astraflow.weights.heartbeat import StallTimeouts, StallWatch, watched
 from astraflow.weights.patches.incoming import IncomingVersion
 from astraflow.weights.patches.layout_frame import LayoutFrame
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import TransferPlan, TransferSpec
+from astraflow.wire.weights import SentChunk
 
 
 class TransferQuota:

@@ -20,8 +20,8 @@ from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.routes import is_readable, itself, steps
 from astraflow.weights.patches.state import CompletePatch, HeldState, bits_in
-from astraflow.wire.patches import PatchIndex, SentChunk, digest_of
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
+from astraflow.wire.weights import PatchIndex, SentChunk, digest_of
 
 VerifiedChunks = dict[bytes, dict[int, Chunk]]
 """By root of the patch, by index."""

@@ -18,7 +18,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
 from astraflow.core.updates import TensorUpdate
 from astraflow.weights.patches.layout_frame import LayoutFrame
-from astraflow.wire.patches import PatchIndex
+from astraflow.wire.weights import PatchIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

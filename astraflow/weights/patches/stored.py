@@ -10,8 +10,8 @@ from astraflow.codec.state_digest import StateDigest
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.weights.patches.history import History
 from astraflow.weights.patches.shard_layout import WHOLE, Shard
-from astraflow.wire.patches import PatchIndex, digest_of, root_digest
 from astraflow.wire.transfers import ChunkSet
+from astraflow.wire.weights import PatchIndex, digest_of, root_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

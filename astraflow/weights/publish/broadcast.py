@@ -31,8 +31,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.transport.grpc_lane import decode_response
 from astraflow.weights.patches.stored import PatchName, StoredPatch
 from astraflow.weights.publish.publisher import WeightPublisher
-from astraflow.wire.patches import SentChunk, encode_sent_chunk
 from astraflow.wire.transfers import SentItem, TransferPlan, encode_transfer_plan
+from astraflow.wire.weights import SentChunk, encode_sent_chunk
 from astraflow_proto.weights.v1.transfer_service_pb2 import PullResponse
 
 SENDER_RANK: Final = 0

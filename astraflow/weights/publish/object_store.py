@@ -28,7 +28,7 @@ from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.patches.stored import StoredPatch
 from astraflow.weights.publish.background import FIRST_SPANS, BackgroundWorker
 from astraflow.weights.publish.publisher import WeightPublisher, combined
-from astraflow.wire.manifests import PatchObject, VersionManifest, read_manifest, write_manifest
+from astraflow.wire.versions import PatchObject, VersionManifest, read_manifest, write_manifest
 from astraflow.wire.weights import encode_layout
 
 PROTOCOLS: Final = (

@@ -16,8 +16,8 @@ from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.routes import Link, steps
 from astraflow.weights.patches.state import HeldState
 from astraflow.weights.patches.stored import touches
-from astraflow.wire.patches import PatchIndex, digest_of
 from astraflow.wire.transfers import ChunkSet, TransferSpec
+from astraflow.wire.weights import PatchIndex, digest_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

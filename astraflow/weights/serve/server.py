@@ -31,7 +31,6 @@ from astraflow.weights.serve.transfers import (
     wanted_chunks,
 )
 from astraflow.wire.fields import set_time
-from astraflow.wire.patches import encode_patch_index, encode_sent_chunk
 from astraflow.wire.transfers import (
     TransferPlan,
     TransferSpec,
@@ -39,7 +38,7 @@ from astraflow.wire.transfers import (
     decode_transfer_spec,
     encode_transfer_plan,
 )
-from astraflow.wire.weights import LANES, encode_layout
+from astraflow.wire.weights import LANES, encode_layout, encode_patch_index, encode_sent_chunk
 from astraflow_proto.weights.v1 import transfer_service_pb2 as pb
 from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
     add_TransferServiceServicer_to_server,

@@ -19,8 +19,8 @@ from astraflow.weights.patches.routes import Link
 from astraflow.weights.patches.store import PatchStore, VersionProgress
 from astraflow.weights.patches.stored import PatchName, StoredPatch
 from astraflow.weights.serve.relay import RelayPatch, WeightRelay
-from astraflow.wire.patches import SentChunk
 from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
+from astraflow.wire.weights import SentChunk
 
 # A source may have to encode a chunk again: that is done beside the event loop, some at a time.
 _BATCH_COUNT: Final = 4

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import TensorSpec

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3MoeForCausalLM
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.routes import ROUTED_EXPERTS, UNROUTED
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine, load_tokenizer

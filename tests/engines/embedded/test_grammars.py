@@ -13,7 +13,7 @@ import torch
 from tokenizers import decoders, models
 
 import agent_fuzz
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
 from astraflow.core.tasks import Grammar, SamplingParams

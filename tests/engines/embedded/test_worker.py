@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.updates import WeightUpdate

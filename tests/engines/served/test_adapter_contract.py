@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
 from astraflow.engines.building import build_adapter_engines

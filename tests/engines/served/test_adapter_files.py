@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astraflow.config.recipe import Engine as EngineSettings
-from astraflow.config.recipe import Lora
+from astraflow.config.recipe import EngineSettings, Lora
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.engines.building import build_adapter_engines

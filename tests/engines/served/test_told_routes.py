@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from transformers import Qwen3MoeForCausalLM
 
-from astraflow.config.recipe import Engine
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.routes import UNROUTED
 from astraflow.engines.building import build_engine
@@ -54,7 +54,9 @@ def test_both_ways_of_telling_are_read():
 
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 async def test_a_dense_model_tells_nothing(model, kind):
-    settings = Engine(kind=kind, device="cpu", routed_experts=True, url="http://127.0.0.1:9")
+    settings = EngineSettings(
+        kind=kind, device="cpu", routed_experts=True, url="http://127.0.0.1:9"
+    )
     with pytest.raises(AstraflowError, match="has no experts") as caught:
         build_engine(model.folder, settings, "sort")
     assert caught.value.reason is Reason.INVALID_FIELD
@@ -62,7 +64,9 @@ async def test_a_dense_model_tells_nothing(model, kind):
 
 async def test_servers_tell_nothing_on_a_cpu(make_model, make_mixture):
     model = make_model(make_mixture().config, Qwen3MoeForCausalLM)
-    settings = Engine(kind="sglang", device="cpu", routed_experts=True, url="http://127.0.0.1:9")
+    settings = EngineSettings(
+        kind="sglang", device="cpu", routed_experts=True, url="http://127.0.0.1:9"
+    )
     with pytest.raises(AstraflowError, match="on GPUs only") as caught:
         build_engine(model.folder, settings, "sort")
     assert caught.value.reason is Reason.INVALID_FIELD
@@ -70,7 +74,7 @@ async def test_servers_tell_nothing_on_a_cpu(make_model, make_mixture):
 
 async def test_vllm_has_no_new_versions_of_experts_on_a_cpu(make_model, make_mixture):
     model = make_model(make_mixture().config, Qwen3MoeForCausalLM)
-    settings = Engine(kind="vllm", device="cpu", url="http://127.0.0.1:9")
+    settings = EngineSettings(kind="vllm", device="cpu", url="http://127.0.0.1:9")
     with pytest.raises(AstraflowError, match="no new versions on a CPU") as caught:
         build_engine(model.folder, settings, "sort")
     assert caught.value.reason is Reason.INVALID_FIELD

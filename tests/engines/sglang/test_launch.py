@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from astraflow.config.recipe import Engine
+from astraflow.config.recipe import EngineSettings
 from astraflow.engines.served.dialect import Launch, ServerPlace
 from astraflow.engines.sglang.launch import launch
 
@@ -21,7 +21,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def launched(model_dir: Path, **fields: Any) -> Launch:
-    settings = Engine(kind="sglang", **fields)
+    settings = EngineSettings(kind="sglang", **fields)
     place = ServerPlace(
         model_dir=model_dir, port=4000, folder=Path("/shm/x"), settings=settings, max_context=64
     )

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from astraflow.config.recipe import Engine as EngineSettings
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from astraflow.conformance.faults import EveryResponse, Pass
-from astraflow.conformance.methods import method_of
-from astraflow.conformance.tap import Tap
+from astraflow.conformance.faults import EveryResponse, PassThrough
+from astraflow.conformance.tap import Tap, method_of
 from astraflow.raas.policies import ServedModel
 from astraflow.rpc.auth import BEARER_KEY, SESSION_KEY
 from astraflow.testing import CharTokenizer, SmallEngine, small_recipe, train_counter
@@ -69,7 +68,7 @@ class Garbage:
         return b"\xff\xfe garbage"
 
 
-class On(Pass):
+class On(PassThrough):
     """Breaks a call of one name.
 
     Args:
@@ -164,7 +163,7 @@ def no_deadline(call):
     call.timeout_s = None
 
 
-class Drainless(Pass):
+class Drainless(PassThrough):
     """Never hears that it is to go."""
 
     def response(self, call, message):
@@ -176,7 +175,7 @@ class Drainless(Pass):
         return [message]
 
 
-class Acks(Pass):
+class Acks(PassThrough):
     """Settles what has not come: a batch with its header, or one that nobody sent."""
 
     def __init__(self, batch_id=None):
@@ -195,7 +194,7 @@ class Acks(Pass):
         await self.tap.stub().AckBatch(request, metadata=tuple(call.metadata.items()), timeout=5)
 
 
-class SecondStream(Pass):
+class SecondStream(PassThrough):
     """Takes batches on two streams at once."""
 
     def __init__(self):
@@ -214,7 +213,7 @@ class SecondStream(Pass):
             pass
 
 
-class AnswersOtherwise(Pass):
+class AnswersOtherwise(PassThrough):
     """Repeats an ack, with another outcome or not at all."""
 
     def __init__(self, change):
@@ -274,7 +273,7 @@ def as_doubles(rollout):
     tensor.dtype = DTYPE_F64
 
 
-class Items(Pass):
+class Items(PassThrough):
     """Changes the list of items that are sent on a StreamRollouts."""
 
     def __init__(self, change):
@@ -334,7 +333,7 @@ def renamed():
     return Items(change)
 
 
-class DeafToDeadlines(Pass):
+class DeafToDeadlines(PassThrough):
     """Forgets a task whose deadline passed."""
 
     def __init__(self):
@@ -354,7 +353,7 @@ class DeafToDeadlines(Pass):
         return [message]
 
 
-class GivesBack(Pass):
+class GivesBack(PassThrough):
     """Gives its first task back, because it has no place; and closes it all the same."""
 
     def __init__(self, reason, *, closes):
@@ -423,7 +422,7 @@ MEMBERS = {
         lambda join: On(join, ask=put(resume__incarnation=2), since=1),
     ),
     "never_leaves": ("member.drained", "EndSession", lambda _: Drainless()),
-    "leaves_with_an_error": ("member.drained", "exit code is 3", lambda _: Pass()),
+    "leaves_with_an_error": ("member.drained", "exit code is 3", lambda _: PassThrough()),
 }
 
 TRAINERS = {

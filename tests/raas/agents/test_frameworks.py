@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.config.engine import Engine as EngineSettings
-from astraflow.config.pool import Agents
+from astraflow.config.pool import Agents, EngineSettings
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.tokenizer import load_tokenizer

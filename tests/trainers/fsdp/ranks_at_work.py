@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import TrainerConfig
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
@@ -32,7 +32,7 @@ class Work:
         self.folder = folder
         self.ranks = ranks
         given = pickle.loads((folder / "given.pickle").read_bytes())
-        self.settings: dict[str, Trainer] = given["settings"]
+        self.settings: dict[str, TrainerConfig] = given["settings"]
         self.lora = given["lora"]
         self.counts = given["counts"]
         self.batches = given["batches"][ranks.rank]

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from astraflow.client.trainer import TrainerBatch
-from astraflow.config.recipe import Lora, Trainer
+from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.batches import BatchHeader
 from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
@@ -48,7 +48,7 @@ VARIANTS = {
     "bf16": {"fsdp": {"compute": "bf16", "offload": True}},
 }
 SETTINGS = {
-    name: Trainer.model_validate({**PLAIN, **fields})
+    name: TrainerConfig.model_validate({**PLAIN, **fields})
     for name, fields in {"plain": {}, "lora": {}, "critic": CRITIC, **VARIANTS}.items()
 }
 LORA = {"lora": Lora(rank=3, alpha=6)}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.testing import require_train_engine
 from astraflow.trainers.causal_model import load_causal_model
@@ -22,7 +22,7 @@ megatron = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(not HAS_MEGATRON, reason="needs astraflow[megatron]"),
 ]
-SETTINGS = Trainer.model_validate({"optimizer": {"learning_rate": 1e-3}})
+SETTINGS = TrainerConfig.model_validate({"optimizer": {"learning_rate": 1e-3}})
 KINDS = {
     "llama": {},
     "llama-gqa-untied": {"num_attention_heads": 4, "num_key_value_heads": 2, "tied": False},
@@ -120,7 +120,7 @@ def test_without_megatron_it_says_what_to_install(tmp_path):
 
 
 def test_a_critic_is_refused(tmp_path):
-    settings = Trainer.model_validate({"critic": {}})
+    settings = TrainerConfig.model_validate({"critic": {}})
     with pytest.raises(AstraflowError, match="trains no critic") as caught:
         MegatronEngine(settings, model_dir=tmp_path)
     assert caught.value.reason is Reason.CAPABILITY_MISSING
