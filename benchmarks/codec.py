@@ -32,8 +32,15 @@ from blake3 import blake3
 from astraflow.codec import kernels
 from astraflow.core.dtype import Dtype
 from astraflow.core.layout import Layout
-from astraflow.launch.bench.codec import Coding, TwoVersions, Work, best_cpu_s, codings
-from astraflow.launch.bench.synthetic import Corpus, make_corpus
+from astraflow.launch.bench.codec import (
+    Coding,
+    Corpus,
+    TwoVersions,
+    Work,
+    best_cpu_s,
+    codings,
+    make_corpus,
+)
 from codec_baselines import BASELINES, Baseline, Parts
 
 

@@ -34,11 +34,9 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, JoinPool, ServedPolicy
 from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import VersionReport, VersionState
-from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.legacy.buffer import BufferPlan
-from astraflow.gateway.legacy.sending import HeldVersion, Offer, Pusher, Sender
-from astraflow.gateway.listening import serve_app
-from astraflow.gateway.sender_routes import sender_app
+from astraflow.gateway.http import BodyRules, serve_app
+from astraflow.gateway.sending import HeldVersion, Pusher, Sender, SenderOffer, sender_app
+from astraflow.gateway.weight_buffer import BufferPlan
 from astraflow.rpc.auth import bearer, session_metadata
 from astraflow.rpc.channel import dial
 from astraflow.rpc.peers import DialRules
@@ -154,7 +152,7 @@ def hold(sender: Sender, version: int) -> None:
     """Have a sender offer a version."""
     flat = np.full(_PLAN.nbytes // 2, version, np.uint16).view(np.uint8)
     held = HeldVersion(version=version, plan=_PLAN, flat=flat)
-    sender.offer = Offer(held=held, number=version)
+    sender.offer = SenderOffer(held=held, number=version)
 
 
 @asynccontextmanager

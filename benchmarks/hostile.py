@@ -35,15 +35,13 @@ from safetensors.numpy import save_file
 
 from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.legacy.buffer import BufferPlan
-from astraflow.gateway.legacy.sending import HeldVersion, Offer, Pusher, Sender
-from astraflow.gateway.listening import serve_app
+from astraflow.gateway.http import BodyRules, serve_app
 from astraflow.gateway.raas.node import RaasSettings
 from astraflow.gateway.raas.serve import serve_raas
-from astraflow.gateway.sender_routes import sender_app
+from astraflow.gateway.sending import HeldVersion, Pusher, Sender, SenderOffer, sender_app
 from astraflow.gateway.serve import serve_gateway, stop_event
 from astraflow.gateway.settings import GatewaySettings
+from astraflow.gateway.weight_buffer import BufferPlan
 from astraflow.raas.policies import ServedModel
 from astraflow.rpc.peers import DialRules
 from astraflow.telemetry.logging import configure_logging
@@ -70,7 +68,7 @@ async def serve() -> None:
         engine = ServedModel(engine=SmallEngine(CharTokenizer()), tokenizer=CharTokenizer())
         plan = BufferPlan.of([("w", Dtype.F16, (8,))])
         held = HeldVersion(version=1, plan=plan, flat=np.zeros(plan.nbytes, np.uint8))
-        sender = Sender(PolicyId("solver"), offer=Offer(held=held, number=1))
+        sender = Sender(PolicyId("solver"), offer=SenderOffer(held=held, number=1))
         async with (
             serve_gateway(settings) as gateway,
             serve_raas(driven, {PolicyId("solver"): engine}) as raas,

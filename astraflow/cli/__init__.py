@@ -1,4 +1,4 @@
-"""The `astraflow` command: one small file per command or group.
+"""The `astraflow` command: a file per subject.
 
 Commands import what they need when they run, so that `--help` answers at once.
 """

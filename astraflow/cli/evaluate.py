@@ -96,7 +96,7 @@ def _ask(run: Path, suite: str, version: list[str], share: float | None, *, as_j
 
     from astraflow.config.run_dir import RunDir  # noqa: PLC0415
     from astraflow.core.ids import PolicyId  # noqa: PLC0415
-    from astraflow.launch.live_eval import evaluate_live  # noqa: PLC0415
+    from astraflow.launch.operations import evaluate_live  # noqa: PLC0415
 
     pinned = {
         PolicyId(policy): _number(text) for policy, text in pairs(version, "--version").items()

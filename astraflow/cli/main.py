@@ -7,27 +7,14 @@ import typer
 
 from astraflow import __version__
 from astraflow.cli import (
-    autoscale,
-    bench,
-    check,
+    assets,
     conformance,
-    data,
-    dataflow,
-    doctor,
     evaluate,
-    explain,
-    gateway,
-    ledger,
-    models,
-    raas,
-    rollouts,
+    machine,
+    processes,
     run,
-    save,
     simulate,
-    status,
     tinker,
-    track,
-    trainer,
     weights,
 )
 from astraflow.core.errors import AstraflowError
@@ -43,27 +30,27 @@ app = typer.Typer(
     "in about a minute. [bold]astraflow doctor[/] tells what works here.",
 )
 app.command("run")(run.run)
-app.command("check")(check.check)
-app.command("status")(status.status)
-app.command("explain")(explain.explain)
-app.command("ledger")(ledger.ledger)
+app.command("check")(run.check)
+app.command("status")(run.status)
+app.command("explain")(run.explain)
+app.command("ledger")(run.ledger)
 app.command("eval")(evaluate.evaluate)
-app.command("save")(save.save)
-app.command("rollouts")(rollouts.rollouts)
-app.command("track")(track.track)
-app.command("autoscale")(autoscale.autoscale)
+app.command("save")(run.save)
+app.command("rollouts")(run.rollouts)
+app.command("track")(run.track)
+app.command("autoscale")(run.autoscale)
 app.command("simulate")(simulate.simulate)
 app.command("tinker")(tinker.tinker)
-app.command("doctor")(doctor.doctor)
-app.add_typer(dataflow.app, name="dataflow")
-app.add_typer(raas.app, name="raas")
-app.add_typer(trainer.app, name="trainer")
-app.add_typer(gateway.app, name="gateway")
-app.add_typer(models.app, name="models")
+app.command("doctor")(machine.doctor)
+app.add_typer(processes.dataflow_app, name="dataflow")
+app.add_typer(processes.raas_app, name="raas")
+app.add_typer(processes.trainer_app, name="trainer")
+app.add_typer(processes.gateway_app, name="gateway")
+app.add_typer(assets.models_app, name="models")
 app.add_typer(weights.app, name="weights")
-app.add_typer(bench.app, name="bench")
+app.add_typer(machine.bench_app, name="bench")
 app.add_typer(conformance.app, name="conformance")
-app.add_typer(data.app, name="data")
+app.add_typer(assets.data_app, name="data")
 
 
 @app.callback(invoke_without_command=True)

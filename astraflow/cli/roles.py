@@ -188,7 +188,7 @@ def train(
     model_dir = model or make_warm_up(recipe, overrides=overrides, policy=policy)
     rank_count = settings.policies[policy].trainer.ranks
     if rank_count > 1 and not is_rank():
-        from astraflow.launch.ranks import run_ranks  # noqa: PLC0415 - loads torch
+        from astraflow.launch.processes import run_ranks  # noqa: PLC0415 - loads torch
 
         configure_logging(f"trainer-{policy}")
         return run_ranks(sys.argv[1:], count=rank_count)

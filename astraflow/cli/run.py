@@ -1,12 +1,11 @@
-"""`astraflow run`: a recipe, end to end, on this machine."""
+"""`astraflow run`, and the commands that look at a run, check one, or steer it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from astraflow.cli.check import REFUSED
-from astraflow.cli.options import AsJson, Overrides
+from astraflow.cli.options import AsJson, Overrides, RecipePath, RunPath
 
 if TYPE_CHECKING:
     from astraflow.config.recipe import Recipe
@@ -63,7 +62,7 @@ def run(
     console = Console(stderr=as_json)
     if resume is not None:
         _must_stand_alone(recipe=recipe, overrides=overrides, name=name, dry_run=dry_run)
-        from astraflow.launch.runs import resume_run  # noqa: PLC0415
+        from astraflow.launch.launcher import resume_run  # noqa: PLC0415
 
         summary = resume_run(resume, console=console, checkpoint_id=checkpoint or "")
         _end(summary, as_json=as_json)
@@ -78,7 +77,7 @@ def run(
     )
     if dry_run:
         return
-    from astraflow.launch.runs import run_recipe  # noqa: PLC0415
+    from astraflow.launch.launcher import run_recipe  # noqa: PLC0415
 
     _end(run_recipe(settings, runs=runs, console=console), as_json=as_json)
 
@@ -96,7 +95,7 @@ def _checked(
         is_bound: Whether errors of the check end the command.
     """
     from astraflow.launch.check import check_recipe  # noqa: PLC0415
-    from astraflow.launch.check.report import Severity, show_report  # noqa: PLC0415
+    from astraflow.launch.check.subject import Severity, show_report  # noqa: PLC0415
 
     report = check_recipe(path, overrides, runs=runs)
     if is_dry and report.recipe is not None:
@@ -132,3 +131,202 @@ def _end(summary: "RunSummary", *, as_json: bool) -> None:
         raise typer.Exit(1)
     if summary.was_stopped:
         raise typer.Exit(130)
+
+
+REFUSED = 2
+
+"""Exit code of a recipe that is refused."""
+
+
+def check(
+    recipe: RecipePath,
+    *,
+    overrides: Overrides = None,
+    elsewhere: Annotated[
+        bool,
+        typer.Option(
+            "--elsewhere",
+            help="The recipe is for another machine: what this one lacks is a note.",
+        ),
+    ] = False,
+    runs: Annotated[Path, typer.Option(help="Folder that is to keep the run.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Look for faults in a recipe, and say what to do about each.
+
+    Reads data sets, tokenizers and templates, imports the code that the recipe names, and runs
+    workflows and scorers on some rows with answers that are right and wrong. Starts no process,
+    downloads nothing, writes nothing. Exit code 2: it has errors, and a run would be refused.
+    """
+    from astraflow.launch.check import check_recipe  # noqa: PLC0415
+
+    report = check_recipe(recipe, overrides or [], runs=runs, is_elsewhere=elsewhere)
+    if as_json:
+        import json  # noqa: PLC0415
+
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        from rich.console import Console  # noqa: PLC0415
+
+        from astraflow.launch.check.subject import show_report  # noqa: PLC0415
+
+        show_report(Console(), report)
+    if report.errors:
+        raise typer.Exit(REFUSED)
+
+
+def status(
+    run: RunPath,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on until the run is over.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show policies, members, books and what each trainer waits for.
+
+    Reads the hub's address and token from the run's folder.
+    """
+    import asyncio  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.launch.status import show_status  # noqa: PLC0415
+
+    asyncio.run(show_status(RunDir(run), watch=watch, as_json=as_json))
+
+
+def explain(run: RunPath, *, as_json: AsJson = False) -> None:
+    """Say what each trainer waits for, link by link, down to who could change it.
+
+    Reads the hub's address and token from the run's folder.
+    """
+    import asyncio  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.launch.status import show_waits  # noqa: PLC0415
+
+    typer.echo(asyncio.run(show_waits(RunDir(run), as_json=as_json)))
+
+
+def ledger(
+    run: RunPath,
+    *,
+    requeue: Annotated[
+        str | None, typer.Option(metavar="PROMPT", help="Issue this dead letter again first.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the books of a run and check them against its journal; list the prompts given up.
+
+    Reads the journal in the run's folder, also beside a hub that writes it; asks the hub where
+    there is none. Exit code 1: the books do not hold.
+    """
+    from rich.console import Console  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.launch.ledger import requeue as issue_again  # noqa: PLC0415
+    from astraflow.launch.ledger import show_ledger  # noqa: PLC0415
+
+    if requeue is not None:
+        issue_again(RunDir(run), requeue)
+    if not show_ledger(RunDir(run), Console(), as_json=as_json):
+        raise typer.Exit(1)
+
+
+def rollouts(
+    run: RunPath,
+    *,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Show so many.")] = 10,
+    policy: Annotated[str | None, typer.Option(help="Only of this policy.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only with at least this.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only with at most this.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at the newest sampled rollouts of a run: prompt, text, reward and its parts."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.launch.samples import Wanted, find_rollouts, show_rollouts  # noqa: PLC0415
+
+    wanted = Wanted(policy=policy, min_reward=min_reward, max_reward=max_reward)
+    found = find_rollouts(RunDir(run), wanted=wanted, count=count)
+    show_rollouts(Console(), RunDir(run), found, as_json=as_json)
+
+
+def track(
+    run: RunPath,
+    *,
+    to: Annotated[
+        list[str],
+        typer.Option(
+            "--to", help="tensorboard, wandb, mlflow, trackio or module:Class; many times."
+        ),
+    ],
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what is still to come, until interrupted.")
+    ] = False,
+) -> None:
+    """Show the numbers of a run, live or over, in TensorBoard, W&B, MLflow or trackio.
+
+    What was shown before in this run's folder is not shown again. A recipe's `track` does the
+    same while it runs.
+    """
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.launch.tracking.follower import track_run  # noqa: PLC0415
+
+    for name, count in track_run(RunDir(run), to, is_live=follow):
+        typer.echo(f"{name}: {count} rows")
+
+
+def save(
+    run: RunPath,
+    *,
+    checkpoint_id: Annotated[
+        str | None,
+        typer.Option("--id", metavar="NAME", help="Of the checkpoint; unset: by the time of day."),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds to wait for the slowest trainer.")
+    ] = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Save a live run under one id: weights, optimizers, buffers, data positions and versions.
+
+    Every trainer saves after its step in progress, or at once while it waits for a batch. Go back
+    to it with [bold]astraflow run --resume RUN --checkpoint NAME[/]. With the same name it can be
+    asked for again, for example when a trainer was away. Exit code 1: not every trainer has saved.
+    """
+    import asyncio  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.launch.operations import save_run  # noqa: PLC0415
+
+    asyncio.run(
+        save_run(RunDir(run), checkpoint_id=checkpoint_id, timeout_s=timeout_s, as_json=as_json)
+    )
+
+
+def autoscale(
+    run: RunPath,
+    *,
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Print the hub's advice once and change nothing.")
+    ] = False,
+    poll_s: Annotated[
+        float, typer.Option("--poll", min=0.05, help="Seconds between two looks.")
+    ] = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Start and drain rollout nodes as the hub advises, until the run is over.
+
+    Nodes are processes on this machine, or whatever the recipe's autoscale.start starts. A node
+    that is not needed finishes what it holds and leaves; nothing is lost. Ctrl-C ends the scaling;
+    nodes of this machine drain and leave then.
+    """
+    import asyncio  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.launch import autoscale as launch  # noqa: PLC0415
+
+    if advise:
+        asyncio.run(launch.show_advice(RunDir(run), as_json=as_json))
+    else:
+        asyncio.run(launch.autoscale(RunDir(run), poll_s=poll_s, as_json=as_json))

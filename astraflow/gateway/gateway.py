@@ -1,10 +1,10 @@
-"""The gateway: seats of trainers, and what it asks the run as its operator."""
+"""The gateway: trainers and RaaS that speak HTTP, and what it asks the run as its operator."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -16,12 +16,11 @@ from astraflow.core.evals import EvalResult, EvalRun, EvalState
 from astraflow.core.ids import PolicyId
 from astraflow.core.status import RunStatus
 from astraflow.gateway.bridge.member import BridgedRaas
-from astraflow.gateway.edge.shared import SharedQuestion
-from astraflow.gateway.legacy.receiving import SenderCopy
-from astraflow.gateway.legacy.sending import Pusher, WeightDesk
-from astraflow.gateway.requests import Ready, RegisterRaas
-from astraflow.gateway.seats.seat import TrainerSeat
+from astraflow.gateway.http import RegisterRaas, TrainerReady
+from astraflow.gateway.receiving import SenderCopy
+from astraflow.gateway.sending import FlatVersions, Pusher
 from astraflow.gateway.settings import GatewaySettings
+from astraflow.gateway.trainer import BridgedTrainer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -38,7 +37,7 @@ class Gateway:
     def __init__(self, settings: GatewaySettings) -> None:
         """Prepare; nothing is dialled."""
         self.settings = settings
-        self._seats: dict[PolicyId, TrainerSeat] = {}
+        self._trainers: dict[PolicyId, BridgedTrainer] = {}
         self._lives: dict[PolicyId, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
         self._joining = asyncio.Lock()
@@ -47,7 +46,7 @@ class Gateway:
         self._run = SharedQuestion(self._get_run)
         self._raas: dict[str, BridgedRaas] = {}
         self._raas_lives: dict[str, asyncio.Task[None]] = {}
-        self._desks: dict[PolicyId, WeightDesk] = {}
+        self._flat_versions: dict[PolicyId, FlatVersions] = {}
 
     async def __aenter__(self) -> Self:
         """Begin."""
@@ -58,8 +57,8 @@ class Gateway:
             control = ControlClient(self.settings.hub, token=token, tls=self.settings.tls)
             self._control = await self._exits.enter_async_context(control)
         for policy_id in self.settings.policy_ids:
-            self._desks[policy_id] = WeightDesk(policy_id, tls=self.settings.tls)
-            self._closing.push_async_callback(self._desks[policy_id].close)
+            self._flat_versions[policy_id] = FlatVersions(policy_id, tls=self.settings.tls)
+            self._closing.push_async_callback(self._flat_versions[policy_id].close)
         timeout_s = self.settings.recipe.http.transfer_timeout_s
         self._pusher = await self._closing.enter_async_context(Pusher(timeout_s=timeout_s))
         return self
@@ -68,8 +67,8 @@ class Gateway:
         """Let everybody leave."""
         for raas in self._raas.values():
             raas.leave()
-        for seat in self._seats.values():
-            seat.leave()
+        for trainer in self._trainers.values():
+            trainer.leave()
         await self._exits.aclose()
         await self._closing.aclose()
 
@@ -95,8 +94,8 @@ class Gateway:
     async def _get_run(self) -> RunStatus:
         return await self.control.get_run()
 
-    async def ready(self, ready: Ready, *, caller: str | None) -> None:
-        """Let a trainer take its seat; one that was there before leaves first.
+    async def ready(self, ready: TrainerReady, *, caller: str | None) -> None:
+        """Let a trainer join; one of its policy that was there before leaves first.
 
         Args:
             ready: What it says.
@@ -128,30 +127,30 @@ class Gateway:
             undo.push_async_callback(copy.close)
             async with self._joining:
                 await self._vacate(policy_id)
-                # From here on the copy is the seat's.
+                # From here on the copy is the trainer's.
                 undo.pop_all()
-                seat = self._seats[policy_id] = TrainerSeat(
+                trainer = self._trainers[policy_id] = BridgedTrainer(
                     policy_id,
                     settings,
                     copy,
                     recovered=ready.recovered_version,
                     loop=self._loop,
                 )
-                self._lives[policy_id] = self._group.create_task(seat.live())
-        await seat.ready()
+                self._lives[policy_id] = self._group.create_task(trainer.live())
+        await trainer.ready()
 
-    def seat(self, model_id: str | None) -> TrainerSeat:
-        """Return the seat of a policy.
+    def trainer(self, model_id: str | None) -> BridgedTrainer:
+        """Return the trainer of a policy.
 
         Raises:
             HTTPException: 409 before /ready.
         """
         policy_id = self._policy(model_id)
-        if policy_id not in self._seats:
+        if policy_id not in self._trainers:
             raise HTTPException(409, f"no trainer of {policy_id} is here: POST /ready first")
-        return self._seats[policy_id]
+        return self._trainers[policy_id]
 
-    async def evaluate(self, seat: TrainerSeat, label: int) -> dict[str, float] | None:
+    async def evaluate(self, trainer: BridgedTrainer, label: int) -> dict[str, float] | None:
         """Measure a trainer's version on every suite that has its policy; training goes on.
 
         Returns:
@@ -162,7 +161,7 @@ class Gateway:
             HTTPException: 501 without an operator token.
             AstraflowError: VERSION_EVICTED, VERSION_NOT_SERVED, RUN_ENDED.
         """
-        policy_id, version, evals = seat.policy_id, label + seat.offset, self.control.evals
+        policy_id, version, evals = trainer.policy_id, label + trainer.offset, self.control.evals
         suites = [each for each in await evals.suites() if policy_id in each.policy_ids]
         asked = [
             await evals.create(
@@ -206,7 +205,9 @@ class Gateway:
         async with self._joining:
             await self.deregister_raas(register.uid)
             settings = replace(self.settings, dial=self.settings.dial.also(caller))
-            raas = BridgedRaas(register, settings, desks=self._desks, pusher=self._pusher)
+            raas = BridgedRaas(
+                register, settings, flat_versions=self._flat_versions, pusher=self._pusher
+            )
             self._raas[register.uid] = raas
             life = self._raas_lives[register.uid] = self._group.create_task(raas.live())
             life.add_done_callback(lambda _: self._forget(register.uid, raas))
@@ -227,8 +228,8 @@ class Gateway:
 
     async def _vacate(self, policy_id: PolicyId) -> None:
         """Let who sat there leave."""
-        if policy_id in self._seats:
-            self._seats.pop(policy_id).leave()
+        if policy_id in self._trainers:
+            self._trainers.pop(policy_id).leave()
             await asyncio.wait([self._lives.pop(policy_id)])
 
     def _policy(self, model_id: str | None) -> PolicyId:
@@ -251,3 +252,38 @@ def _numbers(results: Iterable[EvalResult]) -> dict[str, float]:
         if k in each.pass_at_k:
             found[f"eval-pass/{name}/pass@{k}"] = 100.0 * each.pass_at_k[k]
     return found
+
+
+Answer = TypeVar("Answer")
+
+
+class SharedQuestion(Generic[Answer]):
+    """Asks while it is not asked already; who comes meanwhile shares the next answer.
+
+    Nobody gets an answer that was asked for before the caller came, so everybody sees what went
+    before.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[Answer]]) -> None:
+        """Ask nothing yet.
+
+        Args:
+            ask: Gets an answer; what it raises, all who share it get.
+        """
+        self._ask = ask
+        self._asked: asyncio.Future[Answer] | None = None
+        self._next: asyncio.Future[Answer] | None = None
+
+    async def answer(self) -> Answer:
+        """Return an answer that is asked for from now on."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._after(self._asked))
+            # All who share it may have gone.
+            self._next.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+        return await asyncio.shield(self._next)
+
+    async def _after(self, asked: "asyncio.Future[Answer] | None") -> Answer:
+        if asked is not None:
+            await asyncio.wait([asked])
+        self._asked, self._next = self._next, None
+        return await self._ask()

@@ -11,7 +11,7 @@ from astraflow.config.pool import Http
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
 from astraflow.engines.models import first_model
-from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.http import BodyRules
 from astraflow.rpc.peers import DialRules
 from astraflow.rpc.tls import Tls
 

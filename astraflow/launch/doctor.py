@@ -27,7 +27,7 @@ _NEEDED = ("grpcio", "protobuf", "numpy", "zstandard", "blake3", "pydantic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class DoctorCheck:
     """One finding.
 
     Attributes:
@@ -49,7 +49,7 @@ class Check:
         return asdict(self)
 
 
-def examine() -> Iterator[Check]:
+def examine() -> Iterator[DoctorCheck]:
     """Look at everything a run needs, cheap things first."""
     yield from _versions()
     yield from _machine()
@@ -59,20 +59,20 @@ def examine() -> Iterator[Check]:
     yield from _engines()
 
 
-def _versions() -> Iterator[Check]:
+def _versions() -> Iterator[DoctorCheck]:
     python = platform.python_version()
-    yield Check(
+    yield DoctorCheck(
         area="versions",
         name="python",
         works=sys.version_info >= (3, 11),
         found=python,
         advice="" if sys.version_info >= (3, 11) else "install Python 3.11 or later",
     )
-    yield Check(area="versions", name="astraflow", works=True, found=__version__)
+    yield DoctorCheck(area="versions", name="astraflow", works=True, found=__version__)
     for name in _NEEDED:
         found = _release(name)
         advice = "" if found else "pip install astraflow again: this package belongs to it"
-        yield Check(
+        yield DoctorCheck(
             area="versions",
             name=name,
             works=found is not None,
@@ -88,9 +88,9 @@ def _release(package: str) -> str | None:
         return None
 
 
-def _machine() -> Iterator[Check]:
+def _machine() -> Iterator[DoctorCheck]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Check(area="machine", name="cores", works=True, found=str(cores))
+    yield DoctorCheck(area="machine", name="cores", works=True, found=str(cores))
     free = psutil.virtual_memory().available
     yield _at_least("memory", free, 4 * _GIB, "close other programs: a small run takes 4 GiB")
     disk = shutil.disk_usage(Path.cwd()).free
@@ -98,7 +98,7 @@ def _machine() -> Iterator[Check]:
     cache = cache_dir()
     cache.mkdir(parents=True, exist_ok=True)
     writable = os.access(cache, os.W_OK)
-    yield Check(
+    yield DoctorCheck(
         area="machine",
         name="cache",
         works=writable,
@@ -107,9 +107,9 @@ def _machine() -> Iterator[Check]:
     )
 
 
-def _at_least(name: str, found: int, wanted: int, advice: str) -> Check:
+def _at_least(name: str, found: int, wanted: int, advice: str) -> DoctorCheck:
     enough = found >= wanted
-    return Check(
+    return DoctorCheck(
         area="machine",
         name=name,
         works=enough,
@@ -118,34 +118,36 @@ def _at_least(name: str, found: int, wanted: int, advice: str) -> Check:
     )
 
 
-def _loopback() -> Check:
+def _loopback() -> DoctorCheck:
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             with socket.create_connection(("127.0.0.1", port), timeout=2):
                 pass
     except OSError as error:
-        return Check(
+        return DoctorCheck(
             area="ports",
             name="loopback",
             works=False,
             found=str(error),
             advice="allow connections on 127.0.0.1: the processes of a run meet there",
         )
-    return Check(area="ports", name="loopback", works=True, found=f"port {port} opened and dialled")
+    return DoctorCheck(
+        area="ports", name="loopback", works=True, found=f"port {port} opened and dialled"
+    )
 
 
-def _devices() -> Iterator[Check]:
+def _devices() -> Iterator[DoctorCheck]:
     if find_spec("torch") is None:
         advice = "pip install 'astraflow[torch]'"
-        yield Check(area="devices", name="torch", works=False, found="missing", advice=advice)
+        yield DoctorCheck(area="devices", name="torch", works=False, found="missing", advice=advice)
         return
     import torch  # noqa: PLC0415 - slow to import, an extra
 
-    yield Check(area="devices", name="torch", works=True, found=torch.__version__)
+    yield DoctorCheck(area="devices", name="torch", works=True, found=torch.__version__)
     count = torch.cuda.device_count()
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
-    yield Check(
+    yield DoctorCheck(
         area="devices",
         name="GPU",
         works=True if count else None,
@@ -153,12 +155,12 @@ def _devices() -> Iterator[Check]:
     )
 
 
-def _lanes() -> Iterator[Check]:
-    yield Check(area="lanes", name="grpc", works=True, found="always there")
+def _lanes() -> Iterator[DoctorCheck]:
+    yield DoctorCheck(area="lanes", name="grpc", works=True, found="always there")
     yield _tcp_lane()
     yield _shm_lane()
     ucx = _release("ucxx-cu12") or _release("ucx-py-cu12")
-    yield Check(
+    yield DoctorCheck(
         area="lanes",
         name="ucx",
         works=None if ucx is None else True,
@@ -166,7 +168,7 @@ def _lanes() -> Iterator[Check]:
         advice="pip install 'astraflow[ucx]' for fabrics that UCX knows" if not ucx else "",
     )
     release = _release("fsspec")
-    yield Check(
+    yield DoctorCheck(
         area="lanes",
         name="object store",
         works=None if release is None else True,
@@ -175,14 +177,16 @@ def _lanes() -> Iterator[Check]:
     )
 
 
-def _tcp_lane() -> Check:
+def _tcp_lane() -> DoctorCheck:
     """Say how much a connection may have on its way; far links are slow where that is little."""
     try:
         room = min(int((_TCP / name).read_text().split()[-1]) for name in ("tcp_rmem", "tcp_wmem"))
     except (OSError, ValueError, IndexError):
-        return Check(area="lanes", name="tcp", works=True, found="buffers as the system has them")
+        return DoctorCheck(
+            area="lanes", name="tcp", works=True, found="buffers as the system has them"
+        )
     wide = room >= _FAR_NBYTES
-    return Check(
+    return DoctorCheck(
         area="lanes",
         name="tcp",
         works=True,
@@ -193,9 +197,9 @@ def _tcp_lane() -> Check:
     )
 
 
-def _shm_lane() -> Check:
+def _shm_lane() -> DoctorCheck:
     works = hasattr(os, "memfd_create") and os.access(tempfile.gettempdir(), os.W_OK)
-    return Check(
+    return DoctorCheck(
         area="lanes",
         name="shm",
         works=True if works else None,
@@ -204,9 +208,9 @@ def _shm_lane() -> Check:
     )
 
 
-def _engines() -> Iterator[Check]:
+def _engines() -> Iterator[DoctorCheck]:
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
-    yield Check(
+    yield DoctorCheck(
         area="engines",
         name="embedded",
         works=not missing,
@@ -217,7 +221,7 @@ def _engines() -> Iterator[Check]:
         variable = f"ASTRAFLOW_{kind.upper()}_PYTHON"
         named = os.environ.get(variable)
         works = None if named is None else os.access(named, os.X_OK)
-        yield Check(
+        yield DoctorCheck(
             area="engines",
             name=kind,
             works=works,

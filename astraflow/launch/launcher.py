@@ -1,4 +1,4 @@
-"""The launcher: starts every role of a recipe, watches them, and starts some of them anew."""
+"""`astraflow run`: starts every role of a recipe, watches them, and starts some of them anew."""
 
 import asyncio
 import os
@@ -11,32 +11,43 @@ from pathlib import Path
 from rich.console import Console
 
 from astraflow.client.control import ControlClient
+from astraflow.config.loader import dump_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core import errors
 from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
 from astraflow.core.status import RunState, RunStatus, StopMode
-from astraflow.launch.models import prepare_models
-from astraflow.launch.processes import RoleCommand, RoleProcess
-from astraflow.launch.progress import Progress
-from astraflow.launch.roles import Roles, RunTokens
+from astraflow.launch.models import pinned, prepare_models
+from astraflow.launch.processes import RoleCommand, RoleProcess, Roles, RunTokens
 from astraflow.launch.run_folder import (
+    claim_run_dir,
     endpoint_before,
+    must_have,
+    next_node_index,
+    reopen_run,
 )
-from astraflow.launch.summary import STOPPED
+from astraflow.launch.status import RunProgress
+from astraflow.launch.summary import STOPPED, RunSummary, draw_reward, show_summary, summarise
+from astraflow.launch.tracking.follower import followed
 
 # A hub that was killed is there again long before, on a busy machine too.
 _HUB_PATIENCE_S = 20.0
+
 _HUB_START_S = 60.0
+
 _END_S = 20.0
+
 _RAAS_RESTARTS = 3
+
 _HUB_RESTARTS = 16
+
 _TRAINER_RESTARTS = 16
+
 _TRAINER = "trainer-"
 
 
 @dataclass(slots=True, kw_only=True)
-class Launch:
+class Launcher:
     """One run in progress.
 
     Attributes:
@@ -95,7 +106,7 @@ class Launch:
                 process.send(signal.SIGKILL)
 
     async def _run(self, lifeline: int) -> None:
-        with Progress(self.console, self.recipe) as progress:
+        with RunProgress(self.console, self.recipe) as progress:
             hub, models = await asyncio.gather(
                 self._start_hub(lifeline),
                 prepare_models(self.recipe, self.run_dir, lifeline=lifeline, note=progress.note),
@@ -171,7 +182,7 @@ class Launch:
                 task.cancel()
         await self._leave()
 
-    async def _show(self, control: ControlClient, progress: Progress) -> None:
+    async def _show(self, control: ControlClient, progress: RunProgress) -> None:
         async for status in control.watch_run():
             self.last = status
             progress.show(status)
@@ -179,7 +190,7 @@ class Launch:
             # What a process that could not work said is nearer to the cause than its withdrawal.
             self.failure = self.failure or str(self.last.failure)
 
-    async def _obey_interrupts(self, control: ControlClient, progress: Progress) -> None:
+    async def _obey_interrupts(self, control: ControlClient, progress: RunProgress) -> None:
         await self.interrupted.wait()
         progress.note("Draining: what is under way is trained on. Ctrl-C again stops at once.")
         await control.stop_run(StopMode.DRAIN)
@@ -273,7 +284,7 @@ class _Scene:
     hub: str
     roles: Roles
     control: ControlClient
-    progress: Progress
+    progress: RunProgress
     lifeline: int
 
 
@@ -301,3 +312,82 @@ def _first(group: BaseExceptionGroup[AstraflowError]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def run_recipe(recipe: Recipe, *, runs: Path, console: Console) -> RunSummary:
+    """Run a recipe to its end.
+
+    Ctrl-C once drains: what is under way is trained on, and the run ends; twice stops it.
+
+    Args:
+        recipe: Resolved, with absolute paths.
+        runs: The run's folder is made in here, under the recipe's name; an older one of that
+            name is moved aside.
+        console: Where progress and the final table go.
+
+    Raises:
+        AstraflowError: A run of this name is live, a model is missing, a process could not start,
+            something of the Hugging Face hub cannot be had.
+    """
+    run_dir = claim_run_dir(runs, recipe.name)
+    recipe = _with_trace_folder(pinned(recipe, note=console.print), run_dir)
+    run_dir.recipe.write_text(dump_recipe(recipe))
+    return _see_through(Launcher(recipe=recipe, run_dir=run_dir, console=console))
+
+
+def resume_run(folder: Path, *, console: Console, checkpoint_id: str = "") -> RunSummary:
+    """Go on with a run whose processes died, from its journal and its last checkpoints.
+
+    Args:
+        folder: Of the run.
+        console: Where progress and the final table go.
+        checkpoint_id: Of the whole run, which every trainer goes back to; empty: the last ones.
+
+    Raises:
+        AstraflowError: NOT_READY when there is no journal; NAME_TAKEN when the run is live;
+            CHECKPOINT_UNKNOWN; what `run_recipe` raises.
+    """
+    run_dir = RunDir(folder)
+    must_have(run_dir, checkpoint_id)
+    recipe = reopen_run(run_dir)
+    before = endpoint_before(run_dir)
+    tokens = RunTokens()
+    if before is not None:
+        tokens = RunTokens(join=before.join_token, operator=before.operator_token)
+    return _see_through(
+        Launcher(
+            recipe=recipe,
+            run_dir=run_dir,
+            console=console,
+            tokens=tokens,
+            is_resumed=True,
+            checkpoint_id=checkpoint_id,
+            first_raas=next_node_index(run_dir),
+        )
+    )
+
+
+def _see_through(launch: Launcher) -> RunSummary:
+    """Run to the end, and tell what came of it."""
+    started = time.monotonic()
+    with followed(launch.run_dir, launch.recipe.track):
+        state, failure = asyncio.run(launch.run())
+    summary = summarise(
+        launch.run_dir,
+        name=launch.recipe.name,
+        seed=launch.recipe.seed,
+        state=state,
+        wall_s=time.monotonic() - started,
+        failure=failure,
+    )
+    draw_reward(launch.run_dir)
+    show_summary(launch.console, summary, launch.run_dir)
+    return summary
+
+
+def _with_trace_folder(recipe: Recipe, run_dir: RunDir) -> Recipe:
+    """Let all processes write their spans into one folder."""
+    if recipe.tracing.path is not None:
+        return recipe
+    tracing = recipe.tracing.model_copy(update={"path": run_dir.root.absolute() / "traces"})
+    return recipe.model_copy(update={"tracing": tracing})

@@ -1,22 +1,34 @@
-"""What a live run does now, for people and machines."""
+"""What a live run does now: tables, live progress, and what each trainer waits for."""
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from textwrap import indent
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from astraflow.client.control import ControlClient
+from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
-from astraflow.core.members import MemberRole
-from astraflow.core.status import LedgerAccount, RunStatus, WaitReason
-from astraflow.launch.progress import nodes_of
-from astraflow.launch.status_tables import failures_of, policy_table, pool_table
+from astraflow.core.errors import Reason
+from astraflow.core.failures import LEAST_COUNT
+from astraflow.core.ids import PolicyId
+from astraflow.core.members import MemberRole, MemberStatus, RaasLoad
+from astraflow.core.status import (
+    FailureCause,
+    FailureReport,
+    LedgerAccount,
+    PolicyStatus,
+    RunStatus,
+    WaitReason,
+)
 
 
 async def show_status(run_dir: RunDir, *, watch: bool, as_json: bool) -> None:
@@ -98,3 +110,265 @@ def _print_json(
 
 def _plain(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+_LINES = 12
+
+WARN_SHARE = 0.2
+
+"""Of the last training rollouts; when more fail the user is warned."""
+
+_MAX_TOLD = 24
+
+
+class RunProgress:
+    """Shows each status that it is given."""
+
+    def __init__(self, console: Console, recipe: Recipe) -> None:
+        self._console = console
+        self._recipe = recipe
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._printed_step = -1
+        # Whether its traceback was printed, by cause.
+        self._told: dict[str, bool] = {}
+        self._is_warned = False
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def note(self, message: str) -> None:
+        """Print one line above the table."""
+        self._console.print(message)
+
+    def show(self, status: RunStatus) -> None:
+        """Show the state of the run; a failure of a kind that is new, with its traceback."""
+        self._print_failures(status.failures)
+        if self._console.is_terminal:
+            self._live.update(self._table(status), refresh=True)
+            return
+        step = min(policy.step for policy in status.policies)
+        if step >= self._printed_step + self._stride():
+            self._printed_step = step
+            for policy in status.policies:
+                line = line_of(policy, failures=status.failures)
+                self._console.print(line, soft_wrap=True)
+
+    def _print_failures(self, report: FailureReport) -> None:
+        for cause in report.causes:
+            has_traceback = bool(cause.last.traceback)
+            known = self._told.get(cause.cause)
+            is_news = known is None or (has_traceback and not known)
+            if is_news and len(self._told) < _MAX_TOLD:
+                self._told[cause.cause] = has_traceback
+                self._console.print(text_of(cause), soft_wrap=True)
+        if report.recent_count < LEAST_COUNT:
+            return
+        share = report.recent_share
+        if share > WARN_SHARE and not self._is_warned:
+            self._console.print(self._warning(report), soft_wrap=True)
+        # Shares that waver around the bound are one warning.
+        self._is_warned = share > (WARN_SHARE / 2 if self._is_warned else WARN_SHARE)
+
+    def _warning(self, report: FailureReport) -> Text:
+        most = self._recipe.rollouts.max_failed_share
+        end = f"above {most:.0%} the run ends" if most < 1 else "the recipe lets it go on"
+        count = f"{report.recent_share:.0%} of the last {report.recent_count} training rollouts"
+        return Text(f"warning: {count} failed; {end} (rollouts.max_failed_share)", style="yellow")
+
+    def _stride(self) -> int:
+        counts = [policy.trainer.step_count or 120 for policy in self._recipe.policies.values()]
+        return max(1, max(counts) // _LINES)
+
+    def _table(self, status: RunStatus) -> Group:
+        table = Table.grid(padding=(0, 2))
+        for policy in status.policies:
+            total = self._recipe.policies[policy.policy_id].trainer.step_count
+            table.add_row(
+                Text(policy.policy_id, style="bold"),
+                ProgressBar(total=total, completed=policy.step, width=24),
+                line_of(policy, failures=status.failures),
+            )
+        return Group(table, Text(nodes_of(status), style="dim"))
+
+
+def text_of(cause: FailureCause) -> Text:
+    """Return why rollouts fail: what failed, and the traceback down to the user's line."""
+    last = cause.last
+    if last.reason is Reason.POLICY_FAULT:
+        return Text(f"the policy broke a rollout, which counts: {last.message}", style="dim")
+    text = Text(f"{last.reason}: {last.message}", style="red")
+    if last.traceback:
+        text.append("\n" + indent(last.traceback, "  "), style="default")
+    return text
+
+
+def line_of(policy: PolicyStatus, *, failures: FailureReport) -> str:
+    """Return one policy in one line: step, reward, version, staleness, work, waiting, failures."""
+    failed = f" failed {failures.recent_share:.0%}" if failures.recent_failed_count else ""
+    reward = "-" if policy.mean_reward is None else f"{policy.mean_reward:.3f}"
+    staleness = max(policy.staleness_counts, default=0)
+    version = "-" if policy.version is None else policy.version
+    return (
+        f"{policy.policy_id}: step {policy.step} reward {reward} version {version} "
+        f"staleness ≤{staleness} fresh {policy.fresh_count} "
+        f"open {policy.open_group_count}/{policy.max_open_group_count} "
+        f"waits {policy.wait_fraction:.0%} {policy.tokens_per_s:,.0f} tok/s{failed}"
+    )
+
+
+def nodes_of(status: RunStatus) -> str:
+    """Return who takes part, in one line."""
+    names = [f"{member.name} {member.state}" for member in status.members]
+    return f"{status.state}: {', '.join(names) or 'nobody has joined yet'}"
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def policy_table(status: RunStatus) -> Table:
+    """Return a row per policy: progress, work under way, buffer, staleness, waiting."""
+    table = Table("policy", "step", "version", "reward", "open", "buffer", "staleness", "waits")
+    for policy in status.policies:
+        table.add_row(*_policy_row(policy))
+    return table
+
+
+def _policy_row(policy: PolicyStatus) -> Iterator[str]:
+    yield policy.policy_id
+    yield str(policy.step)
+    yield "-" if policy.version is None else str(policy.version)
+    yield "-" if policy.mean_reward is None else f"{policy.mean_reward:.3f}"
+    yield f"{policy.open_group_count}/{policy.max_open_group_count}"
+    yield f"{policy.buffer_group_count} groups, {_size(policy.buffer_nbytes)}"
+    yield staleness_of(policy.staleness_counts)
+    yield f"{policy.wait_fraction:.0%}"
+
+
+def staleness_of(counts: Mapping[int, int]) -> str:
+    """Return a histogram in one line, from 0 versions on.
+
+    Example:
+        >>> staleness_of({0: 8, 2: 4})
+        '0 █▁▅ 2'
+    """
+    if not counts:
+        return "-"
+    most = max(counts.values())
+    heights = (counts.get(age, 0) / most for age in range(max(counts) + 1))
+    bars = "".join(_BARS[round(height * (len(_BARS) - 1))] for height in heights)
+    return f"0 {bars} {max(counts)}"
+
+
+def pool_table(status: RunStatus) -> Table:
+    """Return a row per region: nodes by state, credit in use, speed, versions behind."""
+    regions: defaultdict[str, list[MemberStatus]] = defaultdict(list)
+    for member in status.members:
+        if member.role is MemberRole.RAAS:
+            regions[member.region].append(member)
+    table = Table("region", "nodes", "rollouts out", "tokens/s", "behind")
+    newest = {policy.policy_id: policy.version for policy in status.policies}
+    for region, nodes in sorted(regions.items()):
+        out = sum(node.outstanding_count for node in nodes)
+        credit = sum(node.max_outstanding for node in nodes)
+        speed = sum(n.load.tokens_per_s for n in nodes if isinstance(n.load, RaasLoad))
+        behind = max(
+            (
+                head - node.versions.get(policy, -1)
+                for node in nodes
+                for policy, head in newest.items()
+                if head is not None
+            ),
+            default=0,
+        )
+        table.add_row(
+            region or "-", _states(nodes), f"{out}/{credit}", f"{speed:,.0f}", f"≤ {behind}"
+        )
+    return table
+
+
+def failures_of(report: FailureReport) -> list[Table | Text]:
+    """Return how many rollouts failed, why, and the traceback of the most frequent cause."""
+    if not report.causes:
+        return []
+    head = (
+        f"{report.failed_count:,} of {report.finished_count:,} training rollouts failed "
+        f"({report.failed_share:.0%}), of the last {report.recent_count} {report.recent_share:.0%}"
+    )
+    table = Table("seen", "reason", "cause", "last message")
+    for cause in report.causes:
+        # Texts of others may look like markup.
+        cells = (str(cause.last.reason), cause.cause, cause.last.message)
+        table.add_row(f"{cause.count:,} times", *map(Text, cells))
+    found: list[Table | Text] = [Text(head, style="yellow"), table]
+    worst = next((each.last.traceback for each in report.causes if each.last.traceback), "")
+    return [*found, Text(worst)] if worst else found
+
+
+def _states(nodes: list[MemberStatus]) -> str:
+    counts: defaultdict[str, int] = defaultdict(int)
+    for node in nodes:
+        counts[node.state] += 1
+    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.1f} MB" if nbytes >= 100_000 else f"{nbytes / 1e3:.1f} kB"
+
+
+Waits = Mapping[PolicyId, Sequence[WaitReason]]
+
+
+async def show_waits(run_dir: RunDir, *, as_json: bool) -> str:
+    """Return what every trainer of a run waits for.
+
+    Raises:
+        AstraflowError: NOT_READY when no hub of this run can be reached.
+    """
+    endpoint = run_dir.read_endpoint()
+    async with ControlClient(endpoint.address, token=endpoint.operator_token) as control:
+        status = await control.get_run()
+        waits = {
+            policy.policy_id: await control.ledger.explain_wait(policy.policy_id)
+            for policy in status.policies
+        }
+    return waits_to_json(status, waits) if as_json else "\n".join(lines_of(status, waits))
+
+
+def lines_of(status: RunStatus, waits: Waits) -> Iterator[str]:
+    """Yield the waits as a tree: a link whose waiter was the subject before stands below it."""
+    yield f"{status.run_id} is {status.state}"
+    for policy_id, links in waits.items():
+        yield f"{policy_id} {'waits' if links else 'waits for nothing'}"
+        depths = {str(policy_id): 0}
+        for link in links:
+            depth = depths.get(link.waiter_id, 0) + 1
+            if link.subject_id:
+                depths.setdefault(link.subject_id, depth)
+            yield f"{'   ' * (depth - 1)}└─ {link.message}{_times(link, status.server_time)}"
+
+
+def waits_to_json(status: RunStatus, waits: Waits) -> str:
+    """Return the waits for machines: the links of each policy, in order."""
+    policies = {policy: [asdict(link) for link in links] for policy, links in waits.items()}
+    told = {"run_id": status.run_id, "state": status.state, "policies": policies}
+    return json.dumps(told, default=_plain)
+
+
+def _times(link: WaitReason, now: datetime) -> str:
+    """Return since when, and when the run acts by itself."""
+    parts: list[str] = []
+    if link.since_time is not None:
+        parts.append(f"for {_seconds(now, link.since_time)}")
+    if link.resolve_time is not None:
+        parts.append(f"given up in {_seconds(link.resolve_time, now)}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _seconds(late: datetime, early: datetime) -> str:
+    return f"{max(0.0, (late - early).total_seconds()):.1f} s"

@@ -10,6 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from astraflow.client.control import ControlClient
@@ -22,10 +31,11 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, JoinPool, RaasLoad, ServedPolicy
 from astraflow.core.versions import VersionInfo
-from astraflow.launch.pull_bar import PullBar
 from astraflow.rpc.concurrency import beside
 from astraflow.storage.weight_files import compare, flatten, read_weights, write_weights
 from astraflow.weights.fetch.puller import WeightPuller
+from astraflow.weights.patches.incoming import IncomingVersion
+from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.wire.weights import layout_digest
 from astraflow.workflows.building import workflow_specs
 
@@ -232,3 +242,49 @@ async def _transfer_token(run_dir: RunDir, policy_id: PolicyId) -> AsyncGenerato
         async with beside(client.session.run()):
             yield client.session.info.transfer_token
         await client.session.end("pulled what it wanted")
+
+
+class PullBar:
+    """Shows what a puller tells of one version.
+
+    Attributes:
+        progress: What is drawn; its one task counts bytes of payload.
+    """
+
+    def __init__(self, what: str, *, is_quiet: bool) -> None:
+        """Prepare.
+
+        Args:
+            what: Is pulled.
+            is_quiet: Show nothing.
+        """
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=is_quiet,
+        )
+        self._task = self.progress.add_task(f"pulling {what}", total=None)
+        self._incoming: IncomingVersion | None = None
+
+    def shown(self) -> Progress:
+        """Return what shows it while it is entered."""
+        return self.progress
+
+    def begin(self, incoming: IncomingVersion, frame: LayoutFrame) -> None:
+        """Take note of a pull that begins."""
+        del frame
+        self._incoming = incoming
+
+    def note(self) -> None:
+        """Show what has come."""
+        incoming = self._incoming
+        if incoming is None:
+            return
+        left = incoming.left_nbytes
+        total = None if left is None else incoming.nbytes + left
+        self.progress.update(self._task, completed=incoming.nbytes, total=total)

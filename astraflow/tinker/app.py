@@ -1,9 +1,14 @@
-"""The routes: bodies are read and bounded here, and errors become answers."""
+"""The server: bodies are read and bounded here, errors become answers, until the process ends."""
 
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable
+import signal
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import structlog
@@ -16,10 +21,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from astraflow.config.pool import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.rpc.http import SecretGate
-from astraflow.tinker.checkpoints import require_id
-from astraflow.tinker.promises import JSON, FutureResult, Promise, digest_of
+from astraflow.rpc.http import HttpLimits, HttpServer, SecretGate
+from astraflow.rpc.tls import Tls
+from astraflow.telemetry.logging import configure_logging
+from astraflow.tinker.checkpoints import TinkerCheckpoints, require_id
+from astraflow.tinker.learner import LoadedBase, Settings
+from astraflow.tinker.promises import JSON, FutureResult, Promise, Promises, digest_of
 from astraflow.tinker.requests import (
     CreateModel,
     CreateSamplingSession,
@@ -32,15 +41,22 @@ from astraflow.tinker.requests import (
     SaveWeights,
     SaveWeightsForSampler,
 )
+from astraflow.tinker.samplers import Samplers
 from astraflow.tinker.service import Service
 from astraflow.tinker.wire import read_request
+from astraflow.trainers.causal_model import prepare_torch
 
 _PREFIX: Final = "/api/v1"
+
 # Clients wait for 45 s, and ask again at once.
 _HOLD_S: Final = 30.0
+
 _MAX_BODY_NBYTES: Final = 64 << 20
+
 _BODIES_NBYTES: Final = 1 << 30
+
 _BODY_S: Final = 60.0
+
 # A larger one is parsed beside the event loop.
 _QUICK_NBYTES: Final = 1 << 16
 
@@ -62,7 +78,9 @@ _STATUS: Final = {
 }
 
 FieldsT = TypeVar("FieldsT", bound=BaseModel)
+
 OrderedT = TypeVar("OrderedT", bound=Ordered)
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -174,7 +192,7 @@ class TinkerApp:
     async def _unload(self, request: Request) -> Response:
         model_id = (await self._parsed(request, OfModel)).model_id
         self._service.unload(model_id)
-        promise = self._service.promises.make(object(), b"", _told({"model_id": model_id}))
+        promise = self._service.promises.make(object(), b"", _finished({"model_id": model_id}))
         return _promised(promise)
 
     async def _info(self, request: Request) -> Response:
@@ -274,7 +292,7 @@ class TinkerApp:
                 async for part in request.stream():
                     self._held_nbytes += len(part)
                     body += part
-                    self._require_room(len(body))
+                    self._require_memory(len(body))
         except TimeoutError:
             raise AstraflowError(
                 Reason.SOURCE_TIMEOUT, f"the body did not come in {_BODY_S:g} s"
@@ -283,7 +301,7 @@ class TinkerApp:
             self._held_nbytes -= len(body)
         return bytes(body)
 
-    def _require_room(self, nbytes: int) -> None:
+    def _require_memory(self, nbytes: int) -> None:
         if nbytes > _MAX_BODY_NBYTES:
             raise AstraflowError(
                 Reason.MESSAGE_TOO_LARGE, f"a body has at most {_MAX_BODY_NBYTES} bytes here"
@@ -320,7 +338,7 @@ def _parse(kind: type[FieldsT], body: bytes) -> FieldsT:
         raise AstraflowError(Reason.INVALID_FIELD, "; ".join(told)[:2000]) from None
 
 
-async def _told(fields: dict[str, Any]) -> FutureResult:
+async def _finished(fields: dict[str, Any]) -> FutureResult:
     return FutureResult.of(fields)
 
 
@@ -343,3 +361,119 @@ async def _no_route(request: Request, error: Exception) -> Response:
 def _json(fields: dict[str, Any], status: int = 200) -> Response:
     # Escaped: a text of a request may be none of Unicode.
     return Response(json.dumps(fields), status, media_type=JSON)
+
+
+_CONNECTIONS, _HOST_CONNECTIONS = 8192, 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinkerSettings:
+    """What is served, and how.
+
+    Attributes:
+        model_dir: The Hugging Face directory that all models start from.
+        base_model: What clients call it.
+        listen: host:port; port 0 takes a free one.
+        directory: Of checkpoints.
+        engine: That samples.
+        max_rank: Of an adapter.
+        max_tokens_per_pass: Of one forward and backward pass.
+        token: That clients show; empty: they show none.
+        tls: Shown to clients; None: plain text.
+    """
+
+    model_dir: Path
+    base_model: str
+    listen: str
+    directory: Path
+    engine: EngineSettings
+    max_rank: int
+    max_tokens_per_pass: int
+    token: str = ""
+    tls: Tls | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a key that no client could show."""
+        if self.token and not self.token.startswith(("tml-", "eyJ")):
+            raise AstraflowError(
+                Reason.INVALID_FIELD, "the key: clients send only keys that begin with tml-"
+            )
+
+
+def main_tinker(settings: TinkerSettings, *, as_json: bool) -> int:
+    """Serve until SIGINT or SIGTERM; return the exit code.
+
+    Args:
+        settings: Of the server.
+        as_json: Whether the address is printed as JSON once it serves.
+    """
+    configure_logging("tinker")
+    try:
+        asyncio.run(_serve(settings, as_json=as_json))
+    except AstraflowError as error:
+        log.error("the server failed", reason=error.reason, why=error.message)  # noqa: TRY400
+        return 1
+    return 0
+
+
+async def _serve(settings: TinkerSettings, *, as_json: bool) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with serving(settings) as address:
+        if as_json:
+            print(json.dumps({"address": address}), flush=True)  # noqa: T201 - asked for
+        log.info("serves", base_model=settings.base_model, base_url=f"http://{address}")
+        await stopped.wait()
+
+
+@asynccontextmanager
+async def serving(settings: TinkerSettings) -> AsyncGenerator[str]:
+    """Serve for a block; yield host:port.
+
+    Args:
+        settings: Of the server.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a model, settings or an address that cannot be served.
+    """
+    engine = settings.engine
+    prepare_torch(thread_count=engine.thread_count)
+    computed = Settings(
+        model_dir=settings.model_dir,
+        device=engine.device,
+        max_context=engine.max_context,
+        max_tokens_per_pass=settings.max_tokens_per_pass,
+    )
+    base = await asyncio.to_thread(LoadedBase, computed)
+    samplers = Samplers(
+        settings.model_dir, engine, layer_shapes=base.layer_shapes, max_rank=settings.max_rank
+    )
+    checkpoints = TinkerCheckpoints(
+        settings.directory, base_model=settings.base_model, now=time.time
+    )
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            service = Service(
+                base,
+                samplers,
+                checkpoints,
+                Promises(tasks),
+                base_model=settings.base_model,
+                max_rank=settings.max_rank,
+            )
+            server = await HttpServer.start(
+                TinkerApp(service).asgi(settings.token),
+                listen=settings.listen,
+                limits=HttpLimits(
+                    connection_count=_CONNECTIONS, host_connection_count=_HOST_CONNECTIONS
+                ),
+                tls=settings.tls,
+            )
+            try:
+                yield server.address
+            finally:
+                service.close()
+                await server.close()
+    finally:
+        await samplers.close()

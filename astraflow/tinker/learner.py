@@ -18,8 +18,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.embedded.model import twin_of
 from astraflow.engines.lora_layers import last_name, target_layers
 from astraflow.engines.protocol import Likeliest
-from astraflow.tinker.batch import Batch, require_known
-from astraflow.tinker.losses import find_loss
+from astraflow.tinker.losses import Batch, find_loss, require_known
 from astraflow.tinker.wire import TrainRequest
 from astraflow.trainers import tensors
 from astraflow.trainers.causal_model import CausalModel, load_module, naming_exhaustion

@@ -242,11 +242,11 @@ class InOrder:
                     async with asyncio.timeout(self._gap_s):
                         await event.wait()
                 except TimeoutError:
-                    self._look_for_gap()
+                    self._check_gap()
         finally:
             del self._waiting[number]
 
-    def _look_for_gap(self) -> None:
+    def _check_gap(self) -> None:
         """Give up on numbers that did not come while nothing else happened."""
         if self._is_running or _now() < self._moved_at + self._gap_s:
             return

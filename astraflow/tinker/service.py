@@ -445,7 +445,7 @@ class Service:
             return found
         if model_id in self._models:
             raise AstraflowError(Reason.REQUEST_CONFLICT, f"model {model_id} is there already")
-        self._make_room()
+        self._evict()
         self.hear(session_id)
         model = self._models[model_id] = ClientModel(model_id=model_id, session_id=session_id)
 
@@ -475,7 +475,7 @@ class Service:
         await self._train(load)
         return FutureResult.of({"path": fields.path, "model_id": model.model_id})
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         """Let go of models whose clients are gone, if there are too many.
 
         Raises:

@@ -3,7 +3,7 @@
 import yaml
 
 from astraflow.config.recipe import AutoscaleConfig
-from astraflow.launch.executors import fill
+from astraflow.launch.autoscale import fill
 from astraflow.simulate.scenario import load_scenario
 from astraflow.testing import small_recipe, start_run
 

@@ -15,8 +15,7 @@ from astraflow.config.loader import dump_recipe, load_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.status import RunStatus
-from astraflow.launch.processes import RoleCommand
-from astraflow.launch.roles import Roles, RunTokens
+from astraflow.launch.processes import RoleCommand, Roles, RunTokens
 
 from .conftest import ROOT, astraflow, command, environment
 

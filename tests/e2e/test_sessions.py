@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from astraflow.launch.drain import drain_member
+from astraflow.launch.operations import drain_member
 
 from .by_hand import by_hand
 from .conftest import WARM_UP

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from astraflow.config.recipe import Recipe
-from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.http import BodyRules
 from astraflow.gateway.raas.node import RaasSettings
 from astraflow.gateway.raas.serve import serve_raas
 from astraflow.gateway.serve import serve_gateway

@@ -9,8 +9,7 @@ import pytest
 from fastapi import FastAPI, Request
 from safetensors import safe_open
 
-from astraflow.gateway.edge.bodies import BodyRules, stream_answer
-from astraflow.gateway.listening import serve_app
+from astraflow.gateway.http import BodyRules, serve_app, stream_answer
 
 TOKENS = np.arange(6, dtype=np.int32).reshape(2, 3)
 FIELDS = {"ok": True, "items": [{"tokens": TOKENS, "n": 1}, "text", ({"deep": TOKENS.T},)]}

@@ -9,7 +9,7 @@ import pytest_asyncio
 import torch
 from safetensors.torch import save_file
 
-from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.http import BodyRules
 from astraflow.gateway.raas.node import RaasSettings
 from astraflow.gateway.raas.serve import serve_raas
 from astraflow.raas.policies import ServedModel

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from safetensors.numpy import load
 
-from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.http import BodyRules
 from astraflow.gateway.serve import serve_gateway
 
 from .conftest import without_a_run

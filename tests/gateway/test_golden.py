@@ -14,17 +14,13 @@ import torch
 from astraflow.codec.pickles import read_pickle
 from astraflow.core.dtype import Dtype
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
-from astraflow.gateway.bridge.calls import RaasCalls
-from astraflow.gateway.bridge.results import yield_of
-from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.legacy.buffer import BufferPlan, read_plan
-from astraflow.gateway.legacy.receiving import SenderCopy, receiving
-from astraflow.gateway.legacy.sending import HeldVersion, Offer, Pusher, Sender
-from astraflow.gateway.listening import serve_app
-from astraflow.gateway.raas.routes import Pull
-from astraflow.gateway.raas.workflows import RegisterWorkflow, Submit
-from astraflow.gateway.requests import LoadVersion, NotifyVersion, Ready
-from astraflow.gateway.sender_routes import sender_app
+from astraflow.gateway.bridge.calls import RaasCalls, yield_of
+from astraflow.gateway.http import BodyRules, LoadVersion, NotifyVersion, TrainerReady, serve_app
+from astraflow.gateway.raas.serve import Pull
+from astraflow.gateway.raas.workflows import RegisterWorkflow, SubmitPrompt
+from astraflow.gateway.receiving import SenderCopy, receiving
+from astraflow.gateway.sending import HeldVersion, Pusher, Sender, SenderOffer, sender_app
+from astraflow.gateway.weight_buffer import BufferPlan, read_plan
 from astraflow.rpc.peers import DialRules
 
 from .conftest import weights_of
@@ -109,7 +105,7 @@ async def test_a_published_receiver_gets_what_it_asks_for():
     plan = read_plan(json.loads(bodies_of_answers(published, "/get_buffer_info")[0]), 1 << 20)
     assert plan == BufferPlan.of([("w", plan.tensors[0].dtype, (100,))])
     sender = Sender("solver")
-    sender.offer = Offer(held=HeldVersion(version=0, plan=plan, flat=flat), number=1)
+    sender.offer = SenderOffer(held=HeldVersion(version=0, plan=plan, flat=flat), number=1)
     buffer, rules = np.zeros(plan.nbytes, np.uint8), BodyRules()
     async with (
         Pusher(timeout_s=20) as pusher,
@@ -157,7 +153,7 @@ async def test_a_receiver_of_other_addresses_is_refused(changes, named):
     plan = BufferPlan.of([("w", Dtype.BF16, (100,))])
     flat, rules = weights_of(1).view(np.uint8), BodyRules()
     sender, pusher = Sender("solver"), Pusher(timeout_s=20)
-    sender.offer = Offer(held=HeldVersion(version=0, plan=plan, flat=flat), number=1)
+    sender.offer = SenderOffer(held=HeldVersion(version=0, plan=plan, flat=flat), number=1)
     app = sender_app(sender, pusher, rules, DialRules())
     async with (
         pusher,
@@ -223,7 +219,7 @@ def task():
 def test_every_request_of_a_published_trainer_is_read():
     asked = golden("trainer")["exchanges"]
     [ready] = bodies(asked, "/ready")
-    assert Ready.model_validate(read_pickle(ready)).model_id == "solver"
+    assert TrainerReady.model_validate(read_pickle(ready)).model_id == "solver"
     told = [
         NotifyVersion.model_validate(read_pickle(each)) for each in bodies(asked, "/notify_version")
     ]
@@ -248,7 +244,7 @@ def test_our_batches_have_the_columns_of_published_ones():
     ("path", "model"),
     [
         ("/register_workflow", RegisterWorkflow),
-        ("/submit", Submit),
+        ("/submit", SubmitPrompt),
         ("/pull", Pull),
         ("/notify_version", LoadVersion),
     ],

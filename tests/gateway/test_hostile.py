@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from astraflow.core.errors import AstraflowError
-from astraflow.gateway.edge.bodies import BodyRules
+from astraflow.gateway.http import BodyRules
 from astraflow.gateway.serve import serve_gateway
 from astraflow.rpc.peers import DialRules, Peer
 from astraflow.rpc.tls import Tls

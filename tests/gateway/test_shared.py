@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from astraflow.gateway.edge.shared import SharedQuestion
+from astraflow.gateway.gateway import SharedQuestion
 
 
 async def test_who_asks_meanwhile_shares_the_next_answer():

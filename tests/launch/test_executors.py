@@ -3,7 +3,7 @@
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.launch.executors import ShellExecutor, fill
+from astraflow.launch.autoscale import ShellExecutor, fill
 
 
 def shell(tmp_path, start, stop=None):

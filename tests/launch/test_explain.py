@@ -4,7 +4,7 @@ import pytest
 
 from astraflow.config.run_dir import HubEndpoint
 from astraflow.core.versions import SourceKind
-from astraflow.launch.explain import show_waits
+from astraflow.launch.status import show_waits
 from astraflow.testing.recipes import small_recipe
 from astraflow.testing.run import JOIN_TOKEN, OPERATOR_TOKEN, start_run
 

@@ -4,7 +4,7 @@ import pytest
 
 from astraflow.config.run_dir import HubEndpoint
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.launch.live_eval import evaluate_live
+from astraflow.launch.operations import evaluate_live
 from astraflow.testing import JOIN_TOKEN, OPERATOR_TOKEN, small_recipe, start_run
 
 SUITE = {"data_sets": [{"data_set": "train", "workflow": "main", "repeats": 2}]}

@@ -12,7 +12,7 @@ from astraflow.core.status import (
     RunState,
     RunStatus,
 )
-from astraflow.launch.progress import Progress
+from astraflow.launch.status import RunProgress
 from astraflow.testing import small_recipe
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -67,7 +67,7 @@ def shown(tmp_path):
     def show(*reports):
         console = Console(width=200, force_terminal=False, no_color=True)
         with console.capture() as captured:
-            progress = Progress(console, recipe)
+            progress = RunProgress(console, recipe)
             for step, each in enumerate(reports):
                 progress.show(status(each, step=100 * step))
         return captured.get()

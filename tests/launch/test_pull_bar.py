@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from astraflow.launch.pull_bar import PullBar
+from astraflow.launch.weights import PullBar
 
 
 def test_bytes_and_their_total_are_shown_once_the_plan_is_known(capsys):

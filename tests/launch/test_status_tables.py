@@ -14,8 +14,7 @@ from astraflow.core.status import (
     WaitCause,
     WaitReason,
 )
-from astraflow.launch.status import tables_of
-from astraflow.launch.status_tables import staleness_of
+from astraflow.launch.status import staleness_of, tables_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -5,8 +5,7 @@ import json
 from rich.console import Console
 
 from astraflow.config.run_dir import RunDir
-from astraflow.launch.report import show_summary
-from astraflow.launch.summary import summarise
+from astraflow.launch.summary import show_summary, summarise
 
 CAUSE = {"cause": "KeyError at a.py:7", "count": 312, "reason": "SCORER_FAILED", "message": "[odd]"}
 FAILURES = {"finished_count": 1000, "failed_count": 312, "failed_share": 0.312, "causes": [CAUSE]}

@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from astraflow.config.pool import EngineSettings
-from astraflow.tinker.main import TinkerSettings, serving
+from astraflow.tinker.app import TinkerSettings, serving
 from astraflow_proto.tinker.v1 import tinker_pb2 as pb
 
 NAME = "Qwen/Qwen3-4B-Instruct-2507"

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.tinker.main import serving
+from astraflow.tinker.app import serving
 from astraflow.tinker.promises import FutureResult, InOrder, Promises
 
 from .conftest import NAME, Peer, RefusedError, made_data, process, sampled, to_data

@@ -26,12 +26,9 @@ from astraflow.core.members import (
 )
 from astraflow.core.tasks import RegisteredCode, TaskCredit
 from astraflow.gateway.bridge.calls import RaasCalls
-from astraflow.gateway.bridge.versions import VersionCourier
-from astraflow.gateway.bridge.work import BridgeWork
-from astraflow.gateway.legacy.sending import Pusher, Sender, WeightDesk
-from astraflow.gateway.listening import serve_app
-from astraflow.gateway.requests import RegisterRaas
-from astraflow.gateway.sender_routes import sender_app
+from astraflow.gateway.bridge.work import BridgeWork, VersionSync
+from astraflow.gateway.http import RegisterRaas, serve_app
+from astraflow.gateway.sending import FlatVersions, Pusher, Sender, sender_app
 from astraflow.gateway.settings import GatewaySettings
 from astraflow.rpc.concurrency import beside
 
@@ -58,14 +55,14 @@ class BridgedRaas:
         register: RegisterRaas,
         settings: GatewaySettings,
         *,
-        desks: Mapping[PolicyId, WeightDesk],
+        flat_versions: Mapping[PolicyId, FlatVersions],
         pusher: Pusher,
     ) -> None:
         """Prepare; `live` joins."""
         self.joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._register = register
         self._settings = settings
-        self._desks = desks
+        self._flat_versions = flat_versions
         self._pusher = pusher
         self._leaving = asyncio.Event()
         self._draining = asyncio.Event()
@@ -114,14 +111,14 @@ class BridgedRaas:
             )
         )
         status = await self._ready(calls)
-        couriers = {
-            policy_id: await self._courier(stack, policy_id, status)
+        syncs = {
+            policy_id: await self._version_sync(stack, policy_id, status)
             for policy_id in settings.policy_ids
         }
-        client = await stack.enter_async_context(self._dial(status, couriers))
+        client = await stack.enter_async_context(self._dial(status, syncs))
         membership = await client.join()
         try:
-            await self._serve(client, membership, calls, couriers)
+            await self._serve(client, membership, calls, syncs)
         finally:
             await client.session.end(f"{self._register.uid} leaves")
         if self._ends_it:
@@ -132,17 +129,19 @@ class BridgedRaas:
         client: RaasClient,
         membership: PoolMembership,
         calls: RaasCalls,
-        couriers: Mapping[PolicyId, VersionCourier],
+        syncs: Mapping[PolicyId, VersionSync],
     ) -> None:
         """Work until it leaves."""
         async with beside(client.session.run(), client.rollouts.run()) as group:
-            work = BridgeWork(calls, client, couriers, membership.workflows, group)
+            work = BridgeWork(calls, client, syncs, membership.workflows, group)
             self._work = work
             sink = TaskSink(task=work.take, cancellation=work.cancel)
             tasks = client.tasks(credit=TaskCredit(max_outstanding=0), sink=sink)
             work.stream = tasks
-            running = [courier.run(client, calls) for courier in couriers.values()]
-            async with beside(tasks.run(), work.pull(), self._look(calls, work), *running):
+            running = [sync.run(client, calls) for sync in syncs.values()]
+            async with beside(
+                tasks.run(), work.pull(), self._follow_capacity(calls, work), *running
+            ):
                 self.joined.set_result(None)
                 await self._until_left(work, client)
 
@@ -158,24 +157,24 @@ class BridgedRaas:
                 raise AstraflowError(Reason.NOT_READY, why)
             await asyncio.sleep(_POLL_S)
 
-    async def _courier(
+    async def _version_sync(
         self, stack: AsyncExitStack, policy_id: PolicyId, status: Mapping[str, Any]
-    ) -> VersionCourier:
+    ) -> VersionSync:
         sender = Sender(policy_id)
         host, rules = self._settings.recipe.http.host, self._settings.rules
         app = sender_app(sender, self._pusher, rules, self._settings.dial)
         endpoint = await stack.enter_async_context(serve_app(app, host=host, rules=rules))
         models = cast("list[Any]", status.get("models") or [])
-        return VersionCourier(
+        return VersionSync(
             policy_id,
             model_id=policy_id if policy_id in models or len(models) != 1 else str(models[0]),
-            desk=self._desks[policy_id],
+            flat_versions=self._flat_versions[policy_id],
             sender=sender,
             endpoint=endpoint,
         )
 
     def _dial(
-        self, status: Mapping[str, Any], couriers: Mapping[PolicyId, VersionCourier]
+        self, status: Mapping[str, Any], syncs: Mapping[PolicyId, VersionSync]
     ) -> AbstractAsyncContextManager[RaasClient]:
         settings = self._settings
         prompts = max(1, int(status.get("max_concurrency") or 1))
@@ -185,7 +184,7 @@ class BridgedRaas:
             capacity=prompts * settings.recipe.rollouts.group_size,
             policies=tuple(
                 ServedPolicy(policy_id=policy_id, max_context_token_count=_CONTEXT)
-                for policy_id in couriers
+                for policy_id in syncs
             ),
             codes=_codes(settings.recipe),
             resources=Resources(accelerator_count=self._register.gpu_count or 0),
@@ -205,7 +204,7 @@ class BridgedRaas:
             patience_s=settings.recipe.hub.patience_s,
         )
 
-    async def _look(self, calls: RaasCalls, work: BridgeWork) -> None:
+    async def _follow_capacity(self, calls: RaasCalls, work: BridgeWork) -> None:
         """Follow what the RaaS takes; one that cannot be reached for long has gone."""
         seen = monotonic()
         while True:

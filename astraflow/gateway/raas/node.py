@@ -18,12 +18,10 @@ from astraflow.core.errors import AstraflowError, Failure
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import RaasLoad
 from astraflow.core.tasks import RolloutTask, TaskPurpose, VersionRange
-from astraflow.gateway.edge.bodies import BodyRules
-from astraflow.gateway.raas.orders import Order, OrderDesk
-from astraflow.gateway.raas.results import item_of
+from astraflow.gateway.http import BodyRules, LoadVersion
+from astraflow.gateway.raas.orders import Order, OrderQueue, item_of
 from astraflow.gateway.raas.weights import SenderWeights
-from astraflow.gateway.raas.workflows import Submit, WorkflowBook
-from astraflow.gateway.requests import LoadVersion
+from astraflow.gateway.raas.workflows import SubmitPrompt, WorkflowRegistry
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
 from astraflow.raas.failures import FailureNotes
 from astraflow.raas.places import Places
@@ -68,7 +66,7 @@ class DataflowNode:
     Attributes:
         settings: What it is.
         book: Workflows that were registered.
-        desk: Orders.
+        orders: Of the Dataflow.
     """
 
     def __init__(self, settings: RaasSettings, models: Mapping[PolicyId, ServedModel]) -> None:
@@ -83,8 +81,8 @@ class DataflowNode:
         """
         recipe = settings.recipe
         self.settings = settings
-        self.book = WorkflowBook(recipe, settings.uid)
-        self.desk = OrderDesk(
+        self.book = WorkflowRegistry(recipe, settings.uid)
+        self.orders = OrderQueue(
             pins=self._pins,
             capacity=recipe.raas.capacity,
             max_attempts=recipe.rollouts.max_attempts,
@@ -118,7 +116,7 @@ class DataflowNode:
             agents = AgentEndpoint(recipe.raas.agents, token=os.environ.get(AGENT_TOKEN))
             exits.push_async_callback(agents.close)
             await exits.enter_async_context(self._group)
-            self.desk.runner = EpisodeRunner(
+            self.orders.runner = EpisodeRunner(
                 desk=self._policies,
                 workflows={
                     spec.workflow_id: NodeWorkflow(
@@ -126,8 +124,8 @@ class DataflowNode:
                     )
                     for spec in self.book.specs
                 },
-                results=self.desk,
-                give_back=self.desk.give_back,
+                results=self.orders,
+                give_back=self.orders.give_back,
                 group=self._group,
                 places=Places(
                     capacity=recipe.raas.capacity, eval_extra=recipe.raas.eval_place_count
@@ -145,8 +143,8 @@ class DataflowNode:
         await self._exits.aclose()
 
     def _stop(self) -> None:
-        if self.desk.runner is not None:
-            self.desk.runner.stop()
+        if self.orders.runner is not None:
+            self.orders.runner.stop()
         for loading in self._loads:
             loading.cancel()
 
@@ -167,14 +165,14 @@ class DataflowNode:
         return self.settings.recipe.raas.capacity
 
     def _running_count(self) -> int:
-        return 0 if self.desk.runner is None else self.desk.runner.running_count
+        return 0 if self.orders.runner is None else self.orders.runner.running_count
 
-    def look(self) -> NodeView:
+    def view(self) -> NodeView:
         """Return the node as it is, for metrics; on its event loop."""
         loads = [model.engine.load() for model in self._policies.models.values()]
         load = RaasLoad(
             inflight_count=self._running_count(),
-            queued_count=0 if self.desk.runner is None else self.desk.runner.queued_count,
+            queued_count=0 if self.orders.runner is None else self.orders.runner.queued_count,
             capacity=self._capacity,
             kv_fraction=max((each.kv_fraction for each in loads), default=0.0),
             engine_queued_count=sum(each.queued_count for each in loads),
@@ -191,33 +189,33 @@ class DataflowNode:
             "models": list(self._policy_ids),
             "message": "",
             "max_concurrency": self._capacity // self.book.sample_count,
-            "queued": self.desk.waiting_count(_TRAIN),
-            "inflight": self.desk.open_count(_TRAIN),
-            "pending_futures": self.desk.finished_count(_TRAIN),
+            "queued": self.orders.waiting_count(_TRAIN),
+            "inflight": self.orders.open_count(_TRAIN),
+            "pending_futures": self.orders.finished_count(_TRAIN),
             "workflows": self.book.names,
         }
 
     def availability(self) -> dict[str, Any]:
         """Say for how many more prompts there is room."""
-        queued, count = self.desk.waiting_count(_TRAIN), self.book.sample_count
+        queued, count = self.orders.waiting_count(_TRAIN), self.book.sample_count
         return {
             "max_concurrency": self._capacity // count,
             "queued": queued,
-            "inflight": self.desk.open_count(_TRAIN),
-            "available": max(0, self.desk.room // count - queued),
+            "inflight": self.orders.open_count(_TRAIN),
+            "available": max(0, self.orders.free_count // count - queued),
             "adaptive_enabled": False,
         }
 
-    def submit(self, asked: Submit, purpose: TaskPurpose) -> int:
+    def submit(self, asked: SubmitPrompt, purpose: TaskPurpose) -> int:
         """Take a prompt; return its number.
 
         Raises:
-            HTTPException: 429 when too much waits; see `WorkflowBook.order`.
+            HTTPException: 429 when too much waits; see `WorkflowRegistry.order`.
         """
-        if self.desk.open_count(purpose) + self.desk.finished_count(purpose) >= _MAX_OPEN:
+        if self.orders.open_count(purpose) + self.orders.finished_count(purpose) >= _MAX_OPEN:
             raise HTTPException(429, f"{_MAX_OPEN} prompts are open or finished: pull first")
         order = self.book.order(asked, purpose)
-        self.desk.submit(order)
+        self.orders.submit(order)
         return order.number
 
     def _pins(self, task: RolloutTask) -> dict[PolicyId, VersionRange]:
@@ -277,12 +275,12 @@ class DataflowNode:
         """Withdraw training: what runs is cancelled, what has finished is dropped."""
         began = perf_counter()
         self._reset_epoch += 1
-        cancelled = self.desk.cancel(_TRAIN)
-        await self.desk.until(lambda: not self.desk.open_count(_TRAIN), timeout_s)
+        cancelled = self.orders.cancel(_TRAIN)
+        await self.orders.until(lambda: not self.orders.open_count(_TRAIN), timeout_s)
         return {
             "cancelled": cancelled,
-            "stragglers": self.desk.open_count(_TRAIN),
-            "dropped_results": self.desk.drop_finished(_TRAIN),
+            "stragglers": self.orders.open_count(_TRAIN),
+            "dropped_results": self.orders.drop_finished(_TRAIN),
             "sglang_running": self._running_count(),
             "ready_for_eval": True,
             "reset_epoch": self._reset_epoch,

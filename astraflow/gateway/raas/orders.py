@@ -1,14 +1,17 @@
-"""Orders: what a Dataflow submitted, until each has ended and was pulled."""
+"""Orders: what a Dataflow submitted, until each has ended and was pulled as an item of /pull."""
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.ids import PolicyId, TaskId
-from astraflow.core.rollouts import REWARDED, Rollout, TaskResult
+from astraflow.core.rollouts import NOT_SAMPLED, REWARDED, Rollout, TaskResult, Trajectory
 from astraflow.core.tasks import (
     CancelReason,
     RolloutTask,
@@ -55,7 +58,7 @@ class Order:
         return True
 
 
-class OrderDesk:
+class OrderQueue:
     """Has a runner work on orders; every one ends once, and is here until it was delivered.
 
     Attributes:
@@ -86,7 +89,7 @@ class OrderDesk:
         self._waiting: dict[TaskPurpose, deque[Order]] = {each: deque() for each in TaskPurpose}
         self._running: dict[TaskId, Order] = {}
         self._finished: dict[TaskPurpose, dict[int, Order]] = {each: {} for each in TaskPurpose}
-        self._lent: set[int] = set()
+        self._delivering: set[int] = set()
 
     def open_count(self, purpose: TaskPurpose) -> int:
         """Orders of which more will come."""
@@ -101,7 +104,7 @@ class OrderDesk:
         return len(self._waiting[purpose])
 
     @property
-    def room(self) -> int:
+    def free_count(self) -> int:
         """Samples that the runner takes at once beside those that it has."""
         if self.runner is None:
             return 0
@@ -117,7 +120,7 @@ class OrderDesk:
     def _place(self) -> None:
         """Begin what there is room for; evaluations first."""
         for purpose in (TaskPurpose.EVAL, TaskPurpose.TRAIN):
-            while self.runner is not None and self._waiting[purpose] and self.room > 0:
+            while self.runner is not None and self._waiting[purpose] and self.free_count > 0:
                 order = self._waiting[purpose].popleft()
                 self._running[order.task.task_id] = order
                 self.runner.take(replace(order.task, versions=self._pins(order.task)))
@@ -171,24 +174,26 @@ class OrderDesk:
         self._finished[purpose].clear()
         return count
 
-    def lend(self, purpose: TaskPurpose, count: int) -> list[Order]:
+    def begin_delivery(self, purpose: TaskPurpose, count: int) -> list[Order]:
         """Return up to so many finished orders; they stay here until they are `given`."""
         finished = self._finished[purpose]
-        free = [order for number, order in finished.items() if number not in self._lent][:count]
-        self._lent.update(order.number for order in free)
+        free = [order for number, order in finished.items() if number not in self._delivering][
+            :count
+        ]
+        self._delivering.update(order.number for order in free)
         return free
 
-    def give(self, orders: list[Order], *, is_delivered: bool) -> None:
+    def end_delivery(self, orders: list[Order], *, is_delivered: bool) -> None:
         """Note whether all that was lent has arrived; what has not is lent again."""
         for order in orders:
-            self._lent.discard(order.number)
+            self._delivering.discard(order.number)
             if is_delivered:
                 self._finished[order.purpose].pop(order.number, None)
         self._news.set()
 
-    def can_lend(self, purpose: TaskPurpose) -> bool:
+    def has_finished(self, purpose: TaskPurpose) -> bool:
         """Whether something of a purpose has finished and is not lent."""
-        return not self._finished[purpose].keys() <= self._lent
+        return not self._finished[purpose].keys() <= self._delivering
 
     async def until(self, claim: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until orders make a claim true; return whether they have."""
@@ -200,3 +205,81 @@ class OrderDesk:
         except TimeoutError:
             return False
         return True
+
+
+Labels = Mapping[PolicyId, Mapping[int, int]]
+
+_PASSED_ON = ("query_id", "source")
+
+
+def item_of(order: Order, labels: Labels, policy_ids: Sequence[PolicyId]) -> dict[str, Any]:
+    """Return {task_id, result}; the result of one that failed is {ok: False, error}.
+
+    Args:
+        order: That has ended.
+        labels: The trainers' own numbers of versions, by policy.
+        policy_ids: Of the recipe, in its order.
+    """
+    if not order.rollouts:
+        why = f"{order.failure.reason}: {order.failure.message}"
+        return {"task_id": order.number, "result": {"ok": False, "error": why}}
+    rollouts = [rollout for _, rollout in sorted(order.rollouts.items())]
+    fields = order.task.prompt.fields
+    result: dict[str, Any] = {
+        "prompt_id": order.task.prompt.prompt_id,
+        "n_trajs": len(rollouts),
+        "rewards": np.array([each.reward for each in rollouts], np.float32),
+        "trajectories": [_trajectory(each, labels, policy_ids) for each in rollouts],
+        "agent_metrics": _means(rollouts),
+    }
+    result |= {name: fields[name] for name in _PASSED_ON if name in fields}
+    return {"task_id": order.number, "result": result}
+
+
+def _trajectory(rollout: Rollout, labels: Labels, policy_ids: Sequence[PolicyId]) -> dict[str, Any]:
+    sequences = [_sequence(each, labels, policy_ids) for each in rollout.trajectories]
+    return {"sequences": sequences, "stats": dict(rollout.metrics)}
+
+
+def _sequence(
+    trajectory: Trajectory, labels: Labels, policy_ids: Sequence[PolicyId]
+) -> dict[str, Any]:
+    """Return tensors [1, L]; versions are the trainer's own, -1 where nothing was sampled."""
+    sampled = trajectory.sampled_mask
+    fields: dict[str, Any] = {
+        "input_ids": trajectory.tokens.astype(np.int32),
+        "loss_mask": sampled.astype(np.int32),
+        "logprobs": trajectory.logprobs.astype(np.float32),
+        "versions": _labelled(trajectory.versions, labels[trajectory.policy_id]),
+        "attention_mask": np.ones(len(sampled), np.bool_),
+    }
+    if len(policy_ids) > 1:
+        number = model_index(trajectory.policy_id, policy_ids)
+        fields["model_ids"] = np.where(sampled, number, -1).astype(np.int32)
+    rows = {name: values[None, :] for name, values in fields.items()}
+    if trajectory.reward is not None:
+        rows["rewards"] = np.array([trajectory.reward], np.float32)
+    return rows
+
+
+def model_index(policy_id: PolicyId, policy_ids: Sequence[PolicyId]) -> int:
+    """Return the number in `model<digits>`, which existing services go by, or else its place."""
+    named = re.fullmatch(r"model(\d+)", policy_id)
+    return int(named[1]) if named else list(policy_ids).index(policy_id)
+
+
+def _labelled(versions: np.ndarray, labels: Mapping[int, int]) -> np.ndarray:
+    found = np.full(len(versions), NOT_SAMPLED, np.int32)
+    for version in np.unique(versions):
+        if version != NOT_SAMPLED:
+            found[versions == version] = labels[int(version)]
+    return found
+
+
+def _means(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the mean of every metric over the rollouts that have it."""
+    names = dict.fromkeys(name for each in rollouts for name in each.metrics)
+    return {
+        name: float(np.mean([each.metrics[name] for each in rollouts if name in each.metrics]))
+        for name in names
+    }

@@ -14,7 +14,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.layout import Layout
 from astraflow.core.updates import TensorUpdate, WeightUpdate
 from astraflow.engines.protocol import Engine
-from astraflow.gateway.legacy.receiving import SenderCopy
+from astraflow.gateway.receiving import SenderCopy
 from astraflow.raas.gate import VersionGate
 from astraflow.rpc.peers import DialRules
 from astraflow.storage.weight_files import read_weights

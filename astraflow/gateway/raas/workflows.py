@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import EvalRunId, GroupId, PolicyId, PromptId, TaskId
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose, WorkflowSpec
+from astraflow.gateway.http import Fields
 from astraflow.gateway.raas.orders import Order
-from astraflow.gateway.requests import Fields
 from astraflow.workflows.building import workflow_specs
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -76,7 +76,7 @@ class RegisterWorkflow(Fields):
     )
 
 
-class Submit(Fields):
+class SubmitPrompt(Fields):
     """A prompt."""
 
     data: dict[str, Any] = Field(description="What the workflow reads: plain data.")
@@ -98,7 +98,7 @@ class Registered:
     sampling: Mapping[PolicyId, SamplingParams]
 
 
-class WorkflowBook:
+class WorkflowRegistry:
     """The recipe's workflows under the names that a Dataflow gave them.
 
     Attributes:
@@ -163,7 +163,7 @@ class WorkflowBook:
             "ignored": ignored,
         }
 
-    def order(self, asked: Submit, purpose: TaskPurpose) -> Order:
+    def order(self, asked: SubmitPrompt, purpose: TaskPurpose) -> Order:
         """Return the order of a prompt.
 
         Raises:

@@ -1,23 +1,99 @@
-"""How small and how fast weights are coded here: patches between two versions, and whole ones."""
+"""`astraflow bench codec`: how small and how fast weights are coded.
+
+Weights that are made up change as in a step of an optimizer, from a seed: fp32 master weights from
+N(0, 0.02), one step of Adam in its stationary state (betas .9 and .999: steps from N(0, 1) times
+sqrt(0.1 / 1.9)), learning rate such that the wanted share of bf16 values changes. Values of real
+training fit it closely (`benchmarks/corpus.py`).
+"""
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
+from astraflow.codec import kernels
 from astraflow.codec.chunks import Chunk, Profile, Runs
 from astraflow.codec.decode import decode_change, decode_whole
 from astraflow.codec.encode import Encoded, EncodedPatch, encode_patch, encode_whole, flat_bits
 from astraflow.codec.state_digest import StateDigest
+from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import Layout
+from astraflow.launch.weights import print_json
+from astraflow.storage.weight_files import flatten, read_weights
 from astraflow.wire.weights import digest_of, encode_chunk_header, root_digest
 
+_ADAM_STEP: Final = (0.1 / 1.9) ** 0.5
+
+_PART: Final = 1 << 22
+
+_RATE_SAMPLE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """Two versions of one tensor of bf16 values: u16[n] each."""
+
+    old: np.ndarray
+    new: np.ndarray
+    changed_count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of one copy."""
+        return self.old.nbytes
+
+
+def make_corpus(count: int, share: float, seed: int) -> Corpus:
+    """Return two versions of `count` values, of which about a share differs."""
+    old, new = np.empty((2, count), np.uint16)
+    rate = _find_rate(share, seed)
+    for number, first in enumerate(range(0, count, _PART)):
+        rng = np.random.default_rng([seed, number])
+        part = slice(first, min(first + _PART, count))
+        master, steps = _draw(rng, part.stop - part.start)
+        old[part], new[part] = _rounded(master), _stepped(master, steps, rate)
+    return Corpus(old=old, new=new, changed_count=int(np.count_nonzero(old != new)))
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """Round f32[n] to bf16, to the nearest even one: u16[n]."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def _stepped(master: np.ndarray, steps: np.ndarray, rate: float) -> np.ndarray:
+    return _rounded(master - np.float32(rate) * steps)
+
+
+def _draw(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    master = rng.standard_normal(count, np.float32) * np.float32(0.02)
+    return master, rng.standard_normal(count, np.float32) * np.float32(_ADAM_STEP)
+
+
+def _find_rate(share: float, seed: int) -> float:
+    """Return the learning rate with which a share of the values changes."""
+    master, steps = _draw(np.random.default_rng([seed, 1 << 20]), _RATE_SAMPLE)
+    old, low, high = _rounded(master), 1e-9, 1e-3
+    for _ in range(30):
+        rate = (low * high) ** 0.5
+        if np.mean(old != _stepped(master, steps, rate)) < share:
+            low = rate
+        else:
+            high = rate
+    return high
+
+
 Work = Callable[[], Any]
+
 _DIGEST_NBYTES = 32
+
 _GB = 1e9
 
 
@@ -195,3 +271,94 @@ def _wire_nbytes(patch: Encoded | EncodedPatch) -> int:
     payloads = sum(len(chunk.payload) for chunk in patch.chunks)
     digests = _DIGEST_NBYTES * len(patch.chunks)
     return sum(headers) + digests + payloads + len(patch.shared_tables)
+
+
+def made_up(count: int, share: float) -> TwoVersions:
+    """Return two versions of one bf16 tensor, as a step of Adam would make them.
+
+    Args:
+        count: Elements.
+        share: Of them change.
+    """
+    corpus, layout = make_corpus(count, share, 0), Layout.of([("w", Dtype.BF16, (count,))])
+    old, new = np.zeros((2, layout.nbytes), np.uint8)
+    old[: corpus.nbytes], new[: corpus.nbytes] = (
+        corpus.old.view(np.uint8),
+        corpus.new.view(np.uint8),
+    )
+    return TwoVersions(layout=layout, old=old, new=new)
+
+
+def from_files(old: Path, new: Path) -> TwoVersions:
+    """Return two versions from safetensors files, or folders of them.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when they are not sound; LAYOUT_MISMATCH when they are not
+            versions of one model.
+    """
+    (layout, first), (other, second) = (flatten(read_weights(path)) for path in (old, new))
+    if layout != other:
+        raise AstraflowError(
+            Reason.LAYOUT_MISMATCH,
+            f"{old} and {new} have other tensors: see `astraflow weights diff`",
+        )
+    return TwoVersions(layout=layout, old=first, new=second)
+
+
+def show_codec(versions: TwoVersions, *, repeats: int, as_json: bool) -> None:
+    """Measure all ways of coding, and print them.
+
+    Raises:
+        AstraflowError: INTERNAL when one does not give the new version back.
+    """
+    copy_nbytes, changed = versions.layout.nbytes, _changed_count(versions)
+    rates = [
+        measure(coding, copy_nbytes=copy_nbytes, repeats=repeats) for coding in codings(versions)
+    ]
+    if as_json:
+        fields = {"model_nbytes": copy_nbytes, "changed": changed, "kernels": kernels.level().name}
+        print_json({**fields, "ways": [asdict(rate) for rate in rates]})
+        return
+    console = Console()
+    console.print(_table(rates, copy_nbytes, changed))
+    console.print(_advice(rates[0], rates[1], copy_nbytes))
+
+
+def _changed_count(versions: TwoVersions) -> int:
+    """Return how many elements differ."""
+    count = 0
+    for spec in versions.layout.tensors:
+        part = slice(spec.offset, spec.offset + spec.nbytes)
+        old, new = (each[part].view(spec.dtype.bits) for each in (versions.old, versions.new))
+        count += int(np.count_nonzero(old != new))
+    return count
+
+
+def _table(rates: Sequence[CodecRate], copy_nbytes: int, changed: int) -> Table:
+    title = f"{copy_nbytes / 1e6:,.1f} MB, {changed:,} elements changed; one core"
+    table = Table("way", "bytes", "of a copy", "per change", "encode", "decode", title=title)
+    for rate in rates:
+        table.add_row(
+            rate.name,
+            f"{rate.nbytes:,}",
+            f"{rate.nbytes / copy_nbytes:.2%}",
+            f"{rate.nbytes / max(1, changed):.2f} B",
+            f"{rate.encode_gb_per_s:.2f} GB/s",
+            f"{rate.decode_gb_per_s:.2f} GB/s",
+        )
+    return table
+
+
+def _advice(fast: CodecRate, compact: CodecRate, copy_nbytes: int) -> str:
+    """Say below which goodput fewer bytes are worth the time that they take to code."""
+    slower_s = _coding_s(compact, copy_nbytes) - _coding_s(fast, copy_nbytes)
+    if slower_s <= 0 or compact.nbytes >= fast.nbytes:
+        return f"{min(fast, compact, key=lambda each: each.nbytes).name} is better over every link"
+    bound = (fast.nbytes - compact.nbytes) / slower_s
+    return (
+        f"compact pays below {bound * 8 / 1e6:,.0f} Mbit/s per reader; the choice is made per link"
+    )
+
+
+def _coding_s(rate: CodecRate, copy_nbytes: int) -> float:
+    return copy_nbytes / 1e9 * (1 / rate.encode_gb_per_s + 1 / rate.decode_gb_per_s)

@@ -1,20 +1,82 @@
-"""How fast weights come over a link: the same bytes over every lane in turn, from a real origin."""
+"""`astraflow bench link`: how fast weights come over a link, the same bytes over every lane."""
 
+import asyncio
+import json
+import os
 import resource
+import secrets
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from statistics import median
 
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PolicyId
+from astraflow.core.layout import Layout
 from astraflow.core.versions import LaneKind
-from astraflow.launch.bench.link_source import POLICY, VERSION, LinkSource
+from astraflow.launch.processes import LIFELINE, hold_lifeline
+from astraflow.launch.weights import print_json
+from astraflow.telemetry.logging import configure_logging
 from astraflow.transport.lanes import RECEIVED_NBYTES, Lanes
+from astraflow.weights.publish.publisher import WeightPublisher
+from astraflow.weights.serve.server import WeightServer
 from astraflow.wire.transfers import TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk, digest_of
 
+POLICY = PolicyId("bench")
+
+VERSION = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSource:
+    """Where the other end finds it.
+
+    Attributes:
+        endpoint: host:port.
+        token: Who knows it is let in.
+    """
+
+    endpoint: str
+    token: str
+
+
+@contextmanager
+def serve_link(
+    nbytes: int, *, listen: str, advertise: str | None, lanes: Sequence[LaneKind] | None
+) -> Generator[LinkSource]:
+    """Serve one version of random bytes, which no codec makes smaller.
+
+    Args:
+        nbytes: Of the version; twice as many are in memory.
+        listen: host:port; port 0 takes a free one.
+        advertise: How the other end dials it: auto, fqdn, a host or IP; None: as listened on.
+        lanes: Served beside gRPC; None: shared memory and TCP.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it cannot listen there.
+    """
+    publisher = WeightPublisher(POLICY, Layout.of([("w", Dtype.U8, (nbytes,))]))
+    publisher.publish(VERSION, {"w": np.random.default_rng().integers(0, 256, nbytes, np.uint8)})
+    token = secrets.token_urlsafe(16)
+    with WeightServer(publisher, listen=listen, advertise=advertise, lanes=lanes) as server:
+        server.set_transfer_token(token.encode())
+        yield LinkSource(endpoint=server.endpoint, token=token)
+
+
 _SPEC = TransferSpec(policy_id=POLICY, version=VERSION)
+
 _GB = 1e9
 
 
@@ -126,3 +188,106 @@ def _rate(lane: LaneKind, pulls: Sequence[_Pull]) -> LaneRate:
         cpu_s_per_gb=median(each.cpu_s * _GB / each.nbytes for each in rest),
         first_byte_s=median(each.first_byte_s for each in rest),
     )
+
+
+_LANES = (LaneKind.SHM, LaneKind.TCP, LaneKind.UCX, LaneKind.GRPC)
+
+
+def serve(nbytes: int, *, listen: str, advertise: str | None, as_json: bool) -> None:
+    """Be the end that serves, until interrupted.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it cannot listen there.
+    """
+    configure_logging("bench")
+    hold_lifeline(first=signal.SIGINT)
+    with serve_link(nbytes, listen=listen, advertise=advertise, lanes=_hosted()) as source:
+        if as_json:
+            print_json(asdict(source))
+        else:
+            command = f"astraflow bench link --from {source.endpoint} --token {source.token}"
+            print(f"serving {nbytes / 1e6:,.0f} MB; run on the other machine:\n  {command}")  # noqa: T201
+        sys.stdout.flush()
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+
+def pull_there(
+    endpoint: str, token: str, *, lanes: Sequence[LaneKind] | None, rounds: int, as_json: bool
+) -> None:
+    """Be the end that pulls, and print what each lane carried.
+
+    Raises:
+        AstraflowError: See `measure_link`; INVALID_FIELD without a token.
+    """
+    if not token:
+        raise AstraflowError(Reason.INVALID_FIELD, "give --token, which the serving end printed")
+    configure_logging("bench")
+    source = LinkSource(endpoint=endpoint, token=token)
+    rates = asyncio.run(measure_link(source, lanes or _possible(), rounds=rounds))
+    if as_json:
+        print_json([asdict(rate) for rate in rates])
+    else:
+        Console().print(_table(rates))
+
+
+def pull_here(nbytes: int, *, lanes: Sequence[LaneKind] | None, rounds: int, as_json: bool) -> None:
+    """Start the serving end as a process of this machine, and pull from it.
+
+    Raises:
+        AstraflowError: See `measure_link`.
+    """
+    with _served_here(nbytes) as source:
+        pull_there(source.endpoint, source.token, lanes=lanes, rounds=rounds, as_json=as_json)
+
+
+@contextmanager
+def _served_here(nbytes: int) -> Generator[LinkSource]:
+    """Run the serving end as a process, which ends with this one."""
+    lifeline, held = os.pipe()
+    arguments = ("bench", "link", "--listen", "127.0.0.1:0", "--mb", str(nbytes // 1_000_000))
+    with subprocess.Popen(  # noqa: S603 - this very program
+        [sys.executable, "-m", "astraflow", *arguments, "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, LIFELINE: str(lifeline)},
+        pass_fds=(lifeline,),
+    ) as process:
+        os.close(lifeline)
+        try:
+            yield _announced(process)
+        finally:
+            os.close(held)
+
+
+def _announced(process: "subprocess.Popen[str]") -> LinkSource:
+    """Return where the serving end is, once it says so; its log goes before."""
+    for line in process.stdout or ():
+        with suppress(ValueError, TypeError):
+            return LinkSource(**json.loads(line))
+    raise AstraflowError(Reason.NOT_READY, "the serving end did not start: see what it printed")
+
+
+def _possible() -> list[LaneKind]:
+    return [lane for lane in _LANES if lane is not LaneKind.UCX or _has_ucx()]
+
+
+def _hosted() -> list[LaneKind]:
+    return [lane for lane in _possible() if lane is not LaneKind.GRPC]
+
+
+def _has_ucx() -> bool:
+    return any(find_spec(name) for name in ("ucxx", "ucp"))
+
+
+def _table(rates: Sequence[LaneRate]) -> Table:
+    table = Table("lane", "first pull", "then", "best", "first byte", "CPU of this end")
+    for rate in rates:
+        speeds = (rate.first_gb_per_s, rate.gb_per_s, rate.best_gb_per_s)
+        table.add_row(
+            rate.lane,
+            *(f"{each * 8:.2f} Gbit/s" for each in speeds),
+            f"{rate.first_byte_s * 1e3:.0f} ms",
+            f"{rate.cpu_s_per_gb:.2f} s/GB",
+        )
+    return table

@@ -16,16 +16,17 @@ from astraflow.core.algorithms import finding
 from astraflow.core.algorithms.plug_in import PlugIn, PlugInSpec
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError
-from astraflow.launch.check.guard import said, user_lines, wants_process
-from astraflow.launch.check.report import (
+from astraflow.launch.check.guard import is_process_refused, message_of, user_lines
+from astraflow.launch.check.subject import (
+    BuiltWorkflow,
     Finding,
+    Subject,
     error,
     error_here,
     of_error,
     warning,
 )
-from astraflow.launch.check.subject import BuiltWorkflow, Subject
-from astraflow.launch.tracking.tracker import PACKAGES
+from astraflow.launch.tracking.trackers import PACKAGES
 from astraflow.workflows.building import NoOptions, build_tutor
 from astraflow.workflows.protocol import Scorer, Workflow
 from astraflow.workflows.registry import Kind, code_digest, find, see_working_directory
@@ -295,8 +296,8 @@ def _raised(where: str, make: Callable[[], Any]) -> Iterator[Finding]:
 
 def _of_raised(where: str, raised: Exception) -> Finding:
     lines = user_lines(raised)
-    if wants_process(raised):
-        return warning(where, f"starts a process, which a check does not: {said(raised)}")
+    if is_process_refused(raised):
+        return warning(where, f"starts a process, which a check does not: {message_of(raised)}")
     if isinstance(raised, AstraflowError) and raised.__cause__ is None:
         field = raised.metadata.get("field", "")
         has_field = field and "." not in field and not where.endswith(field)
@@ -310,8 +311,10 @@ def _of_raised(where: str, raised: Exception) -> Finding:
         return error(where, str(cause), _near_attribute(cause))
     if isinstance(cause, ModuleNotFoundError):
         cure = f"install {cause.name} here, or put it on PYTHONPATH"
-        return error(where, f"its module cannot be imported: {said(raised)}", cure, detail=lines)
-    return error(where, f"raised {said(raised)}", detail=lines)
+        return error(
+            where, f"its module cannot be imported: {message_of(raised)}", cure, detail=lines
+        )
+    return error(where, f"raised {message_of(raised)}", detail=lines)
 
 
 def _near_attribute(missing: AttributeError) -> str:

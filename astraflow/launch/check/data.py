@@ -9,8 +9,17 @@ from pathlib import Path
 from astraflow.config.recipe import DataSet
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import Prompt
-from astraflow.launch.check.report import Finding, error, error_here, note, of_error, warning
-from astraflow.launch.check.subject import Kind, SeenData, Subject
+from astraflow.launch.check.subject import (
+    Finding,
+    RowKind,
+    SeenData,
+    Subject,
+    error,
+    error_here,
+    note,
+    of_error,
+    warning,
+)
 from astraflow.workflows.data_sets.hub import kept_data_set
 from astraflow.workflows.data_sets.reader import DataSetReader, open_data_set
 
@@ -105,7 +114,7 @@ def _empty(where: str, reader: DataSetReader) -> Finding:
 
 def _seen(reader: DataSetReader) -> SeenData:
     """Look at every row: its kind, its length and its digest."""
-    kinds: dict[tuple[tuple[str, str], ...], Kind] = {}
+    kinds: dict[tuple[tuple[str, str], ...], RowKind] = {}
     lengths: list[int] = []
     digests: set[bytes] = set()
     id_field = reader.id_field
@@ -113,7 +122,7 @@ def _seen(reader: DataSetReader) -> SeenData:
         fields = prompt.fields
         key = tuple((name, type(value).__name__) for name, value in sorted(fields.items()))
         known = kinds.get(key)
-        kinds[key] = Kind(
+        kinds[key] = RowKind(
             prompt=prompt if known is None else known.prompt,
             row_number=index + 1 if known is None else known.row_number,
             count=1 if known is None else known.count + 1,

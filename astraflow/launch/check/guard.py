@@ -186,7 +186,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         waiting += [each.__cause__, each.__context__]
 
 
-def wants_process(error: BaseException) -> bool:
+def is_process_refused(error: BaseException) -> bool:
     """Whether an error came of a process that a check did not start."""
     return any(isinstance(each, ProcessRefusedError) for each in causes(error))
 
@@ -213,7 +213,7 @@ def _is_users(filename: str) -> bool:
     return not filename.startswith(("<", *_NOT_THE_USERS))
 
 
-def said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the type and message of what an error was raised from."""
     root = error
     while True:

@@ -14,10 +14,16 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.engines.building import server_python
 from astraflow.engines.placing import Machine
-from astraflow.launch.check.report import Finding, error_here, of_error, warning, warning_here
+from astraflow.launch.autoscale import fill
 from astraflow.launch.check.settings import ports_of
-from astraflow.launch.check.subject import Subject
-from astraflow.launch.executors import fill
+from astraflow.launch.check.subject import (
+    Finding,
+    Subject,
+    error_here,
+    of_error,
+    warning,
+    warning_here,
+)
 from astraflow.launch.run_folder import must_be_dead
 from astraflow.rpc.address import is_loopback
 
@@ -166,7 +172,7 @@ def check_gpus(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def check_room(subject: Subject) -> Iterator[Finding]:
+def check_capacity(subject: Subject) -> Iterator[Finding]:
     """Estimate memory and disk from the number of parameters; activations come on top."""
     recipe = subject.recipe
     sizes = {

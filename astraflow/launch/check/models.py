@@ -12,8 +12,10 @@ from astraflow.config.recipe import Lora, ModelConfig, PolicyConfig, WarmUp
 from astraflow.core.errors import AstraflowError
 from astraflow.engines.hub import kept_model
 from astraflow.engines.models import find_model, must_be_model
-from astraflow.launch.check.report import (
+from astraflow.launch.check.subject import (
     Finding,
+    SeenModel,
+    Subject,
     error,
     error_here,
     note,
@@ -21,7 +23,6 @@ from astraflow.launch.check.report import (
     warning,
     warning_here,
 )
-from astraflow.launch.check.subject import SeenModel, Subject
 from astraflow.workflows.agents.template import ChatTemplate, load_template
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.tokenizer_files import BOS_ID, EOS_ID, PAD_ID, character_tokenizer
@@ -67,7 +68,7 @@ def _demonstrated(
     where: str, model: ModelConfig, warm_up: WarmUp, scratch: Path, subject: Subject
 ) -> Generator[Finding, None, SeenModel | None]:
     """Look at a model and at its demonstrations; the tokenizer of a tiny one is made of them."""
-    from astraflow.trainers.demonstrations import (  # noqa: PLC0415 - the package takes its time  # noqa: PLC0415
+    from astraflow.trainers.demonstrations import (  # noqa: PLC0415 - the package takes its time
         read_demonstrations,
         tiny_config,
         tokenize_demonstrations,

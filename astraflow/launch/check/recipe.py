@@ -11,9 +11,8 @@ from astraflow.config.loader import load_recipe, problems_of
 from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError
 from astraflow.launch.check import code, data, machine, models, rehearsal, settings
-from astraflow.launch.check.guard import UserLoop, no_processes, said
-from astraflow.launch.check.report import Finding, Report, error, of_error
-from astraflow.launch.check.subject import Subject
+from astraflow.launch.check.guard import UserLoop, message_of, no_processes
+from astraflow.launch.check.subject import CheckReport, Finding, Subject, error, of_error
 
 _NAMED = re.compile(r"([a-z]\w*(?:\.[\w-]+)+): ")
 _CHECKS: Sequence[Callable[[Subject], Iterator[Finding]]] = (
@@ -41,7 +40,7 @@ _CHECKS: Sequence[Callable[[Subject], Iterator[Finding]]] = (
     machine.check_folders,
     machine.check_servers,
     machine.check_gpus,
-    machine.check_room,
+    machine.check_capacity,
     machine.check_autoscaling,
 )
 """In this order: later ones use what earlier ones made."""
@@ -54,7 +53,7 @@ def check_recipe(
     runs: Path = Path("runs"),
     is_elsewhere: bool = False,
     limit_s: float = 1.5,
-) -> Report:
+) -> CheckReport:
     """Find all faults of a recipe that can be found without a run.
 
     Code that it names is imported and run on some rows, each for a limited time. No process is
@@ -82,7 +81,9 @@ def check_recipe(
         subject.loop.close()
     if is_elsewhere:
         findings = [finding.elsewhere() for finding in findings]
-    return Report(source=path, recipe=recipe, findings=findings, wall_s=time.monotonic() - started)
+    return CheckReport(
+        source=path, recipe=recipe, findings=findings, wall_s=time.monotonic() - started
+    )
 
 
 def _run(check: Callable[[Subject], Iterator[Finding]], subject: Subject) -> Iterator[Finding]:
@@ -92,7 +93,7 @@ def _run(check: Callable[[Subject], Iterator[Finding]], subject: Subject) -> Ite
     except Exception as failed:  # noqa: BLE001 - the others go on
         yield error(
             "",
-            f"internal error: {check.__module__}.{check.__name__} failed with {said(failed)}",
+            f"internal error: {check.__module__}.{check.__name__} failed with {message_of(failed)}",
             "please report it; --no-check runs the recipe all the same",
         )
 

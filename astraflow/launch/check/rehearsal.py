@@ -21,9 +21,24 @@ from astraflow.core.rollouts import FinishReason, VersionSpan
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.engines.protocol import Engine, Generation
 from astraflow.engines.tokenizer import Tokenizer
-from astraflow.launch.check.guard import OvertimeError, UserLoop, said, user_lines, wants_process
-from astraflow.launch.check.report import Finding, error, note, warning
-from astraflow.launch.check.subject import BuiltWorkflow, Kind, SeenData, SeenModel, Subject
+from astraflow.launch.check.guard import (
+    OvertimeError,
+    UserLoop,
+    is_process_refused,
+    message_of,
+    user_lines,
+)
+from astraflow.launch.check.subject import (
+    BuiltWorkflow,
+    Finding,
+    RowKind,
+    SeenData,
+    SeenModel,
+    Subject,
+    error,
+    note,
+    warning,
+)
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.protocol import Score, Scorer
@@ -107,18 +122,18 @@ def _uses(recipe: Recipe) -> Iterator[_Use]:
             )
 
 
-def _rows(data: SeenData) -> Sequence[Kind]:
+def _rows(data: SeenData) -> Sequence[RowKind]:
     """Return one row of each kind, and some of the whole data set."""
     count = len(data.reader)
     spread = [round(index * (count - 1) / max(1, _ROWS - 1)) for index in range(_ROWS)]
     kinds = {kind.row_number: kind for kind in data.kinds}
     for index in spread:
         prompt = data.reader.prompt(index)
-        kinds.setdefault(index + 1, Kind(prompt=prompt, row_number=index + 1, count=1))
+        kinds.setdefault(index + 1, RowKind(prompt=prompt, row_number=index + 1, count=1))
     return list(kinds.values())
 
 
-def _row(use: _Use, kind: Kind) -> str:
+def _row(use: _Use, kind: RowKind) -> str:
     alike = f" and {kind.count - 1} like it" if kind.count > 1 else ""
     return f"row {kind.row_number} of {use.data_set}{alike}"
 
@@ -151,7 +166,7 @@ class _Scored:
         wrong: The best reward of a wrong answer to this row.
     """
 
-    kind: Kind
+    kind: RowKind
     gold: str
     is_told: bool
     worth: float
@@ -163,7 +178,7 @@ def _scorer_faults(
 ) -> Generator[Finding, None, bool]:
     """Score rows; return whether nothing was raised. What was scored before that counts."""
     rows = _rows(data)
-    at: list[Kind] = []
+    at: list[RowKind] = []
     scored: list[_Scored] = []
 
     async def score() -> None:
@@ -250,7 +265,7 @@ def _caught(
     *,
     place: str,
     use: _Use,
-    at: Sequence[Kind],
+    at: Sequence[RowKind],
 ) -> Finding | None:
     """Run code of a user; return what came of it, if something did.
 
@@ -280,7 +295,7 @@ def _caught(
 
 def _of_raised(where: str, raised: Exception, row: str) -> Finding:
     lines = user_lines(raised)
-    if wants_process(raised):
+    if is_process_refused(raised):
         return note(where, "starts processes, which a check does not: it was not run on rows")
     if isinstance(raised, AstraflowError) and raised.__cause__ is None:
         what, _, cure = raised.message.partition("; ")
@@ -288,8 +303,8 @@ def _of_raised(where: str, raised: Exception, row: str) -> Finding:
             return warning(where, f"{what}, on {row}", cure, detail=lines)
         return error(where, f"{what}, on {row}", cure, detail=lines)
     if isinstance(raised, OSError):
-        return warning(where, f"raised {said(raised)} on {row}", detail=lines)
-    return error(where, f"raised {said(raised)} on {row}", _cure(raised), detail=lines)
+        return warning(where, f"raised {message_of(raised)} on {row}", detail=lines)
+    return error(where, f"raised {message_of(raised)} on {row}", _cure(raised), detail=lines)
 
 
 def _cure(raised: Exception) -> str:
@@ -302,7 +317,7 @@ def _cure(raised: Exception) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Said:
+class _Exchange:
     """What a policy of a rehearsal was asked, and answers.
 
     Attributes:
@@ -341,7 +356,7 @@ class _Actor:
     name = "rehearsal"
     version = 0
 
-    def __init__(self, model: SeenModel, said: _Said) -> None:
+    def __init__(self, model: SeenModel, said: _Exchange) -> None:
         """Prepare.
 
         Args:
@@ -391,13 +406,13 @@ class _Stage:
     models: dict[str, SeenModel]
     loop: UserLoop
 
-    async def play(self, prompt: Prompt, text: str) -> _Said:
+    async def play(self, prompt: Prompt, text: str) -> _Exchange:
         """Run one episode in which every policy answers a text.
 
         Raises:
             Exception: What the workflow raised, or what it returned is no reward.
         """
-        told = _Said(text=text)
+        told = _Exchange(text=text)
         use, recipe = self.use, self.recipe
         sampling = {
             PolicyId(name): SamplingParams(**recipe.policies[name].sampling.model_dump(), seed=0)
@@ -419,7 +434,8 @@ class _Stage:
             name: PolicyPort(
                 policy_id=name,
                 engine=cast(
-                    "Engine", _Actor(self.models[name], told if name == first else _Said(text=text))
+                    "Engine",
+                    _Actor(self.models[name], told if name == first else _Exchange(text=text)),
                 ),
                 tokenizer=_Speller(self.models[name].tokenizer),
                 sampling=each,
@@ -448,8 +464,8 @@ def _rehearsed(stage: _Stage, data: SeenData) -> Generator[Finding, None, bool]:
     """Rehearse; return whether nothing was raised."""
     use = stage.use
     where = f"workflows.{use.workflow}"
-    at: list[Kind] = []
-    golds: list[tuple[Kind, _Said]] = []
+    at: list[RowKind] = []
+    golds: list[tuple[RowKind, _Exchange]] = []
     has_turns = False
 
     async def play_all() -> None:
@@ -492,7 +508,7 @@ def _template_faults(stage: _Stage) -> Iterator[Finding]:
             yield warning(f"policies.{policy}.model", what, cure)
 
 
-def _answer_faults(stage: _Stage, golds: Sequence[tuple[Kind, _Said]]) -> Iterator[Finding]:
+def _answer_faults(stage: _Stage, golds: Sequence[tuple[RowKind, _Exchange]]) -> Iterator[Finding]:
     """Look whether the policy can say what is right."""
     use = stage.use
     policy = stage.recipe.policies_of(use.workflow)[0]

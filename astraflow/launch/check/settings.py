@@ -4,8 +4,7 @@ import difflib
 from collections.abc import Iterator
 
 from astraflow.config.recipe import PolicyConfig, Recipe
-from astraflow.launch.check.report import Finding, error, note, warning
-from astraflow.launch.check.subject import Subject
+from astraflow.launch.check.subject import Finding, Subject, error, note, warning
 
 # A Llama of 0.2 M parameters learns with 5e-4 to 3e-3; models of some size lose what they know.
 _HIGH_RATE = 1e-3

@@ -1,17 +1,24 @@
-"""What is checked: a recipe, and what earlier checks have made of it for later ones."""
+"""A recipe under check, and what is found in it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from astraflow.config.recipe import Recipe
+from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import Prompt
 from astraflow.engines.tokenizer import Tokenizer
 from astraflow.launch.check.guard import UserLoop
 from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.data_sets.reader import DataSetReader
 from astraflow.workflows.protocol import Scorer, Workflow
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +35,7 @@ class BuiltWorkflow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class RowKind:
     """Rows with the same fields of the same types.
 
     Attributes:
@@ -54,7 +61,7 @@ class SeenData:
     """
 
     reader: DataSetReader
-    kinds: Sequence[Kind]
+    kinds: Sequence[RowKind]
     longest: Sequence[int]
     digests: frozenset[bytes]
 
@@ -101,3 +108,166 @@ class Subject:
     workflows: dict[str, BuiltWorkflow] = field(default_factory=dict[str, BuiltWorkflow])
     data: dict[str, SeenData] = field(default_factory=dict[str, SeenData])
     models: dict[str, SeenModel] = field(default_factory=dict[str, SeenModel])
+
+
+class Severity(StrEnum):
+    """What a finding means for a run."""
+
+    ERROR = "error"
+    """It is not started."""
+    WARNING = "warning"
+    """It is started, and is likely not what was meant."""
+    NOTE = "note"
+    """Something was not looked at, or matters on another machine only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One fault.
+
+    Attributes:
+        severity: What it means.
+        place: Key of the recipe, such as data.train.path; empty: the recipe as a whole.
+        what: What is wrong.
+        cure: What to do about it; empty when `what` says it.
+        detail: Lines of the user's code that raised; empty: none did.
+        is_local: Whether another machine may find it otherwise.
+    """
+
+    severity: Severity
+    place: str
+    what: str
+    cure: str = ""
+    detail: str = ""
+    is_local: bool = False
+
+    def elsewhere(self) -> "Finding":
+        """Return what it means where the recipe is for another machine than this one."""
+        return replace(self, severity=Severity.NOTE) if self.is_local else self
+
+
+def error(place: str, what: str, cure: str = "", *, detail: str = "") -> Finding:
+    """Return a fault that stops a run on any machine."""
+    return Finding(severity=Severity.ERROR, place=place, what=what, cure=cure, detail=detail)
+
+
+def error_here(place: str, what: str, cure: str = "") -> Finding:
+    """Return a fault that stops a run on this machine."""
+    return Finding(severity=Severity.ERROR, place=place, what=what, cure=cure, is_local=True)
+
+
+def warning(place: str, what: str, cure: str = "", *, detail: str = "") -> Finding:
+    """Return what is likely not meant."""
+    return Finding(severity=Severity.WARNING, place=place, what=what, cure=cure, detail=detail)
+
+
+def warning_here(place: str, what: str, cure: str = "") -> Finding:
+    """Return what is likely not meant, on this machine."""
+    return Finding(severity=Severity.WARNING, place=place, what=what, cure=cure, is_local=True)
+
+
+def note(place: str, what: str, cure: str = "") -> Finding:
+    """Return what was not looked at."""
+    return Finding(severity=Severity.NOTE, place=place, what=what, cure=cure)
+
+
+def of_error(place: str, raised: AstraflowError, *, is_local: bool = False) -> Finding:
+    """Return an error that has a name as a finding; what follows its first semicolon is the cure.
+
+    Args:
+        place: Key of the recipe; taken off the message where it begins with it.
+        raised: What a part of astraflow raised.
+        is_local: Whether another machine may find it otherwise.
+    """
+    said = raised.message.removeprefix(place).removeprefix(":").strip()
+    what, _, cure = said.partition("; ")
+    return Finding(severity=Severity.ERROR, place=place, what=what, cure=cure, is_local=is_local)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """All that was found in one recipe.
+
+    Attributes:
+        source: The file.
+        recipe: Resolved; None: it cannot be read.
+        findings: Errors first, then warnings and notes; in each the order of the recipe.
+        wall_s: Seconds that it took.
+    """
+
+    source: Path
+    recipe: Recipe | None
+    findings: Sequence[Finding]
+    wall_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        order = list(Severity)
+        ranked = sorted(self.findings, key=lambda finding: order.index(finding.severity))
+        object.__setattr__(self, "findings", tuple(dict.fromkeys(ranked)))
+
+    @property
+    def errors(self) -> Sequence[Finding]:
+        """What stops a run."""
+        return [each for each in self.findings if each.severity is Severity.ERROR]
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Return it for machines; keys are not renamed between releases."""
+        return {
+            "recipe": str(self.source),
+            "ok": not self.errors,
+            "findings": [asdict(finding) for finding in self.findings],
+            "wall_s": round(self.wall_s, 3),
+        }
+
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+
+
+def show_report(console: "Console", report: CheckReport, *, has_notes: bool = True) -> None:
+    """Print a report: findings by their place, what is wrong, then what to do.
+
+    Args:
+        console: Where to.
+        report: Of one recipe.
+        has_notes: Whether notes are shown.
+    """
+    from rich.table import Table  # noqa: PLC0415 - commands load it when they print
+    from rich.text import Text  # noqa: PLC0415
+
+    shown = [each for each in report.findings if has_notes or each.severity is not Severity.NOTE]
+    for place, group in groupby(shown, key=lambda finding: finding.place):
+        console.print(Text(place or str(report.source), style="bold"))
+        table = Table.grid(padding=(0, 1), pad_edge=True)
+        table.add_column(width=9)
+        table.add_column(ratio=1)
+        for finding in group:
+            style = _STYLES[finding.severity]
+            table.add_row(Text(f" {finding.severity}", style=style), Text(finding.what))
+            for text in (*finding.detail.splitlines(), *_arrow(finding.cure)):
+                table.add_row("", Text(text, style="dim"))
+        console.print(table)
+    console.print(_total(report))
+
+
+def _arrow(cure: str) -> Iterable[str]:
+    return [f"→ {cure}"] if cure else []
+
+
+def _total(report: CheckReport) -> "Text":
+    from rich.text import Text  # noqa: PLC0415
+
+    counts = {
+        severity: sum(each.severity is severity for each in report.findings)
+        for severity in Severity
+    }
+    said = ", ".join(
+        f"{count} {severity}{'s' if count != 1 else ''}"
+        for severity, count in counts.items()
+        if count
+    )
+    style = "bold red" if report.errors else "green"
+    verdict = "refused" if report.errors else "can be run"
+    tail = f": {said}" if said else ""
+    return Text.assemble(
+        (f"{report.source} {verdict}", style), f"{tail}  ", (f"{report.wall_s:.1f} s", "dim")
+    )

@@ -8,8 +8,12 @@ folder, so a run that goes on later is not shown twice.
 import json
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -17,15 +21,98 @@ import yaml
 
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.launch.tracking.rows import LineTail, TrackedRow, eval_rows, metric_row
-from astraflow.launch.tracking.tracker import Tracked, Tracker, make_tracker
+from astraflow.launch.tracking.trackers import Tracked, Tracker, make_tracker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedRow:
+    """Numbers of one policy.
+
+    Attributes:
+        policy: Whose.
+        axis: step or version.
+        at: Which.
+        time: When.
+        values: Finite ones.
+    """
+
+    policy: str
+    axis: str
+    at: int
+    time: datetime
+    values: Mapping[str, float]
+
+
+class LineTail:
+    """Reads a growing file of JSON lines from where it was left."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        """Begin at an offset in bytes; the file may be still to come."""
+        self._path = path
+        self.offset = offset
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield the objects of whole lines that have come since."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.offset += len(line)
+                yield json.loads(line)
+
+
+def metric_row(row: Mapping[str, Any]) -> TrackedRow:
+    """Return a row of metrics.jsonl."""
+    values = {name: value for name, value in row.items() if "/" in name and _is_number(value)}
+    return TrackedRow(
+        policy=row["policy"],
+        axis="step",
+        at=row["step"],
+        time=datetime.fromisoformat(row["time"]),
+        values=values,
+    )
+
+
+def eval_rows(row: Mapping[str, Any]) -> Iterator[TrackedRow]:
+    """Yield a row of evals.jsonl, for each policy that was evaluated."""
+    if row["overall"] is None:
+        return
+    values: dict[str, float] = {}
+    for result in (*row["results"], row["overall"]):
+        place = "/".join(filter(None, ("eval", row["suite"], result["data_set"])))
+        values |= _scores(place, result)
+    for policy, version in row["versions"].items():
+        yield TrackedRow(
+            policy=policy,
+            axis="version",
+            at=version,
+            time=datetime.fromisoformat(row["time"]),
+            values=values,
+        )
+
+
+def _scores(place: str, result: Mapping[str, Any]) -> dict[str, float]:
+    found = {
+        f"{place}/avg_at_{result['repeats']}": result["avg_at_k"],
+        f"{place}/reward": result["mean_reward"],
+        **{f"{place}/pass_at_{k}": share for k, share in result["pass_at_k"].items()},
+    }
+    return {name: value for name, value in found.items() if _is_number(value)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and isfinite(value)
+
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _LOOK_S = 2.0
 
 
-class Follower:
+class RunFollower:
     """Feeds one kind of tracker: one for each policy, made when its first row comes."""
 
     def __init__(self, run_dir: RunDir, name: str) -> None:
@@ -105,7 +192,7 @@ def followed(run_dir: RunDir, names: Sequence[str]) -> Generator[None]:
 def _follow(run_dir: RunDir, name: str, over: threading.Event) -> None:
     """Follow until it is over; a tracker's failure ends its own thread alone."""
     try:
-        with closing(Follower(run_dir, name)) as follower:
+        with closing(RunFollower(run_dir, name)) as follower:
             while not over.wait(_LOOK_S):
                 follower.follow()
             follower.follow()
@@ -128,7 +215,7 @@ def track_run(run_dir: RunDir, names: Sequence[str], *, is_live: bool) -> Iterat
     """
     if not run_dir.recipe.exists():
         raise AstraflowError(Reason.NOT_READY, f"{run_dir.root} is no folder of a run")
-    followers = {name: Follower(run_dir, name) for name in names}
+    followers = {name: RunFollower(run_dir, name) for name in names}
     try:
         for name, follower in followers.items():
             yield name, follower.follow()

@@ -9,8 +9,7 @@ from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.layout import TensorSpec
 from astraflow.core.updates import TensorUpdate
-from astraflow.launch.bench.codec import codings, measure
-from astraflow.launch.bench.codec_view import from_files, made_up, show_codec
+from astraflow.launch.bench.codec import codings, from_files, made_up, measure, show_codec
 from astraflow.storage.weight_files import write_weights
 
 COUNT = 1 << 20

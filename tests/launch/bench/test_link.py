@@ -9,8 +9,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
-from astraflow.launch.bench.link import measure_link
-from astraflow.launch.bench.link_source import LinkSource, serve_link
+from astraflow.launch.bench.link import LinkSource, measure_link, serve_link
 
 
 @pytest.fixture(scope="module")

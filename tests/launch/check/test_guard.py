@@ -12,10 +12,10 @@ from astraflow.launch.check.guard import (
     OvertimeError,
     ProcessRefusedError,
     UserLoop,
+    is_process_refused,
+    message_of,
     no_processes,
-    said,
     user_lines,
-    wants_process,
 )
 
 
@@ -38,7 +38,7 @@ def loop():
 def test_no_process_is_started_while_it_is_guarded(start):
     with no_processes(), pytest.raises(ProcessRefusedError) as refused:
         start()
-    assert wants_process(refused.value)
+    assert is_process_refused(refused.value)
     assert subprocess.run([sys.executable, "-c", ""], check=True).returncode == 0
 
 
@@ -117,11 +117,11 @@ def test_lines_are_those_of_the_first_cause():
 
     with pytest.raises(AstraflowError) as caught:
         outer()
-    assert said(caught.value) == "KeyError: 'weight'"
+    assert message_of(caught.value) == "KeyError: 'weight'"
     lines = user_lines(caught.value).splitlines()
     assert lines[-1].endswith('in inner: raise KeyError("weight")')
 
 
 def test_the_first_of_a_group_is_told():
     group = ExceptionGroup("several", [ValueError("one"), ValueError("two")])
-    assert said(group) == "ValueError: one"
+    assert message_of(group) == "ValueError: one"

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.launch.tracking.tracker import Tracked, make_tracker
+from astraflow.launch.tracking.trackers import Tracked, make_tracker
 from tests.launch.tracking.test_follower import add_eval, add_steps, run_dir
 
 __all__ = ["run_dir"]

@@ -9,7 +9,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.launch.tracking.follower import Follower, followed, track_run
+from astraflow.launch.tracking.follower import RunFollower, followed, track_run
 
 TIME = "2026-11-21T17:01:47.772015+00:00"
 
@@ -79,7 +79,7 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(run_dir):
     add_steps(run_dir, 1)
     text = run_dir.metrics.read_text()
     run_dir.metrics.write_text(text[:-10])
-    follower = Follower(run_dir, "tensorboard")
+    follower = RunFollower(run_dir, "tensorboard")
     assert follower.follow() == 0
     run_dir.metrics.write_text(text)
     assert follower.follow() == 1

@@ -1,31 +1,38 @@
-"""Weights to receivers of the published lane: versions of a policy laid out flat, and pushed."""
+"""Weights to receivers of the published lane: versions laid out flat, offered over JSON, pushed."""
 
 import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import zmq
 import zmq.asyncio
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
 from pydantic import Field
+from starlette.exceptions import HTTPException
 
+from astraflow import __version__
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.updates import WeightUpdate
 from astraflow.core.versions import VersionInfo
-from astraflow.gateway.legacy.buffer import PUSH_ACK, PUSH_HEAD, BufferPlan, encode_delta
-from astraflow.gateway.requests import Fields
+from astraflow.gateway.http import BodyRules, Fields, add_errors, body_of, json_answer, read_body
+from astraflow.gateway.weight_buffer import PUSH_ACK, PUSH_HEAD, BufferPlan, encode_delta
 from astraflow.rpc.address import join_address
-from astraflow.rpc.peers import DialRules
+from astraflow.rpc.peers import DialRules, caller_of
 from astraflow.rpc.tls import Tls
 from astraflow.weights.fetch.puller import WeightPuller
 
 _STREAMS = 4
+
 _MOST_PORTS = 64
+
 _LEAST_NBYTES = 1 << 20
+
 _LINGER_MS = 5000
 
 
@@ -48,7 +55,7 @@ class HeldVersion:
     changed_count: int = 0
 
 
-class WeightDesk:
+class FlatVersions:
     """Pulls versions as any member does, and lays them out for existing receivers."""
 
     def __init__(self, policy_id: PolicyId, *, tls: Tls | None = None) -> None:
@@ -103,7 +110,7 @@ class WeightDesk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Offer:
+class SenderOffer:
     """A version under the number that one receiver knows it by.
 
     Attributes:
@@ -134,10 +141,10 @@ class Sender:
     """
 
     policy_id: PolicyId
-    offer: Offer | None = None
+    offer: SenderOffer | None = None
     pushed: int | None = None
 
-    def require(self) -> Offer:
+    def require(self) -> SenderOffer:
         """Return what is served.
 
         Raises:
@@ -280,3 +287,117 @@ async def _push(address: tuple[str, int], offset: int, payload: memoryview) -> N
         await loop.sock_sendall(connection, payload)
         if await loop.sock_recv(connection, 1) != PUSH_ACK:
             raise ConnectionError(f"{address[0]}:{address[1]} did not acknowledge a push")
+
+
+class RequestTransfer(Fields):
+    """A receiver wants weights."""
+
+    instance_id: str = Field(description="host:port that it registered as sglang_http.")
+    mode: Literal["full", "delta"] = "full"
+
+
+# Nobody has more RaaS; strangers may not fill the memory with names.
+_MOST_RECEIVERS = 4096
+
+
+def sender_app(sender: Sender, pusher: Pusher, rules: BodyRules, dial: DialRules) -> FastAPI:
+    """Return the app of one sender."""
+    app = FastAPI(title="astraflow gateway: weight sender", version=__version__)
+    add_errors(app)
+    sending = asyncio.Lock()
+
+    @app.get("/get_version")
+    async def get_version() -> Response:
+        """Return the version that is sent."""
+        return json_answer({"version": sender.require().number})
+
+    @app.get("/get_buffer_info")
+    async def get_buffer_info() -> Response:
+        """Return the tensors in the order in which they are sent; 503 before there are any."""
+        return json_answer(sender.require().held.plan.to_json())
+
+    @app.get("/get_capabilities")
+    async def get_capabilities() -> Response:
+        """Return what can be sent: always all weights, and the delta from the version before."""
+        return json_answer(_capabilities(sender.require()))
+
+    @app.post("/register_sglang_instance", openapi_extra=body_of(Instance))
+    async def register_sglang_instance(request: Request) -> Response:
+        """Register a receiver: where pushes and the completion message go."""
+        instance = await read_body(request, rules, Instance)
+        target = await instance.target(dial.also(caller_of(request)))
+        nbytes = sender.require().held.plan.nbytes
+        if instance.buffer_length != nbytes:
+            why = f"the weights take {nbytes} bytes, the buffer has {instance.buffer_length}"
+            raise HTTPException(422, f"buffer_length: {why}")
+        if len(pusher.receivers) >= _MOST_RECEIVERS:
+            raise HTTPException(409, f"{_MOST_RECEIVERS} receivers are registered already")
+        pusher.receivers[sender.policy_id, instance.instance_id] = target
+        return json_answer(
+            {
+                "trainer_global_rank": 0,
+                "trainer_world_size": 1,
+                # Receivers ask again until this is not empty; they use it for nothing else.
+                "trainer_session_ids": [[sender.policy_id]],
+                "trainer_buffer_ptr": 0,
+                "trainer_buffer_length": nbytes,
+                "trainer_hostname": "",
+                "trainer_rpc_port": 0,
+            }
+        )
+
+    @app.post("/request_transfer", openapi_extra=body_of(RequestTransfer))
+    async def request_transfer(request: Request) -> Response:
+        """Push weights to a receiver; answers once it has acknowledged every byte."""
+        asked = await read_body(request, rules, RequestTransfer)
+        # Names of a receiver in answers of published ones have the scheme.
+        instance_id = asked.instance_id.removeprefix("http://")
+        target = pusher.receivers.get((sender.policy_id, instance_id))
+        if target is None:
+            why = f"{instance_id} is not registered: POST /register_sglang_instance"
+            raise HTTPException(404, why)
+        async with sending:
+            return json_answer(await _transfer(sender, target, asked.mode, pusher))
+
+    return app
+
+
+async def _transfer(sender: Sender, target: Target, mode: str, pusher: Pusher) -> dict[str, Any]:
+    offer = sender.require()
+    payload = offer.held.flat if mode == "full" else offer.delta
+    if payload is None:
+        why = f"version {offer.number} has no delta from what this receiver holds"
+        return {"ok": False, "fallback": "full", "reason": why}
+    try:
+        await pusher.send(target, payload)
+    except AstraflowError as error:
+        return {"ok": False, "error": error.message}
+    sender.pushed = offer.number
+    answer: dict[str, Any] = {"ok": True, "version": offer.number, "mode": mode}
+    if mode == "full":
+        return answer
+    return answer | {
+        "delta_base_version": offer.base,
+        "delta_size": len(payload),
+        "sparsity": _sparsity(offer),
+        "num_nonzero": offer.held.changed_count,
+        "compute_time": 0.0,
+    }
+
+
+def _capabilities(offer: SenderOffer) -> dict[str, Any]:
+    known: dict[str, Any] = {"strategies": ["full", "delta"], "version": offer.number}
+    if offer.delta is None:
+        return known | {"delta_ready": False}
+    return known | {
+        "delta_ready": True,
+        "delta_base_version": offer.base,
+        "delta_version": offer.number,
+        "delta_sparsity": _sparsity(offer),
+        "delta_num_nonzero": offer.held.changed_count,
+        "delta_size_bytes": len(offer.delta),
+    }
+
+
+def _sparsity(offer: SenderOffer) -> float:
+    return 1.0 - offer.held.changed_count / max(1, offer.held.plan.nbytes // 2)

@@ -1,4 +1,4 @@
-"""`astraflow bench`: what this machine, a link and real weights are good for."""
+"""`astraflow doctor` and `astraflow bench`: what this machine and a link are good for."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,12 +9,38 @@ from astraflow.cli.options import AsJson
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 
-app = typer.Typer(
+
+def doctor(*, as_json: AsJson = False) -> None:
+    """Check versions, machine, ports, devices, lanes and engines, and say what to do.
+
+    Exit code 1 when something that a run needs does not work.
+    """
+    from astraflow.launch.doctor import examine  # noqa: PLC0415
+
+    checks = list(examine())
+    if as_json:
+        import json  # noqa: PLC0415
+
+        typer.echo(json.dumps([check.to_json() for check in checks], indent=2))
+    else:
+        from rich.console import Console  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
+
+        table = Table("area", "what", "", "found", "to do")
+        marks = {True: "[green]works[/]", False: "[red]broken[/]", None: "[dim]not here[/]"}
+        for check in checks:
+            table.add_row(check.area, check.name, marks[check.works], check.found, check.advice)
+        Console().print(table)
+    if any(check.works is False for check in checks):
+        raise typer.Exit(1)
+
+
+bench_app = typer.Typer(
     no_args_is_help=True, help="Measure how fast weights travel here, and how small they get."
 )
 
 
-@app.command("link")
+@bench_app.command("link")
 def link(
     *,
     listen: Annotated[
@@ -52,7 +78,7 @@ def link(
     first with --listen; it prints the command for the second. What it serves is random bytes,
     in the clear; who has the token is let in.
     """
-    from astraflow.launch.bench.link_view import pull_here, pull_there, serve  # noqa: PLC0415
+    from astraflow.launch.bench.link import pull_here, pull_there, serve  # noqa: PLC0415
 
     nbytes = megabytes * 1_000_000
     if listen is not None:
@@ -63,7 +89,7 @@ def link(
         pull_here(nbytes, lanes=lanes, rounds=rounds, as_json=as_json)
 
 
-@app.command("codec")
+@bench_app.command("codec")
 def codec(
     old: Annotated[
         Path | None,
@@ -90,7 +116,7 @@ def codec(
     With two checkpoints of one training run it tells what a step of yours would cost on the wire;
     without, weights are made up as a step of Adam changes them.
     """
-    from astraflow.launch.bench.codec_view import from_files, made_up, show_codec  # noqa: PLC0415
+    from astraflow.launch.bench.codec import from_files, made_up, show_codec  # noqa: PLC0415
 
     if (old is None) != (new is None):
         raise AstraflowError(Reason.INVALID_FIELD, "give both versions, A and B, or none")

@@ -1,40 +1,227 @@
-"""One trainer of the run that speaks HTTP: its session, its batch in hand, its weights."""
+"""One trainer of the run that speaks HTTP: its session, its batch in hand, its weights.
+
+As published, rows are padded on the right, [batch, seq], one tensor per column. Token columns:
+input_ids i32, loss_mask i32, logprobs f32, versions i32 (-1 where not sampled), attention_mask
+bool; 0 behind the end of a row. Row columns, [batch]: rewards f32, group_reward_mean f32,
+group_reward_std f32 (of the sample, 1 for a group of one), group_id i64. Lists: prompt_id.
+"""
 
 import asyncio
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from functools import partial
+from typing import Any
 
 import numpy as np
 import structlog
+from blake3 import blake3
 
 from astraflow import __version__
 from astraflow.client.batch_stream import BatchSink, BatchStream, ReceivedBatch
 from astraflow.client.loop_thread import LoopThread
 from astraflow.client.session import Held
 from astraflow.client.trainer_session import AsyncTrainerClient, TrainerHooks, dial_trainer
-from astraflow.core.batches import AckBatch, BatchOutcome, StreamBatches
+from astraflow.core.batches import AckBatch, BatchOutcome, BatchPart, EndOfData, StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import PolicyId
+from astraflow.core.ids import BatchId, PolicyId
 from astraflow.core.members import Contract, Directive, DirectiveKind, RegisterTrainer, TrainerLoad
 from astraflow.core.versions import WeightEndpoint
-from astraflow.gateway.legacy.receiving import SenderCopy
-from astraflow.gateway.seats.batches import BatchDesk
+from astraflow.gateway.receiving import SenderCopy
 from astraflow.gateway.settings import GatewaySettings
 from astraflow.rpc.concurrency import beside
 from astraflow.storage.weight_files import read_weights
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
 
+# Published name, name here, element type.
+_TOKEN_COLUMNS = (
+    ("input_ids", "tokens", np.int32),
+    ("loss_mask", "loss_mask", np.int32),
+    ("logprobs", "logprobs", np.float32),
+    ("versions", "versions", np.int32),
+)
+
+
+class TrainerBatches:
+    """Hands out one batch until it is settled: to whoever asks again, the same one.
+
+    Attributes:
+        in_hand: What was handed out and is not settled.
+        drawn_count: Batches handed out, each counted once.
+        is_delivered: Whether all of the batch in hand was written to its reader.
+    """
+
+    def __init__(self) -> None:
+        self.in_hand: ReceivedBatch | None = None
+        self.drawn_count = 0
+        self.is_delivered = False
+        self._drawn_for: int | None = None
+        self._waiting: OrderedDict[BatchId, ReceivedBatch] = OrderedDict()
+        # A copy may come while the ack of a batch is on its way.
+        self._finished: deque[BatchId] = deque(maxlen=64)
+        self._end: EndOfData | None = None
+        self._error: AstraflowError | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def held(self) -> tuple[BatchId, ...]:
+        """Batches that are in hand or wait."""
+        in_hand = () if self.in_hand is None else (self.in_hand.header.batch_id,)
+        return (*in_hand, *self._waiting)
+
+    def put(self, batch: ReceivedBatch) -> None:
+        """Take a batch of the stream, unless it is or was here."""
+        batch_id = batch.header.batch_id
+        if batch_id not in self.held and batch_id not in self._finished:
+            self._waiting[batch_id] = batch
+            self._news.set()
+
+    def keep(self, batch_ids: tuple[BatchId, ...]) -> None:
+        """Drop what is no longer leased to this trainer."""
+        for batch_id in self._waiting.keys() - set(batch_ids):
+            del self._waiting[batch_id]
+
+    def end(self, end_of_data: EndOfData) -> None:
+        """Note that nothing follows what waits."""
+        self._end = end_of_data
+        self._news.set()
+
+    def close(self, error: AstraflowError) -> None:
+        """Hand out nothing more."""
+        self._error = self._error or error
+        self._news.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._error is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the data has ended and all of it was settled."""
+        return self._end is not None and not self.held
+
+    def is_done_with(self, label: int | None) -> bool:
+        """Whether asking for the batch after a version says that the one in hand was used."""
+        if self.in_hand is None or not self.is_delivered:
+            return False
+        return label is None or label != self._drawn_for
+
+    def require_open(self) -> None:
+        """Raise what it was closed with."""
+        if self._error is not None:
+            raise self._error
+
+    async def take(self, label: int | None) -> ReceivedBatch:
+        """Return the batch in hand, or wait for the next.
+
+        Args:
+            label: Version after which it is asked for; None: not said.
+
+        Raises:
+            AstraflowError: RUN_ENDED when there will be none; what it was closed with.
+        """
+        while self.in_hand is None:
+            if self._waiting and not self.is_closed:
+                self.in_hand = self._waiting.popitem(last=False)[1]
+                self._drawn_for, self.is_delivered = label, False
+                self.drawn_count += 1
+            elif self._end is not None:
+                raise AstraflowError(
+                    Reason.RUN_ENDED,
+                    f"no batch follows: {self._end.cause} after {self._end.batch_count} batches",
+                )
+            else:
+                self.require_open()
+                self._news.clear()
+                await self._news.wait()
+        return self.in_hand
+
+    def finish(self) -> None:
+        """Forget the batch in hand."""
+        if self.in_hand is not None:
+            self._finished.append(self.in_hand.header.batch_id)
+            self.in_hand = None
+
+
+def padded(batch: ReceivedBatch, *, version_offset: int = 0) -> dict[str, Any]:
+    """Return the columns of a whole batch.
+
+    Args:
+        batch: All of its rows on one rank.
+        version_offset: What the trainer counts from: a version of the run less this is its own.
+    """
+    parts = batch.parts
+    lengths = np.concatenate([np.diff(part.row_offsets) for part in parts] or [np.zeros(0, int)])
+    inside: np.ndarray = np.arange(int(lengths.max(initial=0))) < lengths[:, None]
+    columns: dict[str, Any] = {}
+    for name, ours, dtype in _TOKEN_COLUMNS:
+        column = np.zeros(inside.shape, dtype)
+        column[inside] = _joined(parts, ours)
+        columns[name] = column
+    if version_offset:
+        columns["versions"] = _renumbered(columns["versions"], inside, version_offset)
+    columns["attention_mask"] = inside
+    return columns | _rows(batch)
+
+
+def _joined(parts: Sequence[BatchPart], name: str) -> np.ndarray:
+    values = [part.values(name) for part in parts]
+    return values[0] if len(values) == 1 else np.concatenate(values or [np.zeros(0)])
+
+
+def _renumbered(versions: np.ndarray, inside: np.ndarray, offset: int) -> np.ndarray:
+    sampled = inside & (versions >= 0)
+    return np.where(sampled, np.maximum(versions - offset, 0), versions).astype(np.int32)
+
+
+def _rows(batch: ReceivedBatch) -> dict[str, Any]:
+    parts, groups = batch.parts, batch.header.groups
+    index = _joined(parts, "group_index").astype(np.int64)
+    numbers = np.array([_number(group.group_id) for group in groups], np.int64)
+    return {
+        "rewards": _joined(parts, "rewards").astype(np.float32),
+        "group_reward_mean": _joined(parts, "group_reward_mean").astype(np.float32),
+        "group_reward_std": _sample_std(parts, index),
+        "group_id": numbers[index],
+        "prompt_id": [groups[int(at)].prompt_id for at in index],
+    }
+
+
+def _sample_std(parts: Sequence[BatchPart], index: np.ndarray) -> np.ndarray:
+    """Return the deviation of a sample: ours is of the population, over n instead of n - 1."""
+    population = _joined(parts, "group_reward_std").astype(np.float64)
+    rewarded = np.isfinite(_joined(parts, "rewards"))
+    ids = [each for part in parts for each in part.rollout_ids]
+    rollouts = {
+        pair
+        for pair, has in zip(zip(index.tolist(), ids, strict=True), rewarded, strict=True)
+        if has
+    }
+    counts = np.bincount([group for group, _ in rollouts], minlength=int(index.max(initial=-1)) + 1)
+    n = counts[index]
+    std = population * np.sqrt(n / np.maximum(n - 1, 1))
+    return np.where(n > 1, std, 1.0).astype(np.float32)
+
+
+def _number(group_id: str) -> int:
+    """Return a number that stays a group's own over batches: 63 bits of its id."""
+    digits = group_id.rpartition("-")[2]
+    if digits.isdecimal() and len(digits) < 18:
+        return int(digits)
+    return int.from_bytes(blake3(group_id.encode()).digest(8), "little") >> 1
+
+
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class TrainerSeat:
+class BridgedTrainer:
     """A trainer from /ready on; used on the event loop.
 
     Attributes:
         policy_id: Whose trainer it is.
-        desk: Its batches.
+        batches: Its own, of the run.
         label: Its own number of its newest version; None: none was published.
         offset: A version of the run less this is the trainer's own number.
     """
@@ -59,7 +246,7 @@ class TrainerSeat:
             loop: The running one.
         """
         self.policy_id = policy_id
-        self.desk = BatchDesk()
+        self.batches = TrainerBatches()
         self.label: int | None = None
         self.offset = 0
         self._settings = settings
@@ -74,10 +261,10 @@ class TrainerSeat:
         self._leaving = asyncio.Event()
         self._publishing = asyncio.Lock()
         self._drawing = asyncio.Lock()
-        self._heard_s = 0.0
+        self._touched_s = 0.0
 
     async def live(self) -> None:
-        """Hold the session from the registration until `leave`; errors close the desk."""
+        """Hold the session from the registration until `leave`; errors close its batches."""
         try:
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(self._copy.close)
@@ -88,12 +275,12 @@ class TrainerSeat:
                 await self._live(await stack.enter_async_context(self._dial()))
         except AstraflowError as error:
             log.warning("a trainer's seat is lost", policy_id=self.policy_id, why=str(error))
-            self.desk.close(error)
+            self.batches.close(error)
         except Exception as error:
             log.exception("a trainer's seat failed", policy_id=self.policy_id)
-            self.desk.close(AstraflowError(Reason.INTERNAL, f"the seat failed: {error!r}"))
+            self.batches.close(AstraflowError(Reason.INTERNAL, f"the seat failed: {error!r}"))
         finally:
-            self.desk.close(
+            self.batches.close(
                 AstraflowError(Reason.SESSION_ENDED, "the trainer has left the run; POST /ready")
             )
             async with self._moved:
@@ -105,7 +292,7 @@ class TrainerSeat:
         Raises:
             AstraflowError: Why that cannot be.
         """
-        await self._reach(self._first)
+        await self._wait_published(self._first)
 
     def leave(self) -> None:
         """Leave the run; the batch in hand returns to it."""
@@ -121,15 +308,15 @@ class TrainerSeat:
             label: The trainer's version; waits until it is published. None: not said.
 
         Raises:
-            AstraflowError: RUN_ENDED; what the seat was lost to.
+            AstraflowError: RUN_ENDED; what ended it.
         """
-        self.heard()
+        self.touch()
         async with self._drawing:
             if label is not None:
-                await self._reach(label)
-            if self.desk.is_done_with(label):
-                await self._settle()
-            return await self.desk.take(label)
+                await self._wait_published(label)
+            if self.batches.is_done_with(label):
+                await self._acknowledge()
+            return await self.batches.take(label)
 
     async def notify(self, label: int) -> bool:
         """Publish a version of the trainer, and settle the batch that led to it.
@@ -141,25 +328,25 @@ class TrainerSeat:
             AstraflowError: VERSION_NOT_NEXT; VERSION_NOT_SERVED when the sender has another
                 version; what a transfer and the run raise.
         """
-        self.heard()
+        self.touch()
         async with self._publishing:
             if label == self.label:
                 return self._copy.is_full
-            self.desk.require_open()
+            self.batches.require_open()
             if self.label is None or label != self.label + 1:
                 raise AstraflowError(
                     Reason.VERSION_NOT_NEXT, f"version {label} does not follow {self.label}"
                 )
             await self._copy.fetch(label)
             await self._publish(label + self.offset, self._copy.tensors())
-            if self.desk.drawn_count <= label - self._first:
-                await self._settle()
+            if self.batches.drawn_count <= label - self._first:
+                await self._acknowledge()
             await self._move_to(label)
         return self._copy.is_full
 
-    def heard(self) -> None:
+    def touch(self) -> None:
         """Note that the trainer is there."""
-        self._heard_s = asyncio.get_running_loop().time()
+        self._touched_s = asyncio.get_running_loop().time()
 
     def _dial(self) -> AbstractAsyncContextManager[AsyncTrainerClient]:
         register = RegisterTrainer(
@@ -173,8 +360,8 @@ class TrainerSeat:
         )
         hooks = TrainerHooks(
             load=TrainerLoad,
-            held=lambda: Held(batch_ids=self.desk.held),
-            opened=lambda session: self.desk.keep(session.held_batch_ids),
+            held=lambda: Held(batch_ids=self.batches.held),
+            opened=lambda session: self.batches.keep(session.held_batch_ids),
             directed=self._directed,
             on_transfer_token=self._server.set_transfer_token,
         )
@@ -218,38 +405,38 @@ class TrainerSeat:
         await self._move_to(self._first)
 
     async def _read(self, member: AsyncTrainerClient) -> None:
-        """Fill the desk; wait for the end of the seat when the data ends before."""
+        """Take batches from the run; leave after the last when the data ends."""
         sink = BatchSink(
-            batch=self.desk.put, publish=lambda: None, save=lambda _: None, doubt=lambda _: None
+            batch=self.batches.put, publish=lambda: None, save=lambda _: None, doubt=lambda _: None
         )
         stream = BatchStream(member.session, share=StreamBatches(), sink=sink)
         await stream.run()
         if stream.end_of_data is not None:
-            self.desk.end(stream.end_of_data)
+            self.batches.end(stream.end_of_data)
             self._leave_after_the_last()
 
     async def _until_left(self) -> None:
         """Wait until it leaves, or says nothing for too long."""
-        self.heard()
+        self.touch()
         clock, silence_s = asyncio.get_running_loop().time, self._settings.recipe.http.silence_s
         while not self._leaving.is_set():
-            left_s = self._heard_s + silence_s - clock()
+            left_s = self._touched_s + silence_s - clock()
             if left_s <= 0:
                 log.warning("a trainer says nothing; what it held returns to the run")
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), left_s)
 
-    async def _reach(self, label: int) -> None:
+    async def _wait_published(self, label: int) -> None:
         """Wait until a version is published."""
 
         def is_reached() -> bool:
-            return self.desk.is_closed or (self.label is not None and self.label >= label)
+            return self.batches.is_closed or (self.label is not None and self.label >= label)
 
         async with self._moved:
             await self._moved.wait_for(is_reached)
         if self.label is None or self.label < label:
-            self.desk.require_open()
+            self.batches.require_open()
 
     async def _move_to(self, label: int) -> None:
         self.label = label
@@ -265,22 +452,22 @@ class TrainerSeat:
         if self._member is not None:
             await self._member.publish(info)
 
-    async def _settle(self) -> None:
+    async def _acknowledge(self) -> None:
         """Tell the run that the batch in hand was trained on."""
-        batch = self.desk.in_hand
+        batch = self.batches.in_hand
         if batch is None or self._member is None:
             return
         ack = AckBatch(
             batch_id=batch.header.batch_id,
             outcome=BatchOutcome.CONSUMED,
-            step=self._first + self.desk.drawn_count,
+            step=self._first + self.batches.drawn_count,
         )
         await self._member.acknowledge(ack)
-        self.desk.settle()
+        self.batches.finish()
         self._leave_after_the_last()
 
     def _leave_after_the_last(self) -> None:
-        if self.desk.is_over:
+        if self.batches.is_over:
             self._leaving.set()
 
     def _directed(self, directive: Directive) -> None:

@@ -14,7 +14,7 @@ import zmq.asyncio
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.updates import TensorUpdate
-from astraflow.gateway.legacy.buffer import (
+from astraflow.gateway.weight_buffer import (
     PUSH_ACK,
     PUSH_HEAD,
     BufferPlan,

@@ -1,41 +1,125 @@
-"""Bodies: read by content type, written by what the caller accepts.
+"""The HTTP edge: how apps are served, bodies read by content type, answers and errors written.
 
 Without Accept an answer has the published format, a pickled dict. The others are JSON, with
 tensors as {dtype, shape, data} (base64 of raw little-endian bytes), and safetensors, with all that
-is no tensor as one JSON text under `json` in the metadata.
+is no tensor as one JSON text under `json` in the metadata. An error is a status and {error}.
 """
 
 import asyncio
 import json
 from base64 import b64encode
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar, cast
+from urllib.parse import urlsplit
 
 import numpy as np
-from fastapi import Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, ValidationError
+from grpc import StatusCode
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astraflow.codec.pickles import pickle_chunks, read_pickle
 from astraflow.core.dtype import Dtype
-from astraflow.core.errors import AstraflowError
-from astraflow.gateway.edge.errors import json_answer
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.address import join_address, split_address
+from astraflow.rpc.errors import STATUS
+from astraflow.rpc.http import HttpLimits, HttpServer, SecretGate, bearer_of
 from astraflow.rpc.peers import caller_of
 from astraflow.rpc.reading import JSON_NBYTES, ReadBudget, read, read_json
+from astraflow.rpc.tls import Tls
+
+_BY_REASON: Final = {Reason.MESSAGE_TOO_LARGE: 413, Reason.RUN_ENDED: 410}
+
+_BY_STATUS: Final = {
+    StatusCode.INVALID_ARGUMENT: 422,
+    StatusCode.UNAUTHENTICATED: 401,
+    StatusCode.PERMISSION_DENIED: 403,
+    StatusCode.RESOURCE_EXHAUSTED: 429,
+    StatusCode.UNAVAILABLE: 503,
+    StatusCode.DEADLINE_EXCEEDED: 504,
+    StatusCode.NOT_FOUND: 404,
+    StatusCode.ALREADY_EXISTS: 409,
+    StatusCode.FAILED_PRECONDITION: 409,
+    StatusCode.CANCELLED: 409,
+    StatusCode.DATA_LOSS: 502,
+    StatusCode.INTERNAL: 500,
+    StatusCode.UNIMPLEMENTED: 501,
+}
+
+# Of a sentence on what is wrong: a body may have a million wrong fields.
+_TOLD_COUNT: Final = 2000
+
+
+def json_answer(fields: Any, status: int = 200) -> Response:
+    """Return an answer that is JSON whatever the caller accepts, as published."""
+    # Escaped: a text of a request may be none of Unicode.
+    return Response(json.dumps(fields), status, media_type="application/json")
+
+
+async def _as_json(_: Request, status: int, fields: dict[str, Any]) -> Response:
+    return json_answer(fields, status)
+
+
+def add_errors(
+    app: FastAPI,
+    write: Callable[[Request, int, dict[str, Any]], Awaitable[Response]] = _as_json,
+) -> None:
+    """Answer every error of an app.
+
+    Args:
+        app: Whose.
+        write: Makes the answer of a status and its fields.
+    """
+
+    async def respond(request: Request, error: Exception) -> Response:
+        answer = await write(request, *_fields_of(error))
+        if isinstance(error, HTTPException) and error.headers:
+            answer.headers.update(error.headers)
+        return answer
+
+    for kind in (AstraflowError, HTTPException, RequestValidationError, MemoryError, Exception):
+        app.add_exception_handler(kind, respond)
+
+
+def _fields_of(error: Exception) -> tuple[int, dict[str, Any]]:
+    match error:
+        case AstraflowError(reason=reason):
+            status = _BY_REASON.get(reason) or _BY_STATUS[STATUS[reason]]
+            return status, {"error": error.message, "reason": str(reason)}
+        case HTTPException():
+            return error.status_code, {"error": error.detail}
+        case RequestValidationError():
+            # By the names of the fields, as pydantic tells it.
+            faults = [
+                f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}"
+                for each in error.errors()
+            ]
+            return 422, {"error": "; ".join(faults)[:_TOLD_COUNT]}
+        case MemoryError():
+            why = "the gateway has no memory for this"
+            return 503, {"error": why, "reason": "MEMORY_EXCEEDED"}
+        case _:
+            return 500, {"error": "the gateway failed; its log says why"}
+
 
 PICKLE: Final = "application/octet-stream"
+
 JSON: Final = "application/json"
+
 SAFETENSORS: Final = "application/vnd.safetensors"
+
 _WRITE_NBYTES: Final = 1 << 20
+
 # Fewer are read at once.
 _QUICK_JSON_NBYTES: Final = 1 << 14
+
 _QUICK_PICKLE_NBYTES: Final = 1 << 11
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -256,3 +340,187 @@ def _safetensors(fields: Mapping[str, Any]) -> bytes:
         return value
 
     return save(tensors, {"json": json.dumps(rest_of(fields, ""))})
+
+
+def _is_endpoint(value: str) -> str:
+    try:
+        return join_address(*_dialled(*split_address(value)))
+    except AstraflowError:
+        raise ValueError("it is not host:port") from None
+
+
+def _is_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or parts.query or parts.fragment or parts.username:
+        raise ValueError("it is not http://host:port")
+    _dialled(parts.hostname or "", 1 if parts.port is None else parts.port)
+    return value
+
+
+def _dialled(host: str, port: int) -> tuple[str, int]:
+    if (
+        not port
+        or not host
+        or not host.isascii()
+        or not host.isprintable()
+        or set(host) & set(" /@\\")
+    ):
+        raise ValueError("it names no host and port")
+    return host, port
+
+
+Endpoint = Annotated[str, Field(max_length=300), AfterValidator(_is_endpoint)]
+
+Url = Annotated[str, Field(max_length=300), AfterValidator(_is_url)]
+
+Version = Annotated[int, Field(ge=0, lt=1 << 53)]
+
+
+class Fields(BaseModel):
+    """Of a request; unknown ones are refused, so that a misspelt one is not ignored."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class TrainerReady(Fields):
+    """A trainer joins the run."""
+
+    train_batch_size: int | None = Field(default=None, ge=1, description="Sequences per batch.")
+    model_id: str | None = Field(default=None, description="Its policy; unset: the only one.")
+    sender_endpoint: Endpoint | None = Field(default=None, description="host:port of its weights.")
+    recovered_version: Version | None = Field(
+        default=None, description="Version of the weights that it comes back with."
+    )
+
+
+class NotifyVersion(Fields):
+    """A trainer has new weights."""
+
+    version: Version = Field(description="The trainer's own number, one more than the last.")
+    run_eval: bool = Field(
+        default=False, description="Whether to wait for the recipe's evaluations of it."
+    )
+    model_id: str | None = Field(default=None, description="Its policy; unset: the only one.")
+
+
+class LoadVersion(Fields):
+    """A trainer has new weights, which a RaaS is to fetch."""
+
+    version: Version = Field(description="The trainer's own number.")
+    sender_endpoint: Endpoint = Field(description="host:port of its weights.")
+    model_id: str | None = Field(default=None, description="The policy; unset: the only one.")
+
+
+class RegisterRaas(Fields):
+    """A RaaS that speaks HTTP joins the pool."""
+
+    uid: str = Field(min_length=1, max_length=200, description="Its name in the pool.")
+    raas_url: Url = Field(description="Where it is called.")
+    gpu_count: int | None = Field(
+        default=None, ge=0, lt=1 << 20, description="For the pool's tables."
+    )
+
+
+class DeregisterRaas(Fields):
+    """A RaaS leaves the pool."""
+
+    uid: str = Field(min_length=1, max_length=200, description="Its name in the pool.")
+    shutdown: bool = Field(default=False, description="Whether to POST /shutdown to it.")
+
+
+_ERROR: Final = {
+    "content": {
+        JSON: {
+            "schema": {
+                "type": "object",
+                "properties": {
+                    "error": {"type": "string", "description": "What to do about it."},
+                    "reason": {"type": "string", "description": "The run's reason, if it is one."},
+                },
+            }
+        }
+    }
+}
+
+ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "Without Accept a pickled dict, as published.",
+        "content": {PICKLE: {}, JSON: {}, SAFETENSORS: {}},
+    },
+    413: {"description": "The body is too large.", **_ERROR},
+    415: {"description": "Pickled bodies are not read here, or the type is unknown.", **_ERROR},
+    422: {"description": "A field is wrong.", **_ERROR},
+}
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the description of a body that is read by hand."""
+    schema = {"schema": model.model_json_schema()}
+    return {"requestBody": {"content": {JSON: schema, PICKLE: schema}}}
+
+
+_CONNECTIONS = 512
+
+_HOST_CONNECTIONS = 256
+
+_IDLE_S = 75.0
+
+
+@asynccontextmanager
+async def serve_app(
+    app: FastAPI,
+    *,
+    host: str,
+    rules: BodyRules,
+    port: int = 0,
+    token: str = "",
+    tls: Tls | None = None,
+) -> AsyncGenerator[str]:
+    """Serve an app until the end of the block; yield its host:port.
+
+    Args:
+        app: What is served.
+        host: To listen on.
+        rules: Of requests.
+        port: 0 takes a free one.
+        token: That every request shows as `Authorization: Bearer`; empty: none has to.
+        tls: Shown to callers; None: plain text.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it cannot listen there, or cannot read what TLS needs.
+    """
+    head_s = rules.head_timeout_s
+    limits = HttpLimits(
+        head_s=head_s,
+        idle_s=_IDLE_S,
+        connection_count=_CONNECTIONS,
+        host_connection_count=_HOST_CONNECTIONS,
+        late_answer=_answer("408 Request Timeout", f"no request head came in {head_s:g} s"),
+        wrong_answer=lambda why: _answer("400 Bad Request", why),
+    )
+    server = await HttpServer.start(
+        _guarded(app, token) if token else app,
+        listen=join_address(host, port),
+        limits=limits,
+        tls=tls,
+    )
+    try:
+        yield server.address
+    finally:
+        await server.close()
+
+
+def _guarded(app: FastAPI, token: str) -> ASGIApp:
+    told = {"error": "show the token of this gateway: Authorization: Bearer ..."}
+    refused = json_answer(told, 401)
+    refused.headers["www-authenticate"] = "Bearer"
+    return SecretGate(app, secret=token, shown=bearer_of, refused=refused)
+
+
+def _answer(status: str, why: str) -> bytes:
+    body = json.dumps({"error": why}).encode()
+    head = (
+        f"HTTP/1.1 {status}\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,1 +1,0 @@
-"""The HTTP edge: what a request may cost, how its body is read, how an answer is written."""

@@ -1,1 +1,0 @@
-"""The published lane of weights: TCP pushes with a 16-byte header, deltas, a ZMQ message."""
