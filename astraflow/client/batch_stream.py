@@ -53,22 +53,16 @@ class BatchSession(Protocol):
     """What a stream needs of the session that it belongs to."""
 
     @property
-    def hub(self) -> HubChannel:
-        """Where calls go."""
-        ...
+    def hub(self) -> HubChannel: ...
 
     @property
-    def metadata(self) -> MetadataPairs:
-        """What every call carries."""
-        ...
+    def metadata(self) -> MetadataPairs: ...
 
     async def run_stream(self, stream: Callable[[Retry], Awaitable[bool]], /) -> None:
         """Run a stream, and open it again whenever it is cut, until it says that it is done."""
         ...
 
-    def direct(self, directive: Directive) -> None:
-        """Take an order of the run."""
-        ...
+    def direct(self, directive: Directive) -> None: ...
 
 
 class BatchStream:
@@ -231,7 +225,6 @@ class BatchQueue:
         return batch
 
     def close(self, error: AstraflowError | None = None) -> None:
-        """Hand out nothing more."""
         with self._changed:
             self._is_closed = True
             self._error = self._error or error

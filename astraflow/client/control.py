@@ -264,11 +264,9 @@ class ControlClient:
         self.evals = EvalClient(self._hub, metadata=self._metadata)
 
     async def __aenter__(self) -> Self:
-        """Return it."""
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        """Close the channel."""
         await self._hub.__aexit__(*raised)
 
     async def get_run(self) -> RunStatus:
@@ -308,7 +306,6 @@ class ControlClient:
         )
 
     async def resume_run(self) -> None:
-        """Undo `pause_run`."""
         await self._hub.call(
             self._stub.ResumeRun, control_service_pb2.ResumeRunRequest(), metadata=self._metadata
         )

@@ -68,11 +68,9 @@ class HubChannel:
         self.channel = dial(address, tls=tls)
 
     async def __aenter__(self) -> Self:
-        """Return it; the first call dials."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the channel; calls in progress are cancelled."""
         await self.channel.close(None)
 
     def retry(self) -> Retry:

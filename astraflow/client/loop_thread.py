@@ -27,16 +27,13 @@ class LoopThread:
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> Self:
-        """Start it."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop it."""
         self.close()
 
     def start(self) -> None:
-        """Start it; once."""
         self._thread.start()
         self._ready.result()
 

@@ -63,9 +63,7 @@ class DuplexCall(Protocol[Sent_contra, Received_co]):
         """Send one message; waits while the peer does not read."""
         ...
 
-    def cancel(self) -> bool:
-        """End the call."""
-        ...
+    def cancel(self) -> bool: ...
 
 
 async def converse(

@@ -59,13 +59,11 @@ class RankClient:
         self._reading: Future[None] = Future()
 
     def __enter__(self) -> Self:
-        """Open the stream."""
         self._reading = self._loop.spawn(self._read())
         self._reading.add_done_callback(self._ended)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self._reading.cancel()
 
     def renew(self, session_token: bytes) -> None:

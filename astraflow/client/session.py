@@ -426,7 +426,6 @@ class DelegatedSession:
 
     @property
     def metadata(self) -> MetadataPairs:
-        """What every call carries."""
         return session_metadata(self._token)
 
     def direct(self, directive: Directive) -> None:

@@ -190,7 +190,6 @@ class TrainerClient:
 
     @property
     def directive(self) -> Directive:
-        """What the run asks for."""
         return self._session.member.session.directive
 
     @property

@@ -66,7 +66,6 @@ class RunDir:
 
     @property
     def summary(self) -> Path:
-        """What came of the run."""
         return self.root / "summary.json"
 
     @property

@@ -37,7 +37,6 @@ class ContractCheck:
     seen: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
         return {
             "name": self.name,
             "verdict": self.verdict.value,
@@ -75,7 +74,6 @@ class CheckList:
 
     @property
     def all(self) -> tuple[ContractCheck, ...]:
-        """In the order of the list."""
         return tuple(self._checks.values())
 
     @property

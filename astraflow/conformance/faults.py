@@ -15,12 +15,10 @@ class PassThrough:
         """Leave it."""
 
     def request(self, call: Call, message: Any) -> Sequence[Any]:
-        """Return it."""
         del call
         return [message]
 
     def response(self, call: Call, message: Any) -> Sequence[Any]:
-        """Return it."""
         del call
         return [message]
 
@@ -88,12 +86,10 @@ class EveryResponse(PassThrough):
     """Changes all responses of a call in place."""
 
     def __init__(self, name: str, change: Callable[[Any], object]) -> None:
-        """Change the responses of a method."""
         self._name = name
         self._change = change
 
     def response(self, call: Call, message: Any) -> Sequence[Any]:
-        """Change it."""
         if call.name == self._name:
             self._change(message)
         return [message]
@@ -103,12 +99,10 @@ class Refuse(PassThrough):
     """Answers a call with an error, every time."""
 
     def __init__(self, name: str, error: AstraflowError) -> None:
-        """Refuse a method."""
         self._name = name
         self._error = error
 
     def request(self, call: Call, message: Any) -> Sequence[Any]:
-        """Refuse it."""
         if call.name == self._name:
             raise self._error
         return [message]
@@ -141,7 +135,6 @@ class EndSession(PassThrough):
         return [message]
 
     def response(self, call: Call, message: Any) -> Sequence[Any]:
-        """Cut what was open."""
         self._refuse(call)
         self._is_joined = self._is_joined or call is self.rejoined
         return [message]

@@ -123,7 +123,6 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Of the method."""
         return self.method.name
 
     def end(self, error: AstraflowError) -> None:
@@ -166,7 +165,6 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
     """
 
     def __init__(self) -> None:
-        """Prepare; `serve` serves."""
         self.calls: list[Call] = []
         self.strange_paths: list[str] = []
         self.faults: list[Fault] = []
@@ -197,7 +195,6 @@ class Tap(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument]
         self.address = f"{listen.rpartition(':')[0]}:{port}"
 
     async def close(self) -> None:
-        """Cut everything."""
         self.is_closed = True
         await self._server.stop(0)
         for channel in self._channels.values():

@@ -46,7 +46,6 @@ class PaceWatch(PassThrough):
         return any(missing > 0 for missing in self._missing.values())
 
     def law(self, tap: Tap) -> str | None:
-        """Return what was seen."""
         del tap
         return self._seen
 

@@ -33,7 +33,6 @@ class HubTokens:
 
     @classmethod
     def generate(cls) -> Self:
-        """Return fresh ones."""
         return cls(join=secrets.token_urlsafe(24), operator=secrets.token_urlsafe(24))
 
     def transfer(self, run_id: str) -> bytes:
@@ -67,7 +66,6 @@ class SessionTokens:
 
     @staticmethod
     def generate() -> bytes:
-        """Return a fresh secret."""
         return secrets.token_bytes(TOKEN_NBYTES)
 
     def bind(self, digest: bytes, member_id: MemberId) -> None:

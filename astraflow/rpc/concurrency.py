@@ -140,11 +140,9 @@ class Liveness:
     """When a peer last showed that it works; shared by all who speak with it."""
 
     def __init__(self) -> None:
-        """Begin without a sign of it."""
         self.heard_s = -math.inf
 
     def note(self, now_s: float) -> None:
-        """Take note of an answer."""
         self.heard_s = max(self.heard_s, now_s)
 
 
@@ -184,7 +182,6 @@ class Retry:
         self._deaf_s = 0.0
 
     def reset(self) -> None:
-        """Note a success."""
         self._failed_since = None
         self._attempts = 0
         self._deaf_s = 0.0
@@ -214,7 +211,6 @@ class Retry:
         self._deaf_s += max(0.0, self._clock.monotonic() - now - pause_s)
 
     def _end_s(self, since_s: float, *, is_away: bool) -> float:
-        """Return when it is enough."""
         if not is_away:
             return since_s + self._limit_s
         longest = since_s + _MOST_TIMES * self._limit_s

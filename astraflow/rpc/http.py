@@ -63,7 +63,6 @@ class BoundedProtocol(HttpToolsProtocol):
     _untold_nbytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as the base has it
-        """Begin; a head is due."""
         super().connection_made(transport)
         self.since_s = self.loop.time()
         self._evict()
@@ -98,12 +97,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
         super().connection_lost(exc)
         self._stop()
 
     def on_message_begin(self) -> None:
-        """Begin a head."""
         self._head_nbytes = 0
         super().on_message_begin()
 
@@ -118,7 +115,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer."""
         self._untold_nbytes = 0
         super().on_headers_complete()
 

@@ -145,11 +145,9 @@ class Peer:
         self._http = httpx.AsyncClient(transport=again, trust_env=False)
 
     async def __aenter__(self) -> Self:
-        """Return it."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close its connections."""
         await self._http.aclose()
 
     async def ask_json(

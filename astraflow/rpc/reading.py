@@ -33,7 +33,6 @@ class ReadBudget:
     """Bytes of all that is being read: of one host as much as one body may have, of all twice."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._held: Counter[str | None] = Counter()
 
     def reserve(self, host: str | None, held: int, nbytes: int, max_nbytes: int) -> int:
@@ -57,7 +56,6 @@ class ReadBudget:
         return held + grown
 
     def release(self, host: str | None, held: int) -> None:
-        """Take it back."""
         self._held[host] -= held
         if not self._held[host]:
             del self._held[host]

@@ -179,11 +179,9 @@ class RunningServer:
         self._health = health
 
     async def __aenter__(self) -> Self:
-        """Return it; it runs already."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop at once."""
         await self.stop()
 
     async def set_serving(self, is_serving: bool) -> None:
@@ -292,7 +290,6 @@ class _NamingServer:
         self.name = ""
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """Pass on."""
         self._server.add_generic_rpc_handlers(handlers)
 
     def add_registered_method_handlers(self, name: str, handlers: object) -> None:

@@ -178,7 +178,6 @@ class SimulatedNode:
         self._after(_KEEP_ALIVE_SHARE * self.hub.settings.session_ttl.total_seconds(), self._speak)
 
     def crash(self) -> None:
-        """Say nothing any more."""
         if self.member_id is not None:
             self.hub.workers.pop(self.member_id, None)
         self._end()
@@ -203,7 +202,6 @@ class SimulatedNode:
         self._admit()
 
     def cancel(self, effect: ef.SendCancellation) -> None:
-        """Stop a task and close it."""
         work = self._work.pop(effect.task_id, None)
         if work is None:
             return
@@ -218,7 +216,6 @@ class SimulatedNode:
             self.drain()
 
     def see(self, version: int) -> None:
-        """Begin to pull a version."""
         if version > self._newest:
             self._newest = version
             self._after(self.pool.update_s, partial(self._load, version))

@@ -59,7 +59,6 @@ class Pools:
                 self.add(f"{name}-{number}", pool)
 
     def add(self, name: str, pool: Pool) -> SimulatedNode:
-        """Start one node."""
         node = SimulatedNode(
             name=name, pool=pool, hub=self.hub, lengths=self.lengths, on_end=self._bury
         )

@@ -206,7 +206,6 @@ class Simulation:
 
 
 def simulate(scenario: Scenario) -> SimulationReport:
-    """Run a scenario."""
     return Simulation(scenario).run()
 
 

@@ -91,7 +91,6 @@ class Histogram:
     __slots__ = ("_bounds", "_counts", "_total")
 
     def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
-        """Begin empty, with rising upper bounds."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
@@ -124,7 +123,6 @@ def counter(
 def histogram(
     name: str, help_text: str, values: Histogram | Mapping[tuple[str, ...], Histogram], *labels: str
 ) -> Family:
-    """Return values by size."""
     held = {(): values} if isinstance(values, Histogram) else values
     return _family(
         MetricKind.HISTOGRAM,
@@ -186,15 +184,12 @@ class MetricsServer:
         log.info("metrics are served", url=f"http://{self.address}/metrics")
 
     def __enter__(self) -> Self:
-        """Return it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     def close(self) -> None:
-        """Stop serving; idempotent."""
         server, self._server = self._server, None
         if server is not None and self._thread is not None:
             server.shutdown()

@@ -38,9 +38,7 @@ class SpanRecorder(Protocol):
         """Take a finished span; `parent` is empty for the first one of a trace."""
         ...
 
-    def close(self) -> None:
-        """Write what is left."""
-        ...
+    def close(self) -> None: ...
 
 
 class _Place:
@@ -282,7 +280,6 @@ class OtelRecorder:
         made.end(end_time=end_ns)
 
     def close(self) -> None:
-        """Export what is left."""
         self._provider.shutdown()
         if self._file is not None:
             self._file.close()

@@ -20,7 +20,6 @@ class CharTokenizer:
     """One token per letter; token n is the n-th letter of the alphabet."""
 
     def __init__(self, alphabet: str = ALPHABET) -> None:
-        """Name the letters, each once."""
         self.alphabet = alphabet
         self._ids = {letter: number for number, letter in enumerate(alphabet)}
 
@@ -158,13 +157,11 @@ class SmallEngine:
         await self._change()
 
     async def unpin(self, version: int) -> None:
-        """Let a version go."""
         self.pins[version] -= 1
         if not self.pins[version]:
             del self.pins[version]
 
     def load(self) -> EngineLoad:
-        """Return how busy it is."""
         return EngineLoad(
             running_count=self.running,
             queued_count=0,

@@ -27,7 +27,6 @@ class TcpRelay:
     """
 
     def __init__(self, target: str) -> None:
-        """Name who is dialled, host:port."""
         self._host, _, self._port = target.rpartition(":")
         self._server: asyncio.Server | None = None
         self._is_plugged = True
@@ -36,12 +35,10 @@ class TcpRelay:
         self.delay_s = 0.0
 
     async def __aenter__(self) -> Self:
-        """Listen."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close what is open."""
         if self._server is not None:
             self._server.close()
         self.unplug()
@@ -50,7 +47,6 @@ class TcpRelay:
 
     @property
     def address(self) -> str:
-        """Dial this."""
         if self._server is None:
             raise RuntimeError("start the relay first: async with Relay(...)")
         host, port = self._server.sockets[0].getsockname()
@@ -67,7 +63,6 @@ class TcpRelay:
         self.cut()
 
     def plug(self) -> None:
-        """Let connections in again."""
         self._is_plugged = True
 
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -141,7 +136,6 @@ class Line:
     """
 
     def __init__(self, hub: str) -> None:
-        """Name the hub, host:port; `async with` opens the line."""
         self.calls = Counter[str]()
         self._hub = hub
         self._refusals = defaultdict[str, list[AstraflowError | grpc.StatusCode]](list)
@@ -153,7 +147,6 @@ class Line:
         self._ends: tuple[TcpRelay, ...] = ()
 
     async def __aenter__(self) -> Self:
-        """Open the line."""
         async with AsyncExitStack() as exits:
             far_end = await exits.enter_async_context(TcpRelay(self._hub))
             self._channel = await exits.enter_async_context(dial(far_end.address))
@@ -165,7 +158,6 @@ class Line:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Cut what is open and take the line down."""
         await self._exits.aclose()
 
     @property
@@ -189,7 +181,6 @@ class Line:
             end.unplug()
 
     def plug(self) -> None:
-        """Let dials through again."""
         for end in self._ends:
             end.plug()
 

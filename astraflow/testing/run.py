@@ -64,7 +64,6 @@ class LiveRun:
         exits: AsyncExitStack,
         clock: Clock | None,
     ) -> None:
-        """Made by `start_run`."""
         self.recipe = recipe
         self.hub = hub
         self.address = address

@@ -46,7 +46,6 @@ DIRECTIVES = EnumTable(DirectiveKind, session_pb2.DirectiveKind, "DIRECTIVE_KIND
 
 
 def encode_failure(failure: Failure) -> failure_pb2.Failure:
-    """Return a Failure for the wire."""
     return failure_pb2.Failure(
         reason=REASONS.encode(failure.reason),
         message=failure.message,
@@ -104,27 +103,22 @@ def decode_resources(message: member_pb2.Resources) -> Resources:
 
 
 def encode_raas_load(load: RaasLoad) -> member_pb2.RaasLoad:
-    """Return a RaasLoad for the wire."""
     return member_pb2.RaasLoad(**{name: getattr(load, name) for name in RaasLoad.__slots__})
 
 
 def decode_raas_load(message: member_pb2.RaasLoad) -> RaasLoad:
-    """Read a RaasLoad."""
     return RaasLoad(**{name: getattr(message, name) for name in RaasLoad.__slots__})
 
 
 def encode_trainer_load(load: TrainerLoad) -> member_pb2.TrainerLoad:
-    """Return a TrainerLoad for the wire."""
     return member_pb2.TrainerLoad(**{name: getattr(load, name) for name in TrainerLoad.__slots__})
 
 
 def decode_trainer_load(message: member_pb2.TrainerLoad) -> TrainerLoad:
-    """Read a TrainerLoad."""
     return TrainerLoad(**{name: getattr(message, name) for name in TrainerLoad.__slots__})
 
 
 def encode_identity(identity: ModelIdentity) -> model_pb2.ModelIdentity:
-    """Return a ModelIdentity for the wire."""
     return model_pb2.ModelIdentity(
         name=identity.name,
         config_digest=identity.config_digest,
@@ -150,7 +144,6 @@ def decode_identity(message: model_pb2.ModelIdentity) -> ModelIdentity:
 
 
 def encode_contract(contract: Contract) -> session_pb2.Contract:
-    """Return a Contract for the wire."""
     return session_pb2.Contract(
         contract_version=contract.contract_version,
         capabilities=sorted(CAPABILITIES.encode(each) for each in contract.capabilities),
@@ -169,7 +162,6 @@ def decode_contract(message: session_pb2.Contract) -> Contract:
 
 
 def encode_resume(resume: SessionResume) -> session_pb2.SessionResume:
-    """Return a SessionResume for the wire."""
     return session_pb2.SessionResume(
         resume_token=resume.resume_token,
         incarnation=resume.incarnation,
@@ -225,7 +217,6 @@ def decode_session(message: session_pb2.Session) -> Session:
 
 
 def encode_directive(directive: Directive) -> session_pb2.Directive:
-    """Return a Directive for the wire."""
     message = session_pb2.Directive(
         kind=DIRECTIVES.encode(directive.kind), message=directive.message
     )
@@ -250,7 +241,6 @@ WAIT_CAUSES = EnumTable(WaitCause, wait_pb2.WaitCause, "WAIT_CAUSE")
 
 
 def encode_wait_reason(reason: WaitReason) -> wait_pb2.WaitReason:
-    """Return a WaitReason for the wire."""
     message = wait_pb2.WaitReason(
         cause=WAIT_CAUSES.encode(reason.cause),
         waiter_id=reason.waiter_id,

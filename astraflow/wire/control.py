@@ -57,7 +57,6 @@ STOP_MODES = EnumTable(StopMode, control_service_pb2.StopMode, "STOP_MODE")
 
 
 def encode_stop_mode(mode: StopMode) -> control_service_pb2.StopMode:
-    """Return a StopMode for the wire."""
     return STOP_MODES.encode(mode)
 
 
@@ -111,7 +110,6 @@ def decode_saved_run(
 
 
 def encode_run_status(status: RunStatus) -> run_pb2.Run:
-    """Return a RunStatus for the wire."""
     return run_pb2.Run(
         run_id=status.run_id,
         state=RUN_STATES.encode(status.state),
@@ -127,7 +125,6 @@ def encode_run_status(status: RunStatus) -> run_pb2.Run:
 
 
 def encode_failures(report: FailureReport) -> run_pb2.Failures:
-    """Return a FailureReport for the wire."""
     causes = (
         run_pb2.FailureCause(
             cause=each.cause,
@@ -164,11 +161,6 @@ def decode_failures(message: run_pb2.Failures) -> FailureReport:
 
 
 def decode_run_status(message: run_pb2.Run) -> RunStatus:
-    """Read a RunStatus.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return RunStatus(
         run_id=RunId(message.run_id),
         state=RUN_STATES.decode(message.state),
@@ -201,7 +193,6 @@ _POLICY_NUMBERS = (
 
 
 def encode_policy_status(status: PolicyStatus) -> run_pb2.PolicyStatus:
-    """Return a PolicyStatus for the wire."""
     return run_pb2.PolicyStatus(
         policy_id=status.policy_id,
         version=status.version,
@@ -215,11 +206,6 @@ def encode_policy_status(status: PolicyStatus) -> run_pb2.PolicyStatus:
 
 
 def decode_policy_status(message: run_pb2.PolicyStatus) -> PolicyStatus:
-    """Read a PolicyStatus.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return PolicyStatus(
         policy_id=PolicyId(message.policy_id),
         version=optional(message, "version"),
@@ -233,7 +219,6 @@ def decode_policy_status(message: run_pb2.PolicyStatus) -> PolicyStatus:
 
 
 def encode_drop(drop: DropCount) -> run_pb2.DropCount:
-    """Return a DropCount for the wire."""
     return run_pb2.DropCount(
         reason=REASONS.encode(drop.reason), filter=drop.filter, count=drop.count
     )
@@ -251,7 +236,6 @@ def decode_drop(message: run_pb2.DropCount) -> DropCount:
 
 
 def encode_member_status(status: MemberStatus) -> run_pb2.Member:
-    """Return a MemberStatus for the wire."""
     load = status.load
     return run_pb2.Member(
         member_id=status.member_id,
@@ -273,11 +257,6 @@ def encode_member_status(status: MemberStatus) -> run_pb2.Member:
 
 
 def decode_member_status(message: run_pb2.Member) -> MemberStatus:
-    """Read a MemberStatus.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return MemberStatus(
         member_id=MemberId(message.member_id),
         name=message.name,
@@ -314,7 +293,6 @@ _ACCOUNT_NUMBERS = tuple(
 
 
 def encode_ledger_account(account: LedgerAccount) -> ledger_pb2.LedgerAccount:
-    """Return a LedgerAccount for the wire."""
     return ledger_pb2.LedgerAccount(
         policy_id=account.policy_id,
         drops=map(encode_drop, account.drops),
@@ -393,7 +371,6 @@ def _decode_placement(message: ledger_pb2.RolloutPlacement) -> RolloutPlacement:
 
 
 def encode_dead_letter(letter: DeadLetter) -> ledger_pb2.DeadLetter:
-    """Return a DeadLetter for the wire."""
     return ledger_pb2.DeadLetter(
         prompt=encode_prompt(letter.prompt),
         attempt_count=letter.attempt_count,
@@ -403,11 +380,6 @@ def encode_dead_letter(letter: DeadLetter) -> ledger_pb2.DeadLetter:
 
 
 def decode_dead_letter(message: ledger_pb2.DeadLetter) -> DeadLetter:
-    """Read a DeadLetter.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return DeadLetter(
         prompt=decode_prompt(message.prompt),
         attempt_count=message.attempt_count,
@@ -422,7 +394,6 @@ _COUNTS = ("produced_count", "entered_count", "consumed_count", "stale_count")
 
 
 def encode_advice(advice: ScaleAdvice) -> scale_pb2.ScaleAdvice:
-    """Return a ScaleAdvice for the wire."""
     balance, cooldown = advice.balance, advice.cooldown_time
     return scale_pb2.ScaleAdvice(
         action=SCALE_ACTIONS.encode(advice.action),

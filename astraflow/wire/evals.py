@@ -17,7 +17,6 @@ EVAL_STATES = EnumTable(EvalState, eval_pb2.EvalState, "EVAL_STATE")
 
 
 def encode_eval_run(run: EvalRun) -> eval_pb2.EvalRun:
-    """Return an EvalRun for the wire."""
     message = eval_pb2.EvalRun(
         eval_run_id=run.eval_run_id,
         suite=run.suite,
@@ -36,11 +35,6 @@ def encode_eval_run(run: EvalRun) -> eval_pb2.EvalRun:
 
 
 def decode_eval_run(message: eval_pb2.EvalRun) -> EvalRun:
-    """Read an EvalRun.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return EvalRun(
         eval_run_id=EvalRunId(required(message.eval_run_id, "eval_run_id")),
         suite=message.suite,
@@ -58,12 +52,10 @@ def decode_eval_run(message: eval_pb2.EvalRun) -> EvalRun:
 
 
 def encode_eval_result(result: EvalResult) -> eval_pb2.EvalResult:
-    """Return an EvalResult for the wire."""
     return eval_pb2.EvalResult(**{name: getattr(result, name) for name in EvalResult.__slots__})
 
 
 def decode_eval_result(message: eval_pb2.EvalResult) -> EvalResult:
-    """Read an EvalResult."""
     return EvalResult(
         data_set=message.data_set,
         prompt_count=message.prompt_count,
@@ -77,7 +69,6 @@ def decode_eval_result(message: eval_pb2.EvalResult) -> EvalResult:
 
 
 def encode_eval_suite(suite: EvalSuiteInfo) -> eval_pb2.EvalSuite:
-    """Return an EvalSuite for the wire."""
     parts = [
         eval_pb2.EvalDataSet(**{name: getattr(part, name) for name in EvalDataSet.__slots__})
         for part in suite.data_sets

@@ -60,7 +60,6 @@ class EnumTable(Generic[Member]):
         return self._numbers
 
     def encode(self, member: Member) -> Any:
-        """Return the wire's number."""
         return self._numbers[member]
 
     def decode(self, number: int) -> Member:
@@ -156,7 +155,6 @@ def decode_time(stamp: Timestamp) -> datetime:
 
 
 def encode_span(span: timedelta) -> Duration:
-    """Return a span as a Duration."""
     duration = Duration()
     duration.FromTimedelta(span)
     return duration

@@ -47,7 +47,6 @@ class RunOpened:
 
 
 def write_opened(entry: RunOpened) -> pb.RunOpened:
-    """Return a opened record."""
     return pb.RunOpened(
         run_id=entry.run_id,
         settings_digest=entry.settings_digest,
@@ -57,7 +56,6 @@ def write_opened(entry: RunOpened) -> pb.RunOpened:
 
 
 def read_opened(message: pb.RunOpened) -> RunOpened:
-    """Read a opened record."""
     return RunOpened(
         run_id=message.run_id,
         settings_digest=message.settings_digest,
@@ -67,7 +65,6 @@ def read_opened(message: pb.RunOpened) -> RunOpened:
 
 
 def write_joined(event: ev.RaasJoined | ev.TrainerRegistered) -> pb.Joined:
-    """Return a joined record."""
     message = pb.Joined(token_digest=event.secrets.token, resumes=event.resumes or "")
     request = event.request
     if request.resume is not None:
@@ -80,7 +77,6 @@ def write_joined(event: ev.RaasJoined | ev.TrainerRegistered) -> pb.Joined:
 
 
 def read_joined(message: pb.Joined) -> ev.RaasJoined | ev.TrainerRegistered:
-    """Read a joined record."""
     secrets = ev.SessionSecrets(token=message.token_digest, transfer_token=b"")
     resumes = MemberId(message.resumes) if message.resumes else None
     if message.WhichOneof("member") == "raas":
@@ -91,7 +87,6 @@ def read_joined(message: pb.Joined) -> ev.RaasJoined | ev.TrainerRegistered:
 
 
 def write_kept_alive(event: ev.MemberKeptAlive) -> pb.MemberKeptAlive:
-    """Return a kept alive record."""
     message = pb.MemberKeptAlive(member_id=event.member_id)
     if isinstance(event.load, RaasLoad):
         message.raas.CopyFrom(common.encode_raas_load(event.load))
@@ -101,7 +96,6 @@ def write_kept_alive(event: ev.MemberKeptAlive) -> pb.MemberKeptAlive:
 
 
 def read_kept_alive(message: pb.MemberKeptAlive) -> ev.MemberKeptAlive:
-    """Read a kept alive record."""
     member_id = MemberId(message.member_id)
     match message.WhichOneof("load"):
         case "raas":
@@ -114,31 +108,26 @@ def read_kept_alive(message: pb.MemberKeptAlive) -> ev.MemberKeptAlive:
 
 
 def write_credit(event: ev.CreditGiven) -> pb.CreditGiven:
-    """Return a credit record."""
     credit = raas.encode_task_credit(_made(TaskCredit, event))
     return pb.CreditGiven(member_id=event.member_id, credit=credit)
 
 
 def read_credit(message: pb.CreditGiven) -> ev.CreditGiven:
-    """Read a credit record."""
     credit = raas.decode_task_credit(message.credit)
     return _made(ev.CreditGiven, credit, member_id=MemberId(message.member_id))
 
 
 def write_stream(event: ev.BatchStreamOpened) -> pb.BatchStreamOpened:
-    """Return a stream record."""
     stream = trainer.encode_stream_batches(_made(StreamBatches, event))
     return pb.BatchStreamOpened(member_id=event.member_id, stream=stream)
 
 
 def read_stream(message: pb.BatchStreamOpened) -> ev.BatchStreamOpened:
-    """Read a stream record."""
     stream = trainer.decode_stream_batches(message.stream)
     return _made(ev.BatchStreamOpened, stream, member_id=MemberId(message.member_id))
 
 
 def write_acked(event: ev.BatchAcked) -> pb.BatchAcked:
-    """Return a acked record."""
     ack = trainer.encode_ack_batch(_made(AckBatch, event))
     return pb.BatchAcked(
         member_id=event.member_id, ack=ack, wait_s=event.wait_s, train_s=event.train_s
@@ -146,7 +135,6 @@ def write_acked(event: ev.BatchAcked) -> pb.BatchAcked:
 
 
 def read_acked(message: pb.BatchAcked) -> ev.BatchAcked:
-    """Read a acked record."""
     return _made(
         ev.BatchAcked,
         trainer.decode_ack_batch(message.ack),
@@ -163,12 +151,10 @@ def _made(kind: type[Made], source: object, **more: object) -> Made:
 
 
 def read_prompts(messages: Iterable[task_pb2.Prompt]) -> tuple[Prompt, ...]:
-    """Read a prompts record."""
     return tuple(map(tasks.decode_prompt, messages))
 
 
 def write_eval_prompts(event: ev.EvalPromptsOffered) -> pb.EvalPromptsOffered:
-    """Return a eval prompts record."""
     data_sets = [
         pb.DataSetPrompts(data_set=name, prompts=map(tasks.encode_prompt, prompts))
         for name, prompts in event.prompts.items()
@@ -177,13 +163,11 @@ def write_eval_prompts(event: ev.EvalPromptsOffered) -> pb.EvalPromptsOffered:
 
 
 def read_eval_prompts(message: pb.EvalPromptsOffered) -> ev.EvalPromptsOffered:
-    """Read a eval prompts record."""
     prompts = {each.data_set: read_prompts(each.prompts) for each in message.data_sets}
     return ev.EvalPromptsOffered(eval_run_id=EvalRunId(message.eval_run_id), prompts=prompts)
 
 
 def read_eval_created(message: pb.EvalCreated) -> ev.EvalCreated:
-    """Read a eval created record."""
     return ev.EvalCreated(
         request_id=message.request_id,
         suite=message.suite,

@@ -26,7 +26,6 @@ DISPOSITIONS = EnumTable(Disposition, raas_service_pb2.Disposition, "DISPOSITION
 
 
 def encode_join_pool(join: JoinPool) -> raas_service_pb2.JoinPoolRequest:
-    """Return a JoinPool for the wire."""
     return raas_service_pb2.JoinPoolRequest(
         name=join.name,
         contract=encode_contract(join.contract),
@@ -82,7 +81,6 @@ def _decode_served(message: raas_service_pb2.ServedPolicy) -> ServedPolicy:
 
 
 def encode_pool_membership(membership: PoolMembership) -> raas_service_pb2.JoinPoolResponse:
-    """Return a PoolMembership for the wire."""
     return raas_service_pb2.JoinPoolResponse(
         session=encode_session(membership.session),
         run_id=membership.run_id,
@@ -91,11 +89,6 @@ def encode_pool_membership(membership: PoolMembership) -> raas_service_pb2.JoinP
 
 
 def decode_pool_membership(message: raas_service_pb2.JoinPoolResponse) -> PoolMembership:
-    """Read a PoolMembership.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return PoolMembership(
         session=decode_session(message.session),
         run_id=RunId(message.run_id),
@@ -104,7 +97,6 @@ def decode_pool_membership(message: raas_service_pb2.JoinPoolResponse) -> PoolMe
 
 
 def encode_task_credit(credit: TaskCredit) -> raas_service_pb2.TaskCredit:
-    """Return a TaskCredit for the wire."""
     return raas_service_pb2.TaskCredit(
         max_outstanding=credit.max_outstanding,
         max_eval_outstanding=credit.max_eval_outstanding,
@@ -129,7 +121,6 @@ def decode_task_credit(message: raas_service_pb2.TaskCredit) -> TaskCredit:
 
 
 def encode_task_cancellation(cancellation: TaskCancellation) -> raas_service_pb2.TaskCancellation:
-    """Return a TaskCancellation for the wire."""
     return raas_service_pb2.TaskCancellation(
         task_id=cancellation.task_id,
         reason=CANCEL_REASONS.encode(cancellation.reason),
@@ -138,11 +129,6 @@ def encode_task_cancellation(cancellation: TaskCancellation) -> raas_service_pb2
 
 
 def decode_task_cancellation(message: raas_service_pb2.TaskCancellation) -> TaskCancellation:
-    """Read a TaskCancellation.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return TaskCancellation(
         task_id=TaskId(required(message.task_id, "task_id")),
         reason=CANCEL_REASONS.decode(message.reason),
@@ -151,7 +137,6 @@ def decode_task_cancellation(message: raas_service_pb2.TaskCancellation) -> Task
 
 
 def encode_item_ack(ack: ItemAck) -> raas_service_pb2.ItemAck:
-    """Return an ItemAck for the wire."""
     return raas_service_pb2.ItemAck(
         item_id=ack.item_id,
         disposition=DISPOSITIONS.encode(ack.disposition),
@@ -161,11 +146,6 @@ def encode_item_ack(ack: ItemAck) -> raas_service_pb2.ItemAck:
 
 
 def decode_item_ack(message: raas_service_pb2.ItemAck) -> ItemAck:
-    """Read an ItemAck.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return ItemAck(
         item_id=required(message.item_id, "item_id"),
         disposition=DISPOSITIONS.decode(message.disposition),

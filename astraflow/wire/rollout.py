@@ -71,7 +71,6 @@ def decode_columns(messages: Mapping[str, column_pb2.Column]) -> dict[str, Colum
 
 
 def encode_trajectory(trajectory: Trajectory) -> trajectory_pb2.Trajectory:
-    """Return a Trajectory for the wire."""
     message = trajectory_pb2.Trajectory(
         trajectory_id=trajectory.trajectory_id,
         policy_id=trajectory.policy_id,
@@ -137,7 +136,6 @@ def decode_trajectory(message: trajectory_pb2.Trajectory) -> Trajectory:
 
 
 def encode_rollout(rollout: Rollout) -> rollout_pb2.Rollout:
-    """Return a Rollout for the wire."""
     message = rollout_pb2.Rollout(
         rollout_id=rollout.rollout_id,
         task_id=rollout.task_id,
@@ -183,7 +181,6 @@ def decode_rollout(message: rollout_pb2.Rollout) -> Rollout:
 
 
 def encode_task_result(result: TaskResult) -> rollout_pb2.TaskResult:
-    """Return a TaskResult for the wire."""
     failures = [
         rollout_pb2.SampleFailure(
             sample_index=each.sample_index, failure=encode_failure(each.failure)
@@ -196,11 +193,6 @@ def encode_task_result(result: TaskResult) -> rollout_pb2.TaskResult:
 
 
 def decode_task_result(message: rollout_pb2.TaskResult) -> TaskResult:
-    """Read a TaskResult.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     failures = [
         SampleFailure(sample_index=each.sample_index, failure=decode_failure(each.failure))
         for each in message.failures
@@ -216,7 +208,6 @@ END_CAUSES = EnumTable(EndCause, batch_pb2.EndCause, "END_CAUSE")
 
 
 def encode_batch_header(header: BatchHeader) -> batch_pb2.BatchHeader:
-    """Return a BatchHeader for the wire."""
     fields: dict[str, Any] = {
         name: getattr(header, name) for name in BatchHeader.__slots__ if name != "groups"
     }
@@ -264,7 +255,6 @@ def _decode_group(message: batch_pb2.BatchGroup) -> BatchGroup:
 
 
 def encode_batch_part(part: BatchPart) -> batch_pb2.BatchPart:
-    """Return a BatchPart for the wire."""
     message = batch_pb2.BatchPart()
     fill_batch_part(message, part)
     return message
@@ -281,11 +271,6 @@ def fill_batch_part(message: batch_pb2.BatchPart, part: BatchPart) -> None:
 
 
 def decode_batch_part(message: batch_pb2.BatchPart) -> BatchPart:
-    """Read a BatchPart.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return BatchPart(
         batch_id=BatchId(required(message.batch_id, "batch_id")),
         index=at_least(message.index, 0, "index"),
@@ -297,7 +282,6 @@ def decode_batch_part(message: batch_pb2.BatchPart) -> BatchPart:
 
 
 def encode_end_of_data(end: EndOfData) -> batch_pb2.EndOfData:
-    """Return an EndOfData for the wire."""
     return batch_pb2.EndOfData(cause=END_CAUSES.encode(end.cause), batch_count=end.batch_count)
 
 

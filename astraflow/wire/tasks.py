@@ -94,7 +94,6 @@ def _read_sampling(data: bytes) -> SamplingParams:
 
 
 def encode_code(code: RegisteredCode) -> task_pb2.RegisteredCode:
-    """Return a RegisteredCode for the wire."""
     return task_pb2.RegisteredCode(name=code.name, code_digest=code.code_digest)
 
 
@@ -108,7 +107,6 @@ def decode_code(message: task_pb2.RegisteredCode) -> RegisteredCode:
 
 
 def encode_workflow(spec: WorkflowSpec) -> task_pb2.Workflow:
-    """Return a WorkflowSpec for the wire."""
     return task_pb2.Workflow(
         workflow_id=spec.workflow_id,
         code=encode_code(spec.code),
@@ -138,7 +136,6 @@ def decode_workflow(message: task_pb2.Workflow) -> WorkflowSpec:
 
 
 def encode_prompt(prompt: Prompt) -> task_pb2.Prompt:
-    """Return a Prompt for the wire."""
     return task_pb2.Prompt(
         prompt_id=prompt.prompt_id,
         data_set=prompt.data_set,
@@ -166,7 +163,6 @@ def decode_prompt(message: task_pb2.Prompt) -> Prompt:
 
 
 def encode_rollout_task(task: RolloutTask) -> task_pb2.RolloutTask:
-    """Return a RolloutTask for the wire."""
     message = task_pb2.RolloutTask(
         task_id=task.task_id,
         group_id=task.group_id,

@@ -33,7 +33,6 @@ BATCH_OUTCOMES = EnumTable(BatchOutcome, trainer_service_pb2.BatchOutcome, "BATC
 def encode_register_trainer(
     register: RegisterTrainer,
 ) -> trainer_service_pb2.RegisterTrainerRequest:
-    """Return a RegisterTrainer for the wire."""
     return trainer_service_pb2.RegisterTrainerRequest(
         policy_id=register.policy_id,
         name=register.name,
@@ -77,7 +76,6 @@ def decode_register_trainer(
 def encode_trainer_registration(
     registration: TrainerRegistration,
 ) -> trainer_service_pb2.RegisterTrainerResponse:
-    """Return a TrainerRegistration for the wire."""
     return trainer_service_pb2.RegisterTrainerResponse(
         session=encode_session(registration.session),
         run_id=registration.run_id,
@@ -90,11 +88,6 @@ def encode_trainer_registration(
 def decode_trainer_registration(
     message: trainer_service_pb2.RegisterTrainerResponse,
 ) -> TrainerRegistration:
-    """Read a TrainerRegistration.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return TrainerRegistration(
         session=decode_session(message.session),
         run_id=RunId(message.run_id),
@@ -105,7 +98,6 @@ def decode_trainer_registration(
 
 
 def encode_stream_batches(stream: StreamBatches) -> trainer_service_pb2.StreamBatchesRequest:
-    """Return a StreamBatches for the wire."""
     return trainer_service_pb2.StreamBatchesRequest(
         rank=stream.rank,
         world_size=stream.world_size,
@@ -131,7 +123,6 @@ def decode_stream_batches(message: trainer_service_pb2.StreamBatchesRequest) -> 
 
 
 def encode_ack_batch(ack: AckBatch) -> trainer_service_pb2.AckBatchRequest:
-    """Return a AckBatch for the wire."""
     message = trainer_service_pb2.AckBatchRequest(
         batch_id=ack.batch_id,
         rank=ack.rank,
@@ -146,11 +137,6 @@ def encode_ack_batch(ack: AckBatch) -> trainer_service_pb2.AckBatchRequest:
 
 
 def decode_ack_batch(message: trainer_service_pb2.AckBatchRequest) -> AckBatch:
-    """Read a AckBatch.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return AckBatch(
         batch_id=BatchId(required(message.batch_id, "batch_id")),
         outcome=BATCH_OUTCOMES.decode(message.outcome),

@@ -133,7 +133,6 @@ SentItem = TransferPlan | SentChunk | Waiting
 
 
 def encode_transfer_spec(spec: TransferSpec) -> transfer_pb2.TransferSpec:
-    """Return a TransferSpec for the wire."""
     return transfer_pb2.TransferSpec(
         policy_id=spec.policy_id,
         version=spec.version,
@@ -151,11 +150,6 @@ def encode_transfer_spec(spec: TransferSpec) -> transfer_pb2.TransferSpec:
 
 
 def decode_transfer_spec(message: transfer_pb2.TransferSpec) -> TransferSpec:
-    """Read a TransferSpec.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return TransferSpec(
         policy_id=PolicyId(required(message.policy_id, "policy_id")),
         version=at_least(message.version, 0, "version"),
@@ -195,7 +189,6 @@ def _decode_byte_range(message: layout_pb2.ByteRange) -> range:
 
 
 def encode_transfer_plan(plan: TransferPlan) -> transfer_pb2.TransferPlan:
-    """Return a TransferPlan for the wire."""
     message = transfer_pb2.TransferPlan(
         transfer_id=plan.transfer_id,
         patches=map(encode_patch_index, plan.patches),
@@ -209,11 +202,6 @@ def encode_transfer_plan(plan: TransferPlan) -> transfer_pb2.TransferPlan:
 
 
 def decode_transfer_plan(message: transfer_pb2.TransferPlan) -> TransferPlan:
-    """Read a TransferPlan.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return TransferPlan(
         transfer_id=message.transfer_id,
         patches=tuple(map(decode_patch_index, message.patches)),

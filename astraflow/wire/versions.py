@@ -55,7 +55,6 @@ VERSION_STATES = EnumTable(VersionState, version_pb2.VersionState, "VERSION_STAT
 
 
 def encode_source(source: SourceInfo) -> version_pb2.Source:
-    """Return a Source for the wire."""
     return version_pb2.Source(
         kind=SOURCE_KINDS.encode(source.kind),
         state=SOURCE_STATES.encode(source.state),
@@ -92,7 +91,6 @@ def decode_source(message: version_pb2.Source) -> SourceInfo:
 
 
 def encode_version_info(info: VersionInfo) -> version_pb2.VersionInfo:
-    """Return a VersionInfo for the wire."""
     message = version_pb2.VersionInfo(
         policy_id=info.policy_id,
         version=info.version,
@@ -138,7 +136,6 @@ def decode_version_info(message: version_pb2.VersionInfo) -> VersionInfo:
 
 
 def encode_version_report(report: VersionReport) -> version_service_pb2.ReportVersionRequest:
-    """Return a VersionReport for the wire."""
     message = version_service_pb2.ReportVersionRequest(
         policy_id=report.policy_id,
         version=report.version,
@@ -157,11 +154,6 @@ def encode_version_report(report: VersionReport) -> version_service_pb2.ReportVe
 
 
 def decode_version_report(message: version_service_pb2.ReportVersionRequest) -> VersionReport:
-    """Read a VersionReport.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return VersionReport(
         policy_id=PolicyId(required(message.policy_id, "policy_id")),
         version=at_least(message.version, 0, "version"),
@@ -199,7 +191,6 @@ def _decode_source_report(message: version_pb2.SourceReport) -> SourceReport:
 
 
 def encode_weight_endpoint(endpoint: WeightEndpoint) -> version_pb2.WeightEndpoint:
-    """Return a WeightEndpoint for the wire."""
     return version_pb2.WeightEndpoint(rank=endpoint.rank, endpoint=endpoint.endpoint)
 
 

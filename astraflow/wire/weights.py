@@ -48,7 +48,6 @@ def chunk_digest(header: patch_pb2.ChunkHeader, payload: bytes | memoryview) -> 
 
 
 def encode_layout(layout: Layout) -> layout_pb2.Layout:
-    """Return a Layout for the wire."""
     specs = [
         layout_pb2.TensorSpec(
             name=spec.name,
@@ -84,7 +83,6 @@ def decode_layout(message: layout_pb2.Layout) -> Layout:
 
 
 def encode_patch_info(patch: PatchInfo) -> patch_pb2.PatchInfo:
-    """Return a PatchInfo for the wire."""
     return patch_pb2.PatchInfo(
         base_version=patch.base_version,
         version=patch.version,
@@ -169,7 +167,6 @@ def digest_of(chunk: Chunk) -> bytes:
 
 
 def encode_chunk_header(header: ChunkHeader) -> patch_pb2.ChunkHeader:
-    """Return a ChunkHeader for the wire."""
     return patch_pb2.ChunkHeader(
         index=header.index,
         offset=header.offset,
@@ -201,7 +198,6 @@ def decode_chunk_header(message: patch_pb2.ChunkHeader) -> ChunkHeader:
 
 
 def encode_sent_chunk(sent: SentChunk) -> patch_pb2.Chunk:
-    """Return a chunk for the wire."""
     return patch_pb2.Chunk(
         header=encode_chunk_header(sent.chunk.header),
         payload=bytes(sent.chunk.payload),
@@ -210,11 +206,6 @@ def encode_sent_chunk(sent: SentChunk) -> patch_pb2.Chunk:
 
 
 def decode_sent_chunk(message: patch_pb2.Chunk) -> SentChunk:
-    """Read a chunk.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
     return SentChunk(
         patch_index=at_least(message.patch_index, 0, "patch_index"),
         chunk=Chunk(header=decode_chunk_header(message.header), payload=message.payload),
@@ -222,7 +213,6 @@ def decode_sent_chunk(message: patch_pb2.Chunk) -> SentChunk:
 
 
 def encode_patch_index(index: PatchIndex) -> patch_pb2.PatchIndex:
-    """Return a PatchIndex for the wire."""
     return patch_pb2.PatchIndex(
         patch=encode_patch_info(index.patch),
         chunk_digests=index.chunk_digests,
