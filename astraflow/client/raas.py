@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from grpc.aio import AioRpcError
@@ -45,39 +45,21 @@ from astraflow_proto.rollout.v1 import task_pb2
 from astraflow_proto.weights.v1 import version_service_pb2
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
 
-Sent_contra = TypeVar("Sent_contra", contravariant=True)
-Received_co = TypeVar("Received_co", covariant=True)
 Item = TypeVar("Item")
-Message = TypeVar("Message")
-Answer = TypeVar("Answer")
-
-
-class DuplexCall(Protocol[Sent_contra, Received_co]):
-    """What is used of a grpc.aio call."""
-
-    def __aiter__(self) -> AsyncIterator[Received_co]:
-        """Return an iterator over what comes in."""
-        ...
-
-    async def write(self, request: Sent_contra) -> None:
-        """Send one message; waits while the peer does not read."""
-        ...
-
-    def cancel(self) -> bool: ...
 
 
 async def converse(
-    call: DuplexCall[Message, Answer],
+    call: Any,
     outbox: Outbox[Item],
-    take: Callable[[Answer], None],
+    take: Callable[[Any], None],
     *,
-    pack: Callable[[Sequence[Item]], Iterable[Message]],
+    pack: Callable[[Sequence[Item]], Iterable[Any]],
     pause_s: float = 0.0,
 ) -> None:
     """Write what waits and take what comes, until the peer ends the call.
 
     Args:
-        call: Of a stream in two directions.
+        call: Of grpc.aio, a stream in two directions.
         outbox: Holds what waits.
         take: Called with each message that comes.
         pack: Puts what waits into messages.
@@ -95,9 +77,9 @@ async def converse(
 
 
 async def _write(
-    call: DuplexCall[Message, Answer],
+    call: Any,
     outbox: Outbox[Item],
-    pack: Callable[[Sequence[Item]], Iterable[Message]],
+    pack: Callable[[Sequence[Item]], Iterable[Any]],
     pause_s: float,
 ) -> None:
     try:

@@ -3,14 +3,19 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from typing import Any, Self
 
 from astraflow.client.loop_thread import LoopThread
-from astraflow.client.trainer_session import TrainerOrders, TrainerSession, dial_trainer
+from astraflow.client.trainer_session import (
+    AsyncTrainerClient,
+    TrainerHooks,
+    TrainerOrders,
+    TrainerSession,
+    dial_trainer,
+)
 from astraflow.core.batches import (
     AckBatch,
     BatchHeader,
@@ -125,9 +130,12 @@ class TrainerClient:
             loop: A running loop thread to share; None: an own one.
             clock: Tells the time.
         """
-        dial = partial(
-            dial_trainer, hub, token=token, register=register, tls=tls, patience_s=patience_s
-        )
+
+        def dial(hooks: TrainerHooks) -> AbstractAsyncContextManager[AsyncTrainerClient]:
+            return dial_trainer(
+                hub, token=token, register=register, hooks=hooks, tls=tls, patience_s=patience_s
+            )
+
         self._own_loop = LoopThread() if loop is None else None
         self._loop = loop or self._own_loop or LoopThread()
         self._clock = clock or SystemClock()

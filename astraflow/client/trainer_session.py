@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from threading import Event, Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from astraflow.client.batch_stream import BatchQueue, BatchSink, BatchStream
 from astraflow.client.hub import HubChannel, dial_twice
@@ -219,12 +219,8 @@ async def dial_trainer(
 Result = TypeVar("Result")
 
 
-class Dial(Protocol):
-    """Makes a member that is not registered yet."""
-
-    def __call__(self, *, hooks: TrainerHooks) -> AbstractAsyncContextManager[AsyncTrainerClient]:
-        """Return it; its channels are closed at the end."""
-        ...
+# Makes a member that is not registered yet; its channels are closed at the end.
+Dial = Callable[[TrainerHooks], AbstractAsyncContextManager[AsyncTrainerClient]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,7 +363,7 @@ class TrainerSession:
             directed=self._directed,
             on_transfer_token=self._notify_transfer_token,
         )
-        async with self._dial(hooks=hooks) as member:
+        async with self._dial(hooks) as member:
             await member.session.open()
             self._registered.set_result(member)
             async with beside(member.session.run()):
