@@ -126,9 +126,19 @@ def _is_worth_a_wait(look: PoolView, want: PlacementRequest, count: int) -> bool
     least = want.count
     if count < least:
         least = min(least, max((other.free for other in look.all()), default=0))
-    return any(
-        other.most >= least and want.is_in_time(other.member, outstanding=0) for other in look.all()
-    )
+    unknown_s = want.fastest_token_s * want.token_count
+    for member in look.pool:
+        # First what costs least and rules most of them out: the pool may be large.
+        speed = member.speed
+        alone_s = speed.token_s * want.token_count if speed.token_s else unknown_s
+        if (
+            alone_s <= want.latest_s
+            and want.is_in_time(member, outstanding=0)
+            and look.is_fit(member)
+            and look.capacity_of(member).most >= least
+        ):
+            return True
+    return False
 
 
 def _has_capacity(look: PoolView, count: int) -> bool:
