@@ -83,7 +83,7 @@ class Bench:
             versions={},
             sampling={},
         )
-        return Episode(task=task, sample_index=0, policies={POLICY: port}, door=door)
+        return Episode(task=task, sample_index=0, policies={POLICY: port}, agent_server=door)
 
     async def native(self) -> dict[str, float]:
         """Run one round as a workflow does."""

@@ -32,9 +32,8 @@ from astraflow.trainers.passes import passes_of
 from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.supervised import batches_of, new_model, train_on_pairs
 from astraflow.workflows.building import build_tutor
-from astraflow.workflows.letter_sort.task import prompt_rows
-from astraflow.workflows.tokenizer_files import write_tokenizer
-from astraflow.workflows.tutors import Tutor
+from astraflow.workflows.letter_sort import prompt_rows
+from astraflow.workflows.tutors import Tutor, write_tokenizer
 
 Found = dict[str, dict[str, float]]
 """Numbers of each way."""

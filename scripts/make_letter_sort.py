@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from astraflow.workflows.letter_sort.task import prompt_rows
+from astraflow.workflows.letter_sort import prompt_rows
 
 _FOLDER = Path(__file__).parents[1] / "recipes" / "letter_sort"
 _SEED = 0

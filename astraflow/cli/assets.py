@@ -118,6 +118,6 @@ def human_eval(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Lines of JSON.")],
 ) -> None:
     """Write HumanEval's problems, from the package human-eval, for the scorer `code`."""
-    from astraflow.workflows.data_sets.human_eval import write_human_eval  # noqa: PLC0415
+    from astraflow.workflows.data_sets import write_human_eval  # noqa: PLC0415
 
     typer.echo(f"{write_human_eval(out)} rows in {out}")

@@ -17,7 +17,7 @@ from astraflow.rpc.tls import Tls
 from astraflow.storage.cache import cache_dir
 from astraflow.telemetry.logging import configure_logging
 from astraflow.telemetry.traces import configure_tracing, use_recorder
-from astraflow.workflows.model_identity import read_identity
+from astraflow.workflows.agents.template import read_identity
 
 
 def tls_of(certificate: Path | None, key: Path | None, ca: Path | None) -> Tls | None:

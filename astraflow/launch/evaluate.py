@@ -17,7 +17,7 @@ from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpos
 from astraflow.raas.models import chat_template, turn_end_ids
 from astraflow.raas.policies import ServedModel
 from astraflow.workflows.building import build_workflows, close_workflows, workflow_specs
-from astraflow.workflows.data_sets.reader import open_data_set
+from astraflow.workflows.data_sets import open_data_set
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.runner import LoadedWorkflow, run_episode
 

@@ -13,7 +13,7 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.hub import commit_of
 from astraflow.launch.processes import RoleCommand, RoleProcess
-from astraflow.workflows.data_sets.hub import download_data_set, pinned_data_set
+from astraflow.workflows.data_sets import download_data_set, pinned_data_set
 
 
 def pinned(recipe: Recipe, *, note: Callable[[str], None]) -> Recipe:

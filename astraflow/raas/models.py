@@ -10,8 +10,7 @@ from astraflow.config.recipe import EngineSettings, Recipe
 from astraflow.core.ids import PolicyId
 from astraflow.engines.protocol import Engine
 from astraflow.raas.policies import ServedModel
-from astraflow.workflows.agents.template import ChatTemplate, load_template
-from astraflow.workflows.model_identity import read_identity
+from astraflow.workflows.agents.template import ChatTemplate, load_template, read_identity
 
 if TYPE_CHECKING:
     from astraflow.engines.tokenizer import FastTokenizer

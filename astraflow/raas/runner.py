@@ -21,7 +21,7 @@ from astraflow.raas.places import Places
 from astraflow.raas.policies import PolicyDesk
 from astraflow.raas.tallies import NodeTallies
 from astraflow.telemetry.tracebacks import place_of_definition
-from astraflow.workflows.agents.door import AgentDoor
+from astraflow.workflows.agents.session import AgentServer
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.runner import LoadedWorkflow, run_episode
 
@@ -84,7 +84,7 @@ class EpisodeRunner:
         run_time: Callable[[], datetime | None],
         clock: Clock | None = None,
         tallies: NodeTallies | None = None,
-        door: AgentDoor | None = None,
+        door: AgentServer | None = None,
     ) -> None:
         """Begin with nothing.
 
@@ -223,7 +223,9 @@ class EpisodeRunner:
             if index in held.withdrawn:
                 continue
             ports = self._desk.ports(task, index, pinned)
-            episode = Episode(task=task, sample_index=index, policies=ports, door=self._door)
+            episode = Episode(
+                task=task, sample_index=index, policies=ports, agent_server=self._door
+            )
             held.waiting.add(index)
             running = self._group.create_task(self._run_in_turn(held, index, loaded, episode))
             held.episodes[index] = running

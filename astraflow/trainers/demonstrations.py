@@ -12,7 +12,7 @@ from astraflow.config.recipe import Tiny
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.tokenizer import read_special_ids
 from astraflow.workflows.agents.template import PLAIN, ChatTemplate, load_template
-from astraflow.workflows.data_sets.rows import JsonLines
+from astraflow.workflows.data_sets import JsonLines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

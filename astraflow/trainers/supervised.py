@@ -27,8 +27,7 @@ from astraflow.trainers.demonstrations import (
 )
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.tensors import backward, seed_everything, to_tensor
-from astraflow.workflows.tokenizer_files import EOS_ID, write_tokenizer
-from astraflow.workflows.tutors import Pair, Tutor
+from astraflow.workflows.tutors import EOS_ID, Pair, Tutor, write_tokenizer
 
 Report = Callable[[str], None]
 

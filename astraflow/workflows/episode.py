@@ -13,11 +13,10 @@ from astraflow.core.tasks import Prompt, RolloutTask
 from astraflow.workflows.agents.messages import Message, normal_messages
 from astraflow.workflows.agents.prompts import unended
 from astraflow.workflows.ports import PolicyPort, Recorded, Reply
-from astraflow.workflows.seeds import trajectory_seed
-from astraflow.workflows.turns import Owner, Turn, trajectory_of
+from astraflow.workflows.turns import Owner, Turn, trajectory_of, trajectory_seed
 
 if TYPE_CHECKING:
-    from astraflow.workflows.agents.door import AgentDoor
+    from astraflow.workflows.agents.session import AgentServer
 
 
 class Episode:
@@ -29,7 +28,7 @@ class Episode:
         task: RolloutTask,
         sample_index: int,
         policies: Mapping[PolicyId, PolicyPort],
-        door: "AgentDoor | None" = None,
+        agent_server: "AgentServer | None" = None,
     ) -> None:
         """Start with no trajectory.
 
@@ -37,12 +36,12 @@ class Episode:
             task: What was asked for.
             sample_index: Which of its samples this is.
             policies: In the workflow's order; the first is the default.
-            door: Lets agents in that are not part of this process; None: nothing does.
+            agent_server: Lets agents in that are not part of this process; None: nothing does.
         """
         self.task = task
         self.sample_index = sample_index
         self._policies = policies
-        self._door = door
+        self._door = agent_server
         self._recorders: list[Recorder] = []
         self._recorded: list[Recorded] = []
 
@@ -117,7 +116,7 @@ class Episode:
         return port
 
     @property
-    def door(self) -> "AgentDoor":
+    def agent_server(self) -> "AgentServer":
         """What lets agents in.
 
         Raises:
@@ -227,7 +226,7 @@ class Recorder:
         return len(self._past.tokens)
 
     @property
-    def has_room(self) -> bool:
+    def has_context(self) -> bool:
         """Whether the context has room for another token."""
         return self.token_count < self._port.engine.max_context_token_count
 
@@ -312,7 +311,7 @@ class Recorder:
         self.finish_reason = generation.finish_reason
         text = self._port.tokenizer.decode(sampled)
         if self._past.messages:
-            self._keep_said(text)
+            self._keep_answer(text)
         return Reply(
             text=text,
             tokens=generation.tokens,
@@ -350,7 +349,7 @@ class Recorder:
         last = self._past.last
         return unended(last.generation, tokens) if last and last.end == at else tokens
 
-    def _keep_said(self, text: str) -> None:
+    def _keep_answer(self, text: str) -> None:
         """Note what the assistant said; a generation right after another goes on with its words."""
         past = self._past
         if past.asked is None and past.said_at is not None:

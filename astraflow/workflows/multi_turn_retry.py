@@ -6,7 +6,7 @@ from pydantic import Field
 
 from astraflow.core.rollouts import FinishReason
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.prompts import PromptOptions, fill, go_on, tell
+from astraflow.workflows.prompts import PromptOptions, fill, go_on, show_prompt
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.scoring import GuardedScorer, needs_scorer
 
@@ -41,7 +41,7 @@ class MultiTurnRetry:
         """Run one episode."""
         options = self._options
         talk = episode.trajectory()
-        tell(talk, options, episode.prompt)
+        show_prompt(talk, options, episode.prompt)
         turn, is_full = 0, False
         while True:
             reply = await talk.sample()
@@ -51,7 +51,7 @@ class MultiTurnRetry:
             if is_right or turn == options.max_turns:
                 break
             go_on(talk, fill(options.feedback, episode.prompt))
-            is_full = not talk.has_room
+            is_full = not talk.has_context
             if is_full:
                 break
         if not is_right:

@@ -49,7 +49,7 @@ class PromptOptions(Strict):
         return self
 
 
-def tell(recorder: Recorder, options: PromptOptions, prompt: Prompt) -> None:
+def show_prompt(recorder: Recorder, options: PromptOptions, prompt: Prompt) -> None:
     """Start a trajectory with the prompt that the options make of a row.
 
     Raises:

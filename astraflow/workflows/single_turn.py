@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.prompts import PromptOptions, tell
+from astraflow.workflows.prompts import PromptOptions, show_prompt
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.scoring import GuardedScorer, needs_scorer
 
@@ -20,7 +20,7 @@ class SingleTurn:
     async def run(self, episode: Episode) -> Score:
         """Run one episode."""
         talk = episode.trajectory()
-        tell(talk, self._options, episode.prompt)
+        show_prompt(talk, self._options, episode.prompt)
         reply = await talk.sample()
         score = await self._scorer(episode.prompt, reply.text)
         return replace(score, truncated=score.truncated or reply.is_cut)

@@ -2,11 +2,15 @@
 
 Both are trained on the same rollout, each for its own work: an attempt's reward is the score of
 that attempt, a verdict's is 1 when it agrees with the score of the attempt that it is about.
-Attempts and verdicts of a round are compared with those of the same round alone.
+Attempts and verdicts of a round are compared with those of the same round alone. `vote` has
+several answers to one prompt weighed by the verifier, for evaluation.
 """
 
+import asyncio
 import math
 import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -14,7 +18,7 @@ from pydantic import Field, model_validator
 
 from astraflow.workflows.episode import Episode, Recorder
 from astraflow.workflows.ports import Reply
-from astraflow.workflows.prompts import ChatMessage, PromptOptions, fill, go_on, tell
+from astraflow.workflows.prompts import ChatMessage, PromptOptions, fill, go_on, show_prompt
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.scoring import GuardedScorer, needs_scorer
 
@@ -58,7 +62,7 @@ class PairOptions(PromptOptions):
     """Budget of a verdict; unset: as the policy's sampling says."""
 
     @model_validator(mode="after")
-    def _verifier_is_asked(self) -> Self:
+    def _verifier_has_prompt(self) -> Self:
         if not self.verify.messages and self.verify.text is None:
             raise ValueError("'verify' needs 'messages' or 'text' with {answer} in it")
         if self.approve.casefold() == self.reject.casefold():
@@ -96,7 +100,7 @@ class Judged:
         return self.verdict is self.is_right
 
 
-class Pair:
+class SolverVerifierPair:
     """One attempt and one verdict; what `solver_verifier` and `vote` have in common."""
 
     def __init__(self, options: PairOptions, scorer: GuardedScorer) -> None:
@@ -134,10 +138,10 @@ class Pair:
         score = await self._scorer(prompt, reply.text)
         solver.reward = score.reward
         asked = replace(prompt, fields={**prompt.fields, "answer": reply.text})
-        tell(verifier, options.verify, asked)
+        show_prompt(verifier, options.verify, asked)
         budget = options.verdict_tokens
         limits = {} if budget is None else {"max_new_tokens": budget}
-        said = await verifier.sample(**limits) if verifier.has_room else None
+        said = await verifier.sample(**limits) if verifier.has_context else None
         verdict = None if said is None else self.verdict_of(said.text)
         is_approved = options.unparsed == "approve" if verdict is None else verdict
         judged = Judged(
@@ -185,13 +189,13 @@ class SolverVerifier:
 
     def __init__(self, options: Options, scorer: GuardedScorer | None) -> None:
         self._options = options
-        self._pair = Pair(options, needs_scorer(scorer))
+        self._pair = SolverVerifierPair(options, needs_scorer(scorer))
 
     async def run(self, episode: Episode) -> Score:
         """Run one episode."""
         options = self._options
         solver, verifier = self._pair.start(episode)
-        tell(solver, options, episode.prompt)
+        show_prompt(solver, options, episode.prompt)
         rounds = [await self._pair.run(episode, solver, verifier)]
         is_full = False
         while not rounds[-1].is_approved and len(rounds) < options.max_rounds and not is_full:
@@ -199,7 +203,7 @@ class SolverVerifier:
             solver, verifier = self._pair.start(episode, number=number, after=solver)
             critique = rounds[-1].critique
             go_on(solver, fill(options.feedback, episode.prompt, verdict=critique))
-            is_full = not solver.has_room
+            is_full = not solver.has_context
             if not is_full:
                 rounds.append(await self._pair.run(episode, solver, verifier))
         last = rounds[-1]
@@ -232,3 +236,61 @@ def probability_of(said: Reply | None, *, is_approved: bool) -> float:
         return float(is_approved)
     share = min(1.0, math.exp(float(said.logprobs[0])))
     return share if is_approved else 1.0 - share
+
+
+class Vote:
+    """Samples answers and verdicts, and rewards what the weighted vote elects.
+
+    Metrics, all of the same samples: `single` (mean of the answers), `majority` (the text
+    given most often), `best` (the answer that the verifier likes best), `weighted` (the text with
+    the largest sum of the verifier's probabilities; a verdict of several tokens counts 1 or 0). The
+    first of equals wins.
+
+    Example: ab with 0.2, ba with 0.9, ab with 0.3: the majority is ab, the best is ba, and
+    the weighted vote is ba, because 0.9 > 0.2 + 0.3.
+    """
+
+    class Options(PairOptions):
+        """The pair's options, and how many vote."""
+
+        answers: int = Field(4, ge=1)
+        """Answers per prompt."""
+
+    def __init__(self, options: Options, scorer: GuardedScorer | None) -> None:
+        self._options = options
+        self._pair = SolverVerifierPair(options, needs_scorer(scorer))
+
+    async def run(self, episode: Episode) -> Score:
+        """Run one episode."""
+        pairs = [self._pair.start(episode) for _ in range(self._options.answers)]
+        for solver, _ in pairs:
+            show_prompt(solver, self._options, episode.prompt)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._pair.run(episode, *pair)) for pair in pairs]
+        return count_votes([task.result() for task in tasks])
+
+
+def count_votes(judged: Sequence[Judged]) -> Score:
+    """Return the reward of the weighted vote, with the other ways to choose as metrics."""
+    weighted = _elect(judged, lambda one: one.p_approve)
+    majority = _elect(judged, lambda _: 1.0)
+    best = max(judged, key=lambda one: one.p_approve)
+    return Score(
+        reward=float(weighted.is_right),
+        metrics={
+            "single": sum(one.is_right for one in judged) / len(judged),
+            "majority": float(majority.is_right),
+            "best": float(best.is_right),
+            "weighted": float(weighted.is_right),
+            "verdict_right": sum(one.agrees for one in judged) / len(judged),
+        },
+    )
+
+
+def _elect(judged: Sequence[Judged], weight: Callable[[Judged], float]) -> Judged:
+    """Return an answer whose text has the largest weight; the first of equals."""
+    votes: dict[str, float] = defaultdict(float)
+    for one in judged:
+        votes[one.text] += weight(one)
+    elected = max(votes, key=votes.__getitem__)
+    return next(one for one in judged if one.text == elected)

@@ -2,19 +2,45 @@
 
 A workflow says itself what goes on from what. For an agent the tokens do: a prompt that begins with
 all tokens of an earlier turn extends it; any other begins anew. What extends each other is one
-trajectory; where a turn is extended twice, the second is a branch.
+trajectory, with a seed of its own; where a turn is extended twice, the second is a branch.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from astraflow.core.ids import PolicyId, TrajectoryId
-from astraflow.core.rollouts import FinishReason, Trajectory, VersionSpan
+from astraflow.core.rollouts import Column, ColumnAxis, FinishReason, Trajectory, VersionSpan
+from astraflow.core.routes import ROUTED_EXPERTS, joined_routes
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.protocol import Generation
-from astraflow.workflows.experts import expert_columns
+
+
+def trajectory_seed(seed: int | None, index: int) -> int | None:
+    """Return the seed of an episode's trajectory, in [0, 2**63); the first has the sample's own."""
+    if seed is None or index == 0:
+        return seed
+    return mixed_seed(seed, index)
+
+
+def mixed_seed(seed: int | None, other: int) -> int:
+    """Return a seed made of two, in [0, 2**63); None is a seed like any other."""
+    digest = hashlib.blake2b(f"{seed}/{other}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def expert_columns(length: int, generations: Iterable[Generation]) -> dict[str, Column]:
+    """Return the column of the experts that a trajectory's tokens went through, if they are known.
+
+    Args:
+        length: Tokens of the trajectory.
+        generations: In their order; each began with all tokens before it.
+    """
+    parts = [each.routed_experts for each in generations if each.routed_experts is not None]
+    routes = joined_routes(length, parts)
+    return {} if routes is None else {ROUTED_EXPERTS: Column(axis=ColumnAxis.TOKEN, values=routes)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

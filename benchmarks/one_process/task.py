@@ -10,7 +10,7 @@ import numpy as np
 from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PromptId
 from astraflow.core.tasks import Prompt
-from astraflow.workflows.letter_sort.scorer import LetterSort
+from astraflow.workflows.letter_sort import LetterSort
 
 Row = Mapping[str, Any]
 

@@ -23,15 +23,17 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
 from astraflow.workflows.building import build_sandboxes
 from astraflow.workflows.episode import Episode, Recorder
-from astraflow.workflows.prompts import ChatMessage, PromptOptions, fill, go_on, tell
+from astraflow.workflows.prompts import ChatMessage, PromptOptions, fill, go_on, show_prompt
 from astraflow.workflows.protocol import Score
-from astraflow.workflows.rewards.code import Verdict, judge, program_of
-from astraflow.workflows.rewards.code_tests import (
+from astraflow.workflows.rewards.code import (
     CallCase,
+    CaseVerdict,
     CheckCase,
     CodeTests,
     OutputCase,
+    judge,
     parse_tests,
+    program_of,
 )
 from astraflow.workflows.sandbox.guest import decoded
 from astraflow.workflows.sandbox.pool import SandboxPool
@@ -140,13 +142,13 @@ class CoderTester:
         """Run one episode."""
         options, prompt = self._options, episode.prompt
         talk = episode.trajectory(options.coder, agent="coder")
-        tell(talk, options, prompt)
+        show_prompt(talk, options, prompt)
         last = first = await self._attempt(prompt, talk)
         is_right = first.score.reward >= options.right_reward
 
         tester = episode.trajectory(options.tester, agent="tester")
         self._ask_for_cases(tester, prompt, first)
-        said = await tester.sample() if tester.has_room else None
+        said = await tester.sample() if tester.has_context else None
         cases = None if said is None else self._cases_of(prompt, said.text)
         verdicts = [] if cases is None else await self._verdicts(first.program, cases)
         passes = all(verdict.is_passed for verdict in verdicts)
@@ -158,7 +160,7 @@ class CoderTester:
             talk = episode.trajectory(agent="coder/2", after=first.talk)
             results = shown_results(cases, verdicts)
             go_on(talk, fill(options.feedback, prompt, results=results))
-            if talk.has_room:
+            if talk.has_context:
                 last = await self._attempt(prompt, talk)
         metrics = {
             "first_try": float(is_right),
@@ -194,7 +196,7 @@ class CoderTester:
             "form": form,
             "count": str(options.cases),
         }
-        tell(tester, options.test, replace(prompt, fields={**prompt.fields, **fields}))
+        show_prompt(tester, options.test, replace(prompt, fields={**prompt.fields, **fields}))
 
     def _function_of(self, prompt: Prompt) -> str:
         """Return the name of the function that is tested; empty: programs read and write.
@@ -230,13 +232,13 @@ class CoderTester:
         except (ValueError, TypeError, LookupError, RecursionError):
             return None
 
-    async def _verdicts(self, program: str | None, cases: CodeTests) -> list[Verdict]:
+    async def _verdicts(self, program: str | None, cases: CodeTests) -> list[CaseVerdict]:
         """Run a program; what has ended its sandbox has failed the cases that are left."""
         if program is None:
-            return [Verdict(is_passed=False, why="no_code")] * len(cases.cases)
+            return [CaseVerdict(is_passed=False, why="no_code")] * len(cases.cases)
         async with self._pool.take() as sandbox:
             found = await judge(sandbox, program, cases, time_s=self._options.time_s)
-        return found + [Verdict(is_passed=False, why="lost")] * (len(cases.cases) - len(found))
+        return found + [CaseVerdict(is_passed=False, why="lost")] * (len(cases.cases) - len(found))
 
     async def _is_valid(self, prompt: Prompt, cases: CodeTests) -> bool:
         """Whether a right program passes all cases. A group often has the same ones: kept."""
@@ -289,7 +291,7 @@ def without_examples(problem: str) -> str:
     return short if len(short) >= _LEAST_LEFT * len(problem) else problem
 
 
-def shown_results(cases: CodeTests, verdicts: list[Verdict]) -> str:
+def shown_results(cases: CodeTests, verdicts: list[CaseVerdict]) -> str:
     """Return a line for each case: its input, what it expects, and what came of it."""
     lines: list[str] = []
     for case, verdict in zip(cases.cases, verdicts, strict=True):
@@ -302,7 +304,7 @@ def shown_results(cases: CodeTests, verdicts: list[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def _shown(verdict: Verdict) -> str:
+def _shown(verdict: CaseVerdict) -> str:
     if verdict.why == "wrong":
         return f"got {_value(verdict.got.strip())[:_SHOWN_CHARS]}"
     why = verdict.error.strip().splitlines()[-1:]

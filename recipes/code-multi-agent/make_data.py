@@ -30,8 +30,7 @@ from small_functions import (  # noqa: E402 - of recipes/code
     rows_of,
 )
 
-from astraflow.workflows.rewards.code import Verdict  # noqa: E402
-from astraflow.workflows.rewards.code_tests import parse_tests  # noqa: E402
+from astraflow.workflows.rewards.code import CaseVerdict, parse_tests  # noqa: E402
 
 TRAIN_COUNT, HELD_OUT_COUNT, CODER_COUNT, TESTER_COUNT = 110, 24, 800, 1000
 TESTER_RIGHT_SHARE = 0.5
@@ -57,9 +56,9 @@ def results_of(source: str, inputs: list[object], expected: list[object]) -> str
     cases = {"fn_name": "f", "inputs": [[each] for each in inputs], "outputs": expected}
     got = outputs_of(source, inputs)
     verdicts = [
-        Verdict(is_passed=False, why="crash", error="SyntaxError: expected ':'")
+        CaseVerdict(is_passed=False, why="crash", error="SyntaxError: expected ':'")
         if got is None
-        else Verdict(is_passed=mine == right, why="wrong", got=str(mine))
+        else CaseVerdict(is_passed=mine == right, why="wrong", got=str(mine))
         for mine, right in zip(got or expected, expected, strict=True)
     ]
     return shown_results(parse_tests(cases), verdicts)

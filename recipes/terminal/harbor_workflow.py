@@ -22,7 +22,7 @@ from pydantic import Field
 from astraflow.config.strict import Options as AnyOptions
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
-from astraflow.workflows.agents.command import Command, CommandOptions
+from astraflow.workflows.agents.workflows import Command, CommandOptions
 from astraflow.workflows.building import build_sandboxes
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.protocol import PolicyFault, Score

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from astraflow.config.recipe import Strict
-from astraflow.workflows.letter_sort.scorer import LetterSort
+from astraflow.workflows.letter_sort import LetterSort
 from astraflow.workflows.protocol import Score
 
 IN_SCORER = ("raising", "wrong type", "not a number", "missing file", "exit", "no numbers")

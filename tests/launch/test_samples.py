@@ -8,7 +8,7 @@ from rich.console import Console
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.launch.samples import Wanted, find_rollouts, show_rollouts
-from astraflow.workflows.tokenizer_files import write_tokenizer
+from astraflow.workflows.tutors import write_tokenizer
 
 
 def _row(reward, *, policy="solver"):

@@ -17,8 +17,7 @@ from astraflow.testing import CharTokenizer, SmallEngine
 from astraflow.workflows.building import build_scorer
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
-from astraflow.workflows.rewards.code import Verdict
-from astraflow.workflows.rewards.code_tests import parse_tests
+from astraflow.workflows.rewards.code import CaseVerdict, parse_tests
 from astraflow.workflows.scoring import GuardedScorer
 
 ROOT = Path(__file__).parents[2]
@@ -184,8 +183,8 @@ def test_examples_are_left_out_of_what_a_tester_reads(pair):
 def test_results_are_a_line_for_each_case(pair):
     cases = parse_tests({"fn_name": "f", "inputs": [[1, "a"], [2, "b"]], "outputs": [1, None]})
     verdicts = [
-        Verdict(is_passed=True, why="passed"),
-        Verdict(is_passed=False, why="crash", error="Traceback …\nNameError: no y"),
+        CaseVerdict(is_passed=True, why="passed"),
+        CaseVerdict(is_passed=False, why="crash", error="Traceback …\nNameError: no y"),
     ]
     assert pair.shown_results(cases, verdicts).splitlines() == [
         "input 1, 'a', expected 1: PASS",

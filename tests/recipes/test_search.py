@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.config.loader import load_recipe
-from astraflow.workflows.data_sets.rows import JsonLines
+from astraflow.workflows.data_sets import JsonLines
 from astraflow.workflows.environments.search import Search
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.workflows.data_sets.rows import JsonLines
+from astraflow.workflows.data_sets import JsonLines
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "tools"
 

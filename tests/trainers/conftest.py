@@ -15,7 +15,7 @@ from astraflow.core.ids import BatchId, PolicyId, RolloutId, TrajectoryId
 from astraflow.core.rollouts import Column, ColumnAxis
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.model_files import save_model
-from astraflow.workflows.tokenizer_files import write_tokenizer
+from astraflow.workflows.tutors import write_tokenizer
 
 VOCABULARY = 14
 Row = dict[str, Any]

@@ -17,8 +17,8 @@ from astraflow.testing.nodes import make_node
 from astraflow.trainers.main import run_engine
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.torch_engine import TorchEngine
-from astraflow.workflows.letter_sort.task import prompt_rows
-from astraflow.workflows.tokenizer_files import write_tokenizer
+from astraflow.workflows.letter_sort import prompt_rows
+from astraflow.workflows.tutors import write_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -39,7 +39,7 @@ from astraflow.trainers.warm_up import ensure_model
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.workflows.building import build_workflows, workflow_specs
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.letter_sort.task import prompt_rows
+from astraflow.workflows.letter_sort import prompt_rows
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.runner import run_episode
 

@@ -27,8 +27,8 @@ from astraflow.trainers.rows import TrainRows
 from astraflow.trainers.torch_engine import replayed
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
-from astraflow.workflows.letter_sort.task import prompt_rows
-from astraflow.workflows.tokenizer_files import BOS_ID, PAD_ID, write_tokenizer
+from astraflow.workflows.letter_sort import prompt_rows
+from astraflow.workflows.tutors import BOS_ID, PAD_ID, write_tokenizer
 
 pytestmark = pytest.mark.slow
 

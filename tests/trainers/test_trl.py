@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.testing import require_train_engine
 from astraflow.trainers import run_engine
-from astraflow.workflows.tokenizer_files import write_tokenizer
+from astraflow.workflows.tutors import write_tokenizer
 from tests.trainers.conftest import llama_config
 from tests.trainers.engine_runs import example, training, vowel_recipe
 

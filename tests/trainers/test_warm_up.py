@@ -12,8 +12,7 @@ from astraflow.trainers.mismatch import export_bits
 from astraflow.trainers.supervised import Schedule, pack_pairs, supervised_rate
 from astraflow.trainers.warm_up import ensure_model, warm_up_key
 from astraflow.workflows.building import build_tutor
-from astraflow.workflows.tokenizer_files import write_tokenizer
-from astraflow.workflows.tutors import Pair
+from astraflow.workflows.tutors import Pair, write_tokenizer
 
 SHORT = WarmUp(tutor="letter_sort", step_count=3, batch_size=4)
 

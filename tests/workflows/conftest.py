@@ -149,6 +149,8 @@ def served_episode(door):
             tokenizer=CharTokenizer(),
             sampling=SamplingParams(max_new_tokens=max_new_tokens, seed=1),
         )
-        return Episode(task=task, sample_index=0, policies={port.policy_id: port}, door=door)
+        return Episode(
+            task=task, sample_index=0, policies={port.policy_id: port}, agent_server=door
+        )
 
     return make

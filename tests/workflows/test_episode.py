@@ -6,7 +6,7 @@ import pytest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
 from astraflow.workflows.episode import Episode
-from astraflow.workflows.seeds import trajectory_seed
+from astraflow.workflows.turns import trajectory_seed
 
 
 async def test_what_is_sampled_is_marked_and_what_is_observed_is_not(parrot, episode):

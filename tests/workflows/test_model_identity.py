@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from astraflow.workflows.model_identity import read_identity
+from astraflow.workflows.agents.template import read_identity
 
 
 @pytest.fixture

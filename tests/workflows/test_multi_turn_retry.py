@@ -2,7 +2,7 @@ import pytest
 
 from astraflow.core.rollouts import FinishReason, Outcome
 from astraflow.workflows.multi_turn_retry import MultiTurnRetry
-from astraflow.workflows.rewards.exact import Exact
+from astraflow.workflows.rewards.compare import Exact
 from astraflow.workflows.runner import run_episode
 from astraflow.workflows.scoring import GuardedScorer
 

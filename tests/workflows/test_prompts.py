@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
-from astraflow.workflows.prompts import PromptOptions, fill, go_on, tell
+from astraflow.workflows.prompts import PromptOptions, fill, go_on, show_prompt
 
 
 def row(**fields):
@@ -73,13 +73,13 @@ def test_what_a_workflow_adds_comes_before_the_rows_own():
 )
 def test_a_row_becomes_a_chat(parrot, episode, options, fields, messages):
     talk = episode(solver=parrot(), fields=fields).trajectory()
-    tell(talk, PromptOptions.model_validate(options), row(**fields))
+    show_prompt(talk, PromptOptions.model_validate(options), row(**fields))
     assert list(talk.messages) == messages
 
 
 def test_a_row_becomes_text(parrot, episode):
     talk = episode(solver=parrot()).trajectory()
-    tell(talk, PromptOptions(text="1 + 1 = 2\n{prompt} ="), row(prompt="3 + 4"))
+    show_prompt(talk, PromptOptions(text="1 + 1 = 2\n{prompt} ="), row(prompt="3 + 4"))
     assert (talk.text, talk.messages) == ("1 + 1 = 2\n3 + 4 =", ())
 
 
@@ -87,7 +87,7 @@ def test_a_row_whose_messages_end_with_the_answer_is_an_error(parrot, episode):
     talk = episode(solver=parrot()).trajectory()
     messages = [user("hi"), {"role": "assistant", "content": "hello"}]
     with pytest.raises(AstraflowError, match="ends with an answer") as caught:
-        tell(talk, PromptOptions(), row(messages=messages))
+        show_prompt(talk, PromptOptions(), row(messages=messages))
     assert caught.value.reason is Reason.INVALID_FIELD
 
 
@@ -109,7 +109,7 @@ def test_options_that_contradict_each_other_are_refused(options, problem):
 async def test_more_is_told_as_the_trajectory_began(parrot, episode):
     for options in (PromptOptions(), PromptOptions(text="{prompt}")):
         talk = episode(solver=parrot("a")).trajectory()
-        tell(talk, options, row(prompt="hi"))
+        show_prompt(talk, options, row(prompt="hi"))
         await talk.sample()
         go_on(talk, "again")
         assert talk.text == "hiaagain"

@@ -66,7 +66,7 @@ def test_what_is_not_here_is_unknown(name, said):
 def test_nothing_heavy_is_imported():
     code = (
         "import sys, astraflow.workflows.building, astraflow.workflows.data_sets,"
-        "astraflow.workflows.vote, astraflow.workflows.multi_turn_retry;"
+        "astraflow.workflows.solver_verifier, astraflow.workflows.multi_turn_retry;"
         "heavy = {'torch', 'transformers', 'tokenizers', 'pyarrow', 'grpc'} & set(sys.modules);"
         "sys.exit(', '.join(heavy) or 0)"
     )

@@ -2,7 +2,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import Outcome
-from astraflow.workflows.rewards.exact import Exact
+from astraflow.workflows.rewards.compare import Exact
 from astraflow.workflows.runner import run_episode
 from astraflow.workflows.scoring import GuardedScorer
 from astraflow.workflows.single_turn import SingleTurn

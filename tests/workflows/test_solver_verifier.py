@@ -6,10 +6,15 @@ from pydantic import ValidationError
 
 from astraflow.core.rollouts import FinishReason, Outcome
 from astraflow.workflows.ports import Reply
-from astraflow.workflows.rewards.exact import Exact
+from astraflow.workflows.rewards.compare import Exact
 from astraflow.workflows.runner import run_episode
 from astraflow.workflows.scoring import GuardedScorer
-from astraflow.workflows.solver_verifier import Pair, PairOptions, SolverVerifier, probability_of
+from astraflow.workflows.solver_verifier import (
+    PairOptions,
+    SolverVerifier,
+    SolverVerifierPair,
+    probability_of,
+)
 
 SCORER = GuardedScorer(Exact(Exact.Options()), name="exact")
 ONE_TOKEN = {
@@ -135,7 +140,7 @@ async def test_an_attempt_that_no_verifier_can_read_has_its_reward(parrot, episo
     ],
 )
 def test_the_last_verdict_counts(where, text, verdict):
-    assert Pair(PairOptions(verdict=where), SCORER).verdict_of(text) is verdict
+    assert SolverVerifierPair(PairOptions(verdict=where), SCORER).verdict_of(text) is verdict
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from astraflow.workflows.tokenizer_files import BOS_ID, EOS_ID, PAD_ID, vocabulary, write_tokenizer
+from astraflow.workflows.tutors import BOS_ID, EOS_ID, PAD_ID, vocabulary, write_tokenizer
 
 
 @pytest.fixture

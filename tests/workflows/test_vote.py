@@ -4,11 +4,10 @@ import pytest
 
 from astraflow.workflows.prompts import PromptOptions
 from astraflow.workflows.protocol import Score
-from astraflow.workflows.rewards.exact import Exact
+from astraflow.workflows.rewards.compare import Exact
 from astraflow.workflows.runner import run_episode
 from astraflow.workflows.scoring import GuardedScorer
-from astraflow.workflows.solver_verifier import Judged
-from astraflow.workflows.vote import Vote, count_votes
+from astraflow.workflows.solver_verifier import Judged, Vote, count_votes
 
 
 def judged(text, p_yes, *, right="ba"):

@@ -20,8 +20,7 @@ from astraflow.launch.check.subject import (
     of_error,
     warning,
 )
-from astraflow.workflows.data_sets.hub import kept_data_set
-from astraflow.workflows.data_sets.reader import DataSetReader, open_data_set
+from astraflow.workflows.data_sets import DataSetReader, kept_data_set, open_data_set
 
 _MAX_KINDS = 8
 

@@ -25,7 +25,7 @@ from astraflow.launch.check.subject import (
 )
 from astraflow.workflows.agents.template import ChatTemplate, load_template
 from astraflow.workflows.building import build_tutor
-from astraflow.workflows.tokenizer_files import BOS_ID, EOS_ID, PAD_ID, character_tokenizer
+from astraflow.workflows.tutors import BOS_ID, EOS_ID, PAD_ID, character_tokenizer
 
 _COPY = "copy the directory again, with all its files"
 # Rows of a file of demonstrations that are turned into tokens.

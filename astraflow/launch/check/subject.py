@@ -13,7 +13,7 @@ from astraflow.core.tasks import Prompt
 from astraflow.engines.tokenizer import Tokenizer
 from astraflow.launch.check.guard import UserLoop
 from astraflow.workflows.agents.template import ChatTemplate
-from astraflow.workflows.data_sets.reader import DataSetReader
+from astraflow.workflows.data_sets import DataSetReader
 from astraflow.workflows.protocol import Scorer, Workflow
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from astraflow.raas.agents.responses import RESPONSES
 from astraflow.raas.agents.script import Script
 from astraflow.raas.agents.stream import EventStream, gone
 from astraflow.raas.agents.texts import TextScript, text_body, text_completion
-from astraflow.workflows.agents.session import AgentSession, Ending, describe
+from astraflow.workflows.agents.session import AgentSession, SessionEnd, describe
 from astraflow.workflows.protocol import Score
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -197,7 +197,7 @@ class _Desk:
         """End an episode."""
         session = self._session(request)
         told = await self._parsed(request, End)
-        session.end(Ending(failure=told.failure))
+        session.end(SessionEnd(failure=told.failure))
         return JSONResponse({"ended": True})
 
     def _session(self, request: Request) -> AgentSession:

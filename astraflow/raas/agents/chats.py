@@ -11,9 +11,8 @@ from astraflow.raas.agents.completion import Choice, Completion, Piece
 from astraflow.raas.agents.detokenizer import opened_call
 from astraflow.raas.agents.request import ChatRequest, SamplingRequest
 from astraflow.raas.agents.script import Chunks
-from astraflow.workflows.agents.capture import Capture
 from astraflow.workflows.agents.messages import Message, normal_messages
-from astraflow.workflows.agents.session import AgentSession
+from astraflow.workflows.agents.session import AgentSession, Capture
 from astraflow.workflows.ports import Tokenizer
 
 

@@ -11,8 +11,7 @@ from astraflow.core.rollouts import FinishReason
 from astraflow.raas.agents.detokenizer import CALL, Detokenizer, cut_at, forced_calls, split_calls
 from astraflow.raas.agents.mail import Mail
 from astraflow.raas.agents.request import SamplingRequest
-from astraflow.workflows.agents.capture import Capture
-from astraflow.workflows.agents.session import AgentSession
+from astraflow.workflows.agents.session import AgentSession, Capture
 from astraflow.workflows.turns import Turn
 
 
@@ -72,7 +71,7 @@ class Completion:
 
     def __post_init__(self) -> None:
         """Refuse a prompt that leaves no room for an answer."""
-        self.session.require_room(self.capture, len(self.prompt))
+        self.session.require_context(self.capture, len(self.prompt))
 
     async def choices(self) -> list[Choice]:
         """Return all answers.

@@ -13,8 +13,7 @@ from astraflow.config.pool import Agents
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.rpc.address import advertised, split_address
 from astraflow.rpc.tls import Tls
-from astraflow.workflows.agents.door import Entrance, Queue
-from astraflow.workflows.agents.session import AgentSession
+from astraflow.workflows.agents.session import AgentSession, Queue, SessionEndpoint
 
 AGENT_TOKEN = "ASTRAFLOW_AGENT_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable of a node: what agents that are started elsewhere show to get an episode."""
@@ -48,12 +47,12 @@ class AgentEndpoint:
         self._url = ""
 
     @asynccontextmanager
-    async def open(self, session: AgentSession) -> AsyncGenerator[Entrance]:
+    async def open(self, session: AgentSession) -> AsyncGenerator[SessionEndpoint]:
         """Serve a session until the end of the context; what it still samples is withdrawn."""
         url = await self.url_of(session)
         self._sessions[session.session_id] = self._keys[session.key] = session
         try:
-            yield Entrance(base_url=f"{url}/v1", session_url=url, key=session.key)
+            yield SessionEndpoint(base_url=f"{url}/v1", session_url=url, key=session.key)
         finally:
             session.end()
             del self._sessions[session.session_id], self._keys[session.key]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from astraflow.workflows.agents.door import Entrance
+from astraflow.workflows.agents.session import SessionEndpoint
 
 # Fills from Entrance, beside {model}, the first policy's name, and {folder}, the episode's own.
 _CODEX = """
@@ -55,7 +55,7 @@ class Harness:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     files: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def prepare(self, entrance: Entrance, *, model: str, folder: Path) -> dict[str, str]:
+    def prepare(self, entrance: SessionEndpoint, *, model: str, folder: Path) -> dict[str, str]:
         """Write its files and return its variables.
 
         Args:

@@ -1,20 +1,105 @@
-"""Sessions: one episode as an agent sees it, from its first request to its reward."""
+"""Sessions: one episode as an agent sees it, what it samples there, and how it is let in."""
 
 import asyncio
 import secrets
-from collections.abc import Coroutine, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import FinishReason, Trajectory
 from astraflow.engines.protocol import Watch
-from astraflow.workflows.agents.capture import Capture
+from astraflow.workflows.agents.prompts import Chats, Texts
 from astraflow.workflows.episode import Episode
+from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.protocol import Score
-from astraflow.workflows.turns import Turn
+from astraflow.workflows.turns import (
+    Owner,
+    Turn,
+    TurnTree,
+    mixed_seed,
+    trajectories_of,
+    trajectory_seed,
+)
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Capture:
+    """Samples from a policy and keeps every turn.
+
+    Attributes:
+        port: The policy.
+        chats: Makes prompts of messages.
+        texts: Makes prompts of texts.
+    """
+
+    def __init__(self, port: PolicyPort, *, prefix: str) -> None:
+        """Start without a turn.
+
+        Args:
+            port: How the policy is reached.
+            prefix: Of the ids of its trajectories.
+        """
+        self.port = port
+        self.chats = Chats(port.template, port.tokenizer)
+        self.texts = Texts(port.tokenizer)
+        self._tree = TurnTree()
+        self._prefix = f"{prefix}/{port.policy_id}"
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """In the order in which they ended."""
+        return self._tree.turns
+
+    async def sample(
+        self,
+        prompt: Sequence[int],
+        *,
+        overrides: dict[str, Any],
+        seed: int | None = None,
+        watch: Watch | None = None,
+    ) -> Turn:
+        """Sample one completion.
+
+        Args:
+            prompt: Token ids.
+            overrides: Fields of SamplingParams that differ from the task's.
+            seed: Of the agent's choice; mixed with the sample's own, so that the rollouts of a
+                group differ.
+            watch: Told what was sampled while it goes on.
+
+        Raises:
+            AstraflowError: CONTEXT_TOO_LONG, and what the engine raises.
+        """
+        port, opening = self.port, self._tree.open(prompt)
+        own_seed = trajectory_seed(port.sampling.seed, opening.branch)
+        chosen = own_seed if seed is None else mixed_seed(own_seed, seed)
+        wanted = replace(port.sampling, **overrides, seed=chosen)
+        before = None if opening.parent is None else opening.parent.sampling
+        generation, sampling = await port.generate(prompt, wanted, before=before, watch=watch)
+        if not port.is_trained:  # no trainer scores it, so all of it counts
+            generation = replace(generation, constrained=None)
+        sampling = replace(sampling, grammar=None, top_logprobs=0)
+        return self._tree.add(opening, generation, sampling)
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """Yield one per branch in which anything can be trained on."""
+        owner = Owner(policy_id=self.port.policy_id, agent="", engine=self.port.engine.name)
+        made = list(trajectories_of(self._tree, owner, prefix=self._prefix))
+        if self.turns and not made:
+            log.warning(
+                "nothing of an episode can be trained on: grammars (response_format, tool_choice) "
+                "changed every draw; ask for them in fewer turns, or in the prompt",
+                policy=self.port.policy_id,
+            )
+        return iter(made)
+
 
 T = TypeVar("T")
 
@@ -32,7 +117,7 @@ class SamplingSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class SessionEnd:
     """How an agent ended its episode.
 
     Attributes:
@@ -81,7 +166,7 @@ class AgentSession:
         self._too_long: AstraflowError | None = None
         self._unmended: dict[bytes, AstraflowError] = {}
         self._running: set[asyncio.Task[Any]] = set()
-        self._ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[SessionEnd] = asyncio.get_running_loop().create_future()
         episode.attach(self)
 
     @property
@@ -133,7 +218,7 @@ class AgentSession:
         default = PolicyId(self.rules.models.get("*", next(iter(self._captures))))
         return self._captures[default]
 
-    def require_room(self, capture: Capture, token_count: int) -> None:
+    def require_context(self, capture: Capture, token_count: int) -> None:
         """Refuse a prompt of so many tokens that leaves no room for an answer.
 
         Raises:
@@ -175,14 +260,14 @@ class AgentSession:
         """Take the reward that the agent reports; a later one replaces it."""
         self.score = score
 
-    def end(self, ending: Ending | None = None) -> None:
+    def end(self, ending: SessionEnd | None = None) -> None:
         """End the episode; idempotent."""
         if not self._ended.done():
-            self._ended.set_result(ending or Ending())
+            self._ended.set_result(ending or SessionEnd())
         for task in self._running:
             task.cancel()
 
-    async def ended(self) -> Ending:
+    async def ended(self) -> SessionEnd:
         """Wait until it ends."""
         return await asyncio.shield(self._ended)
 
@@ -245,3 +330,51 @@ def _over() -> AstraflowError:
     return AstraflowError(
         Reason.TASK_CANCELLED, "the session is over; the episode was ended or took too long"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEndpoint:
+    """Where an agent finds its episode.
+
+    Attributes:
+        base_url: For clients of OpenAI's API; of this episode alone.
+        session_url: Where its reward is reported and its end.
+        key: For clients that tell episodes by their API key.
+    """
+
+    base_url: str
+    session_url: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """Where an agent that serves many episodes asks for its next one.
+
+    Attributes:
+        url: To POST to.
+        token: Bearer token.
+    """
+
+    url: str
+    token: str
+
+
+class AgentServer(Protocol):
+    """Lets agents in."""
+
+    def open(self, session: AgentSession) -> AbstractAsyncContextManager[SessionEndpoint]:
+        """Serve a session until the end of the context."""
+        ...
+
+    async def queue(self, lane: str) -> Queue:
+        """Return where the sessions of a lane are handed out."""
+        ...
+
+    def at_close(self, undo: Callable[[], Awaitable[None]]) -> None:
+        """Have something undone when the door is closed for good."""
+        ...
+
+    def offer(self, session: AgentSession, lane: str) -> None:
+        """Hand an open session to the next agent that asks for one."""
+        ...

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import structlog
+from blake3 import blake3
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.members import ModelIdentity
 from astraflow.workflows.agents.messages import Message
 
 if TYPE_CHECKING:
@@ -20,19 +22,25 @@ if TYPE_CHECKING:
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
 """For models without a template: the contents, one after the other."""
 
 # Stands where an assistant's words stand; nothing else in a chat has it.
 _MARK = "\ue000\ue001astraflow\ue001\ue000"
+
 _OTHER = "name another template (policies.*.model.chat_template)"
+
 _NEEDS = {
     "system": "system messages",
     "tools": "tools",
     "tool": "messages with what a tool returned",
     "history": "chats that go on after an answer",
 }
+
 _USER: Message = {"role": "user", "content": "1"}
+
 _SAID: Message = {"role": "assistant", "content": _MARK}
+
 _TOOL = {
     "type": "function",
     "function": {
@@ -352,3 +360,24 @@ def _refuse(message: str) -> NoReturn:
 
 def _now(form: str) -> str:
     return datetime.now(UTC).strftime(form)
+
+
+def read_identity(model_dir: Path) -> ModelIdentity:
+    """Return the name of a Hugging Face directory and the digests of its text encoding.
+
+    The digest of config.json stays empty: each release of a library writes that file in another
+    way for the same model, and layouts of weights are compared anyhow.
+
+    Args:
+        model_dir: With tokenizer.json and a chat template, where the model has them.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the chat template cannot be read.
+    """
+    tokenizer = model_dir / "tokenizer.json"
+    template = load_template(model_dir).source
+    return ModelIdentity(
+        name=model_dir.name,
+        tokenizer_digest=blake3(tokenizer.read_bytes()).digest() if tokenizer.is_file() else b"",
+        chat_template_digest=b"" if template == PLAIN else blake3(template.encode()).digest(),
+    )

@@ -17,7 +17,12 @@ from pydantic import Field
 
 from astraflow.config.strict import Options
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.workflows.agents.command import Command, CommandOptions, ProgramOptions, environment
+from astraflow.workflows.agents.workflows import (
+    Command,
+    CommandOptions,
+    ProgramOptions,
+    environment,
+)
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.scoring import GuardedScorer

@@ -21,7 +21,7 @@ _KEY_VARIABLE = "VERIFIERS_AGENT_KEY"
 _SHOWN_CHARS = 400
 
 
-class Entrance(NamedTuple):
+class PolicyEndpoint(NamedTuple):
     """Where the policy is."""
 
     base_url: str
@@ -65,7 +65,7 @@ class Taskset:
             data = task.data.model_dump(mode="json", exclude_defaults=True)
             yield {**data, "id": task.key, "prompt": task.data.prompt_text}
 
-    async def play(self, row: dict[str, Any], entrance: Entrance) -> Played:
+    async def play(self, row: dict[str, Any], entrance: PolicyEndpoint) -> Played:
         """Play one task."""
         v1: Any = import_module("verifiers.v1")
         os.environ[_KEY_VARIABLE] = entrance.key
@@ -94,7 +94,7 @@ class Taskset:
 
 
 def _here(config: Any) -> Any:
-    """Let agents whose runtime nobody chose run on this machine: they live under a keeper."""
+    """Let agents whose runtime nobody chose run on this machine: they live under a supervisor."""
     v1: Any = import_module("verifiers.v1")
     local = {
         name: agent.model_copy(update={"runtime": v1.SubprocessConfig()})
@@ -108,7 +108,7 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
 
-class Rows:
+class RowEnvironment:
     """An environment of verifiers 0.1: rows of a data set, a protocol and a rubric."""
 
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Rows:
         for row in env.get_eval_dataset() if split == "eval" else env.get_dataset():
             yield {**row, "id": str(row["example_id"])}
 
-    async def play(self, row: dict[str, Any], entrance: Entrance) -> Played:
+    async def play(self, row: dict[str, Any], entrance: PolicyEndpoint) -> Played:
         """Play one row."""
         verifiers: Any = import_module("verifiers")
         openai: Any = import_module("openai")
@@ -135,17 +135,17 @@ class Rows:
         return Played(reward=float(done["reward"]), metrics=metrics)
 
 
-def load(name: str, arguments: dict[str, Any]) -> Taskset | Rows:
+def load(name: str, arguments: dict[str, Any]) -> Taskset | RowEnvironment:
     """Load an environment with the release that is here."""
     verifiers: Any = import_module("verifiers")
     return (
-        Rows(name, arguments)
+        RowEnvironment(name, arguments)
         if hasattr(verifiers, "load_environment")
         else Taskset(name, arguments)
     )
 
 
-class Line:
+class JsonConnection:
     """Posts JSON over one connection to the node that is kept open."""
 
     def __init__(self, url: str) -> None:
@@ -162,10 +162,12 @@ class Line:
         return json.loads(said) if said and answer.status == http.client.OK else None
 
 
-def serve(environment: Taskset | Rows, line: Line, session: dict[str, Any]) -> None:
+def serve(
+    environment: Taskset | RowEnvironment, line: JsonConnection, session: dict[str, Any]
+) -> None:
     """Play one episode, and report what came of it."""
     key, url = session["api_key"], session["session_url"]
-    entrance = Entrance(base_url=session["base_url"], key=key, model=session["models"][0])
+    entrance = PolicyEndpoint(base_url=session["base_url"], key=key, model=session["models"][0])
     try:
         played = asyncio.get_event_loop().run_until_complete(
             environment.play(session["task"], entrance)
@@ -182,16 +184,16 @@ def serve(environment: Taskset | Rows, line: Line, session: dict[str, Any]) -> N
     line.post(f"{url}/end", {"failure": played.failure[-_SHOWN_CHARS:]}, key)
 
 
-def serve_all(environment: Taskset | Rows) -> None:
+def serve_all(environment: Taskset | RowEnvironment) -> None:
     """Serve the episode that the process was started for, or one after the other for ever."""
     url = os.environ.get("ASTRAFLOW_TAKE_URL")
     if url is None:
         session_url = os.environ["ASTRAFLOW_SESSION_URL"]
         session = json.loads(Path(os.environ["ASTRAFLOW_TASK_FILE"]).read_text("utf-8"))
         whole = {**session, "session_url": session_url, "base_url": f"{session_url}/v1"}
-        serve(environment, Line(session_url), whole)
+        serve(environment, JsonConnection(session_url), whole)
         return
-    line = Line(url)
+    line = JsonConnection(url)
     while True:
         session = line.post(url, {}, os.environ["ASTRAFLOW_TAKE_TOKEN"])
         if session is not None:

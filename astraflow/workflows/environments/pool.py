@@ -19,9 +19,9 @@ import astraflow
 from astraflow.config.strict import Options, Strict
 from astraflow.core.code import load
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.workflows.agents.command import environment as environment_variables
+from astraflow.workflows.agents.workflows import environment as environment_variables
 from astraflow.workflows.environments.protocol import Message, Observation, Step
-from astraflow.workflows.kept.program import Limits, Worker
+from astraflow.workflows.kept.program import LineWorker, ProgramLimits
 from astraflow.workflows.registry import Kind, target_of
 
 _WORKER = Path(__file__).with_name("worker.py")
@@ -67,7 +67,7 @@ class _Host:
 
     free: set[int]
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    process: Worker | None = None
+    process: LineWorker | None = None
 
 
 class EnvironmentPool:
@@ -119,8 +119,8 @@ class EnvironmentPool:
                 await _clear(host)
 
     async def ask(
-        self, host: _Host, told: Mapping[str, Any], started: Worker | None
-    ) -> tuple[dict[str, Any], Worker]:
+        self, host: _Host, told: Mapping[str, Any], started: LineWorker | None
+    ) -> tuple[dict[str, Any], LineWorker]:
         """Send a line to a process, and return the answer and the process that gave it.
 
         A process that is in the middle of an answer finishes it, though nobody may wait for it.
@@ -134,7 +134,7 @@ class EnvironmentPool:
             AstraflowError: ENVIRONMENT_FAILED; CODE_UNKNOWN or INVALID_FIELD when the environment
                 cannot be made.
         """
-        task = asyncio.ensure_future(self._asked(host, told, started))
+        task = asyncio.ensure_future(self._send(host, told, started))
         self._asking.add(task)
         task.add_done_callback(self._done)
         return await asyncio.shield(task)
@@ -144,9 +144,9 @@ class EnvironmentPool:
         if not task.cancelled():
             task.exception()
 
-    async def _asked(
-        self, host: _Host, told: Mapping[str, Any], started: Worker | None
-    ) -> tuple[dict[str, Any], Worker]:
+    async def _send(
+        self, host: _Host, told: Mapping[str, Any], started: LineWorker | None
+    ) -> tuple[dict[str, Any], LineWorker]:
         options = self._options
         async with host.turn:
             process = host.process
@@ -170,7 +170,7 @@ class EnvironmentPool:
             raise self._failed(answer["error"], answer)
         return answer, process
 
-    async def _died(self, host: _Host, process: Worker) -> AstraflowError:
+    async def _died(self, host: _Host, process: LineWorker) -> AstraflowError:
         host.process = None
         words = process.last_words
         await process.stop()
@@ -179,17 +179,19 @@ class EnvironmentPool:
             f"{self._options.memory_mb} MiB, raise memory_mb"
         )
 
-    async def _start(self) -> Worker:
+    async def _start(self) -> LineWorker:
         if self._refusal is not None:
             raise self._refusal
         options = self._options
         own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} if not options.python else {}
         # The order of sets is in what some environments say.
         fixed = {"PYTHONHASHSEED": "0", **own, **options.env}
-        process = await Worker.start(
+        process = await LineWorker.start(
             (options.python or sys.executable, str(_WORKER)),
             (str(_PACKAGES), self._target, json.dumps(options.environment_options)),
-            limits=Limits(time_s=None, memory_mb=options.memory_mb, processes=options.processes),
+            limits=ProgramLimits(
+                time_s=None, memory_mb=options.memory_mb, processes=options.processes
+            ),
             env=environment_variables(fixed),
         )
         try:
@@ -199,7 +201,7 @@ class EnvironmentPool:
             raise
         return process
 
-    async def _started(self, process: Worker) -> None:
+    async def _started(self, process: LineWorker) -> None:
         """Wait until a process has made its first environment."""
         options = self._options
         try:
@@ -244,7 +246,7 @@ class PooledEnvironment:
         self._pool = pool
         self._host = host
         self._number = number
-        self._process: Worker | None = None
+        self._process: LineWorker | None = None
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
         """Begin the episode.

@@ -36,7 +36,7 @@ class OwnPackage:
         return PathFinder.find_spec(name, [self._root]) if name == "astraflow" else None
 
 
-class Slot:
+class EnvironmentSlot:
     """An environment, and the random numbers that are its own."""
 
     def __init__(self, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -143,7 +143,7 @@ def find(name: str) -> Callable[..., Any]:
 
 def serve(line: Any, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Make an environment and say so; answer until the owner hangs up, then close all."""
-    slots = {0: Slot(make, options)}
+    slots = {0: EnvironmentSlot(make, options)}
     slots[0].make()
     line.write(b"{}\n")
     line.flush()
@@ -151,7 +151,7 @@ def serve(line: Any, make: Callable[..., Any], options: Mapping[str, Any]) -> No
         told = json.loads(asked)
         number = told["slot"]
         if number not in slots:
-            slots[number] = Slot(make, options)
+            slots[number] = EnvironmentSlot(make, options)
         slot = slots[number]
         answer = slot.call(told)
         try:

@@ -115,7 +115,7 @@ class EnvironmentWorkflow:
         talk = episode.trajectory()
         async with self._pool.open() as environment:
             first = await environment.reset(episode.prompt.fields, seed_of(episode.prompt))
-            self._tell(talk, [*self._before(), *self._messages(first)])
+            self._observe(talk, [*self._before(), *self._messages(first)])
             played = await self._play(talk, environment)
         if played.turns == self._options.max_turns and not played.is_done:
             talk.finish_reason = FinishReason.TURNS
@@ -144,9 +144,9 @@ class EnvironmentWorkflow:
                 observation = _note(await environment.step(action), played)
             if played.is_done or played.turns == options.max_turns:
                 return played
-            self._tell(talk, self._messages(observation))
+            self._observe(talk, self._messages(observation))
 
-    def _tell(self, talk: Recorder, messages: Sequence[Message]) -> None:
+    def _observe(self, talk: Recorder, messages: Sequence[Message]) -> None:
         if self._options.chat:
             talk.chat(messages, self._options.tools)
         else:

@@ -1,1 +1,1 @@
-"""Programs that are not trusted: each runs under a keeper that leaves nothing of it behind."""
+"""Programs that are not trusted: each runs under a supervisor that leaves nothing of it behind."""

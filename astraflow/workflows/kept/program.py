@@ -14,12 +14,12 @@ from typing import Any
 
 from astraflow.core.errors import AstraflowError, Reason
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _MAX_LINE_NBYTES = 16 * 2**20
 _LAST_WORDS_CHARS = 600
 
 
-class Ended(StrEnum):
+class ExitCause(StrEnum):
     """Why a program ended."""
 
     EXITED = "exited"
@@ -30,7 +30,7 @@ class Ended(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ProgramLimits:
     """What a program may take.
 
     Attributes:
@@ -47,7 +47,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class ProgramExit:
     """What became of a program.
 
     Attributes:
@@ -55,20 +55,20 @@ class Fate:
         code: Its exit code, 128 + n for signal n; -1: it was killed at a limit.
     """
 
-    ended: Ended
+    ended: ExitCause
     code: int
 
     @property
     def is_well(self) -> bool:
         """Whether it ended by itself, with 0."""
-        return self.ended is Ended.EXITED and self.code == 0
+        return self.ended is ExitCause.EXITED and self.code == 0
 
 
 class Program:
     """A program that runs."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
-        """Take over a keeper; `start` is the way to get one."""
+        """Take over a supervisor; `start` is the way to get one."""
         self._process = process
         self._reading = asyncio.ensure_future(process.communicate())
 
@@ -77,7 +77,7 @@ class Program:
         cls,
         command: Sequence[str],
         *,
-        limits: Limits,
+        limits: ProgramLimits,
         folder: Path,
         env: Mapping[str, str],
         cwd: Path | None = None,
@@ -102,7 +102,7 @@ class Program:
             "stderr": str(folder / "stderr"),
         }
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(_KEEPER), json.dumps(told), *command),
+            *(sys.executable, "-I", "-S", str(_SUPERVISOR), json.dumps(told), *command),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=dict(env),
@@ -112,7 +112,7 @@ class Program:
         )
         return cls(process)
 
-    async def wait(self) -> Fate:
+    async def wait(self) -> ProgramExit:
         """Wait as `fate`; it is stopped when this is cancelled."""
         try:
             return await self.fate()
@@ -120,11 +120,11 @@ class Program:
             await self.stop()
             raise
 
-    async def fate(self) -> Fate:
+    async def fate(self) -> ProgramExit:
         """Wait until it has ended and nothing of it is left.
 
         Raises:
-            AstraflowError: ENVIRONMENT_FAILED when its keeper was killed.
+            AstraflowError: ENVIRONMENT_FAILED when its supervisor was killed.
         """
         said, _ = await asyncio.shield(self._reading)
         try:
@@ -135,7 +135,7 @@ class Program:
                 f"the keeper of a program ended with {self._process.returncode} and said nothing",
                 retryable=True,
             ) from None
-        return Fate(ended=Ended(fate["why"]), code=fate["code"])
+        return ProgramExit(ended=ExitCause(fate["why"]), code=fate["code"])
 
     async def stop(self) -> None:
         """Kill it and all that came of it; idempotent."""
@@ -146,7 +146,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Worker:
+class LineWorker:
     """A program that answers every line of JSON with one, and stays."""
 
     program: Program
@@ -160,9 +160,9 @@ class Worker:
         command: Sequence[str],
         arguments: Sequence[str],
         *,
-        limits: Limits,
+        limits: ProgramLimits,
         env: Mapping[str, str],
-    ) -> "Worker":
+    ) -> "LineWorker":
         """Start one; between `command` and `arguments` it is told the descriptor of its line."""
         ours, theirs = socket.socketpair()
         folder = tempfile.TemporaryDirectory(prefix="astraflow-worker-")

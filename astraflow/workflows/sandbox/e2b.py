@@ -12,7 +12,7 @@ from pydantic import Field
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.sandbox.channel import cannot_start
-from astraflow.workflows.sandbox.protocol import Finished, Limits
+from astraflow.workflows.sandbox.protocol import Finished, SandboxLimits
 
 _LATE_S = 30.0
 # Of `timeout`, and of a shell whose command was killed.
@@ -23,7 +23,7 @@ _KILLED = (_TIMED_OUT, 137)
 class E2B:
     """Starts virtual machines; the key is E2B_API_KEY of the node's environment."""
 
-    class Options(Limits):
+    class Options(SandboxLimits):
         """Limits, and which machine; `disk_mb` is the template's."""
 
         template: str | None = None
@@ -41,7 +41,7 @@ class E2B:
         self._options = options
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SandboxLimits:
         """Return what programs may take."""
         return self._options
 
@@ -71,14 +71,14 @@ class E2B:
 class E2BSandbox:
     """A virtual machine. Input and output of a command go through files, for they are bytes."""
 
-    def __init__(self, module: Any, machine: Any, limits: Limits) -> None:
+    def __init__(self, module: Any, machine: Any, limits: SandboxLimits) -> None:
         """Take over a machine; `E2B.start` is the way to get one."""
         self._module = module
         self._machine = machine
         self._limits = limits
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SandboxLimits:
         """Return what programs may take."""
         return self._limits
 

@@ -70,7 +70,7 @@ def main() -> None:
         "check": _check,
     }
     _say(answers, [b"ready"])
-    while (asked := heard(asks)) is not None:
+    while (asked := receive(asks)) is not None:
         _say(answers, serve[asked["do"]](asked, asks))
     _kill_all()
 
@@ -289,13 +289,13 @@ def _child(start: Callable[[], object], descriptors: Sequence[int], asked: Reque
     except SystemExit as leave:
         _leave(leave.code)
     except BaseException:  # noqa: BLE001 - a program raises anything
-        _tell(*sys.exc_info())
+        _print_traceback(*sys.exc_info())
         _leave(1)
     finally:
         os._exit(1)
 
 
-def _tell(kind: Any, error: Any, place: Any) -> None:
+def _print_traceback(kind: Any, error: Any, place: Any) -> None:
     """Print a traceback, from the first line of the program's own on."""
     whole = place
     while place is not None and place.tb_frame.f_code.co_filename != _FILE:
@@ -367,7 +367,7 @@ def _answer_calls(source: str) -> None:
     if os.read(calls, 1) != b"!":
         return
     names = _play(source, "solution")
-    while (call := heard(calls)) is not None:
+    while (call := receive(calls)) is not None:
         name, arguments, keywords = call
         try:
             answer = f'["ok",{encoded(_function(names, name)(*arguments, **keywords))}]'
@@ -383,7 +383,7 @@ class _Broken(BaseException):
 
 def _test(asked: Request) -> None:
     """Run tests whose calls go to the program's process; say `passed`, or why not."""
-    tests = heard(_TESTS)
+    tests = receive(_TESTS)
     os.close(_TESTS)
     builtin_names = set(dir(__builtins__)) | {"__name__"}
     names: dict[str, Any] = {"__name__": "tests"}
@@ -516,7 +516,7 @@ def decoded(text: bytes) -> Any:
         raise ValueError("not of the form that a guest writes") from error
 
 
-def heard(number: int) -> Any:
+def receive(number: int) -> Any:
     """Read one request; None at the end."""
     size = _exactly(number, 4)
     data = None if size is None else _exactly(number, int.from_bytes(size, "little"))

@@ -44,8 +44,8 @@ class SandboxPool:
         if self._loop is not asyncio.get_running_loop():
             # Those of another loop, which has ended, end with their descriptors.
             self._begin()
-        if self._keeper is None:
-            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        if self._closer is None:
+            self._closer = asyncio.get_running_loop().create_task(self._close_with_loop())
         async with self._room:
             starting = self._started.popleft() if self._started else self._start()
             while len(self._started) < self._ready:
@@ -64,12 +64,12 @@ class SandboxPool:
 
     async def close(self) -> None:
         """End all of them; idempotent."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None and self._loop is asyncio.get_running_loop():
-            keeper.cancel()
-            await asyncio.wait({keeper})
+        closer, self._closer = self._closer, None
+        if closer is not None and self._loop is asyncio.get_running_loop():
+            closer.cancel()
+            await asyncio.wait({closer})
 
-    async def _keep(self) -> None:
+    async def _close_with_loop(self) -> None:
         """Wait to be cancelled, as all tasks of a loop that ends are; then end what is ready."""
         try:
             await asyncio.get_running_loop().create_future()
@@ -88,7 +88,7 @@ class SandboxPool:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
             self._loop = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._closer: asyncio.Task[None] | None = None
         self._room = asyncio.Semaphore(self._workers)
         self._started = deque[asyncio.Task[Sandbox]]()
         self._closing = set[asyncio.Task[None]]()

@@ -11,14 +11,14 @@ import tempfile
 import psutil
 from pydantic import Field
 
-from astraflow.workflows.sandbox.channel import GUEST, GuestSandbox, Place
-from astraflow.workflows.sandbox.protocol import Limits
+from astraflow.workflows.sandbox.channel import GUEST, GuestPlace, GuestSandbox
+from astraflow.workflows.sandbox.protocol import SandboxLimits
 
 
 class UnsafeProcess:
     """Starts processes under a guest in a temporary folder."""
 
-    class Options(Limits):
+    class Options(SandboxLimits):
         """Limits: `disk_mb` is not kept, and for root neither is `processes`."""
 
         env: dict[str, str] = Field(default={})
@@ -28,7 +28,7 @@ class UnsafeProcess:
         self._options = options
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SandboxLimits:
         """Return what programs may take."""
         return self._options
 
@@ -36,7 +36,7 @@ class UnsafeProcess:
         """Start one; see `SandboxProvider.start`."""
         folder = tempfile.TemporaryDirectory(prefix="astraflow-process-")
         env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder.name, "LANG": "C.UTF-8"}
-        place = Place(
+        place = GuestPlace(
             home=folder.name,
             env=env | self._options.env,
             task_count=_own_task_count() + self._options.processes,

@@ -14,7 +14,7 @@ from pydantic import Field
 from astraflow.config.strict import Strict
 
 
-class Limits(Strict):
+class SandboxLimits(Strict):
     """What the programs of a sandbox may take; the base of every sandbox's `sandbox_options`."""
 
     time_s: float = Field(default=10.0, gt=0)
@@ -69,7 +69,7 @@ class Sandbox(Protocol):
     """
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SandboxLimits:
         """Return what programs may take."""
         ...
 
@@ -89,7 +89,7 @@ class Sandbox(Protocol):
             stdin: What it reads; then the end of the file.
             cwd: A folder of the sandbox; None: its home.
             env: Variables beside the sandbox's own.
-            time_s: Seconds; None: `Limits.time_s`.
+            time_s: Seconds; None: `SandboxLimits.time_s`.
 
         Raises:
             AstraflowError: ENVIRONMENT_FAILED when the sandbox failed.
@@ -101,7 +101,7 @@ class Sandbox(Protocol):
         """Return a file of the sandbox; relative paths start at its home.
 
         Raises:
-            FileNotFoundError: There is none, or it is larger than `Limits.file_mb`, or no file.
+            FileNotFoundError: There is none, it is larger than `SandboxLimits.file_mb`, or no file.
             AstraflowError: ENVIRONMENT_FAILED when the sandbox failed.
             PolicyFault: A command has ended the sandbox.
         """
@@ -126,7 +126,7 @@ class SandboxProvider(Protocol):
     """Starts sandboxes of one kind: what `sandbox` of a recipe names, made from its `Options`."""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SandboxLimits:
         """Return what programs may take."""
         ...
 

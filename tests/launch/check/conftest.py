@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from astraflow.workflows.tiny_models import tiny_llama_config
-from astraflow.workflows.tokenizer_files import write_tokenizer
+from astraflow.workflows.letter_sort import tiny_llama_config
+from astraflow.workflows.tutors import write_tokenizer
 
 ALPHABET = "abcdefghij>"
 RECIPE = """

@@ -10,8 +10,7 @@ from astraflow.config.pool import Agents
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.testing import CharTokenizer, SmallEngine
-from astraflow.workflows.agents.door import Entrance
-from astraflow.workflows.agents.session import AgentSession
+from astraflow.workflows.agents.session import AgentSession, SessionEndpoint
 from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
@@ -29,7 +28,7 @@ class Stage:
     endpoint: AgentEndpoint
     episode: Episode
     session: AgentSession
-    entrance: Entrance
+    entrance: SessionEndpoint
     engine: SmallEngine
 
     def client(self, **settings) -> httpx.AsyncClient:
@@ -58,7 +57,7 @@ def make_episode(engine, *, policies=("solver",), sampling=None, door=None, fiel
         )
         for name in policies
     }
-    return Episode(task=task, sample_index=0, policies=ports, door=door)
+    return Episode(task=task, sample_index=0, policies=ports, agent_server=door)
 
 
 @pytest.fixture

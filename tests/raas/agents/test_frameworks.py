@@ -18,8 +18,8 @@ from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.tokenizer import load_tokenizer
 from astraflow.raas.agents.endpoint import AgentEndpoint
 from astraflow.testing import CharTokenizer, small_recipe, start_run
-from astraflow.workflows.agents.command import Command
 from astraflow.workflows.agents.template import ChatTemplate
+from astraflow.workflows.agents.workflows import Command
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.ports import PolicyPort
 from astraflow.workflows.scoring import GuardedScorer
@@ -349,7 +349,12 @@ def stage(tmp_path):
         )
         endpoint = AgentEndpoint(case.agents)
         try:
-            yield Episode(task=task, sample_index=0, policies={"policy": port}, door=endpoint), tape
+            yield (
+                Episode(
+                    task=task, sample_index=0, policies={"policy": port}, agent_server=endpoint
+                ),
+                tape,
+            )
         finally:
             await endpoint.close()
             await engine.close()

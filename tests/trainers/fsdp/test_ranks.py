@@ -25,7 +25,7 @@ from astraflow.trainers.lora import read_lora
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.torch_engine import TorchEngine
 from astraflow.weights.publish.publisher import WeightPublisher
-from astraflow.workflows.tokenizer_files import write_tokenizer
+from astraflow.workflows.tutors import write_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from astraflow.testing import require_train_engine
 from astraflow.trainers.causal_model import load_causal_model
 from astraflow.trainers.megatron.engine import MegatronEngine
 from astraflow.trainers.torch_engine import TorchEngine
-from astraflow.workflows.tokenizer_files import write_tokenizer
+from astraflow.workflows.tutors import write_tokenizer
 from tests.trainers.conftest import VOCABULARY, llama_config, make_rows, to_batch, to_part
 
 HAS_MEGATRON = importlib.util.find_spec("megatron") is not None

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.testing import CharTokenizer
-from astraflow.workflows.agents.command import Command
-from astraflow.workflows.agents.door import Entrance
 from astraflow.workflows.agents.harnesses import HARNESSES
-from astraflow.workflows.rewards.exact import Exact
+from astraflow.workflows.agents.session import SessionEndpoint
+from astraflow.workflows.agents.workflows import Command
+from astraflow.workflows.rewards.compare import Exact
 from astraflow.workflows.scoring import GuardedScorer
 
 ASKER = (sys.executable, "-I", "-S", str(Path(__file__).parent / "programs" / "asker.py"))
@@ -107,7 +107,7 @@ async def test_a_process_that_dies_is_replaced(episode):
 
 @pytest.mark.parametrize("name", HARNESSES)
 def test_a_harness_finds_the_policy_and_nothing_of_it_is_left(name, tmp_path):
-    entrance = Entrance(base_url="http://h:1/s/v1", session_url="http://h:1/s", key="sk-1")
+    entrance = SessionEndpoint(base_url="http://h:1/s/v1", session_url="http://h:1/s", key="sk-1")
     made = HARNESSES[name].prepare(entrance, model="p", folder=tmp_path)
     texts = [*made.values(), *(path.read_text() for path in tmp_path.rglob("*") if path.is_file())]
     assert not any(
@@ -117,7 +117,7 @@ def test_a_harness_finds_the_policy_and_nothing_of_it_is_left(name, tmp_path):
 
 
 def test_a_codex_is_configured_in_the_folder_of_its_episode(tmp_path):
-    entrance = Entrance(base_url="http://h:1/s/v1", session_url="http://h:1/s", key="sk-1")
+    entrance = SessionEndpoint(base_url="http://h:1/s/v1", session_url="http://h:1/s", key="sk-1")
     made = HARNESSES["codex"].prepare(entrance, model="p", folder=tmp_path)
     told = tomllib.loads(Path(made["CODEX_HOME"], "config.toml").read_text())
     provider = told["model_providers"][told["model_provider"]]

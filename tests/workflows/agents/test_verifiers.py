@@ -10,7 +10,7 @@ import pytest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.testing import CharTokenizer
 from astraflow.workflows.agents.verifiers import Verifiers, export_rows
-from astraflow.workflows.rewards.exact import Exact
+from astraflow.workflows.rewards.compare import Exact
 from astraflow.workflows.scoring import GuardedScorer
 
 ENVIRONMENTS = Path(__file__).parent / "environments"

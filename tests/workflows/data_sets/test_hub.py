@@ -84,7 +84,7 @@ READ = """
 from pathlib import Path
 from astraflow.config.recipe import DataSet
 from astraflow.workflows.data_sets import open_data_set
-from astraflow.workflows.data_sets.hub import pinned_data_set
+from astraflow.workflows.data_sets import pinned_data_set
 settings = pinned_data_set(DataSet(hub="org/rows", shuffle=False, revision=%r))
 print(settings.revision)
 print([dict(prompt.fields) for prompt in open_data_set("train", settings, Path()).epoch(0)])

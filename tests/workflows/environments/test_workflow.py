@@ -12,7 +12,7 @@ from astraflow.core.tasks import Prompt
 from astraflow.testing import small_recipe, start_run
 from astraflow.workflows.agents.template import ChatTemplate
 from astraflow.workflows.environments.workflow import EnvironmentWorkflow, action_finder, seed_of
-from astraflow.workflows.rewards.exact import Exact
+from astraflow.workflows.rewards.compare import Exact
 from astraflow.workflows.runner import run_episode
 from astraflow.workflows.scoring import GuardedScorer
 

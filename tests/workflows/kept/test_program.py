@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from astraflow.workflows.kept import keeper as keeper_module
-from astraflow.workflows.kept.program import Ended, Limits, Program
+from astraflow.workflows.kept import supervisor as keeper_module
+from astraflow.workflows.kept.program import ExitCause, Program, ProgramLimits
 
-SMALL = Limits(time_s=20.0, memory_mb=512, processes=32)
+SMALL = ProgramLimits(time_s=20.0, memory_mb=512, processes=32)
 ENV = {"PATH": os.environ["PATH"]}
 
 
@@ -42,7 +42,7 @@ async def until(claim):
 
 async def test_a_program_says_what_it_has_to_say(tmp_path):
     fate = await fate_of("import os; print('hi'); os._exit(3)", tmp_path)
-    assert (fate.ended, fate.code) == (Ended.EXITED, 3)
+    assert (fate.ended, fate.code) == (ExitCause.EXITED, 3)
     assert (await fate_of("print('hi')", tmp_path)).is_well
     assert (tmp_path / "stdout").read_text() == "hi\n"
 
@@ -55,21 +55,25 @@ async def test_a_program_that_is_not_there_says_so(tmp_path):
 
 
 HOSTILE = {
-    "endless loop": ("while True: pass", Limits(time_s=0.3, memory_mb=512, processes=8), "time"),
+    "endless loop": (
+        "while True: pass",
+        ProgramLimits(time_s=0.3, memory_mb=512, processes=8),
+        "time",
+    ),
     "fork bomb": (
         "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass",
-        Limits(time_s=20.0, memory_mb=4096, processes=16),
+        ProgramLimits(time_s=20.0, memory_mb=4096, processes=16),
         "processes",
     ),
     "fork bomb of sessions": (
         "import os\nwhile True:\n  try: os.fork() or os.setsid()\n  except OSError: pass",
-        Limits(time_s=20.0, memory_mb=4096, processes=16),
+        ProgramLimits(time_s=20.0, memory_mb=4096, processes=16),
         "processes",
     ),
     "many small thieves": (
         "import os, time\nfor _ in range(8): os.fork() or (bytearray(b'1' * 2**26), time.sleep(60))"
         "\nx = bytearray(b'1' * 2**26)\ntime.sleep(60)",
-        Limits(time_s=20.0, memory_mb=200, processes=600),
+        ProgramLimits(time_s=20.0, memory_mb=200, processes=600),
         "memory",
     ),
 }
@@ -81,7 +85,7 @@ async def test_nothing_is_left_of_a_program_that_is_hostile(name, tmp_path):
     code, limits, why = HOSTILE[name]
     mark = f"MARK_{os.getpid()}_{name.replace(' ', '_')}"
     fate = await fate_of(code, tmp_path, limits, MARK=mark)
-    assert (fate.ended, fate.code) == (Ended(why), -1)
+    assert (fate.ended, fate.code) == (ExitCause(why), -1)
     assert left_of(mark) == []
 
 
@@ -128,7 +132,7 @@ async def without_control_groups(folder, code, **env):
 async def test_sixteen_gigabytes_are_not_had(tmp_path):
     code = "x = bytearray(16 * 2**30)"
     fate = await fate_of(code, tmp_path)
-    assert (fate.ended, fate.code) == (Ended.EXITED, 1)
+    assert (fate.ended, fate.code) == (ExitCause.EXITED, 1)
     assert "MemoryError" in (tmp_path / "stderr").read_text()
 
 

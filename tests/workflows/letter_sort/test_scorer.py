@@ -1,6 +1,6 @@
 from astraflow.core.ids import PromptId
 from astraflow.core.tasks import Prompt
-from astraflow.workflows.letter_sort.scorer import LetterSort
+from astraflow.workflows.letter_sort import LetterSort
 
 PROMPT = Prompt(prompt_id=PromptId("p"), data_set="train", fields={"prompt": "cab>"})
 

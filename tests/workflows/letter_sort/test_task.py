@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astraflow.workflows.letter_sort.task import (
+from astraflow.workflows.letter_sort import (
     draw_training_letters,
     is_held_out,
     kind_of,

@@ -5,7 +5,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError
 from astraflow.workflows.building import build_tutor
-from astraflow.workflows.letter_sort.task import is_held_out, kind_of, sort_letters
+from astraflow.workflows.letter_sort import is_held_out, kind_of, sort_letters
 
 TUTORS = ("letter_sort", "letter_sort_retry", "letter_sort_verifier")
 

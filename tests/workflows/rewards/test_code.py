@@ -9,8 +9,7 @@ import pytest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import Prompt
 from astraflow.workflows.building import build_scorer
-from astraflow.workflows.data_sets.human_eval import human_eval_rows, write_human_eval
-from astraflow.workflows.data_sets.rows import JsonLines
+from astraflow.workflows.data_sets import JsonLines, human_eval_rows, write_human_eval
 from astraflow.workflows.rewards.code import program_of
 from astraflow.workflows.sandbox.guest import decoded, encoded
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from astraflow.workflows.rewards.code_tests import (
+from astraflow.workflows.rewards.code import (
     CallCase,
     CheckCase,
     OutputCase,

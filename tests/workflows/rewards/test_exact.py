@@ -3,7 +3,7 @@ import pytest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PromptId
 from astraflow.core.tasks import Prompt
-from astraflow.workflows.rewards.exact import Exact
+from astraflow.workflows.rewards.compare import Exact
 
 PROMPT = Prompt(prompt_id=PromptId("p"), data_set="train", fields={"answer": "Bee"})
 

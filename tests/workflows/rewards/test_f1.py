@@ -5,7 +5,7 @@ import pytest
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import Prompt
 from astraflow.workflows.rewards.answers import exact_match, gold_answers, normalised, token_f1
-from astraflow.workflows.rewards.f1 import F1
+from astraflow.workflows.rewards.compare import F1
 
 
 def prompt(**fields):

@@ -3,7 +3,7 @@ import pytest
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PromptId
 from astraflow.core.tasks import Prompt
-from astraflow.workflows.rewards.numeric import Numeric, last_number
+from astraflow.workflows.rewards.compare import Numeric, last_number
 
 
 def prompt(answer):

@@ -13,10 +13,9 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.building import build_sandboxes
-from astraflow.workflows.sandbox.bubblewrap import _with_cure
+from astraflow.workflows.sandbox.bubblewrap import _with_cure, denying_filter
 from astraflow.workflows.sandbox.channel import cannot_start
 from astraflow.workflows.sandbox.pool import SandboxPool
-from astraflow.workflows.sandbox.seccomp import denying_filter
 from tests.workflows.sandbox.test_hostile import inside_of, living_in
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.workflows.building import build_sandboxes
-from astraflow.workflows.rewards.code import judge
-from astraflow.workflows.rewards.code_tests import CheckCase, CodeTests, OutputCase
+from astraflow.workflows.rewards.code import CheckCase, CodeTests, OutputCase, judge
 
 
 class SandboxException(Exception):

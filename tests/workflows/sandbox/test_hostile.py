@@ -8,8 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from astraflow.workflows.rewards.code import judge
-from astraflow.workflows.rewards.code_tests import CodeTests, OutputCase
+from astraflow.workflows.rewards.code import CodeTests, OutputCase, judge
 from tests.workflows.sandbox.hostile import PROGRAMS
 
 RIGHT = "the right answer"

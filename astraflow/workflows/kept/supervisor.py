@@ -1,13 +1,13 @@
-"""The keeper: runs one program within limits, and kills all that comes of it.
+"""The supervisor: runs one program within limits, and kills all that comes of it.
 
-A script of its own, of the standard library alone: `python -I -S keeper.py LIMITS COMMAND...`.
+A script of its own, of the standard library alone: `python -I -S supervisor.py LIMITS COMMAND...`.
 It ends when the program does, at a limit, or when its standard input is closed (its owner is
 gone, or wants it to end), and writes one line of JSON that says which it was.
 
 Where the kernel lets it, the program lives in a PID namespace (when its first process dies, the
 kernel kills all others in the same instant, however fast they fork) and in a control group, under
 RLIMIT_NPROC or, as root without a control group, under a pid_max of the namespace's own: they bound
-how many there are at all. In any case the keeper adopts every orphan
+how many there are at all. In any case it adopts every orphan
 (PR_SET_CHILD_SUBREAPER), runs before all of them, and kills until there is nobody left.
 """
 
@@ -38,7 +38,7 @@ _OWN_PID_MAX_SINCE, _LEAST_PID_MAX = (6, 14), 301
 _TASKS_PER_PROCESS, _MORE_TASKS = 16, 64
 
 
-class Limits(NamedTuple):
+class ResourceLimits(NamedTuple):
     """What a program may take.
 
     Attributes:
@@ -60,7 +60,7 @@ class Limits(NamedTuple):
 
 def main() -> None:
     """Run the program, then say what became of it."""
-    limits = Limits(**json.loads(sys.argv[1]))
+    limits = ResourceLimits(**json.loads(sys.argv[1]))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wakes, woken = os.pipe()
@@ -130,7 +130,7 @@ def _bound_namespace(task_count: int) -> None:
             Path("/proc/sys/kernel/pid_max").write_text(str(most), encoding="ascii")
 
 
-def _most_tasks(limits: Limits) -> int:
+def _most_tasks(limits: ResourceLimits) -> int:
     return limits.process_count * _TASKS_PER_PROCESS + _MORE_TASKS
 
 
@@ -143,7 +143,9 @@ def _hang_up(*_: object) -> None:
     os.close(0)
 
 
-def _be_first(libc: Any, limits: Limits, command: list[str], *, has_namespace: bool) -> None:
+def _be_first(
+    libc: Any, limits: ResourceLimits, command: list[str], *, has_namespace: bool
+) -> None:
     """Be the first process: start the program, bury whoever dies, end with the program's code."""
     signal.set_wakeup_fd(-1)
     os.setsid()
@@ -159,7 +161,7 @@ def _be_first(libc: Any, limits: Limits, command: list[str], *, has_namespace: b
             os._exit(_shell_code(status))
 
 
-def _exec(limits: Limits, command: list[str]) -> None:
+def _exec(limits: ResourceLimits, command: list[str]) -> None:
     """Become the program."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -196,7 +198,7 @@ def _limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _watch(first: int, limits: Limits, wakes: int, look_s: float) -> tuple[str, int]:
+def _watch(first: int, limits: ResourceLimits, wakes: int, look_s: float) -> tuple[str, int]:
     """Return why the program ended, and its code; -1: it was killed."""
     deadline = time.monotonic() + limits.time_s if limits.time_s else float("inf")
     while True:
@@ -206,7 +208,7 @@ def _watch(first: int, limits: Limits, wakes: int, look_s: float) -> tuple[str, 
         if time.monotonic() >= deadline:
             return "time", -1
         pids = list(_below(os.getpid()))
-        # The first process is the keeper's own.
+        # The first process is the supervisor's own.
         if len(pids) - 1 > limits.process_count:
             return "processes", -1
         if sum(map(_resident_nbytes, pids)) > limits.memory_nbytes:

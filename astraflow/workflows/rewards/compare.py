@@ -1,0 +1,277 @@
+"""Scorers that compare a text with the right answer, whatever that is: letters, words, a number.
+
+Patterns and mathematics run in a process of their own, since some never end.
+"""
+
+import importlib
+import logging
+import re
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from astraflow.config.strict import Strict
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tasks import Prompt
+from astraflow.workflows.kept.scorer import KeptOptions, KeptScorer
+from astraflow.workflows.protocol import Score, Scorer
+from astraflow.workflows.rewards.answers import gold_answers, measures
+
+
+class Exact:
+    """1 for the answer itself, else 0."""
+
+    class Options(Strict):
+        """How answers are compared."""
+
+        field: str = "answer"
+        """Field of the prompt with the right answer."""
+        strip: bool = True
+        """Ignore white space around both."""
+        ignore_case: bool = False
+        """Compare in lower case."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def __call__(self, prompt: Prompt, text: str) -> Score:
+        """Compare."""
+        right = self._normal(self.gold(prompt))
+        return Score(reward=float(self._normal(text) == right))
+
+    def gold(self, prompt: Prompt) -> str:
+        """Return the right answer."""
+        return str(answer_of(prompt, self._options.field))
+
+    def _normal(self, text: str) -> str:
+        text = text.strip() if self._options.strip else text
+        return text.casefold() if self._options.ignore_case else text
+
+
+def answer_of(prompt: Prompt, field: str) -> object:
+    """Return a field of the prompt.
+
+    Raises:
+        AstraflowError: SCORER_FAILED when the prompt has no such field.
+    """
+    if field not in prompt.fields:
+        raise AstraflowError(
+            Reason.SCORER_FAILED,
+            f"prompt {prompt.prompt_id} has no field '{field}', only {', '.join(prompt.fields)}; "
+            "name the right one in scorer_options",
+        )
+    return prompt.fields[field]
+
+
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?")
+
+
+class Numeric:
+    """1 when the last number of the text is the answer, else 0; parts say which it was."""
+
+    class Options(Strict):
+        """How numbers are compared."""
+
+        field: str = "answer"
+        """Field of the prompt with the right answer; of a text, its last number."""
+        tolerance: float = 1e-6
+        """Relative difference that still counts as equal."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def __call__(self, prompt: Prompt, text: str) -> Score:
+        """Compare."""
+        right = last_number(self.gold(prompt))
+        if right is None:
+            raise AstraflowError(
+                Reason.SCORER_FAILED,
+                f"prompt {prompt.prompt_id}: '{self._options.field}' has no number in it",
+            )
+        said = last_number(text)
+        slack = self._options.tolerance * max(1.0, abs(right))
+        is_right = said is not None and abs(said - right) <= slack
+        return Score(
+            reward=float(is_right), parts={"right": float(is_right), "none": float(said is None)}
+        )
+
+    def gold(self, prompt: Prompt) -> str:
+        """Return the right answer."""
+        return str(answer_of(prompt, self._options.field))
+
+
+def last_number(text: str) -> float | None:
+    """Return the last number in a text; commas between digits are skipped.
+
+    Example:
+        >>> last_number("3 apples at 1,250.50 make")
+        1250.5
+    """
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+class F1:
+    """Compares the answer with a field of the row, which is a text or a list of right ones.
+
+    Exact match and F1 are both in the metrics, `em` and `f1`; one of them is the reward.
+    """
+
+    class Options(Strict):
+        """What is compared, and what counts."""
+
+        field: str = "answer"
+        """Of the row: a text, or a list of which the best counts."""
+        tag: str = ""
+        """The answer stands in the last <tag>...</tag>; empty: it is the whole text."""
+        reward: Literal["f1", "em"] = "f1"
+        """em: 1 for an exact match, else 0."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def __call__(self, prompt: Prompt, text: str) -> Score:
+        """Return what an answer is worth; one without its tag is worth nothing."""
+        options = self._options
+        golds = gold_answers(answer_of(prompt, options.field))
+        answer: str | None = text
+        if options.tag:
+            tag = re.escape(options.tag)
+            answer = next(iter(re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[-1:]), None)
+        found = measures(answer, golds)
+        return Score(reward=found[options.reward], metrics=found)
+
+
+class RegexOptions(Strict):
+    """What is looked for."""
+
+    pattern: str | None = None
+    """Of Python's `re`; unset: the prompt has it."""
+    field: str = "answer"
+    """Without a pattern: the field of the prompt that has one. With a pattern that has a group: the
+    field that the group's last match has to equal."""
+    ignore_case: bool = False
+
+    @field_validator("pattern")
+    @classmethod
+    def _is_pattern(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"it is no pattern: {error}") from error
+        return pattern
+
+
+class Match:
+    """Compares in this process."""
+
+    Options = RegexOptions
+
+    def __init__(self, options: RegexOptions) -> None:
+        self._options = options
+
+    def __call__(self, prompt: Prompt, text: str) -> Score:
+        """Compare."""
+        options = self._options
+        pattern = options.pattern or str(answer_of(prompt, options.field))
+        found = list(re.finditer(pattern, text, re.IGNORECASE if options.ignore_case else 0))
+        is_right = bool(found)
+        if found and options.pattern is not None and found[-1].re.groups:
+            said = (found[-1].group(1) or "").strip()
+            is_right = said == str(answer_of(prompt, options.field)).strip()
+        return Score(reward=float(is_right), parts={"found": float(bool(found))})
+
+    def gold(self, prompt: Prompt) -> None:
+        """Return that no text is known to match."""
+
+
+class Regex:
+    """1 when a pattern is found in the text, and its group is the answer; else 0."""
+
+    class Options(RegexOptions, KeptOptions):
+        """What is looked for, and what that may take."""
+
+        time_s: float = Field(default=5.0, gt=0)
+        """Seconds for one answer."""
+
+    def __init__(self, options: Options) -> None:
+        inner = {name: getattr(options, name) for name in RegexOptions.model_fields}
+        self._scorer = KeptScorer("astraflow.workflows.rewards.compare:Match", inner, options)
+
+    async def __call__(self, prompt: Prompt, text: str) -> Score:
+        """Compare."""
+        return await self._scorer(prompt, text)
+
+    def in_process(self) -> Scorer:
+        """Return the scorer for this process."""
+        return self._scorer.in_process()
+
+    async def close(self) -> None:
+        """Stop its processes."""
+        await self._scorer.close()
+
+
+class MathOptions(Strict):
+    """What is compared."""
+
+    field: str = "answer"
+    """Field of the prompt with the right answer, in LaTeX or plain."""
+
+
+class Equal:
+    """Compares in this process; needs the package math-verify."""
+
+    Options = MathOptions
+
+    def __init__(self, options: MathOptions) -> None:
+        try:
+            self._tool: Any = importlib.import_module("math_verify")
+        except ImportError as error:
+            raise AstraflowError(
+                Reason.CODE_UNKNOWN, "scorer math: pip install math-verify on every node"
+            ) from error
+        # It warns of every answer that it keeps no time itself.
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
+        self._field = options.field
+
+    def __call__(self, prompt: Prompt, text: str) -> Score:
+        """Compare; the time is kept by who started the process."""
+        gold = self._parsed(self.gold(prompt))
+        said = self._parsed(text)
+        is_right = bool(self._tool.verify(gold, said, timeout_seconds=None))
+        return Score(reward=float(is_right), parts={"none": float(not said)})
+
+    def gold(self, prompt: Prompt) -> str:
+        """Return the right answer."""
+        return str(answer_of(prompt, self._field))
+
+    def _parsed(self, text: str) -> Any:
+        """Return the expressions of a text; one that is nothing else needs no marks around it."""
+        parse = self._tool.parse
+        return parse(text, parsing_timeout=None) or parse(f"${text}$", parsing_timeout=None)
+
+
+class Math:
+    """1 when the last expression of the text equals the answer, else 0."""
+
+    class Options(MathOptions, KeptOptions):
+        """What is compared, and what that may take."""
+
+        time_s: float = Field(default=10.0, gt=0)
+        """Seconds for one answer."""
+
+    def __init__(self, options: Options) -> None:
+        inner = {name: getattr(options, name) for name in MathOptions.model_fields}
+        self._scorer = KeptScorer("astraflow.workflows.rewards.compare:Equal", inner, options)
+
+    async def __call__(self, prompt: Prompt, text: str) -> Score:
+        """Compare."""
+        return await self._scorer(prompt, text)
+
+    def in_process(self) -> Scorer:
+        """Return the scorer for this process."""
+        return self._scorer.in_process()
+
+    async def close(self) -> None:
+        """Stop its processes."""
+        await self._scorer.close()
