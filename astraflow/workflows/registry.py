@@ -51,7 +51,7 @@ _BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "regex": "astraflow.workflows.rewards.compare:Regex",
         "math": "astraflow.workflows.rewards.compare:Math",
         "judge": "astraflow.workflows.rewards.judge:Judge",
-        "process": "astraflow.workflows.kept.scorer:Kept",
+        "process": "astraflow.workflows.kept.scorer:ProcessScorer",
         "code": "astraflow.workflows.rewards.code:Code",
         "letter_sort": "astraflow.workflows.letter_sort:LetterSort",
     },

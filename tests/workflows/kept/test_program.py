@@ -181,10 +181,9 @@ async def test_a_program_goes_when_its_owner_is_killed(tmp_path):
 OWNER = """
 import asyncio, os, sys
 from pathlib import Path
-from astraflow.workflows.kept import keeper as keeper_module
-from astraflow.workflows.kept.program import Limits, Program
+from astraflow.workflows.kept.program import Program, ProgramLimits
 async def main():
-    limits = Limits(time_s=None, memory_mb=512, processes=8)
+    limits = ProgramLimits(time_s=None, memory_mb=512, processes=8)
     program = await Program.start(("sleep", "600"), limits=limits, folder=Path(sys.argv[1]),
         env={"PATH": os.environ["PATH"], "MARK": sys.argv[2]})
     await program.wait()
