@@ -24,9 +24,8 @@ import numpy as np
 import corpus
 from astraflow.codec import kernels
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.weights.patches.state import HeldState, stage

@@ -30,8 +30,7 @@ import numpy as np
 from blake3 import blake3
 
 from astraflow.codec import kernels
-from astraflow.core.dtype import Dtype
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.launch.bench.codec import (
     Coding,
     Corpus,

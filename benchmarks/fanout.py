@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from astraflow.core.ids import MemberId
-from astraflow.core.live_members import LiveRaas, LiveTrainer
 from astraflow.core.members import MemberRole, Resources, ServedPolicy
-from astraflow.core.sessions import Sessions
+from astraflow.core.sessions import LiveRaas, LiveTrainer, Sessions
 from astraflow.core.sources import version_with_sources
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.wire.versions import decode_version_info, encode_version_info

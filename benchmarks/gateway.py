@@ -29,10 +29,10 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, JoinPool, ServedPolicy
 from astraflow.core.tasks import RegisteredCode
+from astraflow.core.tensors import Dtype
 from astraflow.core.versions import VersionReport, VersionState
 from astraflow.gateway.http import BodyRules, serve_app
 from astraflow.gateway.sending import HeldVersion, Pusher, Sender, SenderOffer, sender_app

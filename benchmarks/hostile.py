@@ -33,8 +33,8 @@ import numpy as np
 import psutil
 from safetensors.numpy import save_file
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
+from astraflow.core.tensors import Dtype
 from astraflow.gateway.http import BodyRules, serve_app
 from astraflow.gateway.raas.node import RaasSettings
 from astraflow.gateway.raas.serve import serve_raas

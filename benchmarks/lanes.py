@@ -27,8 +27,8 @@ from blake3 import blake3
 
 from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, ChunkHeader, Encoding
 from astraflow.core.clock import SystemClock
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
+from astraflow.core.tensors import Dtype
 from astraflow.core.versions import CodecProfile, LaneKind, PatchInfo
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.transport.hosts import LaneHosts

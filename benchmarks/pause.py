@@ -32,11 +32,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from astraflow.config.recipe import EngineSettings
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import TensorSpec
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import SwapReport, TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, SwapReport, TensorSpec, TensorUpdate, WeightUpdate
 from astraflow.engines.embedded import EmbeddedEngine
 
 disable_progress_bar()

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from astraflow.core.dtype import Dtype
+from astraflow.core.tensors import Dtype
 from astraflow.core.versions import VersionInfo
 from astraflow.telemetry.logging import configure_logging
 from astraflow.trainers.fsdp.engine import ShardedEngine

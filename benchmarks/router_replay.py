@@ -20,8 +20,7 @@ import torch
 from astraflow.config.recipe import EngineSettings, WarmUp
 from astraflow.core.batches import BatchPart
 from astraflow.core.ids import BatchId, PolicyId, RolloutId, TrajectoryId
-from astraflow.core.rollouts import Column, ColumnAxis
-from astraflow.core.routes import ROUTED_EXPERTS
+from astraflow.core.rollouts import ROUTED_EXPERTS, Column, ColumnAxis
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine, load_tokenizer
 from astraflow.engines.protocol import Generation

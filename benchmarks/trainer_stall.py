@@ -40,9 +40,9 @@ from astraflow.client.trainer import TrainerBatch
 from astraflow.config.recipe import Optimizer, TrainerConfig
 from astraflow.conformance.engine_bench import batch_of
 from astraflow.core.batches import BatchPart
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import BatchId, RolloutId, TrajectoryId
 from astraflow.core.rollouts import Column, ColumnAxis
+from astraflow.core.tensors import Dtype
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.telemetry.logging import configure_logging
 from astraflow.trainers.main import shared_interpreter

@@ -15,9 +15,9 @@ docs/algorithms.md tells what to keep to.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from astraflow.core.algorithms.plug_in import Dice
 from astraflow.core.algorithms.points import (
     BatchGuard,
+    Dice,
     GroupOutcome,
     PromptSelector,
     ReplayOrder,

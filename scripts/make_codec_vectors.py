@@ -18,8 +18,7 @@ from blake3 import blake3
 from astraflow.codec.chunks import CODEC_VERSION, Chunk, Profile, Runs
 from astraflow.codec.encode import encode_patch, encode_whole, flat_bits
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.dtype import Dtype
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.wire.weights import digest_of, root_digest
 
 FOLDER = Path(__file__).parent.parent / "tests" / "codec" / "vectors"

@@ -11,13 +11,13 @@ from astraflow.core.autoscale import ScaleAdvice
 from astraflow.core.evals import EvalRun, EvalSuiteInfo
 from astraflow.core.ids import BatchId, EvalRunId, GroupId, MemberId, PolicyId, PromptId, RolloutId
 from astraflow.core.rollouts import Outcome
-from astraflow.core.saves import SavedRun
 from astraflow.core.status import (
     DeadLetter,
     LedgerAccount,
     RolloutPlace,
     RolloutRecord,
     RunStatus,
+    SavedRun,
     StopMode,
     WaitReason,
 )

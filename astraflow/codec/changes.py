@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from astraflow.codec import kernels
-from astraflow.core.dtype import Dtype
+from astraflow.core.tensors import Dtype
 
 _FAR: Final = 2**32 - 1
 

@@ -7,9 +7,8 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile
 
 Profile = CodecProfile

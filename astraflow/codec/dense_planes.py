@@ -17,8 +17,8 @@ import numpy as np
 from astraflow.codec import kernels, rans
 from astraflow.codec.rans import FrequencyTables, cost_bits, read_tables
 from astraflow.codec.shared_tables import field_of
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tensors import Dtype
 
 _RAW, _CODED = 0, 1
 _COUNT: Final = struct.Struct("<I")

@@ -38,7 +38,7 @@ from astraflow.codec.shared_tables import (
     write_shared_tables,
 )
 from astraflow.codec.state_digest import StateDigest, changed_sums
-from astraflow.core.dtype import Dtype
+from astraflow.core.tensors import Dtype
 
 RangeBits = Callable[[ChunkRange], np.ndarray]
 """Gives the bits of a range, uN[element_count]: a view, or valid until the next call."""

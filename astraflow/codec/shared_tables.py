@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 
 from astraflow.codec.rans import FrequencyTables, read_tables
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tensors import Dtype
 
 MAX_CLASS_COUNT: Final = 16
 

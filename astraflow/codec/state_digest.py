@@ -20,7 +20,7 @@ import numpy as np
 from astraflow.codec import kernels
 from astraflow.codec.changes import Change
 from astraflow.codec.chunks import ChunkRange
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Layout
 
 _KEY: Final = np.uint64(0x6173747261666C77)
 _A: Final = np.uint64(0x9E3779B97F4A7C15)

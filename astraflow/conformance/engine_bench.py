@@ -10,9 +10,9 @@ import numpy as np
 from astraflow.client.trainer import TrainerBatch
 from astraflow.conformance.checks import Broken
 from astraflow.core.batches import BatchHeader, BatchPart
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import BatchId, PolicyId, RolloutId, TrajectoryId
 from astraflow.core.rollouts import Column, ColumnAxis
+from astraflow.core.tensors import Dtype
 from astraflow.trainers.engine import TrainEngine
 from astraflow.trainers.origin import published_layout
 from astraflow.weights.patches.shard_layout import WHOLE

@@ -9,10 +9,10 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import BatchAcked, BatchStreamOpened
 from astraflow.core.ids import BatchId
 from astraflow.core.leases import Lease, RankStream
-from astraflow.core.live_members import LiveTrainer
 from astraflow.core.pacing import blocker_of
 from astraflow.core.policies import PolicyState
 from astraflow.core.saving import Saving
+from astraflow.core.sessions import LiveTrainer
 from astraflow.core.state import State
 from astraflow.core.training import Training
 

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.eval_results import EvalAccumulator, overall
-from astraflow.core.evals import EvalRun, EvalState
+from astraflow.core.evals import EvalAccumulator, EvalRun, EvalState, overall
 from astraflow.core.groups import EvalGroup, SampleSlot
-from astraflow.core.id_generator import IdGenerator
-from astraflow.core.ids import EvalRunId, GroupId, PolicyId
+from astraflow.core.ids import EvalRunId, GroupId, IdGenerator, PolicyId
 from astraflow.core.rollouts import Rollout
 from astraflow.core.settings import SuiteSettings
 from astraflow.core.tasks import Prompt, TaskPurpose, VersionRange

@@ -4,27 +4,76 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from astraflow.core.effects import DrawEvalPrompts, EvalChanged
-from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.eval_pins import may_come, must_be_servable, not_served, pin
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.eval_work import EvalWork
 from astraflow.core.evals import EvalRun, EvalState
 from astraflow.core.events import EvalCreated
 from astraflow.core.groups import EvalGroup
 from astraflow.core.ids import EvalRunId, PolicyId
-from astraflow.core.live_members import LiveRaas
-from astraflow.core.outbound import TaskSender
-from astraflow.core.placement import (
+from astraflow.core.rollouts import Rollout
+from astraflow.core.scheduler import (
     MemberCapacity,
     PlacementRequest,
     PoolView,
+    TaskSender,
     choose,
     eval_capacity,
     may_serve_pinned,
 )
-from astraflow.core.rollouts import Rollout
+from astraflow.core.sessions import LiveRaas
 from astraflow.core.settings import SuiteSettings
 from astraflow.core.state import State
 from astraflow.core.tasks import CancelReason, Prompt
+
+
+def pin(
+    state: State, suite: SuiteSettings, versions: Mapping[PolicyId, int]
+) -> dict[PolicyId, int]:
+    """Return one version for each policy of a suite; one that is left out: its newest.
+
+    Raises:
+        AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED, INVALID_FIELD for other policies.
+    """
+    policy_ids = suite.suite.policy_ids
+    pinned: dict[PolicyId, int] = {}
+    for policy_id in policy_ids:
+        ledger = state.policy(policy_id).versions
+        pinned[policy_id] = versions.get(policy_id, max(0, ledger.shown_version))
+        ledger.get(pinned[policy_id])
+    foreign = set(versions) - set(policy_ids)
+    if foreign:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"suite {suite.suite.suite} does not measure {', '.join(sorted(foreign))}",
+        )
+    return pinned
+
+
+def may_come(state: State, versions: Mapping[PolicyId, int]) -> bool:
+    """Whether a RaaS may still load these versions: they are the newest."""
+    return state.newest_versions(tuple(versions)) == dict(versions)
+
+
+def must_be_servable(state: State, versions: Mapping[PolicyId, int]) -> None:
+    """Refuse versions that nobody has and nobody will have.
+
+    Raises:
+        AstraflowError: VERSION_NOT_SERVED.
+    """
+    is_served = any(may_serve_pinned(member, versions) for member in state.sessions.pool)
+    if not is_served and not may_come(state, versions):
+        failure = not_served(versions)
+        raise AstraflowError(failure.reason, failure.message)
+
+
+def not_served(versions: Mapping[PolicyId, int]) -> Failure:
+    """Return why an evaluation cannot go on."""
+    names = ", ".join(f"{policy_id} {version}" for policy_id, version in versions.items())
+    return Failure(
+        reason=Reason.VERSION_NOT_SERVED,
+        message=f"no RaaS serves version {names} any more, nor has kept it",
+    )
+
 
 # Finished evaluations, and requests, that can still be asked for.
 _KEPT_COUNT = 256
@@ -310,3 +359,40 @@ class Evaluation:
                 for group in groups
             ):
                 member.pinned.update(work.versions.items())
+
+
+class EvalSchedule:
+    """Starts the evaluations of the recipe."""
+
+    def __init__(self, state: State, evaluation: Evaluation) -> None:
+        self._state = state
+        self._evaluation = evaluation
+        self._started: set[str] = set()
+        self._is_last_started = False
+
+    def note_version(self, policy_id: PolicyId, version: int, now: datetime) -> None:
+        """Start what is due once this version exists."""
+        for suite in self._state.settings.suites:
+            policy_ids = suite.suite.policy_ids
+            newest = self._state.newest_versions(policy_ids)
+            if newest is None or policy_id not in policy_ids:
+                continue
+            if suite.at_start and suite.suite.suite not in self._started:
+                self._started.add(suite.suite.suite)
+                self._evaluation.start(suite, dict.fromkeys(policy_ids, 0), now)
+            is_due = suite.every is not None and version > 0 and version % suite.every == 0
+            if is_due and policy_id == policy_ids[0]:
+                self._evaluation.start(suite, newest, now)
+
+    def note_end(self, now: datetime) -> None:
+        """Start what is due when training is over; once, and not what was measured already."""
+        if self._is_last_started:
+            return
+        self._is_last_started = True
+        if self._state.lifecycle.stop is not None:
+            return
+        for suite in self._state.settings.suites:
+            newest = self._state.newest_versions(suite.suite.policy_ids)
+            if not suite.at_end or newest is None or self._evaluation.was_measured(suite, newest):
+                continue
+            self._evaluation.start(suite, newest, now)

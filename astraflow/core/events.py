@@ -2,53 +2,21 @@
 
 `Run.apply(event, now)` answers each with the type named in its docstring and raises
 AstraflowError where the call cannot go on; an event that raised changed nothing. Secrets are
-minted outside and carried in, so that a replay of the same events gives the same run. They are
-in the modules beside this one, by what they speak of, and all imported from here.
+made outside and carried in, so that a replay of the same events gives the same run.
 """
 
-from astraflow.core.batch_events import BatchAcked, BatchEvent, BatchStreamOpened
-from astraflow.core.prompt_events import (
-    EvalCancelled,
-    EvalCreated,
-    EvalPromptsOffered,
-    PromptEvent,
-    PromptRequeued,
-    PromptsOffered,
-)
-from astraflow.core.run_events import (
-    HubRestarted,
-    RunBroken,
-    RunEvent,
-    RunPaused,
-    RunResumed,
-    RunStopped,
-    SaveRequested,
-    Ticked,
-)
-from astraflow.core.session_events import (
-    FailureReported,
-    MemberDrained,
-    MemberKeptAlive,
-    MemberLeft,
-    RaasJoined,
-    SessionEvent,
-    SessionSecrets,
-    TrainerRegistered,
-)
-from astraflow.core.version_events import (
-    PublishRequested,
-    VersionEvent,
-    VersionPublished,
-    VersionReported,
-)
-from astraflow.core.work_events import (
-    CreditGiven,
-    RolloutArrived,
-    RolloutRepeated,
-    TaskFinished,
-    TaskNacked,
-    WorkEvent,
-)
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from astraflow.core.batches import BatchOutcome
+from astraflow.core.errors import Failure
+from astraflow.core.ids import BatchId, EvalRunId, MemberId, PolicyId, PromptId, RolloutId, TaskId
+from astraflow.core.members import JoinPool, RaasLoad, RegisterTrainer, TrainerLoad
+from astraflow.core.rollouts import Rollout, TaskResult
+from astraflow.core.status import StopMode
+from astraflow.core.tasks import Prompt
+from astraflow.core.versions import VersionInfo, VersionReport
 
 __all__ = [
     "BatchAcked",
@@ -88,5 +56,426 @@ __all__ = [
     "VersionReported",
     "WorkEvent",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStreamOpened:
+    """A rank of a trainer opens its stream, perhaps again. Answer: None.
+
+    What the rank has to see follows as effects: batches that are not settled, whole and in
+    order, the end of the data, a directive.
+
+    Attributes:
+        member_id: The trainer.
+        rank: 0 .. world_size - 1.
+        world_size: Ranks that share every batch.
+        max_outstanding: Batches unsettled at once.
+        max_tokens: Per part; 0: no limit but the message's.
+
+    Raises:
+        AstraflowError: SESSION_ENDED; REQUEST_CONFLICT when ranks differ in world_size;
+            INVALID_FIELD.
+    """
+
+    member_id: MemberId
+    rank: int = 0
+    world_size: int = 1
+    max_outstanding: int = 1
+    max_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAcked:
+    """A rank of a trainer, or all at once, settles a batch. Answer: bool, whether it is settled.
+
+    Attributes:
+        member_id: The trainer.
+        batch_id: Which.
+        outcome: What became of it.
+        rank: None: for all ranks.
+        step: Optimizer steps done, this batch included; 0: one more than before.
+        checkpoint_id: Written after this batch; empty: none.
+        wait_s: From the previous ack to the header.
+        train_s: From the header to this ack.
+        metrics: Numbers for the log.
+
+    Raises:
+        AstraflowError: SESSION_ENDED, BATCH_UNKNOWN, LEASE_LOST, REQUEST_CONFLICT.
+    """
+
+    member_id: MemberId
+    batch_id: BatchId
+    outcome: BatchOutcome
+    rank: int | None = None
+    step: int = 0
+    checkpoint_id: str = ""
+    wait_s: float = 0.0
+    train_s: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+BatchEvent = BatchStreamOpened | BatchAcked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptsOffered:
+    """The hub drew training prompts, as DrawPrompts or DrawAgain asked. Answer: None.
+
+    Attributes:
+        prompts: The next rows.
+        data_set: Of which data set; empty: the run has one.
+        is_last: No prompt follows: the data set is through.
+        is_again: Whether they were drawn before, of any data set.
+    """
+
+    prompts: tuple[Prompt, ...]
+    data_set: str = ""
+    is_last: bool = False
+    is_again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRequeued:
+    """An operator has a dead letter issued again, its attempts forgotten. Answer: None.
+
+    One that was issued again already changes nothing while its prompt is open.
+
+    Raises:
+        AstraflowError: PROMPT_UNKNOWN, RUN_ENDED.
+    """
+
+    prompt_id: PromptId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPromptsOffered:
+    """The hub read the data sets of an evaluation, as DrawEvalPrompts asked. Answer: None.
+
+    Attributes:
+        eval_run_id: Which.
+        prompts: All rows, by data set.
+    """
+
+    eval_run_id: EvalRunId
+    prompts: Mapping[str, tuple[Prompt, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalCreated:
+    """Somebody asks for an evaluation. Answer: EvalRun; the same for a repeated request_id.
+
+    Attributes:
+        request_id: Chosen by the caller, not empty.
+        suite: By name.
+        versions: A policy left out: its newest.
+        pool_share: Above 0, at most 1; None: the suite's.
+
+    Raises:
+        AstraflowError: EVAL_UNKNOWN, VERSION_UNKNOWN, VERSION_EVICTED, VERSION_NOT_SERVED
+            when no RaaS can serve them any more, REQUEST_CONFLICT, INVALID_FIELD, RUN_ENDED.
+    """
+
+    request_id: str
+    suite: str
+    versions: Mapping[PolicyId, int] = field(default_factory=dict[PolicyId, int])
+    pool_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalCancelled:
+    """Somebody stops an evaluation. Answer: EvalRun.
+
+    Raises:
+        AstraflowError: EVAL_UNKNOWN.
+    """
+
+    eval_run_id: EvalRunId
+
+
+PromptEvent = PromptsOffered | PromptRequeued | EvalPromptsOffered | EvalCreated | EvalCancelled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPaused:
+    """An operator stops new tasks. Answer: None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResumed:
+    """An operator lets tasks flow again. Answer: None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequested:
+    """An operator asks for a checkpoint of the run. Answer: None; `Run.saved` tells when it is.
+
+    Raises:
+        AstraflowError: INVALID_FIELD, RUN_ENDED; NOT_READY when a trainer is missing.
+    """
+
+    checkpoint_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStopped:
+    """An operator ends the run. Answer: None.
+
+    Attributes:
+        mode: DRAIN finishes what is out and trains on it; CANCEL drops it.
+        grace: Then a drain becomes a cancel; None: no limit.
+    """
+
+    mode: StopMode
+    grace: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBroken:
+    """The hub cannot go on, such as with a data set that it cannot read. Answer: None."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubRestarted:
+    """The hub came back with the state that its journal holds. Answer: None.
+
+    Every session is renewed, and what the hub was about to do for itself is asked for again. What
+    was on its way to a member is sent again when the member resumes its session.
+
+    Attributes:
+        software: Release of the hub; empty: it does not say.
+    """
+
+    software: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticked:
+    """Time passed: `Run.next_deadline` is reached. Answer: None."""
+
+
+RunEvent = RunPaused | RunResumed | SaveRequested | RunStopped | RunBroken | HubRestarted | Ticked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSecrets:
+    """What the hub mints for a session.
+
+    Attributes:
+        token: Of the session.
+        transfer_token: Of the run, shared by all members.
+    """
+
+    token: bytes = field(repr=False)
+    transfer_token: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRegistered:
+    """A trainer joins, or comes back. Answer: TrainerRegistration.
+
+    Attributes:
+        request: What it says.
+        secrets: For its session.
+        resumes: Whose token `request.resume.resume_token` is or was; None: a new member.
+
+    Raises:
+        AstraflowError: POLICY_UNKNOWN, POLICY_TAKEN, CONTRACT_UNSUPPORTED, MODEL_MISMATCH,
+            INVALID_FIELD for another groups_per_batch than the run's, SESSION_FENCED for an
+            older incarnation, RUN_ENDED.
+    """
+
+    request: RegisterTrainer
+    secrets: SessionSecrets
+    resumes: MemberId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaasJoined:
+    """A RaaS joins, or comes back. Answer: PoolMembership.
+
+    Attributes:
+        request: What it says.
+        secrets: For its session.
+        resumes: Whose token `request.resume.resume_token` is or was; None: a new member.
+
+    Raises:
+        AstraflowError: NAME_TAKEN, POLICY_UNKNOWN, CONTRACT_UNSUPPORTED, MODEL_MISMATCH,
+            CODE_UNKNOWN, CODE_MISMATCH, SESSION_FENCED for an older incarnation, RUN_ENDED.
+    """
+
+    request: JoinPool
+    secrets: SessionSecrets
+    resumes: MemberId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberKeptAlive:
+    """A member renews its session. Answer: Renewal.
+
+    Raises:
+        AstraflowError: SESSION_ENDED.
+    """
+
+    member_id: MemberId
+    load: RaasLoad | TrainerLoad | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReported:
+    """A member tells of what belongs to no rollout. Answer: None.
+
+    Raises:
+        AstraflowError: SESSION_ENDED.
+    """
+
+    member_id: MemberId
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLeft:
+    """A member ends its session. Answer: None; an ended one answers the same."""
+
+    member_id: MemberId
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberDrained:
+    """An operator lets a member finish and leave. Answer: None.
+
+    Attributes:
+        member_id: Who.
+        grace: Then its session is ended; None: no limit.
+
+    Raises:
+        AstraflowError: MEMBER_UNKNOWN.
+    """
+
+    member_id: MemberId
+    grace: timedelta | None = None
+
+
+SessionEvent = (
+    TrainerRegistered | RaasJoined | MemberKeptAlive | FailureReported | MemberLeft | MemberDrained
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionPublished:
+    """A trainer announces weights. Answer: int, what its next one must be numbered.
+
+    Raises:
+        AstraflowError: SESSION_ENDED, ROLE_NOT_ALLOWED for another policy's trainer,
+            VERSION_NOT_NEXT, REQUEST_CONFLICT.
+    """
+
+    member_id: MemberId
+    info: VersionInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishRequested:
+    """A RaaS asks for a version with more steps. Answer: PublishAnswer.
+
+    Raises:
+        AstraflowError: SESSION_ENDED, POLICY_UNKNOWN; NOT_READY without a trainer.
+    """
+
+    member_id: MemberId
+    policy_id: PolicyId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionReported:
+    """A RaaS says where a version stands on it. Answer: None.
+
+    Raises:
+        AstraflowError: SESSION_ENDED, POLICY_UNKNOWN, VERSION_UNKNOWN.
+    """
+
+    member_id: MemberId
+    report: VersionReport
+
+
+VersionEvent = VersionPublished | PublishRequested | VersionReported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditGiven:
+    """A RaaS bounds its work from now on (TaskOpen, TaskCredit). Answer: None.
+
+    Attributes:
+        member_id: Who.
+        max_outstanding: Samples without an accepted rollout in its unfinished tasks; 0 pauses.
+        max_eval_outstanding: Of these, for evaluations; None: all.
+        max_eval_extra: Samples of evaluations beyond `max_outstanding`.
+
+    Raises:
+        AstraflowError: SESSION_ENDED.
+    """
+
+    member_id: MemberId
+    max_outstanding: int
+    max_eval_outstanding: int | None = None
+    max_eval_extra: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskNacked:
+    """A RaaS gives a task back unstarted. Answer: None; one that it does not hold is ignored."""
+
+    member_id: MemberId
+    task_id: TaskId
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutArrived:
+    """A RaaS sends a rollout. Answer: ItemAck.
+
+    Raises:
+        AstraflowError: SESSION_ENDED.
+    """
+
+    member_id: MemberId
+    rollout: Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRepeated:
+    """A RaaS sends a rollout whose sample is settled. Answer: ItemAck.
+
+    It stands for a RolloutArrived of which `Run.refusal` says so, and holds no tokens.
+
+    Attributes:
+        member_id: Who sent it.
+        rollout_id: What is acknowledged.
+        policy_ids: In whose books it counts.
+
+    Raises:
+        AstraflowError: SESSION_ENDED.
+    """
+
+    member_id: MemberId
+    rollout_id: RolloutId
+    policy_ids: tuple[PolicyId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFinished:
+    """A RaaS closes a task. Answer: ItemAck.
+
+    Raises:
+        AstraflowError: SESSION_ENDED.
+    """
+
+    member_id: MemberId
+    result: TaskResult
+
+
+WorkEvent = CreditGiven | TaskNacked | RolloutArrived | RolloutRepeated | TaskFinished
 
 Event = SessionEvent | WorkEvent | BatchEvent | VersionEvent | PromptEvent | RunEvent

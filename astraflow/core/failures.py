@@ -1,16 +1,21 @@
-"""Failures: what goes wrong in rollouts, by cause, and how much of it a run bears."""
+"""Failures: what goes wrong in rollouts, by cause, how much of it a run bears, prompts given up."""
 
 import re
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.status import FailureCause, FailureReport
+from astraflow.core.ids import PromptId
+from astraflow.core.status import DeadLetter, FailureCause, FailureReport
 
 RECENT_COUNT = 128
+
 """Training rollouts that a share is taken of."""
+
 LEAST_COUNT = 32
+
 """Before so many have finished no share is judged."""
 
 # Nobody's code is at fault when members come and go: issued again, and told elsewhere.
@@ -32,12 +37,17 @@ _OF_THE_POOL = frozenset(
         Reason.VERSION_NOT_SERVED,
     }
 )
+
 # Told, and no failure of whoever wrote the recipe.
 _NOT_OF_THE_RECIPE = frozenset({Reason.ENGINE_FAILED, Reason.POLICY_FAULT})
+
 _KEPT_CAUSES = 64
+
 _SHOWN_CAUSES = 16
+
 # Of each text; members that keep to the contract send less.
 _MAX_CHARS = 4096
+
 _NUMBER = re.compile(r"\d+")
 
 
@@ -151,3 +161,40 @@ def _clipped(failure: Failure) -> Failure:
         cause=cause[:_MAX_CHARS],
         traceback=traceback[-_MAX_CHARS:],
     )
+
+
+_KEPT_LETTERS = 1000
+
+
+class DeadLetters:
+    """The last prompts that were given up, one letter each.
+
+    Attributes:
+        count: All that ever were.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._letters: dict[PromptId, DeadLetter] = {}
+
+    def __len__(self) -> int:
+        return len(self._letters)
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        """Oldest first."""
+        return iter(self._letters.values())
+
+    def __contains__(self, prompt_id: PromptId) -> bool:
+        return prompt_id in self._letters
+
+    def add(self, letter: DeadLetter) -> None:
+        """Give a prompt up."""
+        self.count += 1
+        self._letters.pop(letter.prompt.prompt_id, None)
+        self._letters[letter.prompt.prompt_id] = letter
+        while len(self._letters) > _KEPT_LETTERS:
+            del self._letters[next(iter(self._letters))]
+
+    def take(self, prompt_id: PromptId) -> DeadLetter | None:
+        """Take a letter out, so that its prompt is issued again."""
+        return self._letters.pop(prompt_id, None)

@@ -1,15 +1,49 @@
 """Ids: opaque strings, prefixed so that people can tell what they name."""
 
+from collections import Counter
 from typing import NewType
 
 RunId = NewType("RunId", str)
+
 MemberId = NewType("MemberId", str)
+
 PolicyId = NewType("PolicyId", str)
+
 PromptId = NewType("PromptId", str)
+
 GroupId = NewType("GroupId", str)
+
 TaskId = NewType("TaskId", str)
+
 RolloutId = NewType("RolloutId", str)
+
 TrajectoryId = NewType("TrajectoryId", str)
+
 BatchId = NewType("BatchId", str)
+
 WorkflowId = NewType("WorkflowId", str)
+
 EvalRunId = NewType("EvalRunId", str)
+
+
+class IdGenerator:
+    """Hands out ids such as `group-<run>-17`, and knows later which ones it handed out.
+
+    What was handed out takes no memory: an id is known by its number.
+    """
+
+    def __init__(self, run_id: RunId) -> None:
+        self._run_id = run_id
+        self._counts = Counter[str]()
+
+    def next(self, kind: str) -> str:
+        """Return a new id of a kind."""
+        number = self._counts[kind]
+        self._counts[kind] = number + 1
+        return f"{kind}-{self._run_id}-{number}"
+
+    def has_issued(self, kind: str, name: str) -> bool:
+        """Whether this run handed out an id."""
+        head, _, number = name.rpartition("-")
+        is_number = number.isascii() and number.isdigit() and str(int(number)) == number
+        return head == f"{kind}-{self._run_id}" and is_number and int(number) < self._counts[kind]

@@ -12,9 +12,9 @@ from datetime import datetime
 from astraflow.core.batches import BatchHeader, BatchOutcome
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, PolicyId
+from astraflow.core.metrics import ConsumedBatch
 from astraflow.core.packing import Share, share_out
 from astraflow.core.samples import FreshGroup, Row, Sample
-from astraflow.core.window import Consumed
 
 # Outcomes kept so that a repeated ack is answered as the first one.
 _KEPT_OUTCOMES = 1024
@@ -99,7 +99,7 @@ class Lease:
         )
         return header, parts
 
-    def consumed(self, now: datetime, *, wait_s: float, train_s: float) -> Consumed:
+    def consumed(self, now: datetime, *, wait_s: float, train_s: float) -> ConsumedBatch:
         """Return what the window keeps of it once it was trained on.
 
         Args:
@@ -108,7 +108,7 @@ class Lease:
             train_s: From the header to the ack.
         """
         samples = self.samples + self.replayed_samples
-        return Consumed(
+        return ConsumedBatch(
             time=now,
             wait_s=wait_s,
             train_s=train_s,

@@ -15,8 +15,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import CreditGiven, Event, MemberKeptAlive
 from astraflow.core.ids import MemberId
 from astraflow.core.intake import Intake
-from astraflow.core.live_members import LiveMember, LiveRaas, LiveTrainer
 from astraflow.core.members import Directive, DirectiveKind, RaasLoad, TrainerLoad
+from astraflow.core.sessions import LiveMember, LiveRaas, LiveTrainer
 from astraflow.core.state import State
 from astraflow.core.versions import VersionReport, VersionState
 

@@ -1,17 +1,67 @@
-"""Pacing: the barrier between the policies of a run, and when their versions are shown."""
+"""Pacing: the barrier between policies, when their versions are shown, who gets groups.
+
+A version that was announced and pulled by nobody is lost with its trainer until that is back. Work
+that is for several policies and asks for it would wait as long, whoever else trains on it.
+
+Example:
+    Solver and verifier train on the same groups. The verifier's trainer announces version 5 and
+    dies; node A samples with version 4 and has no other source. A task that asks for 5 or newer
+    waits. Once the verifier is given up, it is withdrawn, and issued again for 4 or newer.
+"""
 
 from datetime import datetime, timedelta
 
 from astraflow.core.barrier import OnTimeout, PolicyStanding
 from astraflow.core.effects import AnnounceVersion, SendPublishOrder
 from astraflow.core.errors import AstraflowError, Failure, Reason
-from astraflow.core.eval_schedule import EvalSchedule
+from astraflow.core.evaluation import EvalSchedule
+from astraflow.core.groups import Assignment
 from astraflow.core.ids import PolicyId
 from astraflow.core.policies import PolicyState
-from astraflow.core.sources import version_with_sources
+from astraflow.core.sources import sources_of, version_with_sources
 from astraflow.core.state import State
-from astraflow.core.version_availability import is_missed, newest_available
 from astraflow.core.versions import PublishAnswer, VersionInfo
+
+
+def newest_available(state: State, policy: PolicyState) -> int:
+    """Return the newest version that all of the pool sample with or can pull; -1: none."""
+    for info in reversed(policy.versions.listed):
+        if sources_of(state.sessions, info):
+            return info.version
+    return min(
+        (member.live.get(policy.policy_id, -1) for member in state.sessions.pool), default=-1
+    )
+
+
+def is_missed(state: State, policy: PolicyState) -> bool:
+    """Whether work that others train on waits for a version that nobody can have."""
+    if policy.versions.newest is None or state.sessions.trainer_of(policy.policy_id) is not None:
+        return False
+    if not _has_partner(state, policy):
+        return False
+    reach = newest_available(state, policy)
+    return policy.open.min_version(is_open=True) > reach or any(
+        waits_in_vain(state, policy, assignment, reach) for assignment in state.assignments.values()
+    )
+
+
+def waits_in_vain(
+    state: State, policy: PolicyState, assignment: Assignment, available: int
+) -> bool:
+    """Whether a training task asks for a version that its holder cannot have."""
+    bounds = assignment.task.versions.get(policy.policy_id)
+    if bounds is None or bounds.min is None or assignment.is_eval or assignment.is_withdrawn:
+        return False
+    live = state.sessions.raas(assignment.member_id).live.get(policy.policy_id, -1)
+    return bounds.min > max(live, available)
+
+
+def _has_partner(state: State, policy: PolicyState) -> bool:
+    others = (other for other in state.policies.values() if other is not policy)
+    return any(
+        other.end is None and state.sessions.trainer_of(other.policy_id) is not None
+        for other in others
+    )
 
 
 class PolicyPacing:
@@ -149,3 +199,39 @@ def _standing(state: State, policy: PolicyState) -> PolicyStanding:
 
 def _seconds(span: timedelta) -> str:
     return f"{span.total_seconds():g} s"
+
+
+def live_policies(state: State) -> list[PolicyState]:
+    """Return the policies of the training workflow whose data goes on."""
+    policies = (state.policies[policy_id] for policy_id in state.settings.workflow.policy_ids)
+    return [policy for policy in policies if policy.end is None]
+
+
+def target_policies(state: State) -> list[PolicyState]:
+    """Return the policies that the next group is for; none: it has to wait.
+
+    Groups are for all policies as long as they go on at about one pace. One that is full holds
+    the others back until they starve, and not for longer when it is far behind.
+    """
+    live = live_policies(state)
+    roomy = [policy for policy in live if policy.open.has_slot]
+    full = [policy for policy in live if not policy.open.has_slot]
+    starving = [policy for policy in roomy if policy.open.is_starving]
+    if full and not all(_may_miss(state, late, early) for late in full for early in starving):
+        return []
+    return roomy if not full else starving
+
+
+def full_policy(state: State) -> PolicyState | None:
+    """Return the policy whose open groups keep new ones back; None: none does."""
+    return next((policy for policy in live_policies(state) if not policy.open.has_slot), None)
+
+
+def _may_miss(state: State, full: PolicyState, starving: PolicyState) -> bool:
+    """Whether a policy that is full may miss groups that another one needs."""
+    is_left = state.sessions.trainer_of(full.policy_id) is None
+    if is_left or blocker_of(state, full) is not None:
+        return True
+    # Batches that may be open: whoever is so far ahead has nothing left that both train on.
+    most = (full.settings.max_staleness + 1) * (full.settings.steps_per_version or 1)
+    return 1 < most <= starving.progress.consumed_count - full.progress.consumed_count

@@ -9,8 +9,15 @@ import numpy as np
 
 from astraflow.core.batches import BatchPart
 from astraflow.core.ids import BatchId, GroupId, PolicyId, RolloutId
-from astraflow.core.rollouts import NOT_SAMPLED, Column, ColumnAxis, FinishReason, Outcome
-from astraflow.core.routes import ROUTED_EXPERTS, filled_routes
+from astraflow.core.rollouts import (
+    NOT_SAMPLED,
+    ROUTED_EXPERTS,
+    Column,
+    ColumnAxis,
+    FinishReason,
+    Outcome,
+    filled_routes,
+)
 from astraflow.core.samples import Row
 
 # A part must stay below 64 MiB on the wire. Its columns take 25 bytes per token; routes through

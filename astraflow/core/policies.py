@@ -3,30 +3,26 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from astraflow.core.algorithms.faults import Faults
-from astraflow.core.algorithms.plug_in import Dice
-from astraflow.core.batch_events import BatchAcked
-from astraflow.core.batch_metrics import batch_metrics, drop_metrics, replay_metrics, time_metrics
+from astraflow.core.accounting import SampleAccounting
+from astraflow.core.admission import OpenGroups, PolicyProgress
+from astraflow.core.algorithms.finding import Faults
+from astraflow.core.algorithms.points import Dice
 from astraflow.core.batches import EndCause
 from astraflow.core.buffer import FreshBuffer
-from astraflow.core.completion import GroupCompletion
+from astraflow.core.curation import BatchGuards, GroupCompletion
 from astraflow.core.errors import Failure, Reason
+from astraflow.core.events import BatchAcked
 from astraflow.core.groups import TrainGroup
-from astraflow.core.guarding import BatchGuards
 from astraflow.core.ids import BatchId
 from astraflow.core.leases import Lease, LeaseTable
 from astraflow.core.lineage import IssuedPrompt, Lineage, TrainedBatch
 from astraflow.core.members import ModelIdentity
-from astraflow.core.open_groups import OpenGroups
-from astraflow.core.progress import PolicyProgress
-from astraflow.core.records import AcceptedRollout
+from astraflow.core.metrics import Window, batch_metrics, drop_metrics, replay_metrics, time_metrics
 from astraflow.core.replay import ReplayBuffer
-from astraflow.core.sample_accounting import SampleAccounting
-from astraflow.core.samples import FreshGroup
+from astraflow.core.samples import AcceptedRollout, FreshGroup
 from astraflow.core.settings import PolicySettings, RunSettings
 from astraflow.core.status import RolloutPlace
-from astraflow.core.version_ledger import VersionLedger
-from astraflow.core.window import Window
+from astraflow.core.versions import VersionLedger
 
 
 class PolicyState:

@@ -5,12 +5,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from astraflow.core.curator import Curator
+from astraflow.core.curation import Curator, Mixing
 from astraflow.core.effects import DrawAgain, DrawPrompts
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.ids import PromptId
 from astraflow.core.lineage import IssuedPrompt
-from astraflow.core.mixing import Mixing
 from astraflow.core.state import State
 from astraflow.core.tasks import Prompt
 

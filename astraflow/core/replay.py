@@ -13,10 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from astraflow.core.algorithms.faults import Faults
-from astraflow.core.algorithms.finding import replay_order
-from astraflow.core.algorithms.plug_in import Dice, PlugInSpec
-from astraflow.core.algorithms.points import UsedGroup
+from astraflow.core.algorithms.finding import Faults, replay_order
+from astraflow.core.algorithms.points import Dice, PlugInSpec, UsedGroup
 from astraflow.core.samples import FreshGroup
 
 

@@ -14,8 +14,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.policies import PolicyState
 from astraflow.core.prompt_queue import PromptQueue
-from astraflow.core.saves import PolicyCheckpoint, SavedRun
 from astraflow.core.state import State
+from astraflow.core.status import PolicyCheckpoint, SavedRun
 
 # Trainers call those that nobody asked for step_000012.
 _NAME = re.compile(r"(?!step_\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -1,24 +1,270 @@
-"""Matching: finds the RaaS for the samples of a group."""
+"""Scheduler: which RaaS gets a task, and how many samples of it.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+Whoever would be done first by what was measured of it, as long as that is in time: work that would
+be too old when it is done waits for a faster member. Samples of a group stay together, so that the
+engine reads their prompt once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from math import floor, inf
 
-from astraflow.core.groups import SampleGroup
-from astraflow.core.ids import PolicyId
-from astraflow.core.live_members import LiveRaas
-from astraflow.core.placement import (
-    MemberCapacity,
-    PlacementRequest,
-    PoolView,
-    choose,
-    keeps_up,
-    training_capacity,
-)
+from astraflow.core.capacity import CapacityIndex, size_of
+from astraflow.core.effects import SendCancellation, SendTask
+from astraflow.core.groups import Assignment, EvalGroup, SampleGroup
+from astraflow.core.ids import PolicyId, TaskId, WorkflowId
 from astraflow.core.policies import PolicyState
-from astraflow.core.speed import size_of
+from astraflow.core.sessions import LiveRaas
 from astraflow.core.state import State
-from astraflow.core.tasks import Prompt, VersionRange
+from astraflow.core.tasks import (
+    CancelReason,
+    Prompt,
+    RolloutTask,
+    SamplingParams,
+    TaskPurpose,
+    VersionRange,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberCapacity:
+    """What one RaaS could take.
+
+    Attributes:
+        member: Who.
+        free: Samples at once, now.
+        most: Samples at once, when it has nothing else.
+    """
+
+    member: LiveRaas
+    free: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRequest:
+    """What is to be placed.
+
+    Attributes:
+        count: Samples.
+        token_count: Expected of each; 0: unknown.
+        fastest_token_s: Seconds per token of the fastest member; 0: unknown. Who was not measured
+            yet is taken to be as fast.
+        slack_s: After how many seconds the samples are too old, by member; None: never.
+        latest_s: The same of the member that has most time, or more.
+    """
+
+    count: int
+    token_count: float = 0.0
+    fastest_token_s: float = 0.0
+    slack_s: Callable[[LiveRaas], float | None] = lambda _: None
+    latest_s: float = inf
+
+    def finish_s(self, member: LiveRaas) -> float:
+        """Return in how many seconds a member would be done with them."""
+        return self._finish_s(member, member.outstanding)
+
+    def least_s(self, pace_s: float, unit: int) -> float:
+        """Return a bound that a member of a pace for so many samples is never done before."""
+        if not pace_s:
+            return self.fastest_token_s * self.token_count
+        return pace_s * self.token_count * min(1.0, self.count / unit)
+
+    def is_in_time(self, member: LiveRaas, *, outstanding: int | None = None) -> bool:
+        """Whether a member is done before they are too old."""
+        out = member.outstanding if outstanding is None else outstanding
+        slack_s = self.slack_s(member)
+        return slack_s is None or self._finish_s(member, out) <= slack_s
+
+    def _finish_s(self, member: LiveRaas, outstanding: int) -> float:
+        if not member.speed.is_known:
+            return self.fastest_token_s * self.token_count
+        return member.speed.finish_s(
+            token_count=self.token_count, outstanding=outstanding, count=self.count
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolView:
+    """The pool as one placement sees it.
+
+    Attributes:
+        rooms: Members by their credit.
+        pool: All members.
+        is_fit: Whether a member may get it.
+        room: What a member could take.
+    """
+
+    index: CapacityIndex[LiveRaas]
+    pool: Iterable[LiveRaas]
+    is_fit: Callable[[LiveRaas], bool]
+    capacity_of: Callable[[LiveRaas], MemberCapacity]
+
+    def all(self) -> Iterator[MemberCapacity]:
+        """Yield what each member could take that may get it."""
+        return (self.capacity_of(member) for member in self.pool if self.is_fit(member))
+
+
+def choose(look: PoolView, want: PlacementRequest) -> MemberCapacity | None:
+    """Return where to place samples; it may be fewer than wanted, see `ReadBudget.free`.
+
+    Of those who are done in time the first one to be done; then most free credit, the least
+    loaded, and who joined first. Samples stay together when some RaaS could ever take all of them;
+    None: wait for it.
+
+    Args:
+        look: At the pool.
+        want: What is to be placed.
+
+    Example:
+        8 samples, two RaaS of credit 16 with 5 and 7 free: None. Of credit 4 with 3 and 4
+        free: the second, for 4 samples. Two with room, one done in 2 s, one in 9 s, and what is
+        asked for is too old in 5 s: the first; when that has no room, None.
+    """
+    count = want.count
+    room = _best(look, want, count, latest_s=want.latest_s)
+    if room is None and not _has_capacity(look, count):
+        if any(other.most >= count for other in look.all()):
+            return None
+        count = 1
+        room = _best(look, want, count, latest_s=want.latest_s)
+    if room is not None or _is_worth_a_wait(look, want, count):
+        return room
+    return _best(look, want, count, latest_s=None)
+
+
+def _is_worth_a_wait(look: PoolView, want: PlacementRequest, count: int) -> bool:
+    """Whether somebody who has no room now would be done in time if he had nothing else."""
+    least = want.count
+    if count < least:
+        least = min(least, max((other.free for other in look.all()), default=0))
+    unknown_s = want.fastest_token_s * want.token_count
+    for member in look.pool:
+        # First what costs least and rules most of them out: the pool may be large.
+        speed = member.speed
+        alone_s = speed.token_s * want.token_count if speed.token_s else unknown_s
+        if (
+            alone_s <= want.latest_s
+            and want.is_in_time(member, outstanding=0)
+            and look.is_fit(member)
+            and look.capacity_of(member).most >= least
+        ):
+            return True
+    return False
+
+
+def _has_capacity(look: PoolView, count: int) -> bool:
+    """Whether anybody who may get it has room for so many samples."""
+    members = look.index.with_capacity(count)
+    return any(look.is_fit(member) and look.capacity_of(member).free >= count for member in members)
+
+
+def _best(
+    look: PoolView, want: PlacementRequest, count: int, *, latest_s: float | None
+) -> MemberCapacity | None:
+    """Return the room of the lowest rank; members that cannot have it are passed over.
+
+    Args:
+        look: At the pool.
+        want: What is to be placed.
+        count: Samples that there must be room for.
+        latest_s: Nobody has more time than this, and who is not done in time is passed over; None:
+            everybody has all the time.
+    """
+    best: MemberCapacity | None = None
+    rank = (inf, 0, 0, 0)
+    for free, shelf in look.index.buckets(count):
+        for pace_s, member in shelf:
+            least_s = want.least_s(pace_s, look.index.unit)
+            if least_s > (rank[0] if latest_s is None else min(rank[0], latest_s)):
+                break
+            if (least_s, -free, member.outstanding, member.number) >= rank:
+                if want.token_count or not pace_s:
+                    break  # Who comes later on this shelf has no lower rank.
+                continue
+            if not look.is_fit(member) or (latest_s is not None and not want.is_in_time(member)):
+                continue
+            room = look.capacity_of(member)
+            if room.free >= count and (mine := _rank(room, want)) < rank:
+                best, rank = room, mine
+    return best
+
+
+def pick(sizes: Sequence[int], *, mean: float, is_slow: bool) -> int:
+    """Return which of the next prompts a member gets: a slow one a short one.
+
+    Example:
+        Prompts of 900, 400 and 500 letters, 500 on average: a slow member gets the second, any
+        other the first.
+    """
+    if not is_slow or sizes[0] <= mean:
+        return 0
+    return min(range(len(sizes)), key=lambda index: (sizes[index], index))
+
+
+def is_slow(member: LiveRaas, fastest_token_s: float) -> bool:
+    """Whether a member takes half as long again per token as the fastest one."""
+    return member.speed.is_known and member.speed.token_s > 1.5 * fastest_token_s > 0
+
+
+def _rank(room: MemberCapacity, want: PlacementRequest) -> tuple[float, int, int, int]:
+    member = room.member
+    return (want.finish_s(member), -room.free, member.outstanding, member.number)
+
+
+def training_capacity(member: LiveRaas) -> MemberCapacity:
+    """Return what a RaaS could take of training."""
+    return MemberCapacity(member, member.free_count, member.max_outstanding)
+
+
+def eval_capacity(member: LiveRaas, share: float) -> MemberCapacity:
+    """Return what a RaaS could take of evaluations that may have a share of its credit.
+
+    What it takes beyond its credit counts first, and is no loss to training.
+
+    Example:
+        Credit 40 and 4 beyond it, all of the 40 at work, a share of 0.1: 4. A share of 0.2: 4 now,
+        and 4 more once training gives up some of its room.
+    """
+    most = member.max_outstanding
+    if member.max_eval_outstanding is not None:
+        most = min(most, member.max_eval_outstanding)
+    most = min(most + member.max_eval_extra, max(1, floor(share * member.max_outstanding)))
+    free = max(0, min(member.eval_free_count, most - member.eval_outstanding))
+    return MemberCapacity(member, free, most)
+
+
+def keeps_up(
+    member: LiveRaas, minimum: Mapping[PolicyId, int], newest: Mapping[PolicyId, int]
+) -> bool:
+    """Whether work of at least these versions is served soon.
+
+    A RaaS that is one version behind is about to update, unless it just failed to; one that
+    is further behind costs only itself.
+    """
+    for policy_id, wanted in minimum.items():
+        live = member.live.get(policy_id)
+        if live is None:
+            return False
+        if live >= min(wanted, newest[policy_id]):
+            continue
+        if live < wanted - 1 or member.failed.get(policy_id) == newest[policy_id]:
+            return False
+    return True
+
+
+def may_serve_pinned(member: LiveRaas, versions: Mapping[PolicyId, int]) -> bool:
+    """Whether a RaaS serves exactly these versions: live, kept since they were, or to come."""
+    for policy_id, version in versions.items():
+        live = member.live.get(policy_id)
+        if live is None or (policy_id, version) in member.refused:
+            return False
+        if live > version and (policy_id, version) not in member.pinned:
+            return False
+        if live < version <= member.failed.get(policy_id, -1):
+            return False
+    return True
 
 
 class Scheduler:
@@ -143,3 +389,108 @@ def _slack_s(
         return None
     sampled = max(live.get(policy.policy_id, 0), minimum[policy.policy_id])
     return max(0, sampled + staleness + 1 - policy.progress.train_version) * steps * cadence_s
+
+
+_PRIORITIES = {TaskPurpose.TRAIN: 0, TaskPurpose.EVAL: 1}
+
+
+class TaskSender:
+    """Sends and withdraws tasks."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        sampling = {
+            policy.policy_id: replace(policy.sampling, seed=state.settings.seed)
+            for policy in state.settings.policies
+        }
+        self._sampling: Mapping[WorkflowId, Mapping[PolicyId, SamplingParams]] = {
+            workflow.workflow_id: {p: sampling[p] for p in workflow.policy_ids}
+            for workflow in state.settings.workflows
+        }
+
+    def send(
+        self,
+        group: SampleGroup,
+        member: LiveRaas,
+        *,
+        indexes: tuple[int, ...],
+        versions: Mapping[PolicyId, VersionRange],
+        now: datetime,
+    ) -> int:
+        """Ask a RaaS for samples of a group; return how many of them were asked for before."""
+        # Before the samples are out: then it is one more.
+        attempt = group.attempt
+        task_id = TaskId(self._state.ids.next("task"))
+        repeats = group.hand_out(indexes, task_id)
+        sampling = self._sampling[group.workflow_id]
+        if isinstance(group, EvalGroup) and group.sampling:
+            sampling = {p: replace(knobs, **group.sampling) for p, knobs in sampling.items()}
+        self._issue(
+            RolloutTask(
+                task_id=task_id,
+                group_id=group.group_id,
+                attempt=attempt,
+                purpose=group.purpose,
+                workflow_id=group.workflow_id,
+                prompt=group.prompt,
+                sample_indexes=indexes,
+                versions=versions,
+                sampling=sampling,
+                deadline=now + self._state.task_ttl,
+                timeout=self._state.settings.rollouts.timeout,
+                priority=_PRIORITIES[group.purpose],
+                session_affinity=group.group_id,
+                eval_run_id=group.eval_run_id if isinstance(group, EvalGroup) else None,
+            ),
+            group,
+            member,
+            now,
+        )
+        return repeats
+
+    def _issue(
+        self, task: RolloutTask, group: SampleGroup, member: LiveRaas, now: datetime
+    ) -> None:
+        """Note who has a task and until when, and send it."""
+        state = self._state
+        assignment = Assignment(
+            task=task,
+            member_id=member.member_id,
+            group=group,
+            open_indexes=set(task.sample_indexes),
+            issue_time=now,
+        )
+        member.hold(assignment)
+        state.assignments[task.task_id] = assignment
+        state.deadlines.append((now + state.task_ttl, task.task_id))
+        state.do(SendTask(member_id=member.member_id, task=task))
+
+    def withdraw(self, assignment: Assignment, reason: CancelReason) -> None:
+        """Cancel what is left of a task; its result is still due."""
+        if assignment.is_withdrawn:
+            return
+        assignment.is_withdrawn = True
+        self._state.do(
+            SendCancellation(
+                member_id=assignment.member_id, task_id=assignment.task_id, reason=reason
+            )
+        )
+
+    def withdraw_sample(self, assignment: Assignment, index: int, reason: CancelReason) -> None:
+        """Cancel one sample of a task; the result of the task is still due."""
+        if not assignment.is_withdrawn:
+            self._state.do(
+                SendCancellation(
+                    member_id=assignment.member_id,
+                    task_id=assignment.task_id,
+                    reason=reason,
+                    sample_indexes=(index,),
+                )
+            )
+
+    def withdraw_group(self, group: SampleGroup, reason: CancelReason) -> None:
+        """Cancel all tasks of a group, and forget it."""
+        del self._state.groups[group.group_id]
+        for holder in dict.fromkeys(slot.holder for slot in group.slots):
+            if holder is not None:
+                self.withdraw(self._state.assignments[holder], reason)

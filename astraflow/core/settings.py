@@ -6,13 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 from astraflow.core.advantages import AdvantageSettings
-from astraflow.core.algorithms.plug_in import PlugInSpec
+from astraflow.core.algorithms.points import PlugInSpec
 from astraflow.core.autoscale import ScaleSettings
 from astraflow.core.barrier import VersionRelation
 from astraflow.core.buffer import BufferSettings
+from astraflow.core.curation import MixPhaseSettings
 from astraflow.core.evals import EvalSuiteInfo
 from astraflow.core.ids import PolicyId, RunId, WorkflowId
-from astraflow.core.mixing import MixPhaseSettings
 from astraflow.core.replay import ReplaySettings
 from astraflow.core.tasks import SamplingParams, WorkflowSpec
 

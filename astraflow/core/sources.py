@@ -16,8 +16,7 @@ from itertools import islice
 from typing import Final
 
 from astraflow.core.ids import MemberId, PolicyId
-from astraflow.core.live_members import LiveRaas, LiveTrainer
-from astraflow.core.sessions import Sessions
+from astraflow.core.sessions import LiveRaas, LiveTrainer, Sessions
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 
 FANOUT: Final = 4

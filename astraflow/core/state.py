@@ -4,20 +4,18 @@ from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from astraflow.core.algorithms.faults import Faults
+from astraflow.core.algorithms.finding import Faults
 from astraflow.core.barrier import Barrier
-from astraflow.core.dead_letters import DeadLetters
+from astraflow.core.capacity import Measured
 from astraflow.core.effects import Effect
 from astraflow.core.errors import AstraflowError, Failure, Reason
-from astraflow.core.failures import FailureLog
+from astraflow.core.failures import DeadLetters, FailureLog
 from astraflow.core.groups import Assignment, SampleGroup
-from astraflow.core.id_generator import IdGenerator
-from astraflow.core.ids import GroupId, PolicyId, TaskId
+from astraflow.core.ids import GroupId, IdGenerator, PolicyId, TaskId
 from astraflow.core.policies import PolicyState
-from astraflow.core.records import RolloutRecords
+from astraflow.core.samples import RolloutRecords
 from astraflow.core.sessions import Sessions
 from astraflow.core.settings import RunSettings
-from astraflow.core.speed import Measured
 from astraflow.core.status import RunState, StopMode
 
 

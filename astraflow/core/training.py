@@ -6,21 +6,25 @@ from datetime import datetime
 from typing import Final
 
 from astraflow.core.algorithms.points import GroupOutcome
+from astraflow.core.capacity import size_of
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.groups import SampleSlot, TrainGroup
 from astraflow.core.ids import GroupId, PolicyId, PromptId
-from astraflow.core.outbound import TaskSender
-from astraflow.core.placement import MemberCapacity, is_slow, pick
+from astraflow.core.pacing import live_policies, newest_available, target_policies
 from astraflow.core.policies import PolicyState
 from astraflow.core.prompt_queue import PromptQueue
-from astraflow.core.records import AcceptedRollout
-from astraflow.core.scheduler import Scheduler, is_suspect
-from astraflow.core.speed import size_of
+from astraflow.core.samples import AcceptedRollout
+from astraflow.core.scheduler import (
+    MemberCapacity,
+    Scheduler,
+    TaskSender,
+    is_slow,
+    is_suspect,
+    pick,
+)
 from astraflow.core.state import State
 from astraflow.core.status import DeadLetter
-from astraflow.core.target_policies import live_policies, target_policies
 from astraflow.core.tasks import CancelReason, Prompt, TaskPurpose, VersionRange
-from astraflow.core.version_availability import newest_available
 
 # Prompts that a slow RaaS may choose from, and how often the first one is passed over.
 _LOOK_AHEAD: Final = 8

@@ -1,14 +1,19 @@
-"""Versions of weights: what exists, how to get it, who has it."""
+"""Versions of weights: what exists, how to get it, who has it, and how those did who gave it.
 
-from dataclasses import dataclass
+Versions of a policy are numbered without a gap, each with one digest for ever.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
-from astraflow.core.errors import Failure, Reason
+from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import MemberId, PolicyId
 
 UNSOUND: Final = frozenset({Reason.DIGEST_MISMATCH, Reason.CHUNK_INVALID})
+
 """Why a pull ends when what came is not what the run registered."""
 
 
@@ -183,3 +188,179 @@ class WeightEndpoint:
 
     rank: int
     endpoint: str
+
+
+class VersionLedger:
+    """What was published, the newest of it listed."""
+
+    def __init__(self, policy_id: PolicyId, *, kept_count: int) -> None:
+        self._policy_id = policy_id
+        self._kept_count = kept_count
+        self._infos: dict[int, VersionInfo] = {}
+        self._next = 0
+        self._shown = -1
+
+    @property
+    def next_version(self) -> int:
+        """What the next publication must be numbered."""
+        return self._next
+
+    @property
+    def newest(self) -> VersionInfo | None:
+        """The last publication."""
+        return self._infos[self._next - 1] if self._next else None
+
+    @property
+    def newest_version(self) -> int:
+        """Its number; -1: none."""
+        return self._next - 1
+
+    @property
+    def shown_version(self) -> int:
+        """Newest version that the pool may see; -1: none."""
+        return self._shown
+
+    @property
+    def listed(self) -> tuple[VersionInfo, ...]:
+        """What can be pulled, oldest first."""
+        return tuple(info for info in self._infos.values() if info.version <= self._shown)
+
+    def show(self, version: int) -> tuple[VersionInfo, ...]:
+        """Let the pool see versions up to one; return those that it did not see before."""
+        fresh = range(self._shown + 1, min(version, self.newest_version) + 1)
+        self._shown = max(self._shown, version)
+        return tuple(self._infos[number] for number in fresh if number in self._infos)
+
+    def get(self, version: int) -> VersionInfo:
+        """Return one version.
+
+        Raises:
+            AstraflowError: VERSION_UNKNOWN, VERSION_EVICTED.
+        """
+        if not 0 <= version < self._next:
+            raise AstraflowError(
+                Reason.VERSION_UNKNOWN, f"{self._policy_id} has no version {version} yet"
+            )
+        if version not in self._infos:
+            raise AstraflowError(
+                Reason.VERSION_EVICTED,
+                f"version {version} of {self._policy_id} is no longer listed; "
+                f"the oldest is {next(iter(self._infos))}",
+            )
+        return self._infos[version]
+
+    def publish(self, info: VersionInfo, now: datetime) -> bool:
+        """Enter a version; a repeat with more patches or object stores adds them.
+
+        Returns:
+            Whether anything changed.
+
+        Raises:
+            AstraflowError: VERSION_NOT_NEXT, REQUEST_CONFLICT, LAYOUT_MISMATCH.
+        """
+        if info.version < self._next:
+            return self._repeat(info)
+        if info.version != self._next:
+            raise AstraflowError(
+                Reason.VERSION_NOT_NEXT,
+                f"{self._policy_id} publishes version {self._next} next, not {info.version}",
+            )
+        newest = self.newest
+        if newest is not None and newest.layout_digest != info.layout_digest:
+            raise AstraflowError(
+                Reason.LAYOUT_MISMATCH,
+                f"version {info.version} of {self._policy_id} has another layout than version "
+                f"{newest.version}; start a new run for another model",
+            )
+        self._infos[info.version] = replace(info, publish_time=now)
+        self._next += 1
+        while len(self._infos) > self._kept_count:
+            del self._infos[next(iter(self._infos))]
+        return True
+
+    def _repeat(self, info: VersionInfo) -> bool:
+        known = self.get(info.version)
+        if known.content_digest != info.content_digest:
+            raise AstraflowError(
+                Reason.REQUEST_CONFLICT,
+                f"version {info.version} of {self._policy_id} has another content already",
+            )
+        patches = merge_patches(known.patches, info.patches)
+        sources = tuple(dict.fromkeys((*known.sources, *info.sources)))
+        if (patches, sources) == (known.patches, known.sources):
+            return False
+        self._infos[info.version] = replace(known, patches=patches, sources=sources)
+        return True
+
+
+def merge_patches(
+    known: tuple[PatchInfo, ...], more: tuple[PatchInfo, ...]
+) -> tuple[PatchInfo, ...]:
+    """Return both, smallest first; a patch is known by base, profile and shard."""
+    merged: Mapping[object, PatchInfo] = {
+        (p.base_version, p.profile, p.shard_rank, p.shard_count): p for p in (*more, *known)
+    }
+    return tuple(sorted(merged.values(), key=lambda patch: patch.payload_nbytes))
+
+
+_KEPT: Final = 1024
+
+# Shorter transfers say more about round trips than about the line.
+_MEASURED_NBYTES: Final = 64 << 10
+
+_NEWEST_SHARE: Final = 0.5
+
+_WITNESS_COUNT: Final = 2
+
+
+class SourceRecord:
+    """What receivers said of sources, by address; the oldest is forgotten first.
+
+    One receiver's word counts for itself: who lies about sources bars nobody else from them.
+    From two receivers on a source is avoided by all.
+    """
+
+    def __init__(self) -> None:
+        self._goodputs: dict[tuple[str, str], float] = {}
+        self._witnesses: dict[str, set[MemberId]] = {}
+        self._stalled: dict[str, set[MemberId]] = {}
+
+    def note(self, member_id: MemberId, region: str, reports: Iterable[SourceReport]) -> None:
+        """Take what one receiver says after an update."""
+        for report in reports:
+            seconds = report.duration.total_seconds()
+            if report.nbytes >= _MEASURED_NBYTES and seconds > 0:
+                self._measure((report.address, region), report.nbytes / seconds)
+            if report.bad_chunk_count:
+                self._witnesses.setdefault(report.address, set()).add(member_id)
+            if report.failure is not None and report.failure.reason is Reason.SOURCE_TIMEOUT:
+                self._stalled.setdefault(report.address, set()).add(member_id)
+        for kept in (self._goodputs, self._witnesses, self._stalled):
+            _trim(kept)
+
+    def note_alive(self, address: str) -> None:
+        """Take a sign of life of a source: it has stalled no longer."""
+        self._stalled.pop(address, None)
+
+    def has_stalled(self, address: str, member_id: MemberId | None = None) -> bool:
+        """Whether a source has stalled for the caller, or two others, and is silent since."""
+        witnesses = self._stalled.get(address, ())
+        return member_id in witnesses or len(witnesses) >= _WITNESS_COUNT
+
+    def goodput_bytes_per_s(self, address: str, region: str) -> float:
+        """Return the moving mean towards a region; 0: never measured."""
+        return self._goodputs.get((address, region), 0.0)
+
+    def is_avoided(self, address: str, member_id: MemberId | None) -> bool:
+        """Whether a source has lied to the caller, or to two others."""
+        witnesses = self._witnesses.get(address, ())
+        return member_id in witnesses or len(witnesses) >= _WITNESS_COUNT
+
+    def _measure(self, key: tuple[str, str], goodput: float) -> None:
+        before = self._goodputs.pop(key, goodput)
+        self._goodputs[key] = before + _NEWEST_SHARE * (goodput - before)
+
+
+def _trim(kept: dict[Any, Any]) -> None:
+    while len(kept) > _KEPT:
+        del kept[next(iter(kept))]

@@ -5,12 +5,11 @@ from datetime import datetime
 
 from astraflow.core.barrier import PolicyStanding
 from astraflow.core.groups import TrainGroup
-from astraflow.core.live_members import LiveRaas, LiveTrainer
-from astraflow.core.pacing import blocker_of
+from astraflow.core.pacing import blocker_of, full_policy
 from astraflow.core.policies import PolicyState
+from astraflow.core.sessions import LiveRaas, LiveTrainer
 from astraflow.core.state import State
 from astraflow.core.status import WaitCause, WaitReason
-from astraflow.core.target_policies import full_policy
 from astraflow.core.training import Training
 
 # So many members are named where any of them would do.

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from astraflow.core.batches import BatchOutcome, BatchPart
-from astraflow.core.decisions import Decision
-from astraflow.core.effects import CloseSession, SendBatch, SendTask
+from astraflow.core.effects import CloseSession, Decision, SendBatch, SendTask
 from astraflow.core.events import (
     BatchAcked,
     Event,

@@ -38,8 +38,7 @@ from astraflow.core.members import (
     TrainerRegistration,
 )
 from astraflow.core.run import Run
-from astraflow.core.saves import SavedRun
-from astraflow.core.status import RunStatus, WaitReason
+from astraflow.core.status import RunStatus, SavedRun, WaitReason
 from astraflow.core.versions import VersionInfo
 from astraflow.dataflow.commits import Commits, Decided
 from astraflow.dataflow.counters import HubCounters

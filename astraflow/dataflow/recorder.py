@@ -20,7 +20,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalResult, EvalRun
 from astraflow.core.ids import GroupId, MemberId, PolicyId
 from astraflow.core.rollouts import Rollout, Trajectory
-from astraflow.core.saves import SavedRun
+from astraflow.core.status import SavedRun
 from astraflow.core.tasks import Prompt, TaskPurpose
 from astraflow.core.versions import VersionReport
 from astraflow.storage.lines import LineWriter

@@ -15,8 +15,7 @@ from astraflow import __version__
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.clock import Clock
-from astraflow.core.decisions import Decision
-from astraflow.core.effects import EvalChanged, RecordBatch, RunSaved
+from astraflow.core.effects import Decision, EvalChanged, RecordBatch, RunSaved
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import Event, HubRestarted
 from astraflow.core.ids import RunId

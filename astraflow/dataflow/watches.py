@@ -8,8 +8,7 @@ from datetime import timedelta
 
 from astraflow.core.evals import EvalRun
 from astraflow.core.ids import EvalRunId, PolicyId
-from astraflow.core.saves import SavedRun
-from astraflow.core.status import RunStatus
+from astraflow.core.status import RunStatus, SavedRun
 from astraflow.core.versions import VersionInfo
 
 

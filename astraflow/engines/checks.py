@@ -4,11 +4,10 @@ import math
 
 import numpy as np
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
 
 _FLOATS = frozenset((Dtype.F16, Dtype.BF16, Dtype.F32, Dtype.F64))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from astraflow.core.rollouts import FinishReason, VersionSpan
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import SwapReport, WeightUpdate
+from astraflow.core.tensors import SwapReport, WeightUpdate
 
 UNCHANGED = 1e-3
 """Probability that a grammar may take away from a draw that counts as the policy's own.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.routes import UNROUTED
+from astraflow.core.rollouts import UNROUTED
 
 # Logits of all experts, [tokens, experts]; weights and numbers of those chosen, [tokens, k].
 Picks = tuple[Tensor, Tensor, Tensor]

@@ -26,8 +26,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astraflow.codec.pickles import pickle_chunks, read_pickle
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tensors import Dtype
 from astraflow.rpc.address import join_address, split_address
 from astraflow.rpc.errors import STATUS
 from astraflow.rpc.http import HttpLimits, HttpServer, SecretGate, bearer_of

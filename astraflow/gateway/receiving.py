@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.updates import TensorUpdate
+from astraflow.core.tensors import TensorUpdate
 from astraflow.gateway.weight_buffer import (
     PUSH_ACK,
     PUSH_HEAD,

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from astraflow import __version__
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.updates import WeightUpdate
+from astraflow.core.tensors import WeightUpdate
 from astraflow.core.versions import VersionInfo
 from astraflow.gateway.http import BodyRules, Fields, add_errors, body_of, json_answer, read_body
 from astraflow.gateway.weight_buffer import PUSH_ACK, PUSH_HEAD, BufferPlan, encode_delta

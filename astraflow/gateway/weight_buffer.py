@@ -13,10 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout, TensorSpec
-from astraflow.core.updates import TensorUpdate
+from astraflow.core.tensors import Dtype, Layout, TensorSpec, TensorUpdate
 
 PUSH_HEAD: Final = Struct("<QQ")
 PUSH_ACK: Final = b"\x01"

@@ -21,9 +21,8 @@ from astraflow.client.control import ControlClient
 from astraflow.config.loader import load_recipe
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
-from astraflow.core.autoscale import ScaleAdvice
+from astraflow.core.autoscale import ScaleAdvice, ScalePlan, Scaler
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.scaler import ScalePlan, Scaler
 from astraflow.core.status import RunStatus
 from astraflow.launch.models import prepare_models
 from astraflow.launch.processes import JOIN_TOKEN, RoleProcess, Roles, RunTokens

@@ -9,8 +9,7 @@ from pathlib import Path
 from astraflow.config.recipe import EvalSet, Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.eval_results import EvalAccumulator, overall
-from astraflow.core.evals import EvalDataSet, EvalResult
+from astraflow.core.evals import EvalAccumulator, EvalDataSet, EvalResult, overall
 from astraflow.core.ids import EvalRunId, GroupId, PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import Rollout
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose

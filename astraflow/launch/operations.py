@@ -13,7 +13,7 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalRun, EvalState
 from astraflow.core.ids import PolicyId
-from astraflow.core.saves import SavedRun
+from astraflow.core.status import SavedRun
 
 
 async def save_run(

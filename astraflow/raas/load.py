@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from astraflow.core.clock import Clock
 from astraflow.core.members import RaasLoad
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import SwapReport, WeightUpdate
+from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.engines.protocol import Engine, EngineLoad, Generation, TellsExperts, Watch
 
 

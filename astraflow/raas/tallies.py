@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import RaasLoad
 from astraflow.core.rollouts import Rollout
-from astraflow.core.updates import SwapReport
+from astraflow.core.tensors import SwapReport
 from astraflow.telemetry.metrics import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
 from astraflow.transport.lanes import RECEIVED_NBYTES
 

@@ -13,7 +13,7 @@ import structlog
 from astraflow.client.raas import VersionClient
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.updates import SwapReport, WeightUpdate
+from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.core.versions import (
     SourceKind,
     SourceReport,

@@ -6,8 +6,8 @@ from datetime import timedelta
 from functools import partial
 from random import Random
 
+from astraflow.core.autoscale import Scaler
 from astraflow.core.events import MemberDrained
-from astraflow.core.scaler import Scaler
 from astraflow.simulate.hub import SimulatedHub
 from astraflow.simulate.node import Lengths, SimulatedNode
 from astraflow.simulate.scenario import Autoscale, Pool

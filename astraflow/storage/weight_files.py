@@ -12,10 +12,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout, TensorSpec
-from astraflow.core.updates import TensorUpdate
+from astraflow.core.tensors import Dtype, Layout, TensorSpec, TensorUpdate
 
 _NAMES = {dtype.value.upper(): dtype for dtype in Dtype}
 # Larger headers do not exist: the format's own reader refuses them too.

@@ -10,7 +10,7 @@ import numpy as np
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, spans_of
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import SwapReport, TensorUpdate, WeightUpdate
+from astraflow.core.tensors import SwapReport, TensorUpdate, WeightUpdate
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
 
 ALPHABET = string.ascii_letters + string.digits + string.punctuation + " \n"

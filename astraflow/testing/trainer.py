@@ -10,10 +10,9 @@ import numpy as np
 from astraflow.client.loop_thread import LoopThread
 from astraflow.client.trainer import TrainerBatch, TrainerClient
 from astraflow.core.batches import BatchOutcome, EndOfData
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
 from astraflow.core.members import Contract, RegisterTrainer
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import WeightEndpoint
 from astraflow.weights.publish.object_store import ObjectWriter
 from astraflow.weights.publish.publisher import WeightPublisher

@@ -18,12 +18,10 @@ from safetensors import numpy as safetensors_numpy
 
 from astraflow.config.lora import TENSOR_FILE, Lora, tensor_name
 from astraflow.config.pool import EngineSettings
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import TensorSpec
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate, WeightUpdate
 from astraflow.engines.building import build_adapter_engines
 from astraflow.engines.protocol import Engine, Generation
 from astraflow.tinker.learner import lora_in

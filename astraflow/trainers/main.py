@@ -18,11 +18,10 @@ from astraflow.client.trainer import TrainerClient
 from astraflow.config.model_dirs import checked_model_dir
 from astraflow.config.recipe import PolicyConfig, Recipe, TrainerConfig
 from astraflow.config.run_dir import RunDir
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
 from astraflow.core.members import Capability
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.logging import configure_logging

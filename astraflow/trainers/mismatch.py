@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from astraflow.core.dtype import Dtype
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.lora import trained_parameters

@@ -11,10 +11,9 @@ import structlog
 
 from astraflow.client.trainer import TrainerClient
 from astraflow.config.recipe import Broadcast, TrainerConfig
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.rpc.address import split_address
 from astraflow.trainers.engine import TrainEngine, WarnsOfChange

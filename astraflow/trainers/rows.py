@@ -8,7 +8,7 @@ import numpy as np
 from astraflow.core.batches import BatchPart
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
-from astraflow.core.routes import ROUTED_EXPERTS, UNROUTED
+from astraflow.core.rollouts import ROUTED_EXPERTS, UNROUTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

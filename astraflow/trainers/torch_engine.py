@@ -11,9 +11,9 @@ from torch import Tensor
 from astraflow.client.trainer import TrainerBatch
 from astraflow.config.policies import RouterReplay
 from astraflow.config.recipe import Lora, TrainerConfig
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.routes import UNROUTED
+from astraflow.core.rollouts import UNROUTED
+from astraflow.core.tensors import Dtype
 from astraflow.trainers.causal_model import (
     CausalModel,
     load_causal_model,

@@ -8,7 +8,7 @@ import grpc.aio
 from grpc.aio import AioRpcError
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Layout
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.auth import transfer_metadata
 from astraflow.rpc.channel import dial

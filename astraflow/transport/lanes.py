@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Layout
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.tls import Tls
 from astraflow.transport.arenas import ArenaPool

@@ -2,23 +2,29 @@
 
 from datetime import timedelta
 
-from astraflow.core.autoscale import MemberBalance, ScaleAction, ScaleAdvice
+from astraflow.core.autoscale import (
+    MemberBalance,
+    PolicyBalance,
+    PoolBalance,
+    ScaleAction,
+    ScaleAdvice,
+)
 from astraflow.core.ids import BatchId, MemberId, PolicyId, PromptId, RunId
 from astraflow.core.members import MemberState, MemberStatus, RaasLoad, TrainerLoad
-from astraflow.core.pool_size import PolicyBalance, PoolBalance
-from astraflow.core.saves import PolicyCheckpoint, SavedRun
 from astraflow.core.status import (
     DeadLetter,
     DropCount,
     FailureCause,
     FailureReport,
     LedgerAccount,
+    PolicyCheckpoint,
     PolicyStatus,
     RolloutPlace,
     RolloutPlacement,
     RolloutRecord,
     RunState,
     RunStatus,
+    SavedRun,
     StopMode,
 )
 from astraflow.wire.common import (

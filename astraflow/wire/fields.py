@@ -11,9 +11,9 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
+from astraflow.core.tensors import Dtype
 from astraflow_proto.common.v1 import tensor_pb2
 
 Member = TypeVar("Member", bound=StrEnum)

@@ -4,7 +4,6 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from astraflow.core.batches import BatchGroup, BatchHeader, BatchPart, EndCause, EndOfData
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import BatchId, GroupId, PolicyId, PromptId, RolloutId, TaskId, TrajectoryId
 from astraflow.core.rollouts import (
     Column,
@@ -18,6 +17,7 @@ from astraflow.core.rollouts import (
     Trajectory,
     VersionSpan,
 )
+from astraflow.core.tensors import Dtype
 from astraflow.wire.common import decode_failure, encode_failure
 from astraflow.wire.fields import (
     EnumTable,

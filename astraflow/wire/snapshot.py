@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from astraflow import __version__
-from astraflow.core.algorithms.plug_in import PlugIn
+from astraflow.core.algorithms.points import PlugIn
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow_proto.journal.v1 import snapshot_pb2 as pb
 

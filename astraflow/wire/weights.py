@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
-from astraflow.core.layout import Layout, TensorSpec
+from astraflow.core.tensors import Layout, TensorSpec
 from astraflow.core.versions import CodecProfile, LaneKind, PatchInfo
 from astraflow.wire.fields import DTYPES, EnumTable, at_least, invalid, optional, required
 from astraflow_proto.weights.v1 import layout_pb2, patch_pb2, transfer_pb2

@@ -12,8 +12,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from astraflow.core.ids import PolicyId, TrajectoryId
-from astraflow.core.rollouts import Column, ColumnAxis, FinishReason, Trajectory, VersionSpan
-from astraflow.core.routes import ROUTED_EXPERTS, joined_routes
+from astraflow.core.rollouts import (
+    ROUTED_EXPERTS,
+    Column,
+    ColumnAxis,
+    FinishReason,
+    Trajectory,
+    VersionSpan,
+    joined_routes,
+)
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.protocol import Generation
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from astraflow.config.loader import load_recipe
-from astraflow.core.decisions import Decision
-from astraflow.core.effects import SendTask
+from astraflow.core.effects import Decision, SendTask
 from astraflow.core.events import Event, RolloutArrived
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import Disposition

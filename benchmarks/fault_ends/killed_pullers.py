@@ -15,8 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from astraflow.codec.chunks import Chunk
-from astraflow.core.layout import Layout
-from astraflow.core.updates import WeightUpdate
+from astraflow.core.tensors import Layout, WeightUpdate
 from astraflow.core.versions import VersionInfo
 from astraflow.transport.lanes import Lanes
 from astraflow.weights.disk import files, writer

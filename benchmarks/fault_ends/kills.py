@@ -11,7 +11,7 @@ from time import sleep
 from typing import Any, Final
 
 from astraflow.codec.chunks import Chunk
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Layout
 from astraflow.core.versions import PatchInfo
 from astraflow.transport.grpc_lane import GrpcLane
 from astraflow.transport.lanes import Lanes

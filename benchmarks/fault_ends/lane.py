@@ -9,7 +9,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from astraflow.core.errors import AstraflowError
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Layout
 from astraflow.transport import grpc_lane
 from astraflow.wire.transfers import (
     TransferPlan,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from astraflow.core.updates import WeightUpdate
+from astraflow.core.tensors import WeightUpdate
 from astraflow.core.versions import VersionInfo
 from astraflow.weights.fetch.lanes import ChunkLane
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller

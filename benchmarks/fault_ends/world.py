@@ -6,9 +6,8 @@ from typing import Final
 import numpy as np
 
 from astraflow.core.clock import SystemClock
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import TransferServicer

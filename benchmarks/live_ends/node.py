@@ -21,7 +21,7 @@ from astraflow.config.recipe import EngineSettings
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, JoinPool, RaasLoad, Resources, ServedPolicy
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import SwapReport, WeightUpdate
+from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.core.versions import VersionInfo
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.raas.gate import VersionGate

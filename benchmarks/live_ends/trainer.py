@@ -16,8 +16,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from astraflow.client.trainer import TrainerClient
-from astraflow.core.dtype import Dtype
 from astraflow.core.members import Contract, RegisterTrainer
+from astraflow.core.tensors import Dtype
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.telemetry.logging import configure_logging
 from astraflow.trainers.mismatch import layout_of

@@ -8,10 +8,9 @@ import numpy as np
 import tokenizers
 
 from astraflow.config.recipe import EngineSettings
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.trainers.causal_model import CausalModel
 from astraflow.trainers.mismatch import export_bits, layout_of

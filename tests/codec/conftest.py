@@ -5,8 +5,7 @@ import pytest
 
 from astraflow.codec import kernels
 from astraflow.codec.chunks import Runs
-from astraflow.core.dtype import Dtype
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 
 
 class States:

@@ -23,9 +23,8 @@ from astraflow.codec.chunks import (
 from astraflow.codec.decode import decode_back, decode_change, decode_whole
 from astraflow.codec.encode import encode_patch, encode_whole, flat_bits
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 
 COUNT = 12_000
 LAYOUT = Layout.of([("w", Dtype.BF16, (COUNT,))])

@@ -11,8 +11,7 @@ from astraflow.codec.chunks import CHUNK_NBYTES, Compression, Encoding, Profile,
 from astraflow.codec.decode import decode_change, decode_whole
 from astraflow.codec.encode import encode_chunk, encode_patch, encode_whole, flat_bits
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.dtype import Dtype
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 
 SHARES = st.sampled_from([0, 0.01, 0.1, 0.5, 1])
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from astraflow.codec import dense_planes, kernels, rans
 from astraflow.codec.rans import FrequencyTables, cost_bits, normalised, read_tables
 from astraflow.codec.sparse_compact import MAX_TOKEN, numbers_of, pack_low_bits, tokens_of
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
+from astraflow.core.tensors import Dtype
 
 
 @settings(max_examples=60)

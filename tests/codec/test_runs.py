@@ -8,9 +8,8 @@ import pytest
 from astraflow.codec.chunks import CHUNK_NBYTES, Compression, Encoding, Runs
 from astraflow.codec.encode import encode_patch, encode_whole, flat_bits
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 
 LAYOUT = Layout.of(
     [

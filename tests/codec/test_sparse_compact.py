@@ -18,9 +18,8 @@ from astraflow.codec.shared_tables import (
     write_shared_tables,
 )
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 
 
 def draw(seed, dtype, count, share):

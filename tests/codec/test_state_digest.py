@@ -8,8 +8,7 @@ from astraflow.codec.changes import Change
 from astraflow.codec.chunks import ChunkRange
 from astraflow.codec.encode import flat_bits
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.dtype import Dtype
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 
 
 def test_the_digest_is_what_the_documentation_says():

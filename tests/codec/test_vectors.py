@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from astraflow.codec.chunks import CODEC_VERSION, Chunk, ChunkHeader, Encoding
 from astraflow.codec.decode import decode_change, decode_whole
-from astraflow.core.dtype import Dtype
+from astraflow.core.tensors import Dtype
 
 ROOT = Path(__file__).parent.parent.parent
 VECTORS = sorted((Path(__file__).parent / "vectors").glob("*.json"))

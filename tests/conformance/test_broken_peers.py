@@ -19,10 +19,9 @@ from astraflow.conformance.checks import CheckList, CheckVerdict
 from astraflow.conformance.commands import RAAS, TRAINER, CheckTerms, examine
 from astraflow.conformance.faults import PassThrough
 from astraflow.conformance.weights import CHECKS, CheckedSource, check_source
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.rpc.auth import TRANSFER_KEY
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer

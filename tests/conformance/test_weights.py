@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 from astraflow.cli.main import app
 from astraflow.conformance.checks import CheckList, CheckVerdict
 from astraflow.conformance.weights import CHECKS, CheckedSource, check_source
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.weights.publish.publisher import WeightPublisher
 from astraflow.weights.serve.server import WeightServer
 from astraflow.wire.versions import encode_version_info

@@ -16,7 +16,6 @@ from astraflow.core.batches import BatchOutcome
 from astraflow.core.clock import ManualClock
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.evals import EvalDataSet, EvalSuiteInfo
-from astraflow.core.live_members import LiveRaas
 from astraflow.core.members import (
     Contract,
     JoinPool,
@@ -34,6 +33,7 @@ from astraflow.core.rollouts import (
     VersionSpan,
 )
 from astraflow.core.run import Run
+from astraflow.core.sessions import LiveRaas
 from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
 from astraflow.core.tasks import Prompt, RegisteredCode, WorkflowSpec
 from astraflow.core.versions import (

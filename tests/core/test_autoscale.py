@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.core.autoscale import MemberBalance, ScaleAction, ScaleSettings, advise
-from astraflow.core.pool_size import PolicyBalance, PoolBalance, target_of
+from astraflow.core.autoscale import (
+    MemberBalance,
+    PolicyBalance,
+    PoolBalance,
+    ScaleAction,
+    ScaleSettings,
+    advise,
+    target_of,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 WINDOW = timedelta(seconds=300)

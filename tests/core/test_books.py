@@ -1,6 +1,6 @@
 import pytest
 
-from astraflow.core.books import Books
+from astraflow.core.accounting import Books
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import DropCount, RolloutPlace
 

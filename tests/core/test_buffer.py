@@ -2,9 +2,8 @@ import pytest
 
 from astraflow.core.batches import BatchGroup
 from astraflow.core.buffer import FreshBuffer
-from astraflow.core.records import AcceptedRollout
 from astraflow.core.rollouts import Outcome, Rollout
-from astraflow.core.samples import FreshGroup, Sample
+from astraflow.core.samples import AcceptedRollout, FreshGroup, Sample
 
 
 @pytest.fixture

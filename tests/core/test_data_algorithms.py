@@ -4,11 +4,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from astraflow.core.algorithms.plug_in import PlugInSpec
-from astraflow.core.algorithms.points import BatchGuard, PromptSelector, ReplayOrder, RolloutFilter
+from astraflow.core.algorithms.points import (
+    BatchGuard,
+    PlugInSpec,
+    PromptSelector,
+    ReplayOrder,
+    RolloutFilter,
+)
 from astraflow.core.buffer import BufferOrder, BufferSettings
+from astraflow.core.curation import MixPhaseSettings
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.mixing import MixPhaseSettings
 from astraflow.core.replay import ReplaySettings
 from astraflow.core.rollouts import Outcome
 from astraflow.core.status import RunState, WaitCause

@@ -1,7 +1,6 @@
 import pytest
 
-from astraflow.core.eval_results import EvalAccumulator, overall, pass_at_k
-from astraflow.core.evals import EvalDataSet
+from astraflow.core.evals import EvalAccumulator, EvalDataSet, overall, pass_at_k
 
 
 def tally(repeats=4, name="main"):

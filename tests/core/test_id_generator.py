@@ -1,4 +1,4 @@
-from astraflow.core.id_generator import IdGenerator
+from astraflow.core.ids import IdGenerator
 
 
 def test_ids_of_a_kind_are_counted():

@@ -19,14 +19,13 @@ from hypothesis.stateful import (
 
 from astraflow.core import effects as ef
 from astraflow.core import events as ev
-from astraflow.core.algorithms.plug_in import PlugInSpec
-from astraflow.core.algorithms.points import PromptSelector
+from astraflow.core.algorithms.points import PlugInSpec, PromptSelector
 from astraflow.core.barrier import RelationKind, VersionRelation
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.buffer import BufferOrder, BufferSettings
+from astraflow.core.curation import MixPhaseSettings
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.members import MemberState
-from astraflow.core.mixing import MixPhaseSettings
 from astraflow.core.replay import ReplaySettings
 from astraflow.core.rollouts import Disposition, Outcome
 from astraflow.core.run import Run

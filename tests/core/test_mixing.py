@@ -1,4 +1,4 @@
-from astraflow.core.mixing import Mixing, MixPhaseSettings
+from astraflow.core.curation import Mixing, MixPhaseSettings
 
 
 def chosen(mixing, count, there=("easy", "hard")):

@@ -4,8 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.core.packing import FINISH_NUMBERS, OUTCOME_NUMBERS, Share, share_out, split
-from astraflow.core.rollouts import Column, ColumnAxis, FinishReason, Outcome, VersionSpan
-from astraflow.core.routes import ROUTED_EXPERTS, UNROUTED
+from astraflow.core.rollouts import (
+    ROUTED_EXPERTS,
+    UNROUTED,
+    Column,
+    ColumnAxis,
+    FinishReason,
+    Outcome,
+    VersionSpan,
+)
 from astraflow.core.samples import Row
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.core.capacity_index import CapacityIndex
-from astraflow.core.placement import (
+from astraflow.core.capacity import CapacityIndex, Speed
+from astraflow.core.scheduler import (
     PlacementRequest,
     PoolView,
     choose,
@@ -16,7 +16,6 @@ from astraflow.core.placement import (
     pick,
     training_capacity,
 )
-from astraflow.core.speed import Speed
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-from astraflow.core.records import AcceptedRollout, RolloutRecords
+from astraflow.core.samples import AcceptedRollout, RolloutRecords
 
 
 def entry(rollout_of, name, tokens):

@@ -1,12 +1,11 @@
 import pytest
 
-from astraflow.core.algorithms.faults import Faults
-from astraflow.core.algorithms.plug_in import Dice, PlugInSpec
+from astraflow.core.algorithms.finding import Faults
+from astraflow.core.algorithms.points import Dice, PlugInSpec
 from astraflow.core.batches import BatchGroup
-from astraflow.core.records import AcceptedRollout
 from astraflow.core.replay import ReplayBuffer, ReplaySettings
 from astraflow.core.rollouts import Outcome, Rollout
-from astraflow.core.samples import FreshGroup, sample_of
+from astraflow.core.samples import AcceptedRollout, FreshGroup, sample_of
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from astraflow.core.algorithms.faults import Faults
-from astraflow.core.algorithms.plug_in import PlugInSpec
-from astraflow.core.algorithms.points import GroupOutcome
-from astraflow.core.curator import Curator
+from astraflow.core.algorithms.finding import Faults
+from astraflow.core.algorithms.points import GroupOutcome, PlugInSpec
+from astraflow.core.curation import Curator
 from astraflow.core.tasks import Prompt
 
 PROMPTS = 12

@@ -2,9 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from astraflow.core.autoscale import MemberBalance, ScaleAction, ScaleAdvice
-from astraflow.core.pool_size import PoolBalance
-from astraflow.core.scaler import Scaler
+from astraflow.core.autoscale import MemberBalance, PoolBalance, ScaleAction, ScaleAdvice, Scaler
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

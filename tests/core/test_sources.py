@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.source_record import SourceRecord
-from astraflow.core.versions import SourceReport, VersionState
+from astraflow.core.versions import SourceRecord, SourceReport, VersionState
 
 
 @pytest.fixture

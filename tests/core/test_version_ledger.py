@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.version_ledger import VersionLedger
 from astraflow.core.versions import (
     CodecProfile,
     PatchInfo,
@@ -12,6 +11,7 @@ from astraflow.core.versions import (
     SourceKind,
     SourceState,
     VersionInfo,
+    VersionLedger,
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

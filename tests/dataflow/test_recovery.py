@@ -206,7 +206,7 @@ async def test_a_journal_that_fails_stops_the_hub_and_no_ack_leaves(start_hub, r
             lambda old: lambda member: replace(old(member), free=1),
         ),
         (
-            "astraflow.core.id_generator.IdGenerator.next",
+            "astraflow.core.ids.IdGenerator.next",
             lambda issue: lambda self, kind: issue(self, kind) + "0",
         ),
     ],

@@ -7,11 +7,9 @@ import numpy as np
 import torch
 
 from astraflow.config.recipe import Lora
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import TensorSpec
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate, WeightUpdate
 
 POLICIES = {
     PolicyId("solver"): Lora(rank=4, alpha=8.0),

@@ -17,7 +17,7 @@ from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import TensorUpdate, WeightUpdate
 from astraflow.engines.building import build_engine
 from astraflow.engines.protocol import Engine, Generation
 

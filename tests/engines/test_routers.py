@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.routes import UNROUTED, joined_routes
+from astraflow.core.rollouts import UNROUTED, joined_routes
 from astraflow.engines.routers import RouteReplay, RouteTaps, routers_of
 
 COMMON = {

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from astraflow.codec.pickles import read_pickle
-from astraflow.core.dtype import Dtype
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
+from astraflow.core.tensors import Dtype
 from astraflow.gateway.bridge.calls import RaasCalls, yield_of
 from astraflow.gateway.http import BodyRules, LoadVersion, NotifyVersion, TrainerReady, serve_app
 from astraflow.gateway.raas.serve import Pull

@@ -8,8 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from astraflow.core.dtype import Dtype
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.testing import small_recipe, start_run, train_counter
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]

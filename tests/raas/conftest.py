@@ -15,7 +15,7 @@ from astraflow.core.tasks import (
     VersionRange,
     WorkflowSpec,
 )
-from astraflow.core.updates import WeightUpdate
+from astraflow.core.tensors import WeightUpdate
 from astraflow.core.versions import VersionInfo
 from astraflow.raas.node import RaasNode
 from astraflow.raas.policies import ServedModel

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from astraflow.client.trainer import TrainerClient
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
 from astraflow.core.members import Contract, RegisterTrainer
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import WeightEndpoint
 from astraflow.testing import small_recipe, start_run
 from astraflow.weights.publish.background import Scrub

@@ -5,7 +5,7 @@ import pytest
 from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import VersionRange
-from astraflow.core.updates import WeightUpdate
+from astraflow.core.tensors import WeightUpdate
 from astraflow.raas.gate import KEPT_S, VersionGate
 
 

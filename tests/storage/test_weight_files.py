@@ -7,10 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import TensorSpec
-from astraflow.core.updates import TensorUpdate
+from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate
 from astraflow.storage.weight_files import compare, flatten, read_weights, write_weights
 
 

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from astraflow.core.dtype import Dtype
+from astraflow.core.tensors import Dtype
 from astraflow.trainers.mismatch import export_bits, import_bits, layout_of
 from astraflow.trainers.model_files import save_model
 

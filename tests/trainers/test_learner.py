@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from astraflow.config.recipe import Kl, Loss, Optimizer, TrainerConfig
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tensors import Dtype
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.losses import LossInputs, clip_range_of, policy_loss
 from astraflow.trainers.mismatch import export_bits

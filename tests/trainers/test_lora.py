@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from astraflow.config.recipe import Lora, Optimizer, TrainerConfig
 from astraflow.config.run_dir import RunDir
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tensors import Dtype
 from astraflow.testing import require_train_engine
 from astraflow.trainers.causal_model import load_causal_model
 from astraflow.trainers.checkpoints import Checkpoints, start_points

@@ -13,11 +13,10 @@ from astraflow.client.loop_thread import LoopThread
 from astraflow.config.recipe import ModelConfig, Recipe, WarmUp
 from astraflow.config.run_dir import RunDir, read_json_lines
 from astraflow.core.batches import BatchPart
-from astraflow.core.dtype import Dtype
 from astraflow.core.rollouts import Column, ColumnAxis
 from astraflow.core.status import RunState
 from astraflow.core.tasks import RolloutTask, SamplingParams, TaskPurpose
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
 from astraflow.dataflow.prompts import open_data_sets
 from astraflow.dataflow.server import serve_hub
 from astraflow.engines.embedded import EmbeddedEngine, load_tokenizer

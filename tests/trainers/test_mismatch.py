@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from astraflow.config.recipe import TrainerConfig
-from astraflow.core.dtype import Dtype
+from astraflow.core.tensors import Dtype
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.mismatch import MismatchProbe, export_bits
 from astraflow.trainers.rows import TrainRows

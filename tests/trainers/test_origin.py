@@ -5,10 +5,9 @@ from threading import Event
 import numpy as np
 import pytest
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.trainers.origin import WeightOrigin
 from astraflow.weights.publish.publisher import WeightPublisher
 

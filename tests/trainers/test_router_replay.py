@@ -9,8 +9,7 @@ import torch
 
 from astraflow.config.recipe import EngineSettings, Kl, Loss, Optimizer, TrainerConfig
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.rollouts import Column, ColumnAxis
-from astraflow.core.routes import ROUTED_EXPERTS, UNROUTED
+from astraflow.core.rollouts import ROUTED_EXPERTS, UNROUTED, Column, ColumnAxis
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.trainers.causal_model import CausalModel

@@ -9,10 +9,10 @@ import torch
 
 from astraflow.client.trainer import TrainerClient
 from astraflow.config.recipe import EngineSettings, TrainerConfig
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Capability, Contract, RegisterTrainer
-from astraflow.core.routes import ROUTED_EXPERTS, UNROUTED
+from astraflow.core.rollouts import ROUTED_EXPERTS, UNROUTED
+from astraflow.core.tensors import Dtype
 from astraflow.core.versions import WeightEndpoint
 from astraflow.engines.embedded import EmbeddedEngine, load_tokenizer
 from astraflow.engines.routers import routers_of

@@ -6,8 +6,8 @@ import tokenizers
 from transformers import AutoModelForCausalLM
 
 from astraflow.config.recipe import ModelConfig, WarmUp
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
+from astraflow.core.tensors import Dtype
 from astraflow.trainers.mismatch import export_bits
 from astraflow.trainers.supervised import Schedule, pack_pairs, supervised_rate
 from astraflow.trainers.warm_up import ensure_model, warm_up_key

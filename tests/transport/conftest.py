@@ -7,8 +7,8 @@ import pytest
 
 from astraflow.codec.chunks import Chunk, ChunkHeader, Encoding
 from astraflow.core.clock import SystemClock
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tensors import Dtype
 from astraflow.core.versions import CodecProfile, PatchInfo
 from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.rpc.server import Servicer, start_server

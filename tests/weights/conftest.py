@@ -8,9 +8,8 @@ import pytest
 from grpc import StatusCode
 
 from astraflow.core.clock import SystemClock
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.rpc.server import Servicer, start_server
 from astraflow.weights.fetch.puller import WeightPuller

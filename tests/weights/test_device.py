@@ -10,9 +10,8 @@ from astraflow.codec.chunks import CHUNK_NBYTES, Encoding, Runs
 from astraflow.codec.decode import decode_change
 from astraflow.codec.encode import encode_patch, flat_bits
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.weights.patches.device import decode_change_on_device, encode_patch_on_device
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

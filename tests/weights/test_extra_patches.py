@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile
 from astraflow.weights.fetch.puller import WeightPuller
 from astraflow.weights.patches.state import stage

@@ -6,9 +6,8 @@ import torch
 
 from astraflow.codec.encode import encode_patch
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.weights.patches.history import History
 from astraflow.weights.patches.shard_layout import ShardLayout
 from astraflow.weights.publish.background import ExtraPatches

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.weights.patches import history as history_module
 
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from astraflow.codec.changes import Change
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.weights.patches.layout_frame import LayoutFrame
 
 FRAME = LayoutFrame(

@@ -11,8 +11,8 @@ _SCRIPT = """
 import json, sys
 import numpy as np
 from pathlib import Path
-from astraflow.core.dtype import Dtype
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype
+from astraflow.core.tensors import Layout
 from astraflow.weights.publish.background import candidate_patches
 from astraflow.weights.publish.publisher import WeightPublisher
 

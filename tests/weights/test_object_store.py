@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller

@@ -5,9 +5,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile
 from astraflow.weights.patches.routes import Link
 from astraflow.weights.publish.publisher import WeightPublisher

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from astraflow.codec.chunks import CHUNK_NBYTES
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.fetch.sources import FetchSettings

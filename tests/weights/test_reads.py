@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.weights.patches.shard_layout import ShardLayout
 from astraflow.weights.publish.tensors import Reads
 

@@ -7,9 +7,8 @@ import pytest
 
 from astraflow.codec.chunks import Chunk
 from astraflow.core.clock import SystemClock
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile, LaneKind
 from astraflow.transport.assembly import UNPLANNED_NBYTES
 from astraflow.weights.fetch.lanes import AnyLane

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from astraflow.codec.changes import Change
 from astraflow.codec.chunks import ChunkHeader, Encoding
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tensors import Dtype
 from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.patches.state import Overlay, stage
 from astraflow.weights.publish.publisher import WeightPublisher, combined

@@ -2,8 +2,14 @@ import numpy as np
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.rollouts import FinishReason, Outcome, Rollout, Trajectory, VersionSpan
-from astraflow.core.routes import ROUTED_EXPERTS
+from astraflow.core.rollouts import (
+    ROUTED_EXPERTS,
+    FinishReason,
+    Outcome,
+    Rollout,
+    Trajectory,
+    VersionSpan,
+)
 from astraflow.wire.fields import encode_tensor
 from astraflow.wire.rollout import decode_rollout, encode_rollout
 from astraflow_proto.rollout.v1 import column_pb2, rollout_pb2

@@ -22,8 +22,6 @@ from hypothesis import strategies as st
 import astraflow.wire
 from astraflow.core.autoscale import ScaleAdvice
 from astraflow.core.batches import BatchHeader, BatchPart, StreamBatches
-from astraflow.core.dtype import Dtype
-from astraflow.core.layout import Layout
 from astraflow.core.members import JoinPool, ServedPolicy
 from astraflow.core.rollouts import (
     REWARDED,
@@ -35,6 +33,7 @@ from astraflow.core.rollouts import (
     spans_of,
 )
 from astraflow.core.tasks import RolloutTask, SamplingParams, TaskPurpose, VersionRange
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.wire.transfers import ChunkSet
 from astraflow.wire.weights import PatchIndex

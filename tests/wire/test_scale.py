@@ -3,8 +3,13 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from astraflow.core.autoscale import MemberBalance, ScaleAction, ScaleAdvice
-from astraflow.core.pool_size import PolicyBalance, PoolBalance
+from astraflow.core.autoscale import (
+    MemberBalance,
+    PolicyBalance,
+    PoolBalance,
+    ScaleAction,
+    ScaleAdvice,
+)
 from astraflow.wire.control import decode_advice, encode_advice
 
 

@@ -3,9 +3,8 @@ import struct
 import pytest
 from blake3 import blake3
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
 from astraflow.wire.versions import decode_version_info, encode_version_info
 from astraflow.wire.weights import chunk_digest, decode_layout, encode_layout, layout_digest

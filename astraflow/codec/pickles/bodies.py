@@ -16,8 +16,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from astraflow.codec.pickles.machine import Budget, Call, PickleFile, Symbol, refused, run
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.tensors import Dtype
 
 MAGIC: Final = 0x1950A86A20F9469CFC6C
 PROTOCOL: Final = 1001

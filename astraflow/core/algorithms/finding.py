@@ -1,25 +1,110 @@
-"""Makes data algorithms from what a recipe says of them."""
+"""Makes data algorithms from what a recipe says of them, and calls them.
+
+Code of others that fails ends the run, and breaks nothing.
+"""
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, TypeVar, cast
+from types import UnionType
+from typing import (
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from astraflow.core.algorithms.options import with_options
-from astraflow.core.algorithms.plug_in import PlugIn, PlugInSpec
 from astraflow.core.algorithms.points import (
     BatchGuard,
+    PlugIn,
+    PlugInSpec,
     PromptSelector,
     ReplayOrder,
     RolloutFilter,
 )
 from astraflow.core.code import load
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import AstraflowError, Failure, Reason
 
-T = TypeVar("T", bound=PlugIn)
+T = TypeVar("T")
+
+
+def with_options(kind: type[T], options: Mapping[str, Any], *, where: str) -> T:
+    """Make an object of a dataclass.
+
+    Lists become tuples and whole numbers become floats where a field asks for it.
+
+    Args:
+        kind: The dataclass; fields with `init=False` are no options.
+        options: By field.
+        where: For the error.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for an option that it has not, that is missing, of another
+            type, or that its `__post_init__` refuses with a ValueError.
+    """
+    known = {field.name: field for field in fields(cast("Any", kind)) if field.init}
+    hints = get_type_hints(kind)
+    try:
+        _must_be_known(options, known)
+        fitted = {name: _fitted(value, hints[name], name) for name, value in options.items()}
+        return kind(**fitted)
+    except ValueError as error:
+        raise AstraflowError(Reason.INVALID_FIELD, f"{where}: {error}") from error
+
+
+def _must_be_known(options: Mapping[str, Any], known: Mapping[str, Field[Any]]) -> None:
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise ValueError(f"there is no option '{name}'; {hint}")
+    for name, field in known.items():
+        if field.default is MISSING and field.default_factory is MISSING and name not in options:
+            raise ValueError(f"option '{name}' is missing")
+
+
+def _fitted(value: Any, hint: Any, name: str) -> Any:
+    """Return a value as its field has it."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any or type(value) is hint:
+        return value
+    if hint is float and type(value) is int:
+        return float(value)
+    if origin is Literal and value in inner:
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_fitted(each, inner[0], name) for each in cast("list[Any]", value))
+    if origin in (dict, Mapping) and isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {_fitted(k, inner[0], name): _fitted(v, inner[1], name) for k, v in items}
+    if origin in (Union, UnionType):
+        return _fitted_to_one(value, inner, name)
+    wanted = ", ".join(map(str, inner)) if origin is Literal else getattr(hint, "__name__", hint)
+    raise ValueError(f"option '{name}' is {value!r}, not {wanted}")
+
+
+def _fitted_to_one(value: Any, hints: tuple[Any, ...], name: str) -> Any:
+    """Return a value as the first kind of field that takes it."""
+    if value is None and type(None) in hints:
+        return None
+    for hint in hints:
+        try:
+            return _fitted(value, hint, name)
+        except ValueError:
+            continue
+    wanted = " or ".join(getattr(hint, "__name__", str(hint)) for hint in hints)
+    raise ValueError(f"option '{name}' is {value!r}, not {wanted}")
+
+
+Algorithm = TypeVar("Algorithm", bound=PlugIn)
 
 
 class Point(StrEnum):
@@ -33,28 +118,29 @@ class Point(StrEnum):
 
 _BUILT_IN: Mapping[Point, Mapping[str, str]] = {
     Point.SELECTOR: {
-        "uniform": "astraflow.core.algorithms.selection.uniform:UniformSelector",
-        "filter_solved": "astraflow.core.algorithms.selection.filter_solved:FilterSolved",
-        "curriculum": "astraflow.core.algorithms.selection.curriculum:Curriculum",
-        "greso": "astraflow.core.algorithms.selection.greso:Greso",
+        "uniform": "astraflow.core.algorithms.selection:UniformSelector",
+        "filter_solved": "astraflow.core.algorithms.selection:FilterSolved",
+        "curriculum": "astraflow.core.algorithms.selection:Curriculum",
+        "greso": "astraflow.core.algorithms.selection:Greso",
     },
     Point.FILTER: {
-        "zero_advantage": "astraflow.core.algorithms.filters.zero_advantage:ZeroAdvantage",
-        "reward_range": "astraflow.core.algorithms.filters.reward_range:RewardRange",
-        "length": "astraflow.core.algorithms.filters.length:Length",
-        "truncated": "astraflow.core.algorithms.filters.truncated:Truncated",
-        "route": "astraflow.core.algorithms.filters.route:Route",
+        "zero_advantage": "astraflow.core.algorithms.filters:ZeroAdvantage",
+        "reward_range": "astraflow.core.algorithms.filters:RewardRange",
+        "length": "astraflow.core.algorithms.filters:Length",
+        "truncated": "astraflow.core.algorithms.filters:Truncated",
+        "route": "astraflow.core.algorithms.filters:Route",
     },
     Point.ORDER: {
-        "latest": "astraflow.core.algorithms.serving.latest:Latest",
-        "uniform": "astraflow.core.algorithms.serving.uniform:UniformReplay",
-        "prioritised": "astraflow.core.algorithms.serving.prioritised:Prioritised",
+        "latest": "astraflow.core.algorithms.serving:Latest",
+        "uniform": "astraflow.core.algorithms.serving:UniformReplay",
+        "prioritised": "astraflow.core.algorithms.serving:Prioritised",
     },
     Point.GUARD: {
-        "distinct_prompts": "astraflow.core.algorithms.serving.distinct_prompts:DistinctPrompts",
-        "useful_share": "astraflow.core.algorithms.serving.useful_share:UsefulShare",
+        "distinct_prompts": "astraflow.core.algorithms.serving:DistinctPrompts",
+        "useful_share": "astraflow.core.algorithms.serving:UsefulShare",
     },
 }
+
 _BASES: Mapping[Point, type[PlugIn]] = {
     Point.SELECTOR: PromptSelector,
     Point.FILTER: RolloutFilter,
@@ -83,7 +169,7 @@ def batch_guard(spec: PlugInSpec) -> BatchGuard:
     return make(Point.GUARD, spec, BatchGuard)
 
 
-def make(point: Point, spec: PlugInSpec, base: type[T]) -> T:
+def make(point: Point, spec: PlugInSpec, base: type[Algorithm]) -> Algorithm:
     """Make an algorithm, at the start of its state.
 
     Raises:
@@ -98,7 +184,7 @@ def make(point: Point, spec: PlugInSpec, base: type[T]) -> T:
             f"{where} is no algorithm for this point: make it a dataclass with the base "
             f"{base.__name__} of astraflow.core.algorithms.points",
         )
-    return with_options(cast("type[T]", found), spec.options, where=where)
+    return with_options(cast("type[Algorithm]", found), spec.options, where=where)
 
 
 def names(point: Point) -> tuple[str, ...]:
@@ -132,3 +218,51 @@ def _target(point: Point, name: str) -> str:
 @cache
 def _entry_points(point: Point) -> Mapping[str, str]:
     return {found.name: found.value for found in entry_points(group=f"astraflow.{point}")}
+
+
+P = ParamSpec("P")
+
+
+class Faults:
+    """Calls algorithms, and remembers the first one that failed.
+
+    Attributes:
+        first: Why the run cannot go on; None: all went well.
+    """
+
+    def __init__(self) -> None:
+        self.first: Failure | None = None
+
+    def call(
+        self, where: str, default: T, function: Callable[P, T], *args: P.args, **more: P.kwargs
+    ) -> T:
+        """Return what an algorithm says, or a default when it raises.
+
+        Args:
+            where: Names it.
+            default: What does no harm until the run ends.
+            function: Its method.
+            *args: For it.
+            **more: For it.
+        """
+        try:
+            return function(*args, **more)
+        except Exception as error:  # noqa: BLE001 - whatever the code of others may raise
+            self.note(where, f"{type(error).__name__}: {error}")
+            return default
+
+    def metrics(self, prefix: str, algorithm: PlugIn) -> dict[str, float]:
+        """Return the numbers of an algorithm under a prefix."""
+
+        def read() -> dict[str, float]:
+            found = algorithm.metrics().items()
+            return {f"{prefix}/{name}": float(value) for name, value in found}
+
+        return self.call(prefix, dict[str, float](), read)
+
+    def note(self, where: str, what: str) -> None:
+        """Remember that an algorithm failed."""
+        self.first = self.first or Failure(
+            reason=Reason.INTERNAL,
+            message=f"{where} failed ({what}); mend its code, or take it out of the recipe",
+        )

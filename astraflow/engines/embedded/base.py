@@ -12,7 +12,7 @@ import torch
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
-from astraflow.core.updates import SwapReport
+from astraflow.core.tensors import SwapReport
 from astraflow.engines.embedded.decoder import DecoderSettings
 from astraflow.engines.embedded.grammars import Grammars
 from astraflow.engines.embedded.messages import Commit, Halt, Message, Submit, Withdraw

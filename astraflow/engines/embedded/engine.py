@@ -12,10 +12,9 @@ from astraflow import __version__
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import TensorSpec
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import SwapReport, WeightUpdate
+from astraflow.core.tensors import SwapReport, TensorSpec, WeightUpdate
 from astraflow.engines.checks import check_prompt, check_sampling, require_policy
 from astraflow.engines.embedded.base import Base, Plan, Stage
 from astraflow.engines.embedded.messages import Pin, Unpin

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from astraflow.core.errors import AstraflowError
-from astraflow.core.updates import SwapReport
+from astraflow.core.tensors import SwapReport
 from astraflow.engines.embedded.requests import Request
 from astraflow.engines.embedded.staging import Staged
 

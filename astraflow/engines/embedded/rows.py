@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from astraflow.core.routes import UNROUTED
+from astraflow.core.rollouts import UNROUTED
 from astraflow.engines.embedded.requests import Request
 from astraflow.engines.embedded.shapes import grown
 

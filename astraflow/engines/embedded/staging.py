@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from astraflow.core.dtype import Dtype
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
 from astraflow.engines.checks import apply_failed, check_part
 from astraflow.engines.embedded.weights import Slots, Weights
 

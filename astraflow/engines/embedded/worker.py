@@ -14,7 +14,7 @@ import torch
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
-from astraflow.core.updates import SwapReport
+from astraflow.core.tensors import SwapReport
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.embedded.decoder import Decoder, DecoderSettings, Shown
 from astraflow.engines.embedded.lineup import Lineup

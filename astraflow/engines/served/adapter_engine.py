@@ -14,7 +14,7 @@ from astraflow.config.recipe import EngineSettings, Lora
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import SwapReport, WeightUpdate
+from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.engines.checks import apply_failed, require_policy
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
 from astraflow.engines.served.adapted import AdaptedServer

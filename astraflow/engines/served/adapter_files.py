@@ -7,7 +7,7 @@ from pathlib import Path
 
 from astraflow.config.lora import CONFIG_FILE, TENSOR_FILE, Lora, tensor_name
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import TensorUpdate, WeightUpdate
 from astraflow.engines.served.model import Model
 from astraflow.storage.weight_files import write_weights
 

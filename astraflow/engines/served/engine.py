@@ -8,7 +8,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import SwapReport, WeightUpdate
+from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.engines.checks import require_policy
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
 from astraflow.engines.served.asking import Asking

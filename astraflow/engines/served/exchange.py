@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from astraflow.core.updates import WeightUpdate
+from astraflow.core.tensors import WeightUpdate
 from astraflow.engines import inside
 from astraflow.engines.inside.exchange import MAGIC, aligned
 from astraflow.engines.served.owned_folder import OwnedFolder

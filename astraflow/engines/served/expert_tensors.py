@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from astraflow.core.layout import TensorSpec
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import TensorSpec, TensorUpdate, WeightUpdate
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
 from astraflow.engines.checks import apply_failed, check_part
 from astraflow.engines.served.told_routes import Experts
 from astraflow.engines.tokenizer import SpecialIds, Tokenizer, load_tokenizer, read_special_ids

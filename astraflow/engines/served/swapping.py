@@ -10,7 +10,7 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import KvPolicy
-from astraflow.core.updates import SwapReport, WeightUpdate
+from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.served.dialect import Dialect
 from astraflow.engines.served.exchange import ExchangeFolder

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.routes import UNROUTED
+from astraflow.core.rollouts import UNROUTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

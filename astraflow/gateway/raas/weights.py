@@ -11,8 +11,7 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Layout, TensorUpdate, WeightUpdate
 from astraflow.engines.protocol import Engine
 from astraflow.gateway.receiving import SenderCopy
 from astraflow.raas.gate import VersionGate

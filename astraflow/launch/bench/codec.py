@@ -22,9 +22,8 @@ from astraflow.codec.chunks import Chunk, Profile, Runs
 from astraflow.codec.decode import decode_change, decode_whole
 from astraflow.codec.encode import Encoded, EncodedPatch, encode_patch, encode_whole, flat_bits
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.launch.weights import print_json
 from astraflow.storage.weight_files import flatten, read_weights
 from astraflow.wire.weights import digest_of, encode_chunk_header, root_digest

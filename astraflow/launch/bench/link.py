@@ -20,10 +20,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import LaneKind
 from astraflow.launch.processes import LIFELINE, hold_lifeline
 from astraflow.launch.weights import print_json

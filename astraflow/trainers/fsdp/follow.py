@@ -10,9 +10,9 @@ from astraflow.client.loop_thread import LoopThread
 from astraflow.client.rank import RankClient
 from astraflow.config.recipe import TrainerConfig
 from astraflow.core.batches import StreamBatches
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import BatchId, PolicyId
+from astraflow.core.tensors import Dtype
 from astraflow.core.versions import VersionInfo
 from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.orders import (

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from astraflow.client.trainer import TrainerBatch, TrainerClient
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Layout
 from astraflow.core.versions import VersionInfo, WeightEndpoint
 from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.orders import (

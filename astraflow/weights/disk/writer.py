@@ -15,7 +15,7 @@ import numpy as np
 from astraflow.codec.changes import Change
 from astraflow.codec.chunks import CHUNK_NBYTES, Chunk, ChunkRange
 from astraflow.codec.state_digest import StateDigest
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Layout
 from astraflow.weights.disk.files import (
     LAYOUT,
     LOCK,

@@ -14,8 +14,7 @@ import structlog
 
 from astraflow.config.recipe import Broadcast
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
-from astraflow.core.updates import WeightUpdate
+from astraflow.core.tensors import Layout, WeightUpdate
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 from astraflow.rpc.address import split_address
 from astraflow.weights.fetch.lanes import AnyLane, ListVersions

@@ -10,7 +10,7 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.updates import WeightUpdate
+from astraflow.core.tensors import WeightUpdate
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.patches.incoming import VerifiedChunks

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Layout
 from astraflow.core.versions import CodecProfile, LaneKind, SourceInfo, VersionInfo
 from astraflow.rpc.tls import Tls
 from astraflow.transport.lanes import Lanes

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from astraflow.codec.chunks import Chunk
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Layout
 from astraflow.core.versions import PatchInfo
 from astraflow.weights.patches.routes import is_readable, itself, steps
 from astraflow.weights.patches.shard_layout import WHOLE

@@ -18,7 +18,7 @@ import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.updates import WeightUpdate
+from astraflow.core.tensors import WeightUpdate
 from astraflow.core.versions import SourceKind, SourceReport, VersionInfo
 from astraflow.rpc.tls import Tls
 from astraflow.weights.disk.copy import DiskCopy

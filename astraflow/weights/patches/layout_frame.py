@@ -7,9 +7,8 @@ import numpy as np
 
 from astraflow.codec.changes import Change
 from astraflow.codec.chunks import ChunkHeader, Runs
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout, TensorSpec
+from astraflow.core.tensors import Dtype, Layout, TensorSpec
 from astraflow.wire.weights import layout_digest
 
 

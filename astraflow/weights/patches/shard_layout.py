@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from astraflow.codec.chunks import CHUNK_NBYTES, ChunkRange, Runs
-from astraflow.core.dtype import Dtype
-from astraflow.core.layout import Layout, TensorSpec
+from astraflow.core.tensors import Dtype, Layout, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

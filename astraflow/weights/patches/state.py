@@ -15,8 +15,7 @@ from astraflow.codec.chunks import Chunk, ChunkHeader
 from astraflow.codec.decode import decode_change, decode_whole
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import Layout
-from astraflow.core.updates import TensorUpdate
+from astraflow.core.tensors import Layout, TensorUpdate
 from astraflow.weights.patches.layout_frame import LayoutFrame
 from astraflow.wire.weights import PatchIndex
 

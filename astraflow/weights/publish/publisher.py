@@ -12,7 +12,7 @@ from astraflow.codec.encode import encode_patch
 from astraflow.codec.state_digest import StateDigest
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
+from astraflow.core.tensors import Layout
 from astraflow.core.versions import CodecProfile, VersionInfo
 from astraflow.weights.patches.history import History
 from astraflow.weights.patches.layout_frame import LayoutFrame

@@ -15,9 +15,8 @@ import numpy as np
 
 from astraflow.codec.chunks import CHUNK_NBYTES, ChunkRange
 from astraflow.codec.float_bits import round_bf16
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import TensorSpec
+from astraflow.core.tensors import Dtype, TensorSpec
 from astraflow.weights.patches.shard_layout import Shard, ShardLayout, ShardPiece
 
 

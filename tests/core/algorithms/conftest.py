@@ -2,12 +2,10 @@ from datetime import timedelta
 
 import pytest
 
-from astraflow.core.algorithms.plug_in import Dice
-from astraflow.core.algorithms.points import GroupOutcome, UsedGroup, WholeGroup
+from astraflow.core.algorithms.points import Dice, GroupOutcome, UsedGroup, WholeGroup
 from astraflow.core.batches import BatchGroup
-from astraflow.core.records import AcceptedRollout
 from astraflow.core.rollouts import Outcome, Rollout
-from astraflow.core.samples import FreshGroup, sample_of
+from astraflow.core.samples import AcceptedRollout, FreshGroup, sample_of
 from astraflow.core.tasks import Prompt
 
 

@@ -1,11 +1,7 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from astraflow.core.algorithms.filters.length import Length
-from astraflow.core.algorithms.filters.reward_range import RewardRange
-from astraflow.core.algorithms.filters.route import Route
-from astraflow.core.algorithms.filters.truncated import Truncated
-from astraflow.core.algorithms.filters.zero_advantage import ZeroAdvantage
+from astraflow.core.algorithms.filters import Length, RewardRange, Route, Truncated, ZeroAdvantage
 from astraflow.core.rollouts import Outcome
 
 CUT, DONE = Outcome.TRUNCATED, Outcome.SCORED

@@ -3,9 +3,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from astraflow.core.algorithms import finding
-from astraflow.core.algorithms.plug_in import Dice, PlugInSpec
-from astraflow.core.algorithms.points import PromptSelector
-from astraflow.core.algorithms.selection.greso import Greso
+from astraflow.core.algorithms.points import Dice, PlugInSpec, PromptSelector
+from astraflow.core.algorithms.selection import Greso
 from astraflow.core.errors import AstraflowError, Reason
 
 HERE = __name__

@@ -1,9 +1,6 @@
 import pytest
 
-from astraflow.core.algorithms.selection.curriculum import Curriculum
-from astraflow.core.algorithms.selection.filter_solved import FilterSolved
-from astraflow.core.algorithms.selection.greso import Greso
-from astraflow.core.algorithms.selection.uniform import UniformSelector
+from astraflow.core.algorithms.selection import Curriculum, FilterSolved, Greso, UniformSelector
 
 EASY, HARD, MIXED = (1.0, 1.0), (0.0, 0.0), (1.0, 0.0)
 

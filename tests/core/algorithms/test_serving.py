@@ -2,11 +2,13 @@ from collections import Counter
 
 import pytest
 
-from astraflow.core.algorithms.serving.distinct_prompts import DistinctPrompts
-from astraflow.core.algorithms.serving.latest import Latest
-from astraflow.core.algorithms.serving.prioritised import Prioritised
-from astraflow.core.algorithms.serving.uniform import UniformReplay
-from astraflow.core.algorithms.serving.useful_share import UsefulShare
+from astraflow.core.algorithms.serving import (
+    DistinctPrompts,
+    Latest,
+    Prioritised,
+    UniformReplay,
+    UsefulShare,
+)
 
 
 def test_latest_picks_the_newest(used, dice):

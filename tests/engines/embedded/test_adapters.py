@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from astraflow.config.recipe import EngineSettings
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import TensorSpec
+from astraflow.core.tensors import Dtype, TensorSpec
 from astraflow.engines.embedded.adapters import (
     AdapterSlots,
     RowAdapters,

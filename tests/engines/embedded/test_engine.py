@@ -23,12 +23,11 @@ from transformers import (
 )
 
 from astraflow.config.recipe import EngineSettings
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import TensorUpdate
+from astraflow.core.tensors import Dtype, TensorUpdate
 from astraflow.engines.embedded import EmbeddedEngine
 
 POLICY = PolicyId("sort")

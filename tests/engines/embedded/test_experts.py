@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen3MoeForCausalLM
 
 from astraflow.config.recipe import EngineSettings
-from astraflow.core.routes import ROUTED_EXPERTS, UNROUTED
+from astraflow.core.rollouts import ROUTED_EXPERTS, UNROUTED
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine, load_tokenizer
 from astraflow.engines.protocol import TellsExperts

@@ -10,7 +10,7 @@ import torch
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import SamplingParams
-from astraflow.core.updates import WeightUpdate
+from astraflow.core.tensors import WeightUpdate
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.embedded.messages import Commit
 from astraflow.engines.embedded.staging import Staged, stage

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import TensorSpec
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate, WeightUpdate
 from astraflow.engines.inside.desk import Desk
 from astraflow.engines.inside.exchange import read_update
 from astraflow.engines.inside.patching import Patcher, PatchError

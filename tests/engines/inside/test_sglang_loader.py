@@ -13,10 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import TensorSpec
-from astraflow.core.updates import TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate, WeightUpdate
 from astraflow.engines.inside.sglang_loader import desk_in, load
 from astraflow.engines.inside.sglang_plugin import change
 from astraflow.engines.served.exchange import write_update

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 from transformers import Qwen3MoeForCausalLM
 
 from astraflow.core.errors import AstraflowError
-from astraflow.core.updates import TensorUpdate
+from astraflow.core.tensors import TensorUpdate
 from astraflow.engines.served.expert_tensors import apart
 from astraflow.engines.served.model import Model
 

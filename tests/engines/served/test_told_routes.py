@@ -9,7 +9,7 @@ from transformers import Qwen3MoeForCausalLM
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.routes import UNROUTED
+from astraflow.core.rollouts import UNROUTED
 from astraflow.engines.building import build_engine
 from astraflow.engines.served.told_routes import Experts, from_i32, from_npy
 

@@ -5,10 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.layout import TensorSpec
-from astraflow.core.updates import TensorUpdate
+from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate
 from astraflow.launch.bench.codec import codings, from_files, made_up, measure, show_codec
 from astraflow.storage.weight_files import write_weights
 

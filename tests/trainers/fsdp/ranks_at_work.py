@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from astraflow.config.recipe import TrainerConfig
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
+from astraflow.core.tensors import Dtype
 from astraflow.trainers.fsdp.engine import ShardedEngine
 from astraflow.trainers.fsdp.orders import PublishVersion
 from astraflow.trainers.fsdp.ranks import Ranks, joined_ranks

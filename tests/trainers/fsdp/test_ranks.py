@@ -16,11 +16,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from astraflow.client.trainer import TrainerBatch
 from astraflow.config.recipe import Lora, TrainerConfig
 from astraflow.core.batches import BatchHeader
-from astraflow.core.dtype import Dtype
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
-from astraflow.core.layout import Layout
 from astraflow.core.packing import share_out
+from astraflow.core.tensors import Dtype, Layout
 from astraflow.trainers.lora import read_lora
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.torch_engine import TorchEngine

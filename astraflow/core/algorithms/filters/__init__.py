@@ -1,1 +1,0 @@
-"""Rollout filters: what of a whole group is trained on."""

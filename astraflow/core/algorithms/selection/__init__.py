@@ -1,1 +1,0 @@
-"""Prompt selectors: which prompt is worth its rollouts now."""

@@ -1,1 +1,0 @@
-"""Batch serving: what is replayed, and which batches are refused."""

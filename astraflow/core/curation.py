@@ -1,0 +1,368 @@
+"""Curation: which prompts are asked, what of a group is trained on, which batches are refused."""
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from astraflow.core.advantages import AdvantageSettings, stamp
+from astraflow.core.algorithms.finding import Faults, batch_guard, rollout_filter, selector
+from astraflow.core.algorithms.points import (
+    BatchGuard,
+    Dice,
+    GroupOutcome,
+    PlugInSpec,
+    PromptSelector,
+    RolloutFilter,
+    WholeGroup,
+)
+from astraflow.core.errors import Reason
+from astraflow.core.groups import TrainGroup
+from astraflow.core.ids import PolicyId
+from astraflow.core.samples import FreshGroup, Sample
+from astraflow.core.tasks import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixPhaseSettings:
+    """How data sets are mixed from a version on.
+
+    Attributes:
+        weights: By data set; those that are left out give nothing.
+        from_version: First version of the workflow's first policy that it is for.
+    """
+
+    weights: Mapping[str, float]
+    from_version: int = 0
+
+
+class Mixing:
+    """Chooses data sets by the weights of the phase that a version is in."""
+
+    def __init__(self, phases: Collection[MixPhaseSettings]) -> None:
+        self._phases = sorted(phases, key=lambda phase: phase.from_version)
+        self._phase = self._phases[0]
+        self._counts = Counter[str]()
+
+    def begin_version(self, version: int) -> None:
+        """Count anew where the next phase begins."""
+        phase = [each for each in self._phases if each.from_version <= max(0, version)][-1]
+        if phase is not self._phase:
+            self._phase = phase
+            self._counts.clear()
+
+    def weights(self, there: Collection[str]) -> dict[str, float]:
+        """Return the shares of those that are not through, which add up to 1.
+
+        Where none of them has a weight in this phase, all get the same.
+        """
+        wanted = {name: weight for name, weight in self._phase.weights.items() if name in there}
+        if not sum(wanted.values()):
+            wanted = dict.fromkeys(sorted(there), 1.0)
+        total = sum(wanted.values())
+        return {name: weight / total for name, weight in wanted.items() if weight}
+
+    def choose(self, there: Collection[str]) -> str:
+        """Return the data set of the next prompt, at least one of which is there."""
+        shares = self.weights(there)
+        total = 1 + sum(self._counts[name] for name in shares)
+        return max(shares, key=lambda name: shares[name] * total - self._counts[name])
+
+    def count(self, name: str) -> None:
+        """Note that a prompt of a data set was issued."""
+        self._counts[name] += 1
+
+    def metrics(self) -> dict[str, float]:
+        """Return the share of each data set in this phase, by its name."""
+        total = sum(self._counts.values())
+        return {f"data/mix/{name}": count / total for name, count in self._counts.items()}
+
+
+# Lessons that can be taken back.
+_KEPT_LESSONS = 4096
+
+_Named = list[tuple[str, PromptSelector]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lesson:
+    """One thing that every selector was told; with neither field: that the warm-up is over.
+
+    Attributes:
+        number: Of the group.
+        outcome: What it came to.
+        version: That was published.
+    """
+
+    number: int | None = None
+    outcome: GroupOutcome | None = None
+    version: int | None = None
+
+
+class Curator:
+    """Asks all selectors of a recipe, and tells them what happened."""
+
+    def __init__(self, specs: Sequence[PlugInSpec], *, seed: int, faults: Faults) -> None:
+        """Begin without a lesson.
+
+        Raises:
+            AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
+        """
+        self._selectors: _Named = [(spec.name, selector(spec)) for spec in specs]
+        self._before: _Named = [(spec.name, selector(spec)) for spec in specs]
+        self._lessons = deque[_Lesson]()
+        self._dice = Dice(seed=seed, salt="select")
+        self._faults = faults
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the recipe names any selector."""
+        return bool(self._selectors)
+
+    def admits(self, prompt: Prompt) -> bool:
+        """Whether every selector admits a prompt."""
+        return all(
+            self._faults.call(f"selector {name}", True, each.admits, prompt, self._dice)
+            for name, each in self._selectors
+        )
+
+    def note(self, number: int, outcome: GroupOutcome) -> None:
+        """Learn from a group, by its number."""
+        self._learn(_Lesson(number=number, outcome=outcome))
+
+    def begin_version(self, version: int) -> None:
+        """Learn of a version."""
+        self._learn(_Lesson(version=version))
+
+    def end_warm_up(self) -> None:
+        """Learn that the warm-up is over."""
+        self._learn(_Lesson())
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """Let what groups taught count as not learned."""
+        gone = frozenset(numbers)
+        if not any(lesson.number in gone for lesson in self._lessons):
+            return
+        self._lessons = deque(each for each in self._lessons if each.number not in gone)
+        self._selectors = deepcopy(self._before)
+        for lesson in self._lessons:
+            self._teach(self._selectors, lesson)
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the numbers of all selectors for the log."""
+        found: dict[str, float] = {}
+        for name, each in self._selectors:
+            found |= self._faults.metrics(f"data/select/{name}", each)
+        return found
+
+    def _learn(self, lesson: _Lesson) -> None:
+        if not self._selectors:
+            return
+        self._teach(self._selectors, lesson)
+        self._lessons.append(_without_blobs(lesson))
+        if len(self._lessons) > _KEPT_LESSONS:
+            self._teach(self._before, self._lessons.popleft())
+
+    def _teach(self, selectors: _Named, lesson: _Lesson) -> None:
+        for name, each in selectors:
+            if lesson.outcome is not None:
+                self._faults.call(f"selector {name}", None, each.note, lesson.outcome)
+            elif lesson.version is not None:
+                self._faults.call(f"selector {name}", None, each.begin_version, lesson.version)
+            else:
+                self._faults.call(f"selector {name}", None, each.end_warm_up)
+
+
+def _without_blobs(lesson: _Lesson) -> _Lesson:
+    """Return a lesson that is small enough to be kept."""
+    outcome = lesson.outcome
+    if outcome is None or not outcome.prompt.blobs:
+        return lesson
+    return replace(lesson, outcome=replace(outcome, prompt=replace(outcome.prompt, blobs={})))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Samples that are not trained on.
+
+    Attributes:
+        samples: Which.
+        reason: Why.
+        by: Name of the filter, with FILTERED.
+    """
+
+    samples: tuple[Sample, ...]
+    reason: Reason
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """What a group came to.
+
+    Attributes:
+        kept: To be trained on, advantages stamped; empty: nothing is.
+        drops: Everything else.
+    """
+
+    kept: tuple[Sample, ...]
+    drops: tuple[Drop, ...]
+
+
+class GroupCompletion:
+    """Completes the groups of one policy: rewards, filters, size, advantages.
+
+    Attributes:
+        filtered_in_a_row: Groups that filters left nothing of, since the last one that was kept.
+        last_filter: Which of them dropped the last one.
+    """
+
+    def __init__(
+        self,
+        policy_id: PolicyId,
+        filters: Sequence[PlugInSpec],
+        *,
+        min_group_size: int,
+        advantages: AdvantageSettings,
+        faults: Faults,
+    ) -> None:
+        """Make the filters.
+
+        Raises:
+            AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
+        """
+        self._policy_id = policy_id
+        self._filters = [(spec.name, rollout_filter(spec)) for spec in filters]
+        self._min_group_size = min_group_size
+        self._advantages = advantages
+        self._faults = faults
+        self.filtered_in_a_row = 0
+        self.last_filter = ""
+        self._group_count = 0
+        self._dropped_groups = Counter[str]()
+        self._dropped_rollouts = Counter[str]()
+
+    def complete(self, group: TrainGroup, *, train_version: int, run_time: timedelta) -> Completed:
+        """Return what is kept of a group that is whole; its samples are taken out of it."""
+        found = group.samples.pop(self._policy_id, {})
+        samples = [sample for _, sample in sorted(found.items())]
+        drops = [_unrewarded(sample) for sample in samples if not sample.is_rewarded]
+        kept = tuple(sample for sample in samples if sample.is_rewarded)
+        if kept and self._filters:
+            whole = self._whole(group.prompt, kept, train_version, run_time)
+            kept = self._sift(whole, drops)
+        if len(kept) < self._min_group_size:
+            drops.append(Drop(samples=kept, reason=Reason.GROUP_INCOMPLETE))
+            return Completed(kept=(), drops=tuple(drops))
+        stamp([row for sample in kept for row in sample.rows], self._advantages)
+        return Completed(kept=kept, drops=tuple(drops))
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return numbers for the log."""
+        found: dict[str, float] = {}
+        for name, each in self._filters:
+            place, groups = f"data/filter/{name}", self._dropped_groups[name]
+            found |= {
+                f"{place}/groups_dropped": float(groups),
+                f"{place}/groups_dropped_frac": groups / max(1, self._group_count),
+                f"{place}/rollouts_dropped": float(self._dropped_rollouts[name]),
+            }
+            found |= self._faults.metrics(place, each)
+        return found
+
+    def _whole(
+        self,
+        prompt: Prompt,
+        samples: tuple[Sample, ...],
+        train_version: int,
+        run_time: timedelta,
+    ) -> WholeGroup:
+        return WholeGroup(
+            policy_id=self._policy_id,
+            prompt=prompt,
+            samples=samples,
+            train_version=train_version,
+            run_time=run_time,
+        )
+
+    def _sift(self, group: WholeGroup, drops: list[Drop]) -> tuple[Sample, ...]:
+        """Let every filter drop what it does not keep, until nothing is left."""
+        self._group_count += 1
+        for name, each in self._filters:
+            mask = self._mask(name, each, group)
+            pairs = list(zip(group.samples, mask, strict=True))
+            kept = tuple(sample for sample, is_kept in pairs if is_kept)
+            gone = tuple(sample for sample, is_kept in pairs if not is_kept)
+            drops.append(Drop(samples=gone, reason=Reason.FILTERED, by=name))
+            self._dropped_rollouts[name] += len(gone)
+            self._dropped_groups[name] += not kept
+            group = replace(group, samples=kept)
+            if not kept:
+                self.filtered_in_a_row, self.last_filter = self.filtered_in_a_row + 1, name
+                return kept
+        self.filtered_in_a_row = 0
+        return group.samples
+
+    def _mask(self, name: str, each: RolloutFilter, group: WholeGroup) -> Sequence[bool]:
+        everything = [True] * len(group.samples)
+        mask = self._faults.call(f"filter {name}", everything, lambda: list(each.keeps(group)))
+        if len(mask) != len(group.samples):
+            what = f"{len(mask)} answers for {len(group.samples)} samples"
+            self._faults.note(f"filter {name}", what)
+            return everything
+        return mask
+
+
+def _unrewarded(sample: Sample) -> Drop:
+    """Say why a rollout without a reward is not trained on."""
+    failure = sample.entry.rollout.failure
+    if failure is not None:
+        return Drop(samples=(sample,), reason=failure.reason)
+    return Drop(samples=(sample,), reason=Reason.FILTERED, by="no_reward")
+
+
+class BatchGuards:
+    """The guards of one policy."""
+
+    def __init__(self, specs: Sequence[PlugInSpec], *, max_refusals: int, faults: Faults) -> None:
+        """Make them.
+
+        Raises:
+            AstraflowError: CODE_UNKNOWN, INVALID_FIELD as `finding.make`.
+        """
+        self._guards = [(spec.name, batch_guard(spec)) for spec in specs]
+        self._max_refusals = max_refusals
+        self._faults = faults
+        self._refused_in_a_row = 0
+        self._refused = Counter[str]()
+        self._forced = 0
+
+    def unfit(self, groups: Sequence[FreshGroup]) -> tuple[str, tuple[FreshGroup, ...]] | None:
+        """Return who refuses a batch, and the groups at fault; None: it is served."""
+        for name, each in self._guards:
+            found = self._unfit(name, each, groups)
+            faulty = tuple(group for index, group in enumerate(groups) if index in found)
+            if not faulty:
+                continue
+            if self._refused_in_a_row >= self._max_refusals:
+                self._forced += 1
+                break
+            self._refused_in_a_row += 1
+            self._refused[name] += 1
+            return name, faulty
+        self._refused_in_a_row = 0
+        return None
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return numbers for the log."""
+        if not self._guards:
+            return {}
+        found = {"data/guard/forced": float(self._forced)}
+        for name, each in self._guards:
+            found[f"data/guard/{name}/refused"] = float(self._refused[name])
+            found |= self._faults.metrics(f"data/guard/{name}", each)
+        return found
+
+    def _unfit(self, name: str, each: BatchGuard, groups: Sequence[FreshGroup]) -> set[int]:
+        return self._faults.call(f"guard {name}", set[int](), lambda: set(each.unfit(groups)))
