@@ -128,6 +128,8 @@ class Replica:
             decision = self.run.apply(event, time, goes_on=recorded.goes_on)
         except AstraflowError as error:
             raise self._refusal(error.message) from error
+        except Exception as error:
+            raise self._refusal(f"{type(error).__name__}: {error}") from error
         if recorded.decision not in (None, decision.digest):
             raise self._refusal("something else is decided here than was then")
         for effect in decision.effects:

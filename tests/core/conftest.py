@@ -406,7 +406,7 @@ class World:
         return self.run.status(self.clock.now()).state
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_world():
     """Build a world: settings as in make_settings; prompt_count (of each data set), row_count."""
 
@@ -493,7 +493,7 @@ def make_raas():
     return build
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def suite():
     return make_suite
 
