@@ -22,11 +22,11 @@ from astraflow.trainers.fsdp.orders import (
     Prepare,
     PublishVersion,
     RankOrder,
+    RankSecrets,
     Restore,
     Save,
     SecretsReader,
     Serve,
-    SessionSecrets,
     TrainStep,
 )
 from astraflow.trainers.fsdp.ranks import Ranks, together
@@ -149,7 +149,7 @@ class FollowerRank:
         reader = SecretsReader(order.host, order.port, changed=self._set_tokens)
         self._parts.enter_context(reader)
 
-    def _set_tokens(self, secrets: SessionSecrets) -> None:
+    def _set_tokens(self, secrets: RankSecrets) -> None:
         if self._server is not None:
             self._server.set_transfer_token(secrets.transfer)
         if self._batches is None:
@@ -157,7 +157,7 @@ class FollowerRank:
         else:
             self._batches.renew(secrets.session)
 
-    def _client(self, secrets: SessionSecrets) -> RankClient:
+    def _client(self, secrets: RankSecrets) -> RankClient:
         share = StreamBatches(
             rank=self._ranks.rank,
             world_size=self._ranks.count,

@@ -89,7 +89,7 @@ _LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionSecrets:
+class RankSecrets:
     """What ranks show to the run, and have to be shown by those who pull.
 
     Attributes:
@@ -139,14 +139,14 @@ class SecretsBoard:
             self._show()
 
     def _show(self) -> None:
-        secrets = SessionSecrets(session=self._session, transfer=self._transfer)
+        secrets = RankSecrets(session=self._session, transfer=self._transfer)
         self._store.set(_KEY, secrets.to_text())
 
 
 class SecretsReader:
     """Another rank's: looks once a second, in a thread of its own, until it is closed."""
 
-    def __init__(self, host: str, port: int, *, changed: Callable[[SessionSecrets], None]) -> None:
+    def __init__(self, host: str, port: int, *, changed: Callable[[RankSecrets], None]) -> None:
         """Prepare; `with` reads them and starts to look.
 
         Args:
@@ -157,7 +157,7 @@ class SecretsReader:
         self._store = TCPStore(host, port, is_master=False)
         self._changed = changed
         self._over = Event()
-        self._last = SessionSecrets()
+        self._last = RankSecrets()
         self._thread = Thread(target=self._follow, name="astraflow-secrets", daemon=True)
 
     def __enter__(self) -> Self:
@@ -180,7 +180,7 @@ class SecretsReader:
             log.info("no more secrets come from rank 0", why=str(error))
 
     def _poll(self) -> None:
-        found = SessionSecrets.from_text(self._store.get(_KEY))
+        found = RankSecrets.from_text(self._store.get(_KEY))
         if found != self._last:
             self._last = found
             self._changed(found)

@@ -77,7 +77,7 @@ def index(path: str, text: str) -> Bm25:
     return Bm25(path, text=text)
 
 
-class Server:
+class RetrievalServer:
     """A retrieval server of the user's: `POST /retrieve` and `POST /access`, as ASearcher's."""
 
     def __init__(self, url: str) -> None:
@@ -146,7 +146,7 @@ class Search:
             raise ValueError("give a corpus or the url of a server, one of them")
         if reward not in ("f1", "em"):
             raise ValueError(f"reward: '{reward}' is none of f1, em")
-        self._retriever: Retriever = Server(url) if url else index(corpus, text)
+        self._retriever: Retriever = RetrievalServer(url) if url else index(corpus, text)
         self._top_k, self._passage_chars, self._page_chars = top_k, passage_chars, page_chars
         self._reward, self._prompt = reward, prompt
         self._golds: Sequence[str] = ()
