@@ -77,18 +77,18 @@ class PolicyProgress:
         versions: What was published.
         step: Optimizer steps acknowledged.
         consumed_count: Batches trained on.
-        is_asked: Whether somebody asked for a version that has not come.
-        is_ordered: Whether its trainer was told so.
+        is_requested: Whether somebody asked for a version that has not come.
+        is_ordered: Whether its trainer was asked for it.
     """
 
     def __init__(
-        self, settings: PolicySettings, desk: LeaseTable, *, kept_version_count: int
+        self, settings: PolicySettings, lease_table: LeaseTable, *, kept_version_count: int
     ) -> None:
         """Begin before the first version.
 
         Args:
             settings: Of the policy.
-            desk: Batches at the trainer; each makes a step.
+            lease_table: Batches at the trainer; each makes a step.
             kept_version_count: Versions that are remembered.
         """
         self.versions = VersionLedger(settings.policy_id, kept_count=kept_version_count)
@@ -97,7 +97,7 @@ class PolicyProgress:
         self.is_requested = False
         self.is_ordered = False
         self._settings = settings
-        self._lease_table = desk
+        self._lease_table = lease_table
         self._is_restoring = False
 
     @property
@@ -199,7 +199,7 @@ class OpenGroups:
         self,
         settings: PolicySettings,
         progress: PolicyProgress,
-        desk: LeaseTable,
+        lease_table: LeaseTable,
         replay: ReplayBuffer,
     ) -> None:
         """Begin with none.
@@ -207,13 +207,13 @@ class OpenGroups:
         Args:
             settings: Of the policy.
             progress: Its steps and its versions.
-            desk: Batches at its trainer.
+            lease_table: Batches at its trainer.
             replay: What it may train on again.
         """
         self.count = 0
         self._settings = settings
         self._progress = progress
-        self._lease_table = desk
+        self._lease_table = lease_table
         self._replay = replay
 
     @property

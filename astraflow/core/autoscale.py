@@ -108,14 +108,14 @@ def target_of(balance: PoolBalance, present: int) -> tuple[int, str]:
         balance: Of the window.
         present: Accelerators that are live or joining.
     """
-    said = f"trainers waited {balance.wait_fraction:.0%} of {_seconds(balance.span)}"
+    finding = f"trainers waited {balance.wait_fraction:.0%} of {_seconds(balance.span)}"
     if balance.wait_fraction > WAIT_HIGH or _is_short(balance, present):
-        return _grown(balance, present, said)
+        return _grown(balance, present, finding)
     need = _need(balance)
     if balance.wait_fraction < WAIT_LOW and need is not None:
-        said += f", and what was consumed keeps {need:.1f} accelerators busy"
-        return _shrunk(balance, present, need), said
-    return present, f"{said}: enough, and not too much"
+        finding += f", and what was consumed keeps {need:.1f} accelerators busy"
+        return _shrunk(balance, present, need), finding
+    return present, f"{finding}: enough, and not too much"
 
 
 def _is_short(balance: PoolBalance, present: int) -> bool:
@@ -125,7 +125,7 @@ def _is_short(balance: PoolBalance, present: int) -> bool:
     return is_full and right is not None and _ceil(right) > present
 
 
-def _grown(balance: PoolBalance, present: int, said: str) -> tuple[int, str]:
+def _grown(balance: PoolBalance, present: int, finding: str) -> tuple[int, str]:
     """Return what is enough, unless the pool has something to spare."""
     live = balance.accelerator_count
     busy = balance.busy_fraction if live > 0 else 1.0
@@ -135,10 +135,10 @@ def _grown(balance: PoolBalance, present: int, said: str) -> tuple[int, str]:
     grown = _ceil(right)
     if grown <= present and busy < FULL:
         return present, (
-            f"{said}, but the pool was {busy:.0%} busy: more nodes do not help; see what the "
+            f"{finding}, but the pool was {busy:.0%} busy: more nodes do not help; see what the "
             "trainer waits for, or raise max_staleness"
         )
-    return max(present, grown), f"{said}: {live:.1f} accelerators are too few"
+    return max(present, grown), f"{finding}: {live:.1f} accelerators are too few"
 
 
 def _shrunk(balance: PoolBalance, present: int, need: float) -> int:

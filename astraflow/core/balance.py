@@ -203,7 +203,7 @@ class Balance:
             changed = now
         ready = None if changed is None else changed + settings.cooldown + wanted
         first = self._snapshots[0] if self._snapshots else last
-        # Marks are so far apart.
+        # Snapshots are so far apart.
         if last.time - first.time < wanted - 2 * self._interval:
             ready = max(ready or now, first.time + wanted)
         return advise(
@@ -313,16 +313,16 @@ class Balance:
         )
 
     def _at(self, time: datetime) -> CounterSnapshot:
-        """Return the first mark that is not before a time; the last one if all are."""
-        for mark in self._snapshots:
-            if mark.time >= time:
-                return mark
+        """Return the first snapshot that is not before a time; the last one if all are."""
+        for snapshot in self._snapshots:
+            if snapshot.time >= time:
+                return snapshot
         return self._snapshots[-1] if self._snapshots else self._snapshot(time)
 
     def _between(
         self, first: CounterSnapshot, last: CounterSnapshot, cost: Mapping[PolicyId, float]
     ) -> PoolBalance:
-        """Return the balance between two marks, by what a rollout to be trained on costs."""
+        """Return the balance between two snapshots, by what a rollout to be trained on costs."""
         seconds = (last.time - first.time).total_seconds()
         seen_s = last.live_s - first.live_s
         looked_at = self._snapshots[-1].time if self._snapshots else last.time

@@ -1,6 +1,6 @@
 """The barrier between policies: how far one may be ahead of another, and for how long it waits.
 
-A policy's next version may be made when it is at most `most_ahead` versions newer than those of
+A policy's next version may be made when it is at most `max_lead` versions newer than those of
 all others that still train. Lockstep is a distance of one, and new versions are shown to the pool
 together. Whoever has no trainer is waited for up to the timeout, and then given up until it is
 back: a slow trainer is waited for as long as it lives. Independent policies give it up at once.
@@ -50,7 +50,7 @@ class VersionRelation:
     on_timeout: OnTimeout = OnTimeout.GO_ON
 
     @property
-    def most_ahead(self) -> int | None:
+    def max_lead(self) -> int | None:
         """Versions that one policy may be ahead of another; None: any."""
         match self.kind:
             case RelationKind.INDEPENDENT:
@@ -71,7 +71,7 @@ class PolicyStanding:
         next_version: What its next batch would make.
         published_version: Newest version that can be pulled; -1: none.
         has_trainer: Whether a trainer of it has a session.
-        gone_time: When its last trainer was last heard of; None: it has one, or never had.
+        departure_time: When its last trainer was last seen; None: it has one, or never had.
     """
 
     policy_id: PolicyId
@@ -79,7 +79,7 @@ class PolicyStanding:
     next_version: int
     published_version: int
     has_trainer: bool = True
-    gone_time: datetime | None = None
+    departure_time: datetime | None = None
 
 
 class Barrier:
@@ -158,7 +158,7 @@ class Barrier:
     def _behind(
         self, policy: PolicyStanding, others: Iterable[PolicyStanding]
     ) -> list[PolicyStanding]:
-        most = self._relation.most_ahead
+        most = self._relation.max_lead
         if most is None:
             return []
         return [
@@ -173,11 +173,11 @@ class Barrier:
         before = self._waited_since
         behind = {o.policy_id for p in known.values() for o in self._behind(p, known.values())}
         self._waited_since = {
-            other.policy_id: other.gone_time or before.get(other.policy_id, now)
+            other.policy_id: other.departure_time or before.get(other.policy_id, now)
             for other in self._without(self._given_up, known.values())
             if not other.has_trainer and (other.policy_id in behind or other.policy_id in missed)
         }
 
     def _deadline(self, policy_id: PolicyId) -> datetime:
-        is_free = self._relation.most_ahead is None
+        is_free = self._relation.max_lead is None
         return self._waited_since[policy_id] + (timedelta() if is_free else self._relation.timeout)

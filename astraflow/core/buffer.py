@@ -69,7 +69,7 @@ class FreshBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all groups, as `MemberRecord.nbytes`."""
+        """Bytes of all groups, as `AcceptedRollout.nbytes`."""
         return self._nbytes
 
     def put(self, group: FreshGroup) -> None:

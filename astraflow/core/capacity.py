@@ -216,9 +216,9 @@ _Place = tuple[float, int, int]
 
 
 class CapacityIndex(Generic[_T]):
-    """Members by the samples that they could take now, each shelf of them by pace.
+    """Members by the samples that they could take now, each bucket of them by pace.
 
-    A change of one member takes a search in its shelf, when somebody looks.
+    A change of one member takes a search in its bucket, when somebody looks.
 
     Attributes:
         unit: Samples that are mostly placed at once. The pace of a member is the seconds per token
@@ -253,13 +253,13 @@ class CapacityIndex(Generic[_T]):
 
     def _enter(self, member: _T, free: int) -> None:
         out = member.outstanding
-        shelf = free, _kind(member)
+        bucket = free, _kind(member)
         place = member.speed.pace_s(outstanding=out, count=self.unit), out, member.number
-        if self._places.get(member.member_id) != (shelf, place):
+        if self._places.get(member.member_id) != (bucket, place):
             self._take_out(member.member_id)
-            self._places[member.member_id] = shelf, place
+            self._places[member.member_id] = bucket, place
             self._members[member.number] = member
-            insort(self._buckets.setdefault(shelf, []), place)
+            insort(self._buckets.setdefault(bucket, []), place)
 
     def forget(self, member_id: MemberId) -> None:
         """Take a member out; one that is not here changes nothing."""
@@ -270,18 +270,18 @@ class CapacityIndex(Generic[_T]):
         found = self._places.pop(member_id, None)
         if found is None:
             return
-        shelf, place = found
-        places = self._buckets[shelf]
+        bucket, place = found
+        places = self._buckets[bucket]
         del places[bisect_left(places, place)]
         del self._members[place[2]]
         if not places:
-            del self._buckets[shelf]
+            del self._buckets[bucket]
 
     def buckets(self, count: int) -> Iterator[tuple[int, Iterator[tuple[float, _T]]]]:
         """Yield who has credit for so many samples, at least one, and serves anything.
 
         First the credit, then those who have it, with their paces. Those with the same credit are
-        together, those that were not measured yet by themselves. Of each shelf who has the least
+        together, those that were not measured yet by themselves. Of each bucket who has the least
         pace comes first, then who holds least, and who joined first.
         """
         self._enter_changed()
@@ -291,8 +291,8 @@ class CapacityIndex(Generic[_T]):
 
     def with_capacity(self, count: int) -> Iterator[_T]:
         """Yield the same members one by one."""
-        for _, shelf in self.buckets(count):
-            for _, member in shelf:
+        for _, bucket in self.buckets(count):
+            for _, member in bucket:
                 yield member
 
     def has_credit(self, count: int) -> bool:

@@ -77,17 +77,20 @@ class EvalWork:
     @property
     def rollout_count(self) -> int:
         """Rollouts asked for."""
-        return sum(tally.prompt_count * tally.settings.repeats for tally in self._accumulators)
+        return sum(
+            accumulator.prompt_count * accumulator.settings.repeats
+            for accumulator in self._accumulators
+        )
 
     @property
     def scored_count(self) -> int:
         """Rollouts with a reward."""
-        return sum(tally.scored_count for tally in self._accumulators)
+        return sum(accumulator.scored_count for accumulator in self._accumulators)
 
     @property
     def missing_count(self) -> int:
         """Rollouts given up."""
-        return sum(tally.missing_count for tally in self._accumulators)
+        return sum(accumulator.missing_count for accumulator in self._accumulators)
 
     def ranges(self) -> dict[PolicyId, VersionRange]:
         """Return the versions as tasks pin them."""
@@ -98,9 +101,9 @@ class EvalWork:
         if self.is_offered:
             return
         self.is_offered = True
-        for index, tally in enumerate(self._accumulators):
-            rows = prompts.get(tally.settings.data_set, ())
-            tally.prompt_count = len(rows)
+        for index, accumulator in enumerate(self._accumulators):
+            rows = prompts.get(accumulator.settings.data_set, ())
+            accumulator.prompt_count = len(rows)
             self._prompts.extend((index, row) for row in rows)
 
     @property
@@ -110,12 +113,12 @@ class EvalWork:
             return 0
         return self._accumulators[self._prompts[0][0]].settings.repeats
 
-    def begin_group(self, mint: IdGenerator) -> EvalGroup:
+    def begin_group(self, ids: IdGenerator) -> EvalGroup:
         """Turn the next prompt into a group."""
         index, prompt = self._prompts.popleft()
         settings = self._accumulators[index].settings
         group = EvalGroup(
-            group_id=GroupId(mint.next("eval-group")),
+            group_id=GroupId(ids.next("eval-group")),
             prompt=prompt,
             workflow_id=settings.workflow_id,
             purpose=TaskPurpose.EVAL,
@@ -131,13 +134,13 @@ class EvalWork:
 
     def score(self, group: EvalGroup, rollout: Rollout) -> None:
         """Count one answered rollout; one without a reward is missing."""
-        tally = self._accumulators[group.data_set_index]
+        accumulator = self._accumulators[group.data_set_index]
         if rollout.reward is None:
-            tally.missing_count += 1
+            accumulator.missing_count += 1
             self._last_failure = rollout.failure or self._last_failure
         else:
             group.rewards.append(rollout.reward)
-            tally.add(rollout.reward, rollout.metrics)
+            accumulator.add(rollout.reward, rollout.metrics)
         self._close_if_whole(group)
 
     def miss(self, group: EvalGroup) -> None:
@@ -173,7 +176,9 @@ class EvalWork:
 
     def view(self) -> EvalRun:
         """Return where it stands."""
-        results = tuple(tally.result() for tally in self._accumulators if tally.scored_count)
+        results = tuple(
+            accumulator.result() for accumulator in self._accumulators if accumulator.scored_count
+        )
         return EvalRun(
             eval_run_id=self.eval_run_id,
             suite=self.suite.suite.suite,

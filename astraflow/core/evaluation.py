@@ -263,27 +263,27 @@ class Evaluation:
         while work.again:
             group = work.again[0]
             while group.unissued:
-                room = self._find_capacity(work, len(group.unissued), now)
-                if room is None:
+                place = self._find_capacity(work, len(group.unissued), now)
+                if place is None:
                     return
-                self._send(work, group, room, now)
+                self._send(work, group, place, now)
             group.is_queued = False
             work.again.popleft()
         while work.next_size:
-            room = self._find_capacity(work, work.next_size, now)
-            if room is None:
+            place = self._find_capacity(work, work.next_size, now)
+            if place is None:
                 return
             group = work.begin_group(self._state.ids)
             self._state.groups[group.group_id] = group
-            self._send(work, group, room, now)
+            self._send(work, group, place, now)
             if group.unissued:
                 self.queue(group)
                 return
 
-    def _send(self, work: EvalWork, group: EvalGroup, room: MemberCapacity, now: datetime) -> None:
-        room.member.pinned.update(work.versions.items())
-        indexes = tuple(group.unissued[: room.free])
-        self._sender.send(group, room.member, indexes=indexes, versions=work.ranges(), now=now)
+    def _send(self, work: EvalWork, group: EvalGroup, place: MemberCapacity, now: datetime) -> None:
+        place.member.pinned.update(work.versions.items())
+        indexes = tuple(group.unissued[: place.free])
+        self._sender.send(group, place.member, indexes=indexes, versions=work.ranges(), now=now)
 
     def _find_capacity(self, work: EvalWork, count: int, now: datetime) -> MemberCapacity | None:
         sessions = self._state.sessions
@@ -296,13 +296,13 @@ class Evaluation:
                 and may_serve_pinned(member, work.versions)
             )
 
-        look = PoolView(
+        view = PoolView(
             index=sessions.eval_capacity_index or sessions.capacity_index,
             pool=sessions.pool,
             is_fit=is_fit,
             capacity_of=lambda member: eval_capacity(member, share),
         )
-        return choose(look, PlacementRequest(count=count))
+        return choose(view, PlacementRequest(count=count))
 
     def _is_stuck(self, work: EvalWork, now: datetime) -> bool:
         """Whether nobody has been able to serve the versions for too long."""

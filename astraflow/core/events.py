@@ -18,45 +18,6 @@ from astraflow.core.status import StopMode
 from astraflow.core.tasks import Prompt
 from astraflow.core.versions import VersionInfo, VersionReport
 
-__all__ = [
-    "BatchAcked",
-    "BatchEvent",
-    "BatchStreamOpened",
-    "CreditGiven",
-    "EvalCancelled",
-    "EvalCreated",
-    "EvalPromptsOffered",
-    "Event",
-    "FailureReported",
-    "HubRestarted",
-    "MemberDrained",
-    "MemberKeptAlive",
-    "MemberLeft",
-    "PromptEvent",
-    "PromptRequeued",
-    "PromptsOffered",
-    "PublishRequested",
-    "RaasJoined",
-    "RolloutArrived",
-    "RolloutRepeated",
-    "RunBroken",
-    "RunEvent",
-    "RunPaused",
-    "RunResumed",
-    "RunStopped",
-    "SaveRequested",
-    "SessionEvent",
-    "SessionSecrets",
-    "TaskFinished",
-    "TaskNacked",
-    "Ticked",
-    "TrainerRegistered",
-    "VersionEvent",
-    "VersionPublished",
-    "VersionReported",
-    "WorkEvent",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStreamOpened:

@@ -297,14 +297,14 @@ class Intake:
 
     def recall(self, policy: PolicyState, now: datetime) -> None:
         """Issue again what waits for a version of a policy that nobody can have any more."""
-        reach = newest_available(self._state, policy)
+        available = newest_available(self._state, policy)
         failure = Failure(
             reason=Reason.VERSION_NOT_SERVED,
             message=f"nobody has the version of {policy.policy_id} that the task waits for",
             retryable=True,
         )
         for assignment in list(self._state.assignments.values()):
-            if waits_in_vain(self._state, policy, assignment, reach):
+            if waits_in_vain(self._state, policy, assignment, available):
                 self._sender.withdraw(assignment, CancelReason.VERSION_LOST)
                 self._reissue(assignment, failure, now, is_counted=False)
 

@@ -59,25 +59,25 @@ def check_routes(contract: Contract, policy_id: PolicyId) -> None:
         )
 
 
-def merge_identity(known: ModelIdentity, said: ModelIdentity) -> ModelIdentity:
+def merge_identity(known: ModelIdentity, named: ModelIdentity) -> ModelIdentity:
     """Return what is known of a model by both.
 
     Raises:
         AstraflowError: MODEL_MISMATCH when a digest that both give differs.
     """
     for part in ("config_digest", "tokenizer_digest", "chat_template_digest"):
-        one, other = getattr(known, part), getattr(said, part)
+        one, other = getattr(known, part), getattr(named, part)
         if one and other and one != other:
             raise AstraflowError(
                 Reason.MODEL_MISMATCH,
-                f"the {part.removesuffix('_digest')} of model '{said.name}' differs from that of "
+                f"the {part.removesuffix('_digest')} of model '{named.name}' differs from that of "
                 "the members that joined before; give all the same model directory",
             )
     return ModelIdentity(
-        name=known.name or said.name,
-        config_digest=known.config_digest or said.config_digest,
-        tokenizer_digest=known.tokenizer_digest or said.tokenizer_digest,
-        chat_template_digest=known.chat_template_digest or said.chat_template_digest,
+        name=known.name or named.name,
+        config_digest=known.config_digest or named.config_digest,
+        tokenizer_digest=known.tokenizer_digest or named.tokenizer_digest,
+        chat_template_digest=known.chat_template_digest or named.chat_template_digest,
     )
 
 
@@ -153,7 +153,7 @@ class Joining:
             member = self._new_trainer(event, now)
             self._batching.regain(policy, held)
         rolled_back = self._roll_back(policy, undone, request.last_step) if not goes_on else 0
-        policy.gone_time = None
+        policy.departure_time = None
         member.weight_endpoints = request.weight_endpoints
         member.keep_alive_time = now
         policy.identity = merge_identity(policy.identity, request.identity)

@@ -211,7 +211,7 @@ class LeaseTable:
         """
         if rank is not None and not 0 <= rank < max(1, self.world_size):
             raise AstraflowError(Reason.INVALID_FIELD, f"there is no rank {rank}")
-        if any(said is not outcome for said in lease.acks.values()):
+        if any(other is not outcome for other in lease.acks.values()):
             raise AstraflowError(
                 Reason.REQUEST_CONFLICT,
                 f"batch {lease.batch_id} was acknowledged as {next(iter(lease.acks.values()))}, "

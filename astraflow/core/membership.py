@@ -164,7 +164,7 @@ class Membership:
                 self._intake.lose(member, assignment, now, is_lost=is_lost)
             return
         policy = self._state.policies[member.policy_id]
-        policy.gone_time = member.keep_alive_time if is_lost else now
+        policy.departure_time = member.keep_alive_time if is_lost else now
         self._batching.return_all(policy)
         policy.lease_table.close()
 

@@ -39,9 +39,10 @@ def is_missed(state: State, policy: PolicyState) -> bool:
         return False
     if not _has_partner(state, policy):
         return False
-    reach = newest_available(state, policy)
-    return policy.open.min_version(is_open=True) > reach or any(
-        waits_in_vain(state, policy, assignment, reach) for assignment in state.assignments.values()
+    available = newest_available(state, policy)
+    return policy.open.min_version(is_open=True) > available or any(
+        waits_in_vain(state, policy, assignment, available)
+        for assignment in state.assignments.values()
     )
 
 
@@ -130,7 +131,7 @@ class PolicyPacing:
 
     @property
     def _is_free(self) -> bool:
-        return self._relation.most_ahead is None
+        return self._relation.max_lead is None
 
     def _is_missed(self, policy: PolicyState) -> bool:
         return policy.end is None and is_missed(self._state, policy)
@@ -140,7 +141,7 @@ class PolicyPacing:
         given_up = state.barrier.given_up
         self._available = {p: newest_available(state, state.policies[p]) for p in sorted(given_up)}
         return tuple(
-            p for p, reach in self._available.items() if p not in before or reach < before[p]
+            p for p, newest in self._available.items() if p not in before or newest < before[p]
         )
 
     def _show(self, now: datetime) -> None:
@@ -175,7 +176,7 @@ class PolicyPacing:
 
 def blocker_of(state: State, policy: PolicyState) -> PolicyStanding | None:
     """Return whom a policy has to wait for before its next batch; None: nobody."""
-    if state.settings.relation.most_ahead is None:
+    if state.settings.relation.max_lead is None:
         return None
     return state.barrier.blocker(_standing(state, policy), standings(state))
 
@@ -193,7 +194,7 @@ def _standing(state: State, policy: PolicyState) -> PolicyStanding:
         next_version=policy.progress.next_version,
         published_version=policy.versions.newest_version,
         has_trainer=state.sessions.trainer_of(policy.policy_id) is not None,
-        gone_time=policy.gone_time,
+        departure_time=policy.departure_time,
     )
 
 
@@ -217,7 +218,7 @@ def target_policies(state: State) -> list[PolicyState]:
     roomy = [policy for policy in live if policy.open.has_slot]
     full = [policy for policy in live if not policy.open.has_slot]
     starving = [policy for policy in roomy if policy.open.is_starving]
-    if full and not all(_may_miss(state, late, early) for late in full for early in starving):
+    if full and not all(_may_miss(state, blocked, short) for blocked in full for short in starving):
         return []
     return roomy if not full else starving
 

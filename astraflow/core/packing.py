@@ -216,8 +216,8 @@ def _token_nbytes(row: Row) -> int:
 
 def _route_column(rows: Sequence[Row], lengths: np.ndarray) -> dict[str, Column]:
     """Return the routes of all rows; there may be some whose engine does not tell them."""
-    told = [row.trajectory.columns.get(ROUTED_EXPERTS) for row in rows]
-    routes = filled_routes(lengths.tolist(), [each and each.values for each in told])
+    found = [row.trajectory.columns.get(ROUTED_EXPERTS) for row in rows]
+    routes = filled_routes(lengths.tolist(), [each and each.values for each in found])
     return {} if routes is None else {ROUTED_EXPERTS: Column(axis=ColumnAxis.TOKEN, values=routes)}
 
 

@@ -30,7 +30,7 @@ class PolicyState:
 
     Attributes:
         identity: Of its model, once a member named it.
-        desk: Batches at the trainer.
+        lease_table: Batches at the trainer.
         progress: Its steps and its versions.
         books: Where its samples are.
         window: How training went lately.
@@ -39,9 +39,9 @@ class PolicyState:
         open: Its open groups.
         end: Why its data ended; None: it goes on.
         end_time: When.
-        ended_ranks: Ranks that were told so.
+        ended_ranks: Ranks that were sent the end of the data.
         load_failure: Why a RaaS could not load a version, the last one.
-        gone_time: When its last trainer was last heard of; None: it has one, or never had.
+        departure_time: When its last trainer was last seen; None: it has one, or never had.
         metrics: Of the last batch that was trained on.
         replay: What it may train on again.
         completion: Of its groups.
@@ -63,7 +63,7 @@ class PolicyState:
         self.end: EndCause | None = None
         self.end_time: datetime | None = None
         self.ended_ranks: set[int] = set()
-        self.gone_time: datetime | None = None
+        self.departure_time: datetime | None = None
         self.load_failure: Failure | None = None
         self.replay = ReplayBuffer(
             settings.replay,

@@ -88,14 +88,14 @@ class Components:
 
 
 def assemble(settings: RunSettings, *, start_time: datetime) -> Components:
-    """Return the parts of a run that begins."""
+    """Return the components of a run that begins."""
     state = State(settings, start_time=start_time)
-    outbound = TaskSender(state)
-    training, evaluation = Training(state, outbound), Evaluation(state, outbound)
+    sender = TaskSender(state)
+    training, evaluation = Training(state, sender), Evaluation(state, sender)
     schedule = EvalSchedule(state, evaluation)
     saving = Saving(state, training.prompts)
     batching = Batching(state, training, saving)
-    intake = Intake(state, outbound, training=training, evaluation=evaluation)
+    intake = Intake(state, sender, training=training, evaluation=evaluation)
     membership = Membership(state, intake=intake, batching=batching)
     return Components(
         state=state,
@@ -117,7 +117,7 @@ def assemble(settings: RunSettings, *, start_time: datetime) -> Components:
 
 
 def dispatch(run: Components, event: ev.Event, now: datetime) -> Any:
-    """Hand an event to the part that it is for; return its answer.
+    """Give an event to the component that it is for; return its answer.
 
     Raises:
         AstraflowError: As the event's docstring says; nothing has changed then.
@@ -338,19 +338,19 @@ class Run:
         return Decision(answer=answer, effects=state.take_effects())
 
     def _advance(self, now: datetime) -> None:
-        """Let every part do what it can now."""
-        parts, state = self._components, self._state
+        """Let every component do what it can now."""
+        run, state = self._components, self._state
         state.lifecycle.fail(state.faults.first)
-        for policy_id in parts.pacing.advance(now):
-            parts.intake.recall(state.policies[policy_id], now)
-        parts.loading.advance(now)
-        parts.evaluation.advance(now)
-        parts.batching.advance(now)
-        if not parts.evaluation.is_reading:
+        for policy_id in run.pacing.advance(now):
+            run.intake.recall(state.policies[policy_id], now)
+        run.loading.advance(now)
+        run.evaluation.advance(now)
+        run.batching.advance(now)
+        if not run.evaluation.is_reading:
             self._issue(now)
-        parts.saving.advance(now)
-        parts.ending.advance(now)
-        parts.balance.advance(now)
+        run.saving.advance(now)
+        run.ending.advance(now)
+        run.balance.advance(now)
 
     def refusal(self, event: ev.RolloutArrived) -> Refusal | None:
         """Return what would be said to a rollout that is of no use; None: apply it.

@@ -147,7 +147,7 @@ class FreshGroup:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its rollouts, as `MemberRecord.nbytes`."""
+        """Bytes of its rollouts, as `AcceptedRollout.nbytes`."""
         return sum(sample.entry.nbytes for sample in self.samples)
 
 

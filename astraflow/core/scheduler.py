@@ -90,10 +90,10 @@ class PoolView:
     """The pool as one placement sees it.
 
     Attributes:
-        rooms: Members by their credit.
+        index: Members by their credit.
         pool: All members.
         is_fit: Whether a member may get it.
-        room: What a member could take.
+        capacity_of: What a member could take.
     """
 
     index: CapacityIndex[LiveRaas]
@@ -106,87 +106,87 @@ class PoolView:
         return (self.capacity_of(member) for member in self.pool if self.is_fit(member))
 
 
-def choose(look: PoolView, want: PlacementRequest) -> MemberCapacity | None:
-    """Return where to place samples; it may be fewer than wanted, see `ReadBudget.free`.
+def choose(view: PoolView, request: PlacementRequest) -> MemberCapacity | None:
+    """Return where to place samples; it may be fewer than wanted, see `MemberCapacity.free`.
 
     Of those who are done in time the first one to be done; then most free credit, the least
     loaded, and who joined first. Samples stay together when some RaaS could ever take all of them;
     None: wait for it.
 
     Args:
-        look: At the pool.
-        want: What is to be placed.
+        view: The pool.
+        request: What is to be placed.
 
     Example:
         8 samples, two RaaS of credit 16 with 5 and 7 free: None. Of credit 4 with 3 and 4
         free: the second, for 4 samples. Two with room, one done in 2 s, one in 9 s, and what is
         asked for is too old in 5 s: the first; when that has no room, None.
     """
-    count = want.count
-    room = _best(look, want, count, latest_s=want.latest_s)
-    if room is None and not _has_capacity(look, count):
-        if any(other.most >= count for other in look.all()):
+    count = request.count
+    room = _best(view, request, count, latest_s=request.latest_s)
+    if room is None and not _has_capacity(view, count):
+        if any(other.most >= count for other in view.all()):
             return None
         count = 1
-        room = _best(look, want, count, latest_s=want.latest_s)
-    if room is not None or _is_worth_a_wait(look, want, count):
+        room = _best(view, request, count, latest_s=request.latest_s)
+    if room is not None or _is_worth_a_wait(view, request, count):
         return room
-    return _best(look, want, count, latest_s=None)
+    return _best(view, request, count, latest_s=None)
 
 
-def _is_worth_a_wait(look: PoolView, want: PlacementRequest, count: int) -> bool:
+def _is_worth_a_wait(view: PoolView, request: PlacementRequest, count: int) -> bool:
     """Whether somebody who has no room now would be done in time if he had nothing else."""
-    least = want.count
+    least = request.count
     if count < least:
-        least = min(least, max((other.free for other in look.all()), default=0))
-    unknown_s = want.fastest_token_s * want.token_count
-    for member in look.pool:
+        least = min(least, max((other.free for other in view.all()), default=0))
+    unknown_s = request.fastest_token_s * request.token_count
+    for member in view.pool:
         # First what costs least and rules most of them out: the pool may be large.
         speed = member.speed
-        alone_s = speed.token_s * want.token_count if speed.token_s else unknown_s
+        alone_s = speed.token_s * request.token_count if speed.token_s else unknown_s
         if (
-            alone_s <= want.latest_s
-            and want.is_in_time(member, outstanding=0)
-            and look.is_fit(member)
-            and look.capacity_of(member).most >= least
+            alone_s <= request.latest_s
+            and request.is_in_time(member, outstanding=0)
+            and view.is_fit(member)
+            and view.capacity_of(member).most >= least
         ):
             return True
     return False
 
 
-def _has_capacity(look: PoolView, count: int) -> bool:
+def _has_capacity(view: PoolView, count: int) -> bool:
     """Whether anybody who may get it has room for so many samples."""
-    members = look.index.with_capacity(count)
-    return any(look.is_fit(member) and look.capacity_of(member).free >= count for member in members)
+    members = view.index.with_capacity(count)
+    return any(view.is_fit(member) and view.capacity_of(member).free >= count for member in members)
 
 
 def _best(
-    look: PoolView, want: PlacementRequest, count: int, *, latest_s: float | None
+    view: PoolView, request: PlacementRequest, count: int, *, latest_s: float | None
 ) -> MemberCapacity | None:
     """Return the room of the lowest rank; members that cannot have it are passed over.
 
     Args:
-        look: At the pool.
-        want: What is to be placed.
+        view: The pool.
+        request: What is to be placed.
         count: Samples that there must be room for.
         latest_s: Nobody has more time than this, and who is not done in time is passed over; None:
             everybody has all the time.
     """
     best: MemberCapacity | None = None
     rank = (inf, 0, 0, 0)
-    for free, shelf in look.index.buckets(count):
-        for pace_s, member in shelf:
-            least_s = want.least_s(pace_s, look.index.unit)
+    for free, bucket in view.index.buckets(count):
+        for pace_s, member in bucket:
+            least_s = request.least_s(pace_s, view.index.unit)
             if least_s > (rank[0] if latest_s is None else min(rank[0], latest_s)):
                 break
             if (least_s, -free, member.outstanding, member.number) >= rank:
-                if want.token_count or not pace_s:
-                    break  # Who comes later on this shelf has no lower rank.
+                if request.token_count or not pace_s:
+                    break  # Who comes later in this bucket has no lower rank.
                 continue
-            if not look.is_fit(member) or (latest_s is not None and not want.is_in_time(member)):
+            if not view.is_fit(member) or (latest_s is not None and not request.is_in_time(member)):
                 continue
-            room = look.capacity_of(member)
-            if room.free >= count and (mine := _rank(room, want)) < rank:
+            room = view.capacity_of(member)
+            if room.free >= count and (mine := _rank(room, request)) < rank:
                 best, rank = room, mine
     return best
 
@@ -208,9 +208,9 @@ def is_slow(member: LiveRaas, fastest_token_s: float) -> bool:
     return member.speed.is_known and member.speed.token_s > 1.5 * fastest_token_s > 0
 
 
-def _rank(room: MemberCapacity, want: PlacementRequest) -> tuple[float, int, int, int]:
+def _rank(room: MemberCapacity, request: PlacementRequest) -> tuple[float, int, int, int]:
     member = room.member
-    return (want.finish_s(member), -room.free, member.outstanding, member.number)
+    return (request.finish_s(member), -room.free, member.outstanding, member.number)
 
 
 def training_capacity(member: LiveRaas) -> MemberCapacity:
@@ -278,7 +278,7 @@ class Scheduler:
         self,
         prompt: Prompt,
         count: int,
-        takers: Sequence[PolicyState],
+        policies: Sequence[PolicyState],
         versions: Mapping[PolicyId, VersionRange],
         now: datetime,
         *,
@@ -289,7 +289,7 @@ class Scheduler:
         Args:
             prompt: What they start from.
             count: Samples.
-            takers: Policies that train on them.
+            policies: Those that train on them.
             versions: What they may be sampled with.
             now: The time.
             is_suspect: Whether the next member that is lost with it gives the prompt up.
@@ -308,15 +308,15 @@ class Scheduler:
                 and not (is_suspect and self._has_suspect(member))
             )
 
-        look = PoolView(
+        view = PoolView(
             index=sessions.capacity_index,
             pool=sessions.pool,
             is_fit=is_fit,
             capacity_of=training_capacity,
         )
-        latest_s = slack_s(takers, newest, minimum)
-        want = self._request(prompt, count, takers, minimum)
-        return choose(look, want if latest_s is None else replace(want, latest_s=latest_s))
+        latest_s = slack_s(policies, newest, minimum)
+        request = self._request(prompt, count, policies, minimum)
+        return choose(view, request if latest_s is None else replace(request, latest_s=latest_s))
 
     def _request(
         self,

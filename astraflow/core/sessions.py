@@ -61,8 +61,8 @@ class LiveRaas(LiveMember):
         assignments: Tasks that it holds.
         speed: As measured.
         number: Rises by one per session that is opened.
-        rooms: Where its credit for training is entered; None: nowhere.
-        eval_rooms: The same for evaluations.
+        capacity_index: Where its credit for training is entered; None: nowhere.
+        eval_capacity_index: The same for evaluations.
     """
 
     policies: dict[PolicyId, ServedPolicy]
@@ -125,9 +125,9 @@ class LiveRaas(LiveMember):
 
     def leave_indexes(self) -> None:
         """Let nobody find its credit any more."""
-        for rooms in (self.capacity_index, self.eval_capacity_index):
-            if rooms is not None:
-                rooms.forget(self.member_id)
+        for index in (self.capacity_index, self.eval_capacity_index):
+            if index is not None:
+                index.forget(self.member_id)
         self.capacity_index = self.eval_capacity_index = None
 
     def measure(self, *, seconds: float, token_count: int) -> None:
@@ -193,8 +193,8 @@ class Sessions:
     Attributes:
         ttl: A session that says nothing for so long ends.
         source_record: What receivers said of sources of weights.
-        rooms: The pool by free credit for training.
-        eval_rooms: The same for evaluations; None: there are none.
+        capacity_index: The pool by free credit for training.
+        eval_capacity_index: The same for evaluations; None: there are none.
     """
 
     eval_capacity_index: CapacityIndex[LiveRaas] | None = None

@@ -96,12 +96,12 @@ class _Ranking:
         tree = self._tree(member)
         place = tree.index(member)
         relays = [each for each in tree[:place] if each.relay_endpoint]
-        ahead: list[LiveRaas] = []
+        before: list[LiveRaas] = []
         while place and relays:
             place = (place - 1) // FANOUT % len(relays)
-            ahead.append(relays[place])
-        rest = [each for each in relays if each not in ahead]
-        return [self._relay(each, SourceState.PULLING) for each in self._others([*ahead, *rest])]
+            before.append(relays[place])
+        rest = [each for each in relays if each not in before]
+        return [self._relay(each, SourceState.PULLING) for each in self._others([*before, *rest])]
 
     def _tree(self, member: LiveRaas) -> list[LiveRaas]:
         """Return the receivers that start from where a member starts: relays first."""

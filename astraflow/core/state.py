@@ -29,7 +29,7 @@ class RunLifecycle:
         stop_time: When a drain becomes a cancel.
         failure: Why it failed.
         final_time: When it was over.
-        is_closed: Whether the hub was told to exit.
+        is_closed: Whether the hub was asked to exit.
         epochs: Passes completed, by data set.
     """
 

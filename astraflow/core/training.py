@@ -147,10 +147,10 @@ class Training:
             return False
         policies = target_policies(self._state)
         versions = self._versions(policies, is_open=False)
-        room = self._scheduler.find(first[0], size, policies, versions, now)
-        if room is None:
+        place = self._scheduler.find(first[0], size, policies, versions, now)
+        if place is None:
             return False
-        prompt = self._take_prompt(room)
+        prompt = self._take_prompt(place)
         self._group_count += 1
         group = TrainGroup(
             group_id=GroupId(self._state.ids.next("group")),
@@ -164,7 +164,7 @@ class Training:
         self._state.groups[group.group_id] = group
         for policy in policies:
             policy.admit(group)
-        self._send(group, room, versions, now)
+        self._send(group, place, versions, now)
         if group.unissued and not self._issue_again(group, now):
             self.queue(group)
         return True
@@ -177,11 +177,11 @@ class Training:
         is_large = any(member.max_outstanding >= count for member in sessions.pool)
         return not is_large and sessions.capacity_index.has_credit(1)
 
-    def _take_prompt(self, room: MemberCapacity) -> Prompt:
+    def _take_prompt(self, place: MemberCapacity) -> Prompt:
         """Take the next prompt; a slow RaaS gets a short one of the next few."""
         measured = self._state.measured
         may_pass = self._passed_count < _LOOK_AHEAD
-        slow = may_pass and is_slow(room.member, measured.fastest_token_s)
+        slow = may_pass and is_slow(place.member, measured.fastest_token_s)
         sizes = [size_of(prompt) for prompt in self.prompts.peek(_LOOK_AHEAD if slow else 1)]
         index = pick(sizes, mean=measured.mean_size, is_slow=slow)
         self._passed_count = self._passed_count + 1 if index else 0
@@ -210,7 +210,7 @@ class Training:
         while group.unissued:
             policies = [self._state.policies[policy_id] for policy_id in group.policies]
             versions = self._versions(policies, is_open=True)
-            room = self._scheduler.find(
+            place = self._scheduler.find(
                 group.prompt,
                 len(group.unissued),
                 policies,
@@ -218,21 +218,23 @@ class Training:
                 now,
                 is_suspect=self._is_suspect(group),
             )
-            if room is None:
+            if place is None:
                 return False
-            self._send(group, room, versions, now)
+            self._send(group, place, versions, now)
         group.is_queued = False
         return True
 
     def _send(
         self,
         group: TrainGroup,
-        room: MemberCapacity,
+        place: MemberCapacity,
         versions: dict[PolicyId, VersionRange],
         now: datetime,
     ) -> None:
-        indexes = tuple(group.unissued[: min(room.free, self._unit)])
-        repeats = self._sender.send(group, room.member, indexes=indexes, versions=versions, now=now)
+        indexes = tuple(group.unissued[: min(place.free, self._unit)])
+        repeats = self._sender.send(
+            group, place.member, indexes=indexes, versions=versions, now=now
+        )
         for policy_id in group.policies:
             self._state.policies[policy_id].books.reissued += repeats
 

@@ -68,7 +68,7 @@ def _barrier(state: State, policy: PolicyState, blocker: PolicyStanding) -> Wait
         subject_id=blocker.policy_id,
         message=f"{policy.policy_id} is at version {policy.progress.made_version} and waits for "
         f"{blocker.policy_id} at {blocker.made_version}{gone}",
-        since_time=blocker.gone_time,
+        since_time=blocker.departure_time,
         resolve_time=state.barrier.deadline_of(blocker.policy_id),
     )
 

@@ -51,7 +51,7 @@ def test_versions_are_shown_when_all_have_them():
 def test_timeout_counts_from_the_last_sign_of_life():
     barrier = Barrier(LOCKSTEP)
     gone = NOW - timedelta(seconds=20)
-    pair = [standing("a", 5), standing("b", 4, has_trainer=False, gone_time=gone)]
+    pair = [standing("a", 5), standing("b", 4, has_trainer=False, departure_time=gone)]
     assert barrier.advance(pair, NOW) == ()
     assert barrier.next_deadline == gone + MINUTE
     assert barrier.advance(pair, gone + MINUTE) == ("b",)
@@ -77,7 +77,7 @@ def test_slow_trainer_is_waited_for():
 
 def test_who_comes_back_is_waited_for_again():
     barrier = Barrier(LOCKSTEP)
-    gone = standing("b", 4, has_trainer=False, gone_time=NOW - MINUTE)
+    gone = standing("b", 4, has_trainer=False, departure_time=NOW - MINUTE)
     ahead = standing("a", 5)
     assert barrier.advance([ahead, gone], NOW) == ("b",)
     back = standing("b", 4)

@@ -599,7 +599,7 @@ def laws(make_world, suite, rollout_of, picture_of):
             """Somebody who was given up may be left behind."""
             if self.world:
                 state = self.world.run._state
-                most = state.settings.relation.most_ahead
+                most = state.settings.relation.max_lead
                 if most is None or state.barrier.given_up or self.was_given_up:
                     self.was_given_up = True
                     return
