@@ -326,6 +326,15 @@ _SHORT: Final[Mapping[type[Any], Callable[[Any], Any]]] = {
         _plain(each.versions),
         each.deadline,
     ),
+    SendBatch: lambda each: (
+        each.member_id,
+        each.rank,
+        each.header.batch_id,
+        each.header.version,
+        each.header.row_count,
+        each.header.token_count,
+        [group.group_id for group in each.header.groups],
+    ),
     # Its rows are those of the groups in the header.
     Share: _omit,
 }
