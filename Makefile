@@ -1,5 +1,6 @@
-# Two commands: `make demo` trains a policy end to end, `make test` passes the tests. Both
-# make their own environment first; nothing else has to be installed.
+# Two commands: `make demo` trains a policy end to end, `make test` passes the tests; `make
+# test-all` those that take long, too. All make their own environment first; nothing else has to
+# be installed.
 #
 #   PYTHON       interpreter to start from (3.11 or later)
 #   VENV         where the environment goes
@@ -23,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # As pip does for what is installed and not editable: else every process that starts compiles.
 COMPILE := $(BIN)/python -m compileall -q astraflow gen
 
-.PHONY: demo test test-e2e test-recipes test-slow unit unit-models unit-weights unit-rest check format proto clean
+.PHONY: demo test test-all test-e2e test-slow test-long-runs test-long-rest unit unit-models unit-weights unit-rest check format proto clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -31,24 +32,27 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(MAKE) unit
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-e2e test-slow test-recipes
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-e2e test-slow
 
-# Whole runs, whose processes wait for each other, leave the rest of two cores to long tests. The
-# recipes come when one of both is done.
-RECIPES := tests/e2e/test_recipes.py
+test-all: test
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-long-runs test-long-rest
 
+# Whole runs, whose processes wait for each other, leave the rest of two cores to slow tests.
 test-e2e: $(VENV)/.dev
-	$(BIN)/python -m pytest -m e2e --ignore $(RECIPES)
-
-test-recipes: $(VENV)/.dev
-	$(BIN)/python -m pytest -m e2e $(RECIPES)
+	$(BIN)/python -m pytest -m "e2e and not long"
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "slow and not e2e"
+	$(BIN)/python -m pytest -m "slow and not e2e and not long"
+
+test-long-runs: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "long and e2e"
+
+test-long-rest: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "long and not e2e"
 
 # Three parts at once for two cores, for some tests wait for sockets and processes. Every part
 # imports what it needs only: torch and transformers take seconds.
-UNIT := $(BIN)/python -m pytest -m "not e2e and not slow"
+UNIT := $(BIN)/python -m pytest -m "not e2e and not slow and not long"
 MODELS := $(addprefix tests/,cli docs engines gateway raas testing tinker trainers workflows)
 WEIGHTS := $(addprefix tests/,codec launch transport weights)
 

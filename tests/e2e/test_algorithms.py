@@ -8,7 +8,7 @@ from astraflow.config.run_dir import read_json_lines
 
 from .conftest import astraflow, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def test_three_algorithms_compose_and_the_books_are_exact(tmp_path, cache):

@@ -10,7 +10,7 @@ from astraflow.launch.processes import RoleCommand
 from .by_hand import by_hand
 from .conftest import WARM_UP, astraflow
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SMALL = (
     WARM_UP,

@@ -7,7 +7,7 @@ from astraflow.config.run_dir import read_json_lines
 from .by_hand import by_hand
 from .conftest import WARM_UP
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def test_nodes_take_versions_by_broadcast_and_pull_when_one_is_killed(tmp_path, cache, free_port):

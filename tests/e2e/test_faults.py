@@ -4,9 +4,10 @@ import socket
 
 import pytest
 
-from .conftest import ROOT, astraflow, started
+from .by_hand import by_hand
+from .conftest import ROOT, WARM_UP, astraflow, started
 
-pytestmark = [pytest.mark.e2e]
+pytestmark = pytest.mark.e2e
 SORT = str(ROOT / "recipes" / "sort.yaml")
 
 
@@ -39,22 +40,17 @@ def test_a_port_in_use_is_named(tmp_path, cache):
 
 
 def test_a_wrong_token_is_refused(tmp_path, cache):
-    with started(
-        "sort.yaml",
-        "policies.solver.trainer.step_count=400",
-        runs=tmp_path,
-        cache=cache,
-    ) as run:
-        run.wait_for_steps(1)
-        hub = run.run_dir.read_endpoint().address
-        model = f"solver={run.run_dir.checkpoint('solver', 0)}"
+    with by_hand("sort.yaml", WARM_UP, run_dir=tmp_path / "run", cache=cache) as run:
+        model = f"solver={run.roles.models['solver']}"
         done = astraflow(
-            *("raas", "join", SORT, "--hub", hub, "--token", "wrong", "--model", model), cache=cache
+            *("raas", "join", SORT, "--hub", run.address, "--token", "wrong", "--model", model),
+            cache=cache,
         )
     assert done.returncode == 1
     assert "TOKEN_INVALID" in done.stderr
 
 
+@pytest.mark.long
 def test_nothing_trains_on_a_loss_that_is_not_a_number(tmp_path, cache):
     with started(
         "sort.yaml",

@@ -11,7 +11,7 @@ from .conftest import started
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.megatron,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(
         importlib.util.find_spec("megatron") is None,
         reason="needs astraflow[megatron]",

@@ -6,7 +6,7 @@ import pytest
 
 from .conftest import started
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def test_nodes_that_reach_the_store_alone_train_a_policy(tmp_path, cache):

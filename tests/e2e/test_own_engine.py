@@ -7,7 +7,7 @@ from astraflow.config.run_dir import read_json_lines
 from .conftest import started
 from .test_trainer_restart import kill_trainer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def test_it_goes_on_from_its_checkpoint_when_it_is_killed(tmp_path, cache):

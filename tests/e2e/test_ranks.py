@@ -9,7 +9,7 @@ from astraflow.config.run_dir import read_json_lines
 
 from .conftest import started
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 
 def kill_rank(run, rank):

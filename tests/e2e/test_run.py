@@ -36,6 +36,7 @@ def test_a_run_trains_and_leaves_everything_it_promises(tmp_path, cache):
     assert {row["version"] for row in live if row["member"]} >= {0, 8}
 
 
+@pytest.mark.long
 def test_a_killed_node_costs_its_own_work_only(tmp_path, cache):
     with started(
         "sort.yaml", "policies.solver.trainer.step_count=24", runs=tmp_path, cache=cache
@@ -62,6 +63,7 @@ def test_ctrl_c_drains_and_leaves_nothing_running(tmp_path, cache):
     assert not [process for process in family if process.is_running()]
 
 
+@pytest.mark.long
 def test_a_drain_ends_with_the_last_node(tmp_path, cache):
     overrides = ("raas.count=1", "policies.solver.trainer.step_count=400")
     with started("sort.yaml", *overrides, runs=tmp_path, cache=cache) as run:
@@ -76,6 +78,7 @@ def test_a_drain_ends_with_the_last_node(tmp_path, cache):
     assert run.summary["state"] == "stopped"
 
 
+@pytest.mark.long
 def test_a_killed_launcher_leaves_no_orphan(tmp_path, cache):
     with started(
         "sort.yaml",

@@ -12,7 +12,7 @@ from astraflow.launch.operations import drain_member
 from .by_hand import by_hand
 from .conftest import WARM_UP
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 SMALL = (
     WARM_UP,
@@ -54,6 +54,7 @@ def test_nodes_drain_die_and_stand_still_and_nothing_is_lost(tmp_path, cache):
     assert not [drop for drop in account["drops"] if drop["reason"] != "STALE"]
 
 
+@pytest.mark.long
 def test_a_trainer_that_stands_still_stops_the_pool(tmp_path, cache):
     with by_hand("sort.yaml", *SMALL, run_dir=tmp_path / "run", cache=cache) as run:
         run.start_trainer("solver")

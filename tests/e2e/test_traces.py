@@ -13,7 +13,7 @@ from astraflow.config.run_dir import read_json_lines
 
 from .conftest import started
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 HUB = {"rl.prompt", "rl.task", "rl.accept", "rl.batch"}
 NODE = {"rl.sample", "gen_ai.generate", "rl.reward"}

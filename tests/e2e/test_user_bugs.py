@@ -9,7 +9,7 @@ import pytest
 from .conftest import started
 from .user_bugs import BUGS
 
-pytestmark = [pytest.mark.e2e]
+pytestmark = pytest.mark.e2e
 NO_EVALS = ("evals.held_out.at_start=false", "evals.held_out.at_end=false")
 SAID = {
     "raising": "raised KeyError on prompt",
@@ -63,14 +63,12 @@ def marked(output):
     return {bug.strip() for mark in marks for bug in mark.split(",") if bug}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_is_told_with_the_line_of_the_users_code(buggy, bug):
     assert SAID[bug] in buggy.output
     assert bug in marked(buggy.output)
 
 
-@pytest.mark.slow
 def test_what_fails_is_in_the_line_in_the_log_and_in_the_summary(buggy):
     assert "failed " in buggy.output
     assert "warning: " in buggy.output
@@ -84,7 +82,7 @@ def test_what_fails_is_in_the_line_in_the_log_and_in_the_summary(buggy):
     assert marked(logs) == set(BUGS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_scorer_that_raises_on_wrong_answers_ends_the_run(tmp_path, cache):
     with started(
         "sort.yaml",
@@ -104,7 +102,7 @@ def test_a_scorer_that_raises_on_wrong_answers_ends_the_run(tmp_path, cache):
     assert run.summary["state"] == "failed"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_typo_in_an_option_ends_the_run_at_once(tmp_path, cache):
     with started(
         "sort.yaml",
@@ -122,7 +120,7 @@ def test_a_typo_in_an_option_ends_the_run_at_once(tmp_path, cache):
     assert not run.run_dir.log("raas-2").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loop_that_blocks_its_node_is_told_while_it_blocks(tmp_path, cache):
     with started(
         "sort.yaml",
