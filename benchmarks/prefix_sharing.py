@@ -8,7 +8,7 @@ their own, on which the loss applies; `--preamble` tokens begin all prompts alik
 system prompt do. Both ways take turns in one process; told is the least time of each, by the clock
 and of the processor, and how far the gradients are apart. Without `--model` the model is a Llama of
 the shape of SmolLM2-135M, with random weights. The third column is the way of rows alone with
-f32 products left to MKL, where `astraflow.engines.products` gives them to oneDNN.
+f32 products left to MKL, where `astraflow.engines.modules` gives them to oneDNN.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from astraflow.config.recipe import TrainerConfig
-from astraflow.engines import products
+from astraflow.engines import modules
 from astraflow.trainers.causal_model import CausalModel, load_causal_model
 from astraflow.trainers.learner import PolicyLearner
 from astraflow.trainers.rows import LossTokens, TrainRows
@@ -48,7 +48,7 @@ def random_model() -> CausalModel:
         max_position_embeddings=8192,
         rope_theta=1e5,
     )
-    return CausalModel(products.use_onednn(LlamaForCausalLM(config)))
+    return CausalModel(modules.use_onednn(LlamaForCausalLM(config)))
 
 
 def batch_of(shape: str, preamble: int, vocabulary: int) -> TrainRows:
@@ -109,17 +109,17 @@ def measure(model: CausalModel, rows: TrainRows, given: argparse.Namespace) -> d
     }
     found: dict[str, Any] = {way: {"wall_s": [], "cpu_s": []} for way in WAYS}
     gradients: dict[str, dict[str, torch.Tensor]] = {}
-    is_faster = products.onednn_is_faster
+    is_faster = modules.onednn_is_faster
     for _ in range(given.rounds):
         for way in WAYS:
-            products.onednn_is_faster = (lambda: False) if "MKL" in way else is_faster
+            modules.onednn_is_faster = (lambda: False) if "MKL" in way else is_faster
             cpu, wall = time.process_time(), time.perf_counter()
             gradient = learners[way].gradient(rows)
             found[way]["cpu_s"].append(time.process_time() - cpu)
             found[way]["wall_s"].append(time.perf_counter() - wall)
             found[way]["token_count"] = learners[way].token_count
             gradients[way] = {name: each.clone() for name, each in gradient.items()}
-    products.onednn_is_faster = is_faster
+    modules.onednn_is_faster = is_faster
     for way in WAYS:
         for name in ("cpu_s", "wall_s"):
             found[way][name] = round(min(found[way][name]), 3)

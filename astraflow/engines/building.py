@@ -78,7 +78,7 @@ def build_adapter_engines(
         return _served_adapters(
             dialect_of(settings), directory, settings, policies, draws_all=draws_all
         )
-    from astraflow.engines.embedded.shared import adapter_engines  # noqa: PLC0415 - torch
+    from astraflow.engines.embedded.engine import adapter_engines  # noqa: PLC0415 - torch
 
     return adapter_engines(directory, settings, policies, draws_all=draws_all)
 
@@ -92,9 +92,9 @@ def _served_adapters(
     draws_all: bool,
 ) -> Mapping[PolicyId, Engine]:
     from astraflow.engines.served.adapter_engine import adapter_engines  # noqa: PLC0415 - httpx
-    from astraflow.engines.served.model import Model  # noqa: PLC0415
+    from astraflow.engines.served.model import ModelDescription  # noqa: PLC0415
 
-    model = Model.read(directory, settings.max_context)
+    model = ModelDescription.read(directory, settings.max_context)
     if draws_all:
         model = replace(model, special=replace(model.special, never_sampled=frozenset()))
     return adapter_engines(dialect, model=model, settings=settings, policies=policies)
@@ -104,9 +104,9 @@ def _served(
     dialect: "Dialect", directory: Path, settings: EngineSettings, policy_id: PolicyId
 ) -> Engine:
     from astraflow.engines.served.engine import ServedEngine  # noqa: PLC0415 - httpx
-    from astraflow.engines.served.model import Model  # noqa: PLC0415
+    from astraflow.engines.served.model import ModelDescription  # noqa: PLC0415
 
-    model = Model.read(directory, settings.max_context)
+    model = ModelDescription.read(directory, settings.max_context)
     return ServedEngine(dialect, model=model, settings=settings, policy_id=policy_id)
 
 

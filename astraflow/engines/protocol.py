@@ -34,7 +34,7 @@ class Generation:
         version_spans: Cover the n tokens in order.
         finish_reason: STOP at an end token or stop string, LENGTH at a budget.
         routed_experts: u16[prompt + n, layers, k], which experts each token went through, see
-            `core.routes`; None: the model has none, or the engine does not tell.
+            `core.rollouts`; None: the model has none, or the engine does not tell.
         constrained: bool[n], true on tokens whose draw a grammar changed: it took away more than
             `UNCHANGED` of the probability. True on all where the engine cannot tell; None: there
             was no grammar.

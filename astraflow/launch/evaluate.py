@@ -13,8 +13,7 @@ from astraflow.core.evals import EvalAccumulator, EvalDataSet, EvalResult, overa
 from astraflow.core.ids import EvalRunId, GroupId, PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import Rollout
 from astraflow.core.tasks import Prompt, RolloutTask, SamplingParams, TaskPurpose
-from astraflow.raas.models import chat_template, turn_end_ids
-from astraflow.raas.policies import ServedModel
+from astraflow.raas.policies import ServedModel, chat_template, turn_end_ids
 from astraflow.workflows.building import build_workflows, close_workflows, workflow_specs
 from astraflow.workflows.data_sets import open_data_set
 from astraflow.workflows.episode import Episode
@@ -72,7 +71,7 @@ async def evaluate_suite(
 
 
 async def _load(recipe: Recipe, policy: str, directory: Path) -> ServedModel:
-    from astraflow.engines.embedded.shared import checkpoint_engine  # noqa: PLC0415 - loads torch
+    from astraflow.engines.embedded.engine import checkpoint_engine  # noqa: PLC0415 - loads torch
     from astraflow.engines.tokenizer import load_tokenizer  # noqa: PLC0415
 
     engine = checkpoint_engine(

@@ -19,15 +19,12 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.members import Resources
 from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import SourceKind
+from astraflow.engines.devices import Machine, place_engines
 from astraflow.engines.models import first_model
-from astraflow.engines.placing import Machine, placed
-from astraflow.raas.failures import tell_strays
-from astraflow.raas.loop_watch import LoopWatch
-from astraflow.raas.models import load_models, policies_by_engine
-from astraflow.raas.node import Departure, RaasNode
-from astraflow.raas.policies import ServedModel
-from astraflow.raas.settings import NodeSettings
-from astraflow.raas.tallies import node_families
+from astraflow.raas.failures import LoopWatch, report_unawaited
+from astraflow.raas.metrics import node_families
+from astraflow.raas.node import NodeDeparture, NodeSettings, RaasNode
+from astraflow.raas.policies import ServedModel, load_models, policies_by_engine
 from astraflow.raas.updater import Puller
 from astraflow.rpc.address import is_loopback, split_address
 from astraflow.rpc.tls import Tls
@@ -119,7 +116,7 @@ def ask_every(recipe: Recipe) -> dict[PolicyId, int]:
 
 async def _join(
     recipe: Recipe, settings: NodeSettings, directories: Mapping[str, Path]
-) -> Departure:
+) -> NodeDeparture:
     # Every mistake in the arguments shows before the first model is loaded.
     paths = model_directories(recipe, directories)
     async with AsyncExitStack() as exits:
@@ -130,7 +127,7 @@ async def _join(
 
         puller = partial(_puller, recipe, settings, relays, _copies(recipe, models))
         node = RaasNode(settings, models=models, puller=puller, relays=relays)
-        metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.look, node_families))
+        metrics = MetricsServer(recipe.metrics.listen, LoopRead(node.view, node_families))
         # It may wait for the loop that closes it.
         exits.push_async_callback(asyncio.to_thread, metrics.close)
         node.metrics_address = metrics.address
@@ -166,7 +163,9 @@ async def serving_models(
         AstraflowError: INVALID_FIELD when a model or its settings do not fit.
     """
     sharing = policies_by_engine(recipe, paths)
-    settled = placed(recipe.raas.engine, [paths[first] for first, *_ in sharing], Machine.here())
+    settled = place_engines(
+        recipe.raas.engine, [paths[first] for first, *_ in sharing], Machine.here()
+    )
     async with AsyncExitStack() as engines:
         models: dict[PolicyId, ServedModel] = {}
         for policies, engine in zip(sharing, settled, strict=True):
@@ -188,7 +187,7 @@ def watching(
         report: Told on the loop.
         report_from_thread: Told in a thread of its own, of what blocks the loop.
     """
-    tell_strays(asyncio.get_running_loop(), report)
+    report_unawaited(asyncio.get_running_loop(), report)
     watch = LoopWatch(
         report_from_thread,
         ends_after_s=recipe.rollouts.timeout_s,

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -12,32 +12,163 @@ from structlog.contextvars import bind_contextvars
 
 from astraflow.client.raas import RaasClient, RaasHooks, TaskSink, TaskStream, dial_pool
 from astraflow.client.session import Held
+from astraflow.config.pool import Agents
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, WorkflowId
-from astraflow.core.members import Directive, DirectiveKind, RaasLoad, Session
-from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskCredit
+from astraflow.core.members import (
+    Capability,
+    Contract,
+    Directive,
+    DirectiveKind,
+    JoinPool,
+    RaasLoad,
+    Resources,
+    ServedPolicy,
+    Session,
+)
+from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCancellation, TaskCredit
+from astraflow.core.versions import SourceKind
+from astraflow.engines.protocol import TellsExperts
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
-from astraflow.raas.asking import AskingResults
-from astraflow.raas.failures import FailureNotes
-from astraflow.raas.headroom import headroom
-from astraflow.raas.load import LoadMeter, MeteredEngine
-from astraflow.raas.offer import Offer
-from astraflow.raas.places import Places
-from astraflow.raas.policies import PolicyDesk, ServedModel
-from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
-from astraflow.raas.settings import NodeSettings
-from astraflow.raas.tallies import NodeTallies, NodeView, count_families
-from astraflow.raas.updater import Puller, WeightUpdater
+from astraflow.raas.failures import FailureLog
+from astraflow.raas.metrics import LoadMeter, MeteredEngine, NodeCounters, NodeView, count_families
+from astraflow.raas.policies import ServedModel, ServedPolicies
+from astraflow.raas.runner import EpisodeRunner, NodeWorkflow, Places, headroom
+from astraflow.raas.updater import PublishRequester, Puller, WeightUpdater
 from astraflow.rpc.concurrency import beside
+from astraflow.rpc.tls import Tls
 from astraflow.weights.serve.relay_server import RelayServer
 from astraflow.workflows.building import build_workflows, close_workflows
 from astraflow.workflows.runner import LoadedWorkflow
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """What a node is.
+
+    Attributes:
+        hub: host:port.
+        token: The run's join token.
+        name: Unique in the pool.
+        capacity: Rollouts that it runs at once.
+        max_eval_count: Of them, what evaluations may take; None: all.
+        eval_extra: Rollouts of evaluations that it runs beyond its capacity.
+        codes: Workflows and scorers that it has.
+        resources: What it runs on.
+        region: Where it stands; empty: unknown.
+        software: Name and release, for people.
+        tls: None: plain text.
+        patience_s: How long the hub is tried again while it cannot be reached.
+        kinds: Of the sources that weights are pulled from; None: all.
+        ask_every: Tasks after which it asks for a newer version, by policy; left out: never.
+        agents: How agents reach its policies.
+    """
+
+    hub: str
+    token: str = field(repr=False)
+    name: str
+    capacity: int
+    max_eval_count: int | None = None
+    eval_extra: int = 0
+    codes: tuple[RegisteredCode, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    region: str = ""
+    software: str = "astraflow"
+    tls: Tls | None = None
+    patience_s: float = 30.0
+    kinds: frozenset[SourceKind] | None = None
+    ask_every: Mapping[PolicyId, int] = field(default_factory=dict[PolicyId, int])
+    agents: Agents = field(default_factory=Agents)
+
+
+class Offer:
+    """Says what a node has."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        models: Mapping[PolicyId, ServedModel],
+        relays: RelayServer | None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            settings: What the node is.
+            models: Of each policy.
+            relays: Serves what is pulled; None: nobody does.
+        """
+        self._settings = settings
+        self._models = models
+        self._relays = relays
+
+    def join_request(self, metrics_address: str) -> JoinPool:
+        """Return what a node says when it joins; metrics_address empty: it has none."""
+        settings = self._settings
+        return JoinPool(
+            name=settings.name,
+            contract=Contract(capabilities=self._capabilities, software=settings.software),
+            capacity=settings.capacity,
+            policies=self._served,
+            codes=settings.codes,
+            resources=replace(settings.resources, metrics_address=metrics_address),
+            region=settings.region,
+            relay_endpoint=self._relays.endpoint if self._relays else "",
+        )
+
+    def renewed(self, join: JoinPool) -> JoinPool:
+        """Return the same with the versions that are live now."""
+        return replace(join, policies=self._served)
+
+    def credit(self, headroom: int) -> TaskCredit:
+        """Return how much work it takes, with so many samples on their way to it."""
+        return TaskCredit(
+            max_outstanding=self._settings.capacity + headroom,
+            max_eval_outstanding=self._settings.max_eval_count,
+            max_eval_extra=self._settings.eval_extra,
+        )
+
+    def load(self, *, running_count: int, queued_count: int) -> RaasLoad:
+        """Return how busy it is at this instant.
+
+        Args:
+            running_count: Episodes in progress.
+            queued_count: Samples that wait for a version or their turn.
+        """
+        loads = [model.engine.load() for model in self._models.values()]
+        return RaasLoad(
+            inflight_count=running_count,
+            queued_count=queued_count,
+            capacity=self._settings.capacity,
+            kv_fraction=max((load.kv_fraction for load in loads), default=0.0),
+            engine_queued_count=sum(load.queued_count for load in loads),
+        )
+
+    @property
+    def _capabilities(self) -> frozenset[Capability]:
+        relay = {Capability.RELAY} if self._relays else set[Capability]()
+        engines = [model.engine for model in self._models.values()]
+        tells = any(isinstance(each, TellsExperts) and each.tells_experts for each in engines)
+        experts = {Capability.ROUTED_EXPERTS} if tells else set[Capability]()
+        return frozenset({Capability.PIN_VERSION, *relay, *experts})
+
+    @property
+    def _served(self) -> tuple[ServedPolicy, ...]:
+        return tuple(
+            ServedPolicy(
+                policy_id=policy_id,
+                version=model.engine.version,
+                identity=model.identity,
+                max_context_token_count=model.engine.max_context_token_count,
+            )
+            for policy_id, model in self._models.items()
+        )
+
+
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class Departure(StrEnum):
+class NodeDeparture(StrEnum):
     """Why a node left."""
 
     DRAINED = "drained"
@@ -50,7 +181,7 @@ class RaasNode:
     `run` is called once. `drain` and `stop` may be called from a signal handler of the loop.
 
     Attributes:
-        tallies: What it counts.
+        counters: What it counts.
         metrics_address: Where its metrics are read; set before `run`, empty: nowhere.
     """
 
@@ -74,19 +205,19 @@ class RaasNode:
         """
         self._settings = settings
         self._meter = LoadMeter(clock or SystemClock())
-        self._desk = PolicyDesk(
+        self._policies = ServedPolicies(
             {
                 policy_id: replace(model, engine=MeteredEngine(model.engine, self._meter))
                 for policy_id, model in models.items()
             }
         )
-        self._offer = Offer(settings, self._desk.models, relays)
+        self._offer = Offer(settings, self._policies.models, relays)
         self._agents = AgentEndpoint(settings.agents, token=os.environ.get(AGENT_TOKEN))
-        self.tallies = NodeTallies()
+        self.counters = NodeCounters()
         self._puller = puller
         self._relays = relays
         self.metrics_address = ""
-        self._notes = FailureNotes()
+        self._notes = FailureLog()
         self._runner: EpisodeRunner | None = None
         self._client: RaasClient | None = None
         self._tasks: TaskStream | None = None
@@ -106,7 +237,7 @@ class RaasNode:
 
     def report(self, failure: Failure) -> None:
         """Log what failed beside any rollout, and tell the run; on the event loop."""
-        self._reports.put_nowait(self._notes.tell(failure))
+        self._reports.put_nowait(self._notes.record(failure))
 
     def report_from_thread(self, failure: Failure) -> None:
         """Tell the run of what blocks the event loop; blocks.
@@ -119,7 +250,7 @@ class RaasNode:
             raise AstraflowError(Reason.NOT_READY, "the node has not joined yet")
         self._client.session.report_from_thread(failure)
 
-    async def run(self) -> Departure:
+    async def run(self) -> NodeDeparture:
         """Join, work, leave.
 
         Raises:
@@ -149,12 +280,12 @@ class RaasNode:
                 if error.reason is not Reason.RUN_ENDED:
                     raise
                 log.info("the run has ended")
-                return Departure.STOPPED
+                return NodeDeparture.STOPPED
             finally:
                 await self._agents.close()
                 await close_workflows(self._workflows.values())
 
-    async def _serve(self, client: RaasClient) -> Departure:
+    async def _serve(self, client: RaasClient) -> NodeDeparture:
         membership = await client.join()
         self._admit(membership.session)
         # On every record from here on; the node's tasks inherit it.
@@ -169,13 +300,13 @@ class RaasNode:
         }
         sink = TaskSink(task=self._take, cancellation=self._cancel)
         tasks = client.tasks(credit=self._credit, sink=sink)
-        results = AskingResults(client.rollouts, client.versions, every=self._settings.ask_every)
+        results = PublishRequester(client.rollouts, client.versions, every=self._settings.ask_every)
         updates = self._updates(client)
         own = (client.session.run(), client.rollouts.run(), results.run())
-        streams = (*own, self._tell_reports(client), *updates)
+        streams = (*own, self._send_reports(client), *updates)
         async with beside(*streams) as group:
             self._runner = EpisodeRunner(
-                desk=self._desk,
+                policies=self._policies,
                 workflows=workflows,
                 results=results,
                 give_back=tasks.nack,
@@ -184,8 +315,8 @@ class RaasNode:
                     capacity=self._settings.capacity, eval_extra=self._settings.eval_extra
                 ),
                 run_time=lambda: client.session.run_clock.now,
-                tallies=self.tallies,
-                door=self._agents,
+                counters=self.counters,
+                agents=self._agents,
             )
             self._tasks = tasks
             async with beside(tasks.run()):
@@ -195,7 +326,7 @@ class RaasNode:
         await client.session.end(f"{self._settings.name} leaves: {departure}")
         return departure
 
-    async def _tell_reports(self, client: RaasClient) -> None:
+    async def _send_reports(self, client: RaasClient) -> None:
         """Tell the run of each report, until cancelled."""
         while True:
             failure = await self._reports.get()
@@ -205,7 +336,7 @@ class RaasNode:
                 # The streams of work end the node where the run is over for it.
                 log.warning("the hub did not hear a report", why=error.message)
 
-    async def _finish(self, runner: EpisodeRunner, client: RaasClient) -> Departure:
+    async def _finish(self, runner: EpisodeRunner, client: RaasClient) -> NodeDeparture:
         """Finish what runs, unless it is to stop at once."""
         runner.drain()
         async with asyncio.TaskGroup() as race:
@@ -215,24 +346,24 @@ class RaasNode:
             finished.cancel()
             stopped.cancel()
         if not self._stopping.is_set():
-            return Departure.DRAINED
+            return NodeDeparture.DRAINED
         runner.stop()
-        return Departure.STOPPED
+        return NodeDeparture.STOPPED
 
     def _updates(self, client: RaasClient) -> Sequence[Coroutine[Any, Any, None]]:
         return [
             WeightUpdater(
                 policy_id,
                 engine=model.engine,
-                gate=self._desk.gates[policy_id],
+                gate=self._policies.gates[policy_id],
                 puller=self._puller(policy_id),
                 versions=client.versions,
                 transfer_token=lambda: client.session.transfer_token,
                 is_relay=self._relays is not None,
                 kinds=self._settings.kinds,
-                tallies=self.tallies,
+                counters=self.counters,
             ).run()
-            for policy_id, model in self._desk.models.items()
+            for policy_id, model in self._policies.models.items()
         ]
 
     @property
@@ -249,17 +380,17 @@ class RaasNode:
             task_size=self._runner.times.task_size,
         )
 
-    def look(self) -> NodeView:
+    def view(self) -> NodeView:
         """Return the node as it is, for metrics; on its event loop."""
         load = self._offer.load(running_count=self._running_count, queued_count=self._queued_count)
-        versions = {str(policy): m.engine.version for policy, m in self._desk.models.items()}
-        return NodeView(load=load, versions=versions, counts=tuple(count_families(self.tallies)))
+        versions = {str(policy): m.engine.version for policy, m in self._policies.models.items()}
+        return NodeView(load=load, versions=versions, counts=tuple(count_families(self.counters)))
 
     def _load(self) -> RaasLoad:
         if self._tasks is not None and not self._departing.is_set():
             self._tasks.set_credit(self._credit)
         return self._meter.report(
-            (model.engine.load() for model in self._desk.models.values()),
+            (model.engine.load() for model in self._policies.models.values()),
             inflight_count=self._running_count,
             queued_count=self._queued_count,
             capacity=self._settings.capacity,

@@ -1,17 +1,187 @@
 """Policies of a node: each has an engine, a tokenizer and a gate."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import structlog
+
+from astraflow.config.recipe import EngineSettings, Recipe
+from astraflow.core.clock import Clock, SystemClock
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import ModelIdentity
-from astraflow.core.tasks import RolloutTask, TaskPurpose, VersionRange
+from astraflow.core.tasks import RolloutTask, SamplingParams, TaskPurpose, VersionRange
 from astraflow.engines.protocol import Engine
-from astraflow.raas.gate import VersionGate
-from astraflow.raas.seeds import seeded_sampling
-from astraflow.workflows.agents.template import ChatTemplate
+from astraflow.workflows.agents.template import ChatTemplate, load_template, read_identity
 from astraflow.workflows.ports import PolicyPort, Tokenizer
+
+if TYPE_CHECKING:
+    from astraflow.engines.tokenizer import FastTokenizer
+
+KEPT_S = 60.0
+
+"""How long a pin outlives its last task; it costs the memory of one version."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Waiter:
+    versions: VersionRange
+    passed: "asyncio.Future[int | None]"
+
+
+class VersionGate:
+    """Lets tasks of one policy pass, and holds the versions that they pin.
+
+    A task with a lower bound only waits until the live version reaches it. A task with an
+    upper bound (an evaluation) gets its version pinned while it runs. One pin outlives its
+    tasks, so that the next task of the same evaluation finds the version although training
+    moved on; another version's evaluation, a minute without use, or `release` ends it. Not so
+    with an engine of one version, where a pin holds training back.
+    """
+
+    def __init__(self, policy_id: PolicyId, engine: Engine, *, clock: Clock | None = None) -> None:
+        self._policy_id = policy_id
+        self._engine = engine
+        self._clock = clock or SystemClock()
+        self._waiters: list[_Waiter] = []
+        self._kept: int | None = None
+        self._used_at = 0.0
+        self._pinned_count = 0
+        self._keeping = asyncio.Lock()
+
+    @property
+    def waiting_count(self) -> int:
+        """Tasks that wait for a version."""
+        return len(self._waiters)
+
+    def next_target(self, newest: int) -> int:
+        """Return the version to update to: the newest, or an older one that a task must have."""
+        live = -1 if self._engine.version is None else self._engine.version
+        bounds = [waiter.versions.max for waiter in self._waiters]
+        return min((b for b in bounds if b is not None and live < b <= newest), default=newest)
+
+    async def enter(self, versions: VersionRange) -> int | None:
+        """Wait until a task may start.
+
+        Returns:
+            The version to generate with, pinned until `leave`; None: the live one.
+
+        Raises:
+            AstraflowError: VERSION_NOT_SERVED when it is too late for it.
+        """
+        live = self._engine.version
+        if live is not None and self._is_reached(versions, live):
+            return await self._admit(versions)
+        waiter = _Waiter(versions=versions, passed=asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            return await waiter.passed
+        except asyncio.CancelledError:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            elif not waiter.passed.cancelled() and waiter.passed.exception() is None:
+                # It passed in the same turn of the loop in which it was withdrawn.
+                await self.leave(waiter.passed.result())
+            raise
+
+    async def leave(self, pinned: int | None) -> None:
+        """End what `enter` began."""
+        if pinned is not None:
+            self._pinned_count -= 1
+            self._used_at = self._clock.monotonic()
+            await self._engine.unpin(pinned)
+
+    async def admit_waiting(self) -> None:
+        """Let those pass for whom the live version is enough; call it after every swap.
+
+        Pins are taken before it returns: the next swap cannot overtake them.
+        """
+        live = self._engine.version
+        if live is None:
+            return
+        if not self._pinned_count and self._clock.monotonic() - self._used_at > KEPT_S:
+            await self.release()
+        ready = [waiter for waiter in self._waiters if self._is_reached(waiter.versions, live)]
+        for waiter in ready:
+            self._waiters.remove(waiter)
+            try:
+                pinned = await self._admit(waiter.versions)
+            except AstraflowError as error:
+                if not waiter.passed.done():
+                    waiter.passed.set_exception(error)
+                continue
+            if waiter.passed.done():
+                await self.leave(pinned)
+            else:
+                waiter.passed.set_result(pinned)
+
+    async def release(self) -> None:
+        """Let go of the pin that outlived its tasks."""
+        async with self._keeping:
+            await self._release()
+
+    async def _release(self) -> None:
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            await self._engine.unpin(kept)
+
+    def _is_reached(self, versions: VersionRange, live: int) -> bool:
+        """Whether the live version is not below the range; above it, there may be a pin."""
+        return versions.min is None or live >= versions.min
+
+    async def _admit(self, versions: VersionRange) -> int | None:
+        if versions.max is None:
+            return None
+        version = self._served(versions)
+        await self._engine.pin(version)
+        self._pinned_count += 1
+        self._used_at = self._clock.monotonic()
+        async with self._keeping:
+            if self._engine.keeps_versions and self._kept != version:
+                await self._engine.pin(version)
+                await self._release()
+                self._kept = version
+        return version
+
+    def _served(self, versions: VersionRange) -> int:
+        live = self._engine.version
+        candidates = {*self._engine.pinned_versions, *(() if live is None else (live,))}
+        served = [version for version in candidates if version in versions]
+        if not served:
+            raise AstraflowError(
+                Reason.VERSION_NOT_SERVED,
+                f"policy {self._policy_id} serves version {live} here, not one of"
+                f" {versions.min} .. {versions.max}; another node may have it",
+                retryable=True,
+            )
+        return max(served)
+
+
+def sample_seed(task: RolloutTask, sample_index: int, *, run_seed: int | None) -> int:
+    """Return the seed of one sample.
+
+    It depends on the run's seed, the prompt, the pass over the data set, the sample and the
+    purpose; not on the attempt, the node or the policy.
+
+    Returns:
+        0 .. 2**63 - 1.
+    """
+    prompt = task.prompt
+    parts = (run_seed or 0, prompt.prompt_id, prompt.epoch, sample_index, task.purpose)
+    digest = blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def seeded_sampling(task: RolloutTask, sample_index: int, policy_id: PolicyId) -> SamplingParams:
+    """Return the sampling defaults of one sample: the task's, with the sample's own seed."""
+    sampling = task.sampling.get(policy_id, SamplingParams())
+    return replace(sampling, seed=sample_seed(task, sample_index, run_seed=sampling.seed))
+
 
 _ANY = VersionRange()
 
@@ -58,7 +228,7 @@ class ServedModel:
         )
 
 
-class PolicyDesk:
+class ServedPolicies:
     """Gives episodes their ports, at versions that their task may sample with."""
 
     def __init__(self, models: Mapping[PolicyId, ServedModel]) -> None:
@@ -104,3 +274,93 @@ class PolicyDesk:
             policy_id: self.models[policy_id].port(policy_id, task, sample_index, version)
             for policy_id, version in pinned.items()
         }
+
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+def policies_by_engine(
+    recipe: Recipe, paths: Mapping[PolicyId, Path]
+) -> Sequence[Sequence[PolicyId]]:
+    """Return which policies share an engine: those with adapters beside the same model.
+
+    Args:
+        recipe: Of the run.
+        paths: Model directory of every policy.
+    """
+    groups: dict[tuple[Path, str], list[PolicyId]] = {}
+    for policy, path in paths.items():
+        is_adapted = recipe.policies[policy].model.lora is not None
+        groups.setdefault((path.resolve(), "" if is_adapted else policy), []).append(policy)
+    return list(groups.values())
+
+
+def load_models(
+    recipe: Recipe, policies: Sequence[str], directory: Path, settings: EngineSettings
+) -> Mapping[PolicyId, ServedModel]:
+    """Build one engine and what goes with it for the policies that share it.
+
+    Args:
+        recipe: Of the run.
+        policies: That share it.
+        directory: Model that they start from.
+        settings: Of this engine.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the model or the settings do not fit.
+    """
+    from astraflow.engines.tokenizer import load_tokenizer  # noqa: PLC0415
+
+    tokenizer = load_tokenizer(directory)
+    templates = {policy: chat_template(recipe, policy, directory) for policy in policies}
+    identity = read_identity(directory)
+    return {
+        policy_id: ServedModel(
+            engine=engine,
+            tokenizer=tokenizer,
+            template=templates[policy_id],
+            turn_end_ids=turn_end_ids(templates[policy_id], tokenizer),
+            identity=identity,
+        )
+        for policy_id, engine in _build_engines(recipe, policies, directory, settings).items()
+    }
+
+
+def chat_template(recipe: Recipe, policy: str, directory: Path) -> ChatTemplate:
+    """Read the template of a policy's chats, and log what it does to chats of several turns.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when it cannot be read, or does not show what a user says.
+    """
+    model = recipe.policies[policy].model
+    template = load_template(
+        directory, chat_template=model.chat_template, variables=model.chat_template_kwargs
+    )
+    for warning in template.check.warnings:
+        log.warning(warning, policy_id=policy)
+    return template
+
+
+def turn_end_ids(template: ChatTemplate, tokenizer: "FastTokenizer") -> tuple[int, ...]:
+    """Return the token that ends an answer of a chat, where the model's end tokens lack it."""
+    end = template.turn_end_id(tokenizer)
+    return () if end is None or end in tokenizer.special_ids.eos else (end,)
+
+
+def _build_engines(
+    recipe: Recipe, policies: Sequence[str], directory: Path, settings: EngineSettings
+) -> Mapping[PolicyId, Engine]:
+    from astraflow.engines.building import (  # noqa: PLC0415 - loads torch or httpx
+        build_adapter_engines,
+        build_engine,
+    )
+
+    adapted = {
+        PolicyId(policy): lora
+        for policy in policies
+        if (lora := recipe.policies[policy].model.lora) is not None
+    }
+    if adapted:
+        return build_adapter_engines(directory, settings, adapted)
+    policy_id = PolicyId(policies[0])
+    return {policy_id: build_engine(directory, settings, policy_id)}

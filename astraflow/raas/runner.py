@@ -1,29 +1,184 @@
 """Episodes: every sample of every task is an asyncio task; each task ends exactly once."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Protocol
+from math import ceil
+from typing import Final, Protocol
 
 import structlog
 
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, TaskId, WorkflowId
-from astraflow.core.rollouts import Rollout, TaskResult
-from astraflow.core.tasks import RolloutTask, TaskCancellation
-from astraflow.raas.failures import FailureNotes
-from astraflow.raas.headroom import EpisodeTimes
-from astraflow.raas.held_task import OVERDUE, HeldTask
-from astraflow.raas.places import Places
-from astraflow.raas.policies import PolicyDesk
-from astraflow.raas.tallies import NodeTallies
+from astraflow.core.rollouts import Rollout, SampleFailure, TaskResult
+from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskPurpose
+from astraflow.raas.failures import FailureLog
+from astraflow.raas.metrics import NodeCounters
+from astraflow.raas.policies import ServedPolicies
 from astraflow.telemetry.tracebacks import place_of_definition
 from astraflow.workflows.agents.session import AgentServer
 from astraflow.workflows.episode import Episode
 from astraflow.workflows.runner import LoadedWorkflow, run_episode
+
+# Of the newest episode in the mean.
+_WEIGHT: Final = 1 / 16
+
+_TASKS: Final = 32
+
+
+class EpisodeTimes:
+    """How long episodes take and how many samples tasks have, lately.
+
+    Attributes:
+        mean_s: Seconds per episode; 0: none has ended.
+    """
+
+    def __init__(self) -> None:
+        self.mean_s = 0.0
+        self._sizes = deque[int](maxlen=_TASKS)
+
+    def note_episode(self, seconds: float) -> None:
+        """Count one episode."""
+        weight = _WEIGHT if self.mean_s else 1.0
+        self.mean_s += weight * (seconds - self.mean_s)
+
+    def note_task(self, sample_count: int) -> None:
+        """Count one task."""
+        self._sizes.append(sample_count)
+
+    @property
+    def task_size(self) -> int:
+        """Samples of the largest of the last tasks, at least 1."""
+        return max(self._sizes, default=1)
+
+
+def headroom(*, capacity: int, round_trip_s: float, episode_s: float, task_size: int) -> int:
+    """Return how many samples to ask for beyond the capacity.
+
+    In one round trip to the hub `capacity * round_trip_s / episode_s` episodes end; so many have to
+    lie ready, in whole tasks. At most as many as run; none when it is less than half a sample.
+
+    Example:
+        16 at once, 0.3 s there and back, 0.8 s per episode: 6 end meanwhile. Tasks have 8 samples:
+        8 more are asked for. With 1 ms there and back: none.
+    """
+    ending = capacity * round_trip_s / episode_s if episode_s > 0 else 0.0
+    if ending < 0.5:
+        return 0
+    return min(capacity, ceil(ending / task_size) * task_size)
+
+
+CANCELLED = Failure(reason=Reason.TASK_CANCELLED, message="the run withdrew it")
+
+OVERDUE = Failure(reason=Reason.TASK_CANCELLED, message="the deadline of its task passed")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class HeldTask:
+    """A task from its arrival to its result.
+
+    Attributes:
+        task: As it came.
+        starting: Waits for its versions, then for its end.
+        episodes: Begun, by sample index.
+        waiting: Samples whose episode waits its turn.
+        withdrawn: Samples that the run wants no more, before any episode was begun.
+        sent_count: Rollouts sent.
+        failures: Of the other samples.
+        is_disowned: Whether it is no longer this node's own; no result is due.
+        why: What samples that are stopped fail with.
+        overdue: Rings at the deadline; None: there is none.
+        over: Set at its end.
+    """
+
+    task: RolloutTask
+    starting: "asyncio.Task[None] | None" = None
+    episodes: "dict[int, asyncio.Task[Rollout]]" = field(
+        default_factory=dict[int, "asyncio.Task[Rollout]"]
+    )
+    waiting: set[int] = field(default_factory=set[int])
+    withdrawn: set[int] = field(default_factory=set[int])
+    sent_count: int = 0
+    failures: list[SampleFailure] = field(default_factory=list[SampleFailure])
+    is_disowned: bool = False
+    why: Failure = CANCELLED
+    overdue: asyncio.TimerHandle | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether an episode of it was begun."""
+        return bool(self.episodes)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every sample has a rollout or a failure."""
+        return self.sent_count + len(self.failures) == len(self.task.sample_indexes)
+
+    @property
+    def queued_count(self) -> int:
+        """Samples that wait for a version or their turn."""
+        return len(self.waiting) if self.is_started else len(self.task.sample_indexes)
+
+    @property
+    def result(self) -> TaskResult:
+        """What is sent at its end."""
+        return TaskResult(
+            task_id=self.task.task_id,
+            rollout_count=self.sent_count,
+            failures=tuple(self.failures),
+        )
+
+    def fail(self, index: int, failure: Failure) -> None:
+        """Note that no rollout comes of a sample."""
+        self.failures.append(SampleFailure(sample_index=index, failure=failure))
+
+    def fail_withdrawn(self) -> None:
+        """Note the same of what was withdrawn before it began."""
+        for index in self.withdrawn.intersection(self.task.sample_indexes):
+            self.fail(index, self.why)
+
+    def cancel(self, indexes: Iterable[int]) -> None:
+        """Stop episodes; those of other indexes go on."""
+        for index in self.episodes.keys() & set(indexes):
+            self.episodes[index].cancel()
+
+    def end(self) -> None:
+        """Let go of the versions that it holds, or waits for."""
+        self.over.set()
+        if self.overdue is not None:
+            self.overdue.cancel()
+        if self.starting is not None and not self.is_started:
+            self.starting.cancel()
+
+
+class Places:
+    """Places of episodes; whoever finds none waits his turn.
+
+    Example:
+        40 places and 4 for evaluations: an evaluation takes one of the 4, and one of the 40 when
+        these are taken. Training has 40 in any case that no more than 4 are evaluated.
+    """
+
+    def __init__(self, *, capacity: int, eval_extra: int = 0) -> None:
+        """Have all of them free.
+
+        Args:
+            capacity: For any episode.
+            eval_extra: For evaluations alone.
+        """
+        self._any = asyncio.Semaphore(capacity)
+        self._eval = asyncio.Semaphore(eval_extra)
+
+    def of(self, purpose: TaskPurpose) -> asyncio.Semaphore:
+        """Return what an episode that begins now has to hold."""
+        is_own = purpose is TaskPurpose.EVAL and not self._eval.locked()
+        return self._eval if is_own else self._any
+
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -64,6 +219,7 @@ class NodeWorkflow:
 _DRAINING = Failure(
     reason=Reason.MEMBER_DRAINING, message="the node leaves; not started", retryable=True
 )
+
 _NO_WORKFLOW = Failure(
     reason=Reason.CODE_UNKNOWN, message="the run named no such workflow when the node joined"
 )
@@ -75,7 +231,7 @@ class EpisodeRunner:
     def __init__(
         self,
         *,
-        desk: PolicyDesk,
+        policies: ServedPolicies,
         workflows: Mapping[WorkflowId, NodeWorkflow],
         results: Results,
         give_back: GiveBack,
@@ -83,13 +239,13 @@ class EpisodeRunner:
         places: Places,
         run_time: Callable[[], datetime | None],
         clock: Clock | None = None,
-        tallies: NodeTallies | None = None,
-        door: AgentServer | None = None,
+        counters: NodeCounters | None = None,
+        agents: AgentServer | None = None,
     ) -> None:
         """Begin with nothing.
 
         Args:
-            desk: Versions and engines.
+            policies: Versions and engines.
             workflows: Of the run.
             results: Where results go.
             give_back: Where tasks go that were not started.
@@ -98,21 +254,21 @@ class EpisodeRunner:
             run_time: Tells the time by the run's clock, which deadlines are of; None: it is not
                 known yet, and the run withdraws by itself what comes too late.
             clock: Tells the time here.
-            tallies: Counts what is sent; None: nobody does.
-            door: Lets agents in; None: nothing does.
+            counters: Counts what is sent; None: nobody does.
+            agents: Lets agents in; None: nothing does.
         """
         self.times = EpisodeTimes()
         self._places = places
         self._run_time = run_time
         self._clock = clock or SystemClock()
-        self._desk = desk
-        self._door = door
-        self._tallies = tallies or NodeTallies()
+        self._policies = policies
+        self._agents = agents
+        self._counters = counters or NodeCounters()
         self._workflows = workflows
         self._results = results
         self._give_back = give_back
         self._group = group
-        self._notes = FailureNotes()
+        self._notes = FailureLog()
         self._held: dict[TaskId, HeldTask] = {}
         self._running_count = 0
         self._is_draining = False
@@ -205,7 +361,7 @@ class EpisodeRunner:
             self._return(held, _NO_WORKFLOW)
             return
         try:
-            pinned = await self._desk.admit(held.task, workflow.policy_ids)
+            pinned = await self._policies.admit(held.task, workflow.policy_ids)
         except AstraflowError as error:
             self._return(held, error.to_failure())
             return
@@ -213,7 +369,7 @@ class EpisodeRunner:
             self._begin(held, workflow.loaded, pinned)
             await held.over.wait()
         finally:
-            await self._desk.dismiss(pinned)
+            await self._policies.dismiss(pinned)
 
     def _begin(
         self, held: HeldTask, loaded: LoadedWorkflow, pinned: Mapping[PolicyId, int | None]
@@ -222,9 +378,9 @@ class EpisodeRunner:
         for index in task.sample_indexes:
             if index in held.withdrawn:
                 continue
-            ports = self._desk.ports(task, index, pinned)
+            ports = self._policies.ports(task, index, pinned)
             episode = Episode(
-                task=task, sample_index=index, policies=ports, agent_server=self._door
+                task=task, sample_index=index, policies=ports, agent_server=self._agents
             )
             held.waiting.add(index)
             running = self._group.create_task(self._run_in_turn(held, index, loaded, episode))
@@ -254,19 +410,19 @@ class EpisodeRunner:
         elif (error := running.exception()) is not None:
             # The group ends with this error; the sample says so as long as there is a stream.
             failure = Failure(reason=Reason.INTERNAL, message=repr(error))
-            held.fail(index, self._notes.tell(failure))
+            held.fail(index, self._notes.record(failure))
         else:
             self._send(held, index, running.result())
         self._close_done(held)
 
     def _send(self, held: HeldTask, index: int, rollout: Rollout) -> None:
         if rollout.failure is not None:
-            rollout = replace(rollout, failure=self._notes.tell(rollout.failure))
+            rollout = replace(rollout, failure=self._notes.record(rollout.failure))
         if self._results.send(rollout):
             held.sent_count += 1
-            self._tallies.sent(rollout)
+            self._counters.sent(rollout)
         else:
-            held.fail(index, self._notes.tell(self._too_large(held, rollout)))
+            held.fail(index, self._notes.record(self._too_large(held, rollout)))
 
     def _too_large(self, held: HeldTask, rollout: Rollout) -> Failure:
         """Say what of a rollout is more than the run reads, and whose code made it."""

@@ -1,20 +1,24 @@
 """Weights: every version is pulled beside generation and swapped in between decode steps."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from time import perf_counter
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
 from astraflow.client.raas import VersionClient
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
+from astraflow.core.rollouts import Rollout, TaskResult
 from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.core.versions import (
+    UNSOUND,
+    PublishAnswer,
     SourceKind,
     SourceReport,
     VersionInfo,
@@ -22,12 +26,53 @@ from astraflow.core.versions import (
     VersionState,
 )
 from astraflow.engines.protocol import Engine
-from astraflow.raas.attempts import Attempts
-from astraflow.raas.gate import VersionGate
-from astraflow.raas.tallies import NodeTallies
+from astraflow.raas.metrics import NodeCounters
+from astraflow.raas.policies import VersionGate
+from astraflow.raas.runner import Results
 from astraflow.rpc.concurrency import Backoff, beside
 from astraflow.weights.fetch.lanes import ListVersions
 from astraflow.weights.fetch.puller import PullFailed, PullTimes
+
+# Each may cost a whole copy of the weights; what is registered or kept wrongly stays so.
+_UNSOUND_COUNT: Final = 3
+
+
+class Attempts:
+    """Counts the attempts that failed.
+
+    A source that is away comes back, so a version that nobody gives is tried until it is had.
+    One that was had and is not what the run registered is tried three times: then it is over,
+    until the run announces it anew. The next version is tried in any case.
+
+    Attributes:
+        failure_count: In a row.
+    """
+
+    def __init__(self, backoff: Backoff) -> None:
+        self.failure_count = 0
+        self._backoff = backoff
+        self._unsound = Counter[int]()
+
+    def failed(self, version: int, reason: Reason) -> float:
+        """Count an attempt; return the seconds to wait before the next one."""
+        self.failure_count += 1
+        if reason in UNSOUND:
+            self._unsound[version] += 1
+        return self._backoff.pause_s(self.failure_count)
+
+    def succeeded(self) -> None:
+        """Begin anew."""
+        self.failure_count = 0
+        self._unsound.clear()
+
+    def announced(self, version: int) -> None:
+        """Give a version its attempts: the run has said something new of it."""
+        self._unsound.pop(version, None)
+
+    def are_over(self, version: int) -> bool:
+        """Whether a version is not tried again."""
+        return self._unsound[version] >= _UNSOUND_COUNT
+
 
 # Of these only the patches matter: a chain longer than this is never shorter than the whole.
 _KNOWN_VERSIONS = 64
@@ -102,7 +147,7 @@ class WeightUpdater:
         is_relay: bool = False,
         backoff: Backoff | None = None,
         kinds: Collection[SourceKind] | None = None,
-        tallies: NodeTallies | None = None,
+        counters: NodeCounters | None = None,
     ) -> None:
         """Prepare.
 
@@ -116,10 +161,10 @@ class WeightUpdater:
             is_relay: Whether others may have from here what is pulled.
             backoff: Pauses after failures.
             kinds: A version counts once a source of these has it; None: at once.
-            tallies: Counts what comes; None: nobody does.
+            counters: Counts what comes; None: nobody does.
         """
         self._kinds = kinds
-        self._tallies = tallies or NodeTallies()
+        self._counters = counters or NodeCounters()
         self._policy_id = policy_id
         self._engine = engine
         self._gate = gate
@@ -186,13 +231,13 @@ class WeightUpdater:
             await self._failed(target, error)
             return
         self._attempts.succeeded()
-        self._tallies.live(
+        self._counters.live(
             self._policy_id,
             pull_s=pulled.duration.total_seconds(),
             swap_s=perf_counter() - started,
             swap=swap,
         )
-        await self._gate.settle()
+        await self._gate.admit_waiting()
         await self._live(target, pulled, swap, base)
 
     async def _pull(self, target: VersionInfo) -> Pulled:
@@ -280,7 +325,7 @@ class WeightUpdater:
             "version not reached", policy_id=self._policy_id, version=target.version, why=str(error)
         )
         pause_s = self._attempts.failed(target.version, error.reason)
-        self._tallies.failed[self._policy_id, error.reason] += 1
+        self._counters.failed[self._policy_id, error.reason] += 1
         await self._report(
             VersionReport(
                 policy_id=self._policy_id,
@@ -302,3 +347,72 @@ class WeightUpdater:
                 raise
             # A hub that lost its state; the next version will be known to both.
             log.warning("the run does not know the version", version=report.version)
+
+
+class Versions(Protocol):
+    """Where a version can be asked for; `VersionClient` is one."""
+
+    async def request_publish(self, policy_id: PolicyId) -> PublishAnswer:
+        """Ask for a version with more steps."""
+        ...
+
+
+class PublishRequester:
+    """Passes results on, and asks for versions by their count."""
+
+    def __init__(
+        self, results: Results, versions: Versions, *, every: Mapping[PolicyId, int]
+    ) -> None:
+        """Count nothing yet.
+
+        Args:
+            results: Where they go.
+            versions: Where versions are asked for.
+            every: Tasks between two requests, by policy; one left out is never asked for.
+        """
+        self._results = results
+        self._versions = versions
+        self._every = every
+        self._task_count = 0
+        self._due: dict[PolicyId, None] = {}
+        self._is_due = asyncio.Event()
+
+    def send(self, rollout: Rollout) -> bool:
+        """Send a rollout; False: it is larger than the run reads."""
+        return self._results.send(rollout)
+
+    def close_task(self, result: TaskResult) -> None:
+        """Send the result of a task, and count it."""
+        self._results.close_task(result)
+        self._task_count += 1
+        for policy_id, every in self._every.items():
+            if self._task_count % every == 0:
+                self._due[policy_id] = None
+                self._is_due.set()
+
+    async def run(self) -> None:
+        """Ask whenever it is due, until cancelled; a request that was missed is not made up for.
+
+        Raises:
+            AstraflowError: What the run answers, but for NOT_READY: the trainer is gone for now.
+        """
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            while self._due:
+                await self._request(self._due.popitem()[0])
+
+    async def _request(self, policy_id: PolicyId) -> None:
+        try:
+            answer = await self._versions.request_publish(policy_id)
+        except AstraflowError as error:
+            if error.reason is not Reason.NOT_READY:
+                raise
+            log.warning("nobody can be asked for a version", policy_id=policy_id, why=str(error))
+            return
+        log.debug(
+            "asked for a version",
+            policy_id=policy_id,
+            newest=answer.newest_version,
+            is_pending=answer.is_pending,
+        )

@@ -8,9 +8,8 @@ from astraflow.config.recipe import Recipe
 from astraflow.core.ids import PolicyId
 from astraflow.core.tasks import RegisteredCode
 from astraflow.core.versions import SourceKind
-from astraflow.raas.node import Departure, RaasNode
+from astraflow.raas.node import NodeDeparture, NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
-from astraflow.raas.settings import NodeSettings
 from astraflow.testing.engine import SmallEngine
 from astraflow.testing.line import Line
 from astraflow.weights.fetch.puller import WeightPuller
@@ -34,7 +33,7 @@ class LiveNode:
     node: RaasNode
     engines: Mapping[str, SmallEngine]
     line: Line
-    left: asyncio.Task[Departure]
+    left: asyncio.Task[NodeDeparture]
 
     @property
     def engine(self) -> SmallEngine:

@@ -10,15 +10,15 @@ import httpx
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.engines.building import dialect_of
-from astraflow.engines.served.dialect import AdapterRoom, Dialect, ServerPlace
+from astraflow.engines.served.dialect import AdapterLimits, Dialect, ServerSetup
 from astraflow.engines.served.exchange import ExchangeFolder
-from astraflow.engines.served.model import Model
-from astraflow.engines.served.server import environment, free_port, kept
+from astraflow.engines.served.model import ModelDescription
+from astraflow.engines.served.server import environment, free_port, kept_command
 
 
 @contextmanager
 def running_server(
-    settings: EngineSettings, model_dir: Path, *, adapters: AdapterRoom | None = None
+    settings: EngineSettings, model_dir: Path, *, adapters: AdapterLimits | None = None
 ) -> Generator[str]:
     """Start a server that `raas.engine.url` can name; it ends with the body.
 
@@ -35,11 +35,11 @@ def running_server(
     """
     dialect, model, port = (
         dialect_of(settings),
-        Model.read(model_dir, settings.max_context),
+        ModelDescription.read(model_dir, settings.max_context),
         free_port(),
     )
     folder = ExchangeFolder(f"test-{dialect.name}")
-    place = ServerPlace(
+    place = ServerSetup(
         model_dir=model_dir,
         port=port,
         folder=folder.path,
@@ -50,7 +50,7 @@ def running_server(
     launch = dialect.launch(place)
     with (model_dir.parent / "server.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603  the recipe's command
-            kept(launch),
+            kept_command(launch),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -16,7 +16,7 @@ from torch import nn
 from astraflow.config.lora import CONFIG_FILE, Lora
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.engines.embedded.model import twin_of
-from astraflow.engines.lora_layers import last_name, target_layers
+from astraflow.engines.modules import last_name, target_layers
 from astraflow.engines.protocol import Likeliest
 from astraflow.tinker.losses import Batch, find_loss, require_known
 from astraflow.tinker.wire import TrainRequest
@@ -227,7 +227,7 @@ class Learner:
     """One model that is trained: gradients add up until a step uses them."""
 
     def __init__(self, model: CausalModel, lora: Lora | None, settings: Settings) -> None:
-        """Begin with the weights of a model; see `Base.learner`.
+        """Begin with the weights of a model; see `SharedBase.learner`.
 
         Args:
             model: Its parameters that have gradients are trained.

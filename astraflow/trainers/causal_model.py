@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.modules import read_causal_model, use_onednn
 from astraflow.engines.routers import RouteReplay, routers_of
 
 Made = TypeVar("Made")
@@ -276,9 +277,6 @@ def load_module(directory: Path, *, device: str = "auto") -> nn.Module:
         AstraflowError: INVALID_FIELD when it is no such directory, or this release of
             transformers does not know the architecture.
     """
-    from astraflow.engines.making import read_causal_model  # noqa: PLC0415 - seconds to import
-    from astraflow.engines.products import use_onednn  # noqa: PLC0415 - beside it
-
     hide_progress_bars()
     try:
         module = read_causal_model(directory, dtype=torch.float32)

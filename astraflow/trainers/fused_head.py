@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from astraflow.engines.products import onednn_is_faster, product
+from astraflow.engines.modules import onednn_is_faster, product
 
 # The logit of a word that is never drawn: finite, so that 0 times it is 0.
 BANNED = -1e30

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from astraflow.config.lora import CONFIG_FILE, TENSOR_FILE, Lora, tensor_name
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.lora_layers import AdaptedLayer, last_name, layers_of, target_layers
+from astraflow.engines.modules import AdaptedLayer, last_name, layers_of, target_layers
 from astraflow.trainers.causal_model import CausalModel, load_causal_model
 
 

@@ -145,7 +145,7 @@ def new_model(config: dict[str, Any], *, seed: int) -> nn.Module:
     """Return a model with random weights in f32, the same for the same seed."""
     from transformers import AutoConfig  # noqa: PLC0415 - slow to import
 
-    from astraflow.engines.making import make_causal_model  # noqa: PLC0415 - slow to import
+    from astraflow.engines.modules import make_causal_model  # noqa: PLC0415 - slow to import
 
     hide_progress_bars()
     fields = {name: value for name, value in config.items() if name != "model_type"}

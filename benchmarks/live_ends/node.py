@@ -24,7 +24,7 @@ from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.core.versions import VersionInfo
 from astraflow.engines.embedded import EmbeddedEngine
-from astraflow.raas.gate import VersionGate
+from astraflow.raas.policies import VersionGate
 from astraflow.raas.updater import WeightUpdater
 from astraflow.rpc.concurrency import beside
 from astraflow.telemetry.logging import configure_logging

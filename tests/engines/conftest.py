@@ -21,7 +21,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate, WeightUpdate
 from astraflow.engines.building import build_engine
 from astraflow.engines.protocol import Engine
-from astraflow.engines.served.dialect import AdapterRoom
+from astraflow.engines.served.dialect import AdapterLimits
 from astraflow.testing.servers import running_server
 
 POLICY = PolicyId("sort")
@@ -212,7 +212,7 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
     with ExitStack() as stack:
 
         @cache
-        def url(kind: str, adapters: AdapterRoom | None = None) -> str:
+        def url(kind: str, adapters: AdapterLimits | None = None) -> str:
             found = os.environ.get(f"ASTRAFLOW_{kind.upper()}_URL")
             if found and adapters is None:
                 return found

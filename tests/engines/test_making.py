@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from astraflow.engines.making import make_causal_model, read_causal_model
+from astraflow.engines.modules import make_causal_model, read_causal_model
 
 THREADS = 4
 CONFIG = LlamaConfig(

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import SamplingParams
-from astraflow.engines.embedded.shared import checkpoint_engine
+from astraflow.engines.embedded.engine import checkpoint_engine
 from astraflow.engines.models import (
     KNOWN,
     WheelModel,

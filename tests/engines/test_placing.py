@@ -6,7 +6,7 @@ import pytest
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.placing import Machine, placed, visible_gpus
+from astraflow.engines.devices import Machine, place_engines, visible_gpus
 
 FOUR = Machine(gpus=("4", "5", "6", "7"), has_gpus=True)
 
@@ -17,7 +17,7 @@ def engine(**fields: object) -> EngineSettings:
 
 def seen(count: int, machine: Machine = FOUR, **fields: object) -> list[str]:
     """Return the GPUs that each server sees."""
-    settings = placed(engine(**fields), [Path()] * count, machine)
+    settings = place_engines(engine(**fields), [Path()] * count, machine)
     return [visible_gpus(each, machine).get("CUDA_VISIBLE_DEVICES", "all") for each in settings]
 
 
@@ -28,9 +28,9 @@ def test_servers_get_gpus_of_their_own():
 
 def test_servers_that_share_a_gpu_share_its_memory():
     assert seen(3, tensor_parallel=2) == ["4,5", "6,7", "4,5"]
-    shares = placed(engine(tensor_parallel=2), [Path()] * 3, FOUR)
+    shares = place_engines(engine(tensor_parallel=2), [Path()] * 3, FOUR)
     assert [each.memory for each in shares] == [0.45, None, 0.45]
-    told = placed(engine(memory=0.3), [Path()] * 3, Machine(gpus=("0",), has_gpus=True))
+    told = place_engines(engine(memory=0.3), [Path()] * 3, Machine(gpus=("0",), has_gpus=True))
     assert [each.memory for each in told] == [0.3] * 3
 
 
@@ -50,24 +50,24 @@ def test_a_device_that_is_named_and_gpus_that_are_not_known_are_left_as_they_are
 )
 def test_what_cannot_be_is_refused(fields: dict[str, object], count: int, message: str):
     with pytest.raises(AstraflowError, match=message) as caught:
-        placed(engine(**fields), [Path()] * count, FOUR)
+        place_engines(engine(**fields), [Path()] * count, FOUR)
     assert caught.value.reason is Reason.INVALID_FIELD
 
 
 def test_models_and_caches_that_do_not_fit_are_refused_before_a_server_is_started(tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes(bytes(2**20))
     machine = Machine(free_nbytes=5 * 2**30)
-    assert len(placed(engine(cache_gib=2.4), [tmp_path] * 2, machine)) == 2
+    assert len(place_engines(engine(cache_gib=2.4), [tmp_path] * 2, machine)) == 2
     with pytest.raises(AstraflowError, match=r"2 servers of kind vllm need 5\.0 GiB") as caught:
-        placed(engine(cache_gib=2.5), [tmp_path] * 2, machine)
+        place_engines(engine(cache_gib=2.5), [tmp_path] * 2, machine)
     assert caught.value.reason is Reason.MEMORY_EXCEEDED
 
 
 def test_embedded_engines_and_one_attached_server_need_no_place():
     embedded = EngineSettings()
-    assert placed(embedded, [Path()] * 2, FOUR) == [embedded, embedded]
+    assert place_engines(embedded, [Path()] * 2, FOUR) == [embedded, embedded]
     attached = engine(url="http://127.0.0.1:8000")
-    assert placed(attached, [Path()], FOUR) == [attached]
+    assert place_engines(attached, [Path()], FOUR) == [attached]
 
 
 def test_this_machine_knows_its_memory():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from astraflow.engines.products import (
+from astraflow.engines.modules import (
     OnednnLinear,
     linear,
     onednn_is_faster,

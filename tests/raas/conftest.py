@@ -17,9 +17,8 @@ from astraflow.core.tasks import (
 )
 from astraflow.core.tensors import WeightUpdate
 from astraflow.core.versions import VersionInfo
-from astraflow.raas.node import RaasNode
+from astraflow.raas.node import NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel
-from astraflow.raas.settings import NodeSettings
 from astraflow.testing import CharTokenizer, SmallEngine
 from astraflow.testing.recipes import one_turn
 from astraflow.weights.fetch.puller import PullTimes

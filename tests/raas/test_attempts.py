@@ -3,7 +3,7 @@
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.raas.attempts import Attempts
+from astraflow.raas.updater import Attempts
 from astraflow.rpc.concurrency import Backoff
 
 

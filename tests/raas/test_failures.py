@@ -5,7 +5,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from astraflow.core.errors import Failure, Reason
-from astraflow.raas.failures import FailureNotes, tell_strays
+from astraflow.raas.failures import FailureLog, report_unawaited
 
 BUG = Failure(
     reason=Reason.SCORER_FAILED, message="odd", cause="KeyError at mine.py:3", traceback="here"
@@ -13,29 +13,29 @@ BUG = Failure(
 
 
 def test_a_traceback_is_sent_at_every_doubling():
-    notes = FailureNotes()
+    notes = FailureLog()
     with capture_logs() as logs:
-        sent = [notes.tell(BUG).traceback for _ in range(9)]
+        sent = [notes.record(BUG).traceback for _ in range(9)]
     assert sent == ["here", "here", "", "here", "", "", "", "here", ""]
-    assert notes.tell(BUG).cause == BUG.cause
+    assert notes.record(BUG).cause == BUG.cause
     assert [line["log_level"] for line in logs] == ["error", "warning", "warning", "warning"]
     assert logs[0]["exception"] == "here"
     assert logs[-1]["count"] == 8
 
 
 def test_each_cause_is_told():
-    notes = FailureNotes()
+    notes = FailureLog()
     other = Failure(reason=Reason.MESSAGE_TOO_LARGE, message="too large")
     fault = Failure(reason=Reason.POLICY_FAULT, message="it hangs", cause="x", traceback="y")
     with capture_logs() as logs:
         for failure in (BUG, other, fault):
-            assert notes.tell(failure) == failure
+            assert notes.record(failure) == failure
     assert [line["log_level"] for line in logs] == ["error", "error", "info"]
 
 
 async def test_what_nobody_awaits_is_reported_with_its_line():
     loop, reports = asyncio.get_running_loop(), []
-    tell_strays(loop, reports.append)
+    report_unawaited(loop, reports.append)
 
     async def forgotten():
         raise KeyError("unit")  # the line

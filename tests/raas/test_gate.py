@@ -6,7 +6,7 @@ from astraflow.core.clock import ManualClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import VersionRange
 from astraflow.core.tensors import WeightUpdate
-from astraflow.raas.gate import KEPT_S, VersionGate
+from astraflow.raas.policies import KEPT_S, VersionGate
 
 
 def exactly(version):
@@ -29,7 +29,7 @@ def go_live(engine, gate):
         await engine.swap(
             WeightUpdate(policy_id="solver", version=version, base_version=None, tensors=())
         )
-        await gate.settle()
+        await gate.admit_waiting()
 
     return go
 

@@ -1,4 +1,4 @@
-from astraflow.raas.headroom import EpisodeTimes, headroom
+from astraflow.raas.runner import EpisodeTimes, headroom
 
 
 def test_a_far_node_asks_for_what_ends_during_a_round_trip_in_whole_tasks():

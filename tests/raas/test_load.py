@@ -1,6 +1,6 @@
 from astraflow.core.clock import ManualClock
 from astraflow.engines.protocol import EngineLoad
-from astraflow.raas.load import LoadMeter
+from astraflow.raas.metrics import LoadMeter
 
 
 def engine_load(sampled, *, kv_fraction=0.0, queued=0):

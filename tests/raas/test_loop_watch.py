@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from astraflow.core.errors import BLOCKED_EXIT, Reason
-from astraflow.raas.loop_watch import LoopWatch
+from astraflow.raas.failures import LoopWatch
 
 
 async def test_the_line_that_blocks_the_loop_is_reported():
@@ -43,7 +43,7 @@ async def test_a_loop_that_goes_on_is_left_alone():
 def test_a_process_that_never_goes_on_ends(tmp_path):
     code = """
     import asyncio
-    from astraflow.raas.loop_watch import LoopWatch
+    from astraflow.raas.failures import LoopWatch
 
     def refuse(failure):
         raise OSError("nobody hears")

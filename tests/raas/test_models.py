@@ -7,8 +7,7 @@ from astraflow.config.loader import load_recipe
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tasks import SamplingParams
 from astraflow.engines.tokenizer import FastTokenizer, SpecialIds
-from astraflow.raas.models import chat_template, turn_end_ids
-from astraflow.raas.policies import ServedModel
+from astraflow.raas.policies import ServedModel, chat_template, turn_end_ids
 from astraflow.testing import CharTokenizer, SmallEngine, small_recipe
 from astraflow.workflows.agents.template import PLAIN, ChatTemplate
 from tests.workflows.agents.conftest import TEMPLATES, raw_tokenizer, template_of, tokenizer_for

@@ -8,7 +8,7 @@ from astraflow.core.members import Capability, Directive, DirectiveKind
 from astraflow.core.rollouts import Outcome
 from astraflow.core.tasks import CancelReason, TaskCancellation, TaskPurpose
 from astraflow.core.versions import VersionState
-from astraflow.raas.node import Departure
+from astraflow.raas.node import NodeDeparture
 
 
 async def test_a_node_says_what_it_is_when_it_joins(fake_hub, running):
@@ -205,7 +205,7 @@ async def test_a_drained_node_finishes_gives_back_the_rest_and_leaves(
     fake_hub.direct(Directive(kind=DirectiveKind.DRAIN))
     await fake_hub.until(lambda: fake_hub.nacks)
     engine.open.set()
-    assert await running is Departure.DRAINED
+    assert await running is NodeDeparture.DRAINED
     assert [result.task_id for result in fake_hub.results] == ["task1"]
     assert [nack.task_id for nack in fake_hub.nacks] == ["task2"]
     assert fake_hub.credits[-1].max_outstanding == 0
@@ -215,7 +215,7 @@ async def test_a_drained_node_finishes_gives_back_the_rest_and_leaves(
 async def test_a_run_that_is_over_stops_the_node_at_once(fake_hub, running, engine, make_task):
     fake_hub.issue(make_task(1, workflow_id="hangs"))
     fake_hub.direct(Directive(kind=DirectiveKind.STOP))
-    assert await running is Departure.STOPPED
+    assert await running is NodeDeparture.STOPPED
     assert fake_hub.ends == ["raas-1 leaves: stopped"]
     assert engine.running == 0
 
@@ -245,7 +245,7 @@ async def test_a_fenced_node_stops_with_the_reason(fake_hub, node):
 
 async def test_a_run_that_has_ended_is_no_failure(fake_hub, node):
     fake_hub.fail("StreamTasks", error=AstraflowError(Reason.RUN_ENDED, "done"))
-    assert await node.run() is Departure.STOPPED
+    assert await node.run() is NodeDeparture.STOPPED
 
 
 async def test_a_wrong_token_is_an_answer_and_not_repeated(fake_hub, node):

@@ -12,7 +12,7 @@ from astraflow.core.batches import EndCause
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import ModelIdentity
 from astraflow.core.status import RolloutPlace, RunState, StopMode
-from astraflow.raas.node import Departure
+from astraflow.raas.node import NodeDeparture
 from astraflow.raas.policies import ServedModel
 from astraflow.testing import CharTokenizer, SmallEngine, small_recipe, start_run, train_counter
 from astraflow.testing.line import TcpRelay
@@ -60,7 +60,7 @@ async def test_a_run_goes_from_the_first_task_to_the_last_version(tmp_path, reci
     for batch in trained.batches:
         assert sum(part.row_count for part in batch.parts) == batch.header.row_count
     assert max(staleness_of(trained)) <= 1
-    assert node.left.result() is Departure.STOPPED
+    assert node.left.result() is NodeDeparture.STOPPED
     assert status.state is RunState.DONE
     assert status.policies[0].version == STEPS
     assert node.engine.version == STEPS
@@ -93,7 +93,7 @@ async def test_what_a_stopped_node_held_is_done_by_another(tmp_path, recipe):
         training = run.add_trainer()
         await leaving.engine.until(lambda: leaving.engine.running >= 8)
         leaving.node.stop()
-        assert await leaving.left is Departure.STOPPED
+        assert await leaving.left is NodeDeparture.STOPPED
         await run.add_node(alphabet=DIGITS)
         status = await run.finish()
     assert training.result().end.batch_count == STEPS

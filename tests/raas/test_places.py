@@ -1,7 +1,7 @@
 import asyncio
 
 from astraflow.core.tasks import TaskPurpose
-from astraflow.raas.places import Places
+from astraflow.raas.runner import Places
 
 
 async def test_evaluations_take_their_own_places_first_and_training_keeps_its_own():

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astraflow.core.tasks import Prompt, RolloutTask, TaskPurpose
-from astraflow.raas.seeds import sample_seed, seeded_sampling
+from astraflow.raas.policies import sample_seed, seeded_sampling
 
 
 def test_a_seed_is_that_of_the_sample_not_of_the_attempt(make_task):

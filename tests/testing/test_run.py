@@ -13,7 +13,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import Outcome
 from astraflow.core.status import RunState
 from astraflow.core.versions import SourceKind
-from astraflow.raas.node import Departure
+from astraflow.raas.node import NodeDeparture
 from astraflow.testing import one_turn, small_recipe, start_run
 from astraflow.workflows.protocol import Score
 from astraflow.workflows.registry import workflow
@@ -47,7 +47,7 @@ async def test_a_run_goes_from_its_first_prompt_to_its_last_version(tmp_path, re
     assert status.state is RunState.DONE
     assert training.result().end.cause is EndCause.STEP_LIMIT
     assert len(training.result().batches) == 3
-    assert node.left.result() is Departure.STOPPED
+    assert node.left.result() is NodeDeparture.STOPPED
     assert node.engine.tensors["w"].view("f4").tolist() == [3.0] * 100
     assert {record.rollout.reward for record in run.rollouts()} == {1.0}
     assert {record.rollout.outcome for record in run.rollouts()} == {Outcome.SCORED}

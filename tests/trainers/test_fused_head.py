@@ -73,7 +73,7 @@ def flop_count(states, _added, weight, *_others, **_given):
     return 2 * states[0] * states[1] * weight[0]
 
 
-# Where products are oneDNN's, see `engines.products`.
+# Where products are oneDNN's, see `engines.modules`.
 ONEDNN = {torch.ops.mkldnn._linear_pointwise: flop_count}
 
 

@@ -21,10 +21,8 @@ from astraflow.dataflow.prompts import open_data_sets
 from astraflow.dataflow.server import serve_hub
 from astraflow.engines.embedded import EmbeddedEngine, load_tokenizer
 from astraflow.raas.main import ask_every
-from astraflow.raas.node import RaasNode
-from astraflow.raas.policies import ServedModel
-from astraflow.raas.seeds import seeded_sampling
-from astraflow.raas.settings import NodeSettings
+from astraflow.raas.node import NodeSettings, RaasNode
+from astraflow.raas.policies import ServedModel, seeded_sampling
 from astraflow.rpc.access import HubTokens
 from astraflow.trainers.causal_model import load_causal_model
 from astraflow.trainers.joining import TrainerPlace

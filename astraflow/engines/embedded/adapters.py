@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from astraflow.config.lora import Lora, tensor_name
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.embedded.weights import Slots, Weights
-from astraflow.engines.lora_layers import AdaptedLayer, is_target, layers_of, target_layers
+from astraflow.engines.modules import AdaptedLayer, is_target, layers_of, target_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,11 @@
-"""The KV cache: one slot per row, rows close together, ragged lengths."""
+"""The KV cache: a slot per row, rows close together, ragged lengths; and kept prefixes."""
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -58,8 +62,8 @@ class SlotLayer(CacheLayerMixin):
     def grow(self) -> None:
         """Take the plan's capacity, keeping what is there."""
         if self.is_initialized:
-            self._kept_keys = _copied(self._kept_keys, self._sized(self._kept_keys))
-            self._kept_values = _copied(self._kept_values, self._sized(self._kept_values))
+            self._kept_keys = _copied_into(self._kept_keys, self._sized(self._kept_keys))
+            self._kept_values = _copied_into(self._kept_values, self._sized(self._kept_values))
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
         """Copy rows onto others, the first `length` columns."""
@@ -135,7 +139,64 @@ class SlotCache(Cache):
             layer.grow()
 
 
-def _copied(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _copied_into(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     rows, _, columns, _ = source.shape
     target[:rows, :, :columns] = source
     return target
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beginning:
+    """The tokens of a row that ended, and what was computed of them.
+
+    Attributes:
+        length: Tokens.
+        states: Keys, then values, of each layer in turn, [heads, length, head size].
+    """
+
+    length: int
+    states: Sequence[torch.Tensor]
+
+
+class PrefixCache:
+    """The newest beginnings, up to a number of tokens together.
+
+    A prompt goes on from one if it begins with all of its tokens, which are a prompt and what was
+    sampled after it. So what a request gets does not depend on requests that it does not quote.
+    """
+
+    def __init__(self, *, token_limit: int) -> None:
+        self._token_limit = token_limit
+        self._token_count = 0
+        # By policy and tokens, the oldest first.
+        self._kept: dict[tuple[int, bytes], Beginning] = {}
+        self._lengths: Counter[int] = Counter()
+
+    def keep(self, adapter: int, tokens: np.ndarray, states: Sequence[torch.Tensor]) -> None:
+        """Take what was computed of a row of a policy, i32[n]; the oldest make room for it."""
+        self._forget((adapter, tokens.tobytes()))
+        self._kept[adapter, tokens.tobytes()] = Beginning(len(tokens), states)
+        self._lengths[len(tokens)] += 1
+        self._token_count += len(tokens)
+        while self._token_count > self._token_limit:
+            self._forget(next(iter(self._kept)))
+
+    def take(self, adapter: int, prompt: np.ndarray) -> Beginning | None:
+        """Return the longest beginning of a prompt, i32[n], which is forgotten; None: none is."""
+        for length in sorted((n for n in self._lengths if n < len(prompt)), reverse=True):
+            found = self._forget((adapter, prompt[:length].tobytes()))
+            if found is not None:
+                return found
+        return None
+
+    def drop(self, adapter: int) -> None:
+        """Forget those of a policy: other weights would compute something else."""
+        for key in [key for key in self._kept if key[0] == adapter]:
+            self._forget(key)
+
+    def _forget(self, key: tuple[int, bytes]) -> Beginning | None:
+        found = self._kept.pop(key, None)
+        if found is not None:
+            self._token_count -= found.length
+            self._lengths -= Counter([found.length])
+        return found

@@ -7,23 +7,27 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
 from astraflow.engines.embedded.adapters import AdapterPlace, RowAdapters, slots_of
-from astraflow.engines.embedded.cache import SlotCache
-from astraflow.engines.embedded.conversations import Beginning, Conversations
+from astraflow.engines.embedded.cache import Beginning, PrefixCache, SlotCache
 from astraflow.engines.embedded.grammars import cannot_follow
-from astraflow.engines.embedded.model import Architecture, Output, StepMasks
-from astraflow.engines.embedded.prompts import distinct, kept_positions, stretches
-from astraflow.engines.embedded.requests import Ended, Request
-from astraflow.engines.embedded.rows import Rows
-from astraflow.engines.embedded.sampler import Sampler
+from astraflow.engines.embedded.model import Architecture, Output, StepMasks, Stepper, read_on
+from astraflow.engines.embedded.rows import (
+    DecodeRows,
+    Ended,
+    Request,
+    distinct,
+    kept_positions,
+    stretches,
+)
+from astraflow.engines.embedded.sampler import Sampler, StopRules
 from astraflow.engines.embedded.shapes import padded_length, padded_rows
-from astraflow.engines.embedded.step import Stepper, read_on
-from astraflow.engines.embedded.stops import Stops
 from astraflow.engines.embedded.weights import Weights
 from astraflow.engines.protocol import Generation
 from astraflow.engines.routers import RouteTaps
+from astraflow.engines.tokenizer import SpecialIds, Tokenizer
 
 # Of one pass that reads running sequences anew: bounds the memory that it takes for a while.
 _TOKENS_PER_RECOMPUTE = 8192
@@ -57,7 +61,7 @@ class DecoderSettings:
     dtype: torch.dtype
     device: torch.device
     sampler: Sampler
-    stops: Stops
+    stops: StopRules
     stepper: Stepper
     adapters: tuple[AdapterPlace, ...] = ()
 
@@ -120,7 +124,7 @@ class Decoder:
     def install(self, weights: Weights) -> None:
         """Decode with other weights from the next step on; the cache is kept."""
         self._slots[weights.adapter].install(weights)
-        self._conversations.drop(weights.adapter)
+        self._prefixes.drop(weights.adapter)
         self._versions[weights.adapter] = weights.version
         for row, request in enumerate(self._rows.requests):
             if request.adapter == weights.adapter:
@@ -135,7 +139,7 @@ class Decoder:
         fresh: list[Request] = []
         going_on: list[tuple[Request, Beginning]] = []
         for request in requests:
-            beginning = self._conversations.take(request.adapter, request.prompt)
+            beginning = self._prefixes.take(request.adapter, request.prompt)
             if beginning is None or self._is_too_long(request, beginning):
                 fresh.append(request)
             else:
@@ -196,14 +200,12 @@ class Decoder:
         settings = self._settings
         slots = self._padded(settings.max_batch)
         columns = padded_length(settings.max_context)
-        self._rows = Rows(limit=slots, column_limit=columns)
+        self._rows = DecodeRows(limit=slots, column_limit=columns)
         self._cache = SlotCache(
             layer_count=settings.architecture.layer_count, row_limit=slots, limit=columns
         )
         # Half of what the cache itself may have.
-        self._conversations = Conversations(
-            token_limit=settings.max_batch * settings.max_context // 2
-        )
+        self._prefixes = PrefixCache(token_limit=settings.max_batch * settings.max_context // 2)
 
     def _padded(self, row_count: int) -> int:
         return padded_rows(row_count, step=self._settings.architecture.row_step)
@@ -264,7 +266,7 @@ class Decoder:
             return
         tokens = self._rows.tokens[row, :length]
         states = self._cache.states(slice(row, row + 1), length=length)
-        self._conversations.keep(request.adapter, tokens, [state[0].clone() for state in states])
+        self._prefixes.keep(request.adapter, tokens, [state[0].clone() for state in states])
 
     def _ids(self, rows: slice, length: int) -> np.ndarray:
         """Return the tokens of rows, i64[rows, length]; what follows the last means nothing."""
@@ -357,3 +359,74 @@ def _length(request: Request) -> int:
 def _new_length(pair: tuple[Request, Beginning]) -> int:
     request, beginning = pair
     return padded_length(len(request.prompt) - beginning.length)
+
+
+def device_of(name: str) -> torch.device:
+    """Return a device by its name in a recipe; auto: a GPU where torch sees one.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a GPU that torch does not see.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise AstraflowError(
+            Reason.INVALID_FIELD, f"engine.device is {name}, and torch sees no GPU; take cpu"
+        )
+    return device
+
+
+def max_context_of(asked: int | None, architecture: Architecture) -> int:
+    """Return the tokens of prompt and completion; None asks for all that the model can.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for more than the model was made for.
+    """
+    if asked is not None and asked > architecture.max_context:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"engine.max_context {asked} is more than the model's {architecture.max_context}",
+        )
+    return asked or architecture.max_context
+
+
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+def build_decoder_settings(
+    settings: EngineSettings,
+    architecture: Architecture,
+    *,
+    special: SpecialIds,
+    tokenizer: Tokenizer | None,
+) -> DecoderSettings:
+    """Return how a decoder works.
+
+    Args:
+        settings: Of the recipe.
+        architecture: Of the model.
+        special: Its special tokens.
+        tokenizer: None: no text is read, so no stop strings.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the settings do not fit.
+    """
+    device = device_of(settings.device)
+    return DecoderSettings(
+        architecture=architecture,
+        max_batch=settings.max_batch,
+        max_context=max_context_of(settings.max_context, architecture),
+        dtype=_DTYPES[settings.dtype],
+        device=device,
+        sampler=Sampler(
+            vocab_size=architecture.vocab_size,
+            eos_ids=special.eos,
+            never_sampled_ids=special.never_sampled,
+            device=device,
+        ),
+        stops=StopRules(
+            vocab_size=architecture.vocab_size, eos_ids=special.eos, tokenizer=tokenizer
+        ),
+        stepper=Stepper(is_recordable=architecture.is_static),
+    )

@@ -1,29 +1,200 @@
-"""The engine as the event loop sees it."""
+"""The embedded engine as the event loop sees it, for one policy or several with adapters."""
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from astraflow import __version__
-from astraflow.config.recipe import EngineSettings
+from astraflow.config.lora import base_of
+from astraflow.config.recipe import EngineSettings, Lora
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import SwapReport, TensorSpec, WeightUpdate
 from astraflow.engines.checks import check_prompt, check_sampling, require_policy
-from astraflow.engines.embedded.base import Base, Plan, Stage
-from astraflow.engines.embedded.messages import Pin, Unpin
-from astraflow.engines.embedded.randomness import stream_of
-from astraflow.engines.embedded.requests import Request
-from astraflow.engines.embedded.staging import Staged, bits_of, stage
-from astraflow.engines.embedded.weights import Slots, Weights, read_directory
+from astraflow.engines.embedded.adapters import AdapterSlots, add_adapter_places, places_of
+from astraflow.engines.embedded.decoder import DecoderSettings, build_decoder_settings
+from astraflow.engines.embedded.grammars import Grammars
+from astraflow.engines.embedded.model import build_module, load_config, read_architecture
+from astraflow.engines.embedded.rows import Request
+from astraflow.engines.embedded.sampler import stream_of
+from astraflow.engines.embedded.weights import (
+    Slots,
+    Staged,
+    Weights,
+    bits_of,
+    read_directory,
+    stage,
+)
+from astraflow.engines.embedded.worker import (
+    Commit,
+    DecodeWorker,
+    Halt,
+    Message,
+    Pin,
+    Submit,
+    Unpin,
+    Withdraw,
+)
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
 from astraflow.engines.routers import routers_of
+from astraflow.engines.tokenizer import Tokenizer, load_tokenizer, read_special_ids
+
+Stage = Callable[[Weights | None, Collection[Weights]], Staged]
+
+"""Makes a version, beside the live one and those that are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """A module and how it decodes.
+
+    Attributes:
+        model_dir: Of its architecture and tokenizer.
+        module: Its weights mean nothing yet.
+        decoding: Of its decoders.
+        tokenizer: None: no text is read.
+        grammars: Of its tokens; None: no text is read.
+    """
+
+    model_dir: Path
+    module: torch.nn.Module
+    decoding: DecoderSettings
+    tokenizer: Tokenizer | None
+    grammars: Grammars | None
+
+    @classmethod
+    def of(cls, model_dir: Path, settings: EngineSettings, *, draws_all: bool = False) -> "Plan":
+        """Read a Hugging Face directory.
+
+        Args:
+            model_dir: With config.json.
+            settings: Of the recipe.
+            draws_all: Whether padding and beginning of text are drawn, too.
+
+        Raises:
+            AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
+        """
+        config = load_config(model_dir)
+        has_text = (model_dir / "tokenizer.json").is_file()
+        tokenizer = load_tokenizer(model_dir) if has_text else None
+        special = tokenizer.special_ids if tokenizer else read_special_ids(model_dir)
+        if draws_all:
+            special = replace(special, never_sampled=frozenset())
+        decoding = build_decoder_settings(
+            settings, read_architecture(config), special=special, tokenizer=tokenizer
+        )
+        vocab_size = decoding.architecture.vocab_size
+        return cls(
+            model_dir=model_dir,
+            module=build_module(config, dtype=decoding.dtype, device=decoding.device),
+            decoding=decoding,
+            tokenizer=tokenizer,
+            grammars=tokenizer and Grammars(tokenizer, vocab_size=vocab_size),
+        )
+
+
+class SharedBase:
+    """Hands requests and versions to the thread of a module, and takes none once it is closed.
+
+    Attributes:
+        plan: What runs.
+        kv: What becomes of a cache when another version takes over.
+        worker: The thread.
+    """
+
+    def __init__(self, plan: Plan, *, thread_count: int, kv: KvPolicy) -> None:
+        """Start the threads.
+
+        Args:
+            plan: What to run.
+            thread_count: Of torch, to decode and to stage.
+            kv: What becomes of a cache when another version takes over.
+        """
+        self.plan = plan
+        self.kv = kv
+        self._is_closed = False
+        self._submitted: list[Request] = []
+        # Its own thread: torch bounds threads per thread, and decoding needs the other cores.
+        self._stager = ThreadPoolExecutor(1, "staging", torch.set_num_threads, (thread_count,))
+        self.worker = DecodeWorker(plan.module, plan.decoding, thread_count=thread_count, kv=kv)
+
+    def unseen_count(self, adapter: int) -> int:
+        """Return the requests of a policy that the worker has not seen yet."""
+        submitted = sum(each.adapter == adapter for each in self._submitted)
+        return submitted + self.worker.unseen_count(adapter)
+
+    def submit(self, request: Request) -> None:
+        """Hand a request over with all others of this turn of the event loop: read together."""
+        self.require_running()
+        if not self._submitted:
+            asyncio.get_running_loop().call_soon(self._put_submitted)
+        self._submitted.append(request)
+
+    def withdraw(self, request: Request) -> None:
+        """Take a request back."""
+        self._put_submitted()
+        self.worker.put(Withdraw(request=request))
+
+    def put(self, message: Message) -> None:
+        """Hand a message over, after the requests before it."""
+        self.require_running()
+        self._put_submitted()
+        self.worker.put(message)
+
+    async def go_live(self, adapter: int, make: Stage) -> SwapReport:
+        """Stage until it can be committed: again if a version was pinned in the meantime."""
+        versions = self.worker.version_sets[adapter]
+        while True:
+            self.require_running()
+            staged = await asyncio.get_running_loop().run_in_executor(
+                self._stager, make, versions.weights, versions.kept
+            )
+            report = await self._commit(staged)
+            if report is not None:
+                return report
+
+    async def close(self) -> None:
+        """Stop; running generations end with ENGINE_FAILED."""
+        self._is_closed = True
+        self._put_submitted()
+        self.worker.put(Halt(error=_engine_closed()))
+        self._stager.shutdown(wait=False)
+        await asyncio.to_thread(self.worker.join)
+
+    def require_running(self) -> None:
+        """Raise what ended it, if it has ended."""
+        failure = _engine_closed() if self._is_closed else self.worker.failure
+        if failure is not None:
+            raise failure
+
+    async def _commit(self, staged: Staged) -> SwapReport | None:
+        """Hand over; the worker has let go of the update's arrays when this ends."""
+        reply: asyncio.Future[SwapReport | None] = asyncio.get_running_loop().create_future()
+        self.put(Commit(staged=staged, reply=reply))
+        try:
+            return await asyncio.shield(reply)
+        except asyncio.CancelledError:
+            with contextlib.suppress(AstraflowError):
+                await reply
+            raise
+
+    def _put_submitted(self) -> None:
+        if self._submitted:
+            requests, self._submitted = self._submitted, []
+            self.worker.put(Submit(requests=requests))
+
+
+def _engine_closed() -> AstraflowError:
+    return AstraflowError(Reason.ENGINE_FAILED, "the engine was closed")
 
 
 class EmbeddedEngine:
@@ -33,7 +204,7 @@ class EmbeddedEngine:
     version keeps its bits, and shares with the live one what they have in common.
     """
 
-    def __init__(self, policy_id: PolicyId, base: Base, slots: Slots) -> None:
+    def __init__(self, policy_id: PolicyId, base: SharedBase, slots: Slots) -> None:
         """Serve a policy; see `from_directory` and `adapter_engines`.
 
         Args:
@@ -45,7 +216,7 @@ class EmbeddedEngine:
         self._base = base
         self._slots = slots
         self._settings = base.plan.decoding
-        self._shelf = base.worker.shelves[slots.adapter]
+        self._versions = base.worker.version_sets[slots.adapter]
         self._swapping = asyncio.Lock()
 
     @classmethod
@@ -69,7 +240,7 @@ class EmbeddedEngine:
             AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
         """
         plan = Plan.of(model_dir, settings, draws_all=draws_all)
-        base = Base(plan, thread_count=settings.thread_count, kv=KvPolicy(settings.kv))
+        base = SharedBase(plan, thread_count=settings.thread_count, kv=KvPolicy(settings.kv))
         return cls(policy_id, base, Slots(plan.module))
 
     @property
@@ -80,13 +251,13 @@ class EmbeddedEngine:
     @property
     def version(self) -> int | None:
         """What newly sampled tokens are of; None before the first swap."""
-        weights = self._shelf.weights
+        weights = self._versions.weights
         return None if weights is None else weights.version
 
     @property
     def pinned_versions(self) -> frozenset[int]:
         """Versions that `generate` can be asked for until they are unpinned."""
-        return frozenset(self._shelf.pins)
+        return frozenset(self._versions.pins)
 
     @property
     def keeps_versions(self) -> bool:
@@ -165,7 +336,7 @@ class EmbeddedEngine:
                 VERSION_NOT_SERVED before the first swap.
         """
         async with self._swapping:
-            name, weights = self._slots.canonical(spec.name), self._shelf.weights
+            name, weights = self._slots.canonical(spec.name), self._versions.weights
             if weights is None:
                 raise _no_weights()
             if name is None:
@@ -230,3 +401,57 @@ def _no_weights() -> AstraflowError:
     return AstraflowError(
         Reason.VERSION_NOT_SERVED, "the engine has no weights yet", retryable=True
     )
+
+
+def adapter_engines(
+    model_dir: Path,
+    settings: EngineSettings,
+    policies: Mapping[PolicyId, Lora],
+    *,
+    draws_all: bool = False,
+) -> Mapping[PolicyId, EmbeddedEngine]:
+    """Build the engines of policies that train adapters beside the same model.
+
+    The model's weights are read here, once; adapters come by `swap`, each policy's on its own.
+    Closing one engine closes all.
+
+    Args:
+        model_dir: The Hugging Face directory that all start from.
+        settings: Of the recipe.
+        policies: What each adapts.
+        draws_all: Whether padding and beginning of text are drawn, too.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the directory, the settings or the targets do not
+            fit, APPLY_FAILED when its weights do not.
+    """
+    plan = Plan.of(model_dir, settings, draws_all=draws_all)
+    slots = Slots(plan.module)
+    slots.install(read_directory(model_dir, slots, version=0))
+    places = places_of(list(policies.values()))
+    add_adapter_places(plan.module, places)
+    plan = replace(plan, decoding=replace(plan.decoding, adapters=places))
+    base = SharedBase(plan, thread_count=settings.thread_count, kv=KvPolicy(settings.kv))
+    return {
+        policy_id: EmbeddedEngine(policy_id, base, AdapterSlots(plan.module, place))
+        for policy_id, place in zip(policies, places, strict=True)
+    }
+
+
+def checkpoint_engine(
+    directory: Path, settings: EngineSettings, policy_id: PolicyId, *, lora: Lora | None
+) -> EmbeddedEngine:
+    """Build the engine of a checkpoint; `load_directory` brings its weights.
+
+    Args:
+        directory: Of Hugging Face, or with adapters, which name the model that they belong to.
+        settings: Of the recipe.
+        policy_id: Whose checkpoint it is.
+        lora: What the policy adapts; None: it trains all weights.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when the directory or the settings do not fit.
+    """
+    if lora is None:
+        return EmbeddedEngine.from_directory(directory, settings, policy_id)
+    return adapter_engines(base_of(directory), settings, {policy_id: lora})[policy_id]

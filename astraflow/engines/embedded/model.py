@@ -1,22 +1,37 @@
-"""Models: the module that computes, without weights of a run at first."""
+"""Models: the module that computes, and its decode step as a function of tensors.
+
+For a small model the Python of its forward pass takes longer than the arithmetic, and holds the
+interpreter lock meanwhile. Where nothing in that Python depends on data, the step is recorded
+once by TorchScript, weights as inputs, and replayed for every row count, length and version.
+A recording is used only if its bits equal those of the module at another shape too.
+"""
 
 import copy
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import structlog
 import torch
+from torch.nn.functional import pad
 from transformers import AutoConfig, PretrainedConfig
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.embedded.adapters import shares_in
 from astraflow.engines.embedded.shapes import row_step
-from astraflow.engines.making import make_causal_model
-from astraflow.engines.products import use_onednn
+from astraflow.engines.modules import make_causal_model, use_onednn
 
 _FULL = "full_attention"
+
 _SLIDING = "sliding_attention"
+
 # Dense decoders: their forward passes have no branch on data.
 _STATIC = frozenset(("gpt2", "gpt_neox", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3"))
+
 _STATIC_ROPE = frozenset((None, "default", "linear", "llama3", "yarn"))
 
 
@@ -167,3 +182,228 @@ class StepMasks:
 
     def _additive(self, seen: torch.Tensor) -> torch.Tensor:
         return torch.where(seen, self._zero, self._closed)[:, None]
+
+
+Masks = torch.Tensor | Mapping[str, torch.Tensor]
+
+_Inputs = tuple[torch.Tensor, ...]
+
+# torch records one function at a time.
+_RECORDING = threading.Lock()
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Stepper:
+    """Runs decode steps for all modules of one architecture."""
+
+    def __init__(self, *, is_recordable: bool) -> None:
+        """Start with nothing recorded.
+
+        Args:
+            is_recordable: Whether the forward pass does the same for all data.
+        """
+        self._may_record = is_recordable
+        self._recorded: Any = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether steps are replayed."""
+        return self._recorded is not None
+
+    def run(
+        self,
+        module: torch.nn.Module,
+        *,
+        parameters: Sequence[torch.Tensor],
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        masks: Masks,
+        states: Sequence[torch.Tensor],
+        shares: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the logits of each row's next token, [rows, vocabulary].
+
+        Args:
+            module: A causal model of transformers.
+            parameters: All of the module.
+            ids: i64[rows], the newest tokens.
+            positions: i64[rows], where they stand; their keys and values are written there.
+            masks: [rows, 1, 1, length] each: what they may attend to.
+            states: [rows, heads, length, head size]: keys, then values, of each layer in turn.
+            shares: [rows, ranks]: which adapters each row takes; None: there are none.
+        """
+        kinds = tuple(masks) if isinstance(masks, Mapping) else ()
+        given = tuple(masks.values()) if isinstance(masks, Mapping) else (masks,)
+        rows = torch.arange(len(ids), device=ids.device)
+        taken = ids.new_empty(len(ids), 0) if shares is None else shares
+        inputs = (ids, positions, rows, taken, *given, *states)
+        if self._may_record:
+            self._may_record = False
+            self._recorded = _recorded(module, inputs, kinds)
+        if self._recorded is not None:
+            return self._recorded(*parameters, *inputs)
+        return _forward(module, inputs, kinds)
+
+
+def read_on(
+    module: torch.nn.Module,
+    *,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    masks: Masks,
+    states: Sequence[torch.Tensor],
+    kept: torch.Tensor,
+) -> torch.Tensor:
+    """Read what follows in rows whose beginnings are in the cache.
+
+    Args:
+        module: A causal model of transformers, which was told of the rows' adapters.
+        ids: i64[rows, n].
+        positions: i64[rows, n], where they stand; their keys and values are written there.
+        masks: [rows, 1, n, length] each: what they may attend to.
+        states: [rows, heads, length, head size]: keys, then values, of each layer in turn.
+        kept: i64[k], which of the n tokens have their logits returned.
+
+    Returns:
+        Logits, [rows, k, vocabulary].
+    """
+    rows = torch.arange(len(ids), device=ids.device)
+    output: Output = module(
+        input_ids=ids,
+        position_ids=positions,
+        attention_mask=masks,
+        past_key_values=_cache_over(states, rows, positions),
+        logits_to_keep=kept,
+        use_cache=True,
+    )
+    return output.logits
+
+
+def _cache_over(
+    states: Sequence[torch.Tensor], rows: torch.Tensor, positions: torch.Tensor
+) -> Cache:
+    return Cache(
+        layers=[
+            _StepLayer(keys, values, rows[:, None], positions)
+            for keys, values in zip(states[::2], states[1::2], strict=True)
+        ]
+    )
+
+
+class _StepLayer(CacheLayerMixin):
+    """Keys and values of one layer, written in place where the newest tokens stand."""
+
+    def __init__(
+        self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
+    ) -> None:
+        cast("Any", super()).__init__()
+        self._states = keys, values
+        self._where = rows, positions
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """There is nothing left to do."""
+
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]  the base takes *args too
+        self, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new states; return all that is attended to."""
+        rows, positions = self._where
+        for kept, new in zip(self._states, (key_states, value_states), strict=True):
+            kept[rows, :, positions] = new.transpose(1, 2)
+        return self._states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
+        """Return key length and offset."""
+        return self._states[0].shape[2], 0
+
+    def get_seq_length(self) -> int:
+        """Return nothing that is read: positions and masks are given."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Return that there is no limit of its own."""
+        return -1
+
+
+def _forward(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -> torch.Tensor:
+    ids, positions, rows, taken, *others = inputs
+    shares = shares_in(module)
+    if shares is not None:
+        shares.of_rows = taken
+    mask_count = max(1, len(kinds))
+    masks, states = others[:mask_count], others[mask_count:]
+    output: Output = module(
+        input_ids=ids[:, None],
+        position_ids=positions[:, None],
+        attention_mask=dict(zip(kinds, masks, strict=True)) if kinds else masks[0],
+        past_key_values=_cache_over(states, rows, positions[:, None]),
+        use_cache=True,
+    )
+    return output.logits[:, -1]
+
+
+def _recorded(module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -> Any:
+    """Return the step as a function of parameters and inputs; None where that is not possible."""
+    parameters = tuple(module.parameters())
+    bare, places = _bare(module)
+
+    def step(*tensors: torch.Tensor) -> torch.Tensor:
+        for owner, name, index in places:
+            setattr(owner, name, tensors[index])
+        return _forward(bare, tensors[len(parameters) :], kinds)
+
+    try:
+        with _RECORDING, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            recorded = cast("Any", torch.jit).trace(
+                step, (*parameters, *_copied(inputs)), check_trace=False
+            )
+        is_same = all(
+            _agree(recorded, module, each, kinds) for each in (inputs, _larger(inputs, kinds))
+        )
+    except Exception as error:  # noqa: BLE001  whatever torch cannot record, the module can run
+        log.info("decode step is not recorded", why=str(error).partition("\n")[0])
+        return None
+    if not is_same:
+        log.info("decode step is not recorded", why="its bits would differ from the model's")
+        return None
+    return recorded
+
+
+def _bare(module: torch.nn.Module) -> tuple[torch.nn.Module, list[tuple[Any, str, int]]]:
+    """Return a twin without parameters, and where each belongs: owner, name, index."""
+    twin = twin_of(module)
+    indexes: dict[int, int] = {}
+    places: list[tuple[Any, str, int]] = []
+    for path, parameter in list(twin.named_parameters(remove_duplicate=False)):
+        owner, _, name = path.rpartition(".")
+        index = indexes.setdefault(id(parameter), len(indexes))
+        places.append((twin.get_submodule(owner), name, index))
+    for owner, name, _ in places:
+        delattr(owner, name)
+    return twin, places
+
+
+def _agree(recorded: Any, module: torch.nn.Module, inputs: _Inputs, kinds: tuple[str, ...]) -> bool:
+    """Return whether both make the same logits and the same states, to the last bit."""
+    own, other = _copied(inputs), _copied(inputs)
+    logits = _forward(module, own, kinds)
+    again = recorded(*module.parameters(), *other)
+    pairs = zip((logits, *own), (again, *other), strict=True)
+    return all(torch.equal(left, right) for left, right in pairs)
+
+
+def _copied(inputs: _Inputs) -> _Inputs:
+    return tuple(tensor.clone() for tensor in inputs)
+
+
+def _larger(inputs: _Inputs, kinds: tuple[str, ...]) -> _Inputs:
+    """Return inputs of twice the rows, and of 16 columns more that nothing attends to."""
+    ids, positions, rows, taken, *others = (torch.cat([tensor, tensor]) for tensor in inputs)
+    mask_count = max(1, len(kinds))
+    masks = [pad(mask, (0, 16), value=-torch.inf) for mask in others[:mask_count]]
+    states = [pad(state, (0, 0, 0, 16)) for state in others[mask_count:]]
+    rows = torch.arange(len(rows), device=rows.device)
+    return (ids, positions, rows, taken, *masks, *states)

@@ -1,12 +1,81 @@
-"""Rows: the sequences that are decoded together, as columns of numpy arrays."""
+"""Requests, and the rows that they are decoded in: columns of numpy arrays."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from astraflow.core.rollouts import UNROUTED
-from astraflow.engines.embedded.requests import Request
-from astraflow.engines.embedded.shapes import grown
+from astraflow.core.errors import AstraflowError
+from astraflow.core.rollouts import UNROUTED, KvPolicy, VersionSpan
+from astraflow.core.tasks import SamplingParams
+from astraflow.engines.embedded.grammars import Guide
+from astraflow.engines.embedded.shapes import MIN_ROWS, grown
+from astraflow.engines.protocol import Generation, Likeliest, Watch
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """One generation; it belongs to the engine's thread once it was handed over.
+
+    Attributes:
+        prompt: i32[n], n at least 1.
+        sampling: Checked.
+        stream: Of its random numbers.
+        budget: Tokens that it may sample.
+        version: Pins it; None: the live one.
+        adapter: Of which policy, of those that share a base.
+        reply: Resolved on the event loop.
+        kv: What becomes of its cache when another version takes over.
+        watch: Told what is sampled; None: nobody is.
+        shown_count: Tokens that it was told of.
+        guide: Follows its grammar; None: it has none.
+        likeliest: Beside each token that it sampled, where that was asked for.
+        takeovers: (tokens sampled before, version) of each version that sampled for it.
+    """
+
+    prompt: np.ndarray
+    sampling: SamplingParams
+    stream: np.uint64
+    budget: int
+    version: int | None
+    reply: asyncio.Future[Generation]
+    adapter: int = 0
+    kv: KvPolicy = KvPolicy.KEEP
+    watch: Watch | None = None
+    shown_count: int = 0
+    guide: Guide | None = None
+    likeliest: list[Likeliest] = field(default_factory=list[Likeliest])
+    takeovers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+    def take_over(self, version: int, *, sampled_count: int) -> None:
+        """Note that tokens from now on are of `version`."""
+        if self.takeovers and self.takeovers[-1][0] == sampled_count:
+            self.takeovers.pop()
+        if not self.takeovers or self.takeovers[-1][1] != version:
+            self.takeovers.append((sampled_count, version))
+
+    def spans(self, sampled_count: int) -> tuple[VersionSpan, ...]:
+        """Return which version sampled how many tokens."""
+        starts = [*self.takeovers, (sampled_count, -1)]
+        return tuple(
+            VersionSpan(
+                version=version,
+                length=starts[i + 1][0] - start,
+                kv=self.kv if start else KvPolicy.UNKNOWN,
+            )
+            for i, (start, version) in enumerate(self.takeovers)
+            if starts[i + 1][0] > start
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A request that left the engine, and what came of it."""
+
+    request: Request
+    result: Generation | AstraflowError
+
 
 _FIELDS = np.dtype(
     [
@@ -34,10 +103,11 @@ _FIELDS = np.dtype(
     ],
     align=True,
 )
+
 _NO_TOP_K = 2**40
 
 
-class Rows:
+class DecodeRows:
     """Rows 0 to `count - 1`, close together; an ended row's place is taken by one from the end.
 
     Attributes:
@@ -184,3 +254,54 @@ def _record(request: Request) -> np.ndarray:
         "has_stops": bool(knobs.stop_token_ids or knobs.stop_strings or request.guide),
     }
     return np.array(tuple(values[name] for name in _FIELDS.names or ()), _FIELDS)
+
+
+def distinct(requests: Sequence[Request]) -> tuple[np.ndarray, np.ndarray]:
+    """Find requests of one policy that begin with the same prompt.
+
+    Returns:
+        i64[n], the first request of each of n prompts; i64[m], the prompt of each request.
+    """
+    numbers: dict[tuple[int, bytes], int] = {}
+    keys = [(each.adapter, each.prompt.tobytes()) for each in requests]
+    prompts = [numbers.setdefault(key, len(numbers)) for key in keys]
+    _, firsts = np.unique(prompts, return_index=True)
+    return firsts, np.array(prompts)
+
+
+def kept_positions(
+    ends: np.ndarray, *, row_count: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose the positions whose logits are computed: the ends, and enough for MIN_ROWS rows.
+
+    Args:
+        ends: i64[n], position of the last token of each prompt.
+        row_count: n.
+        length: Padded.
+
+    Returns:
+        Positions i64[k], rising; index into them of each row's end, i64[n].
+    """
+    needed = min(length, -(-MIN_ROWS // row_count))
+    kept = np.unique(ends)
+    if len(kept) < needed:
+        others = np.setdiff1d(np.arange(length), kept)
+        kept = np.union1d(kept, others[: needed - len(kept)])
+    return kept, np.searchsorted(kept, ends)
+
+
+def stretches(rows: np.ndarray, *, at_most: int) -> Iterator[slice]:
+    """Yield neighbouring rows together.
+
+    Args:
+        rows: i64[n], rising.
+        at_most: Rows of one stretch.
+
+    Example:
+        >>> [(part.start, part.stop) for part in stretches(np.array([0, 1, 2, 5]), at_most=2)]
+        [(0, 2), (2, 3), (5, 6)]
+    """
+    for part in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+        for first in range(0, len(part), at_most):
+            some = part[first : first + at_most]
+            yield slice(int(some[0]), int(some[-1]) + 1)

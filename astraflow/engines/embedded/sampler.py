@@ -1,15 +1,57 @@
-"""Sampling: from logits to one token per row, and the log-probability it really had."""
+"""Sampling: from logits to one token per row, the log-probability it really had, and ends.
+
+Randomness is by counter: the draw at a position depends on the seed and the position alone.
+"""
 
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 
+from astraflow.core.rollouts import FinishReason
+from astraflow.core.tasks import SamplingParams
 from astraflow.engines.embedded.grammars import Guide
-from astraflow.engines.embedded.randomness import uniforms
-from astraflow.engines.embedded.requests import Request
-from astraflow.engines.embedded.rows import Rows
+from astraflow.engines.embedded.rows import DecodeRows, Request
 from astraflow.engines.protocol import UNCHANGED
+from astraflow.engines.tokenizer import StopTexts, Tokenizer
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+_MANTISSA_BITS = 24
+
+
+def stream_of(seed: int) -> np.uint64:
+    """Return the stream that a seed names; any int will do."""
+    return _mixed(np.array([seed % 2**64], np.uint64) + _GAMMA)[0]
+
+
+def uniforms(streams: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Draw one number per row.
+
+    SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014) with
+    the position as its counter.
+
+    Args:
+        streams: u64[n], from `stream_of`.
+        positions: i64[n], of the token in its sequence.
+
+    Returns:
+        f32[n] in [0, 1).
+    """
+    bits = _mixed(streams + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA)
+    return (bits >> np.uint64(64 - _MANTISSA_BITS)).astype(np.float32) * np.float32(
+        2.0**-_MANTISSA_BITS
+    )
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * _MIX_1
+    z = (z ^ (z >> np.uint64(27))) * _MIX_2
+    return z ^ (z >> np.uint64(31))
 
 
 class Sampler:
@@ -36,7 +78,9 @@ class Sampler:
             self._bias[banned] = -torch.inf
         self._device = device
 
-    def draw(self, logits: torch.Tensor, table: Rows, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+    def draw(
+        self, logits: torch.Tensor, table: DecodeRows, rows: slice
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Sample one token for each of some rows.
 
         Args:
@@ -65,13 +109,13 @@ class Sampler:
             certain = shaped.amax(dim=-1) * 0  # NaN stays NaN
             drawn = torch.where(greedy, certain, drawn)
         if table.has("tells_likeliest", rows):
-            self._tell_likeliest(logprobs, table, rows)
+            self._record_likeliest(logprobs, table, rows)
         if table.has("is_guided", rows):
             for index, guide in _guides(table, rows):
                 guide.take(int(tokens[index]))
         return tokens.cpu().numpy(), drawn.cpu().numpy()
 
-    def _shaped(self, logits: torch.Tensor, table: Rows, rows: slice) -> torch.Tensor:
+    def _shaped(self, logits: torch.Tensor, table: DecodeRows, rows: slice) -> torch.Tensor:
         if table.has("is_penalised", rows):
             logits = self._penalised(logits, table, rows)
         if self._bias is not None:
@@ -87,7 +131,7 @@ class Sampler:
             logits = self._truncated(logits, table, rows)
         return logits
 
-    def _constrain(self, logits: torch.Tensor, table: Rows, rows: slice) -> None:
+    def _constrain(self, logits: torch.Tensor, table: DecodeRows, rows: slice) -> None:
         """Take away, in place, what grammars do not allow; note whether that changed the draw."""
         for index, guide in _guides(table, rows):
             forbidden = self._tensor(~guide.allowed())
@@ -96,7 +140,7 @@ class Sampler:
             guide.constrained.append(not float(taken) <= UNCHANGED)
             logits[index, forbidden] = -torch.inf
 
-    def _tell_likeliest(self, logprobs: torch.Tensor, table: Rows, rows: slice) -> None:
+    def _record_likeliest(self, logprobs: torch.Tensor, table: DecodeRows, rows: slice) -> None:
         requests: list[Request] = table.requests[rows]
         for index in np.flatnonzero(table.column("tells_likeliest", rows)).tolist():
             request = requests[index]
@@ -107,7 +151,7 @@ class Sampler:
             request.likeliest.append(list(pairs))
 
     def _unstoppable(
-        self, logits: torch.Tensor, table: Rows, rows: slice, waits: list[int]
+        self, logits: torch.Tensor, table: DecodeRows, rows: slice, waits: list[int]
     ) -> torch.Tensor:
         """Forbid what would end rows that have too few tokens."""
         logits = logits.clone()
@@ -118,7 +162,7 @@ class Sampler:
             logits[index, ids] = -torch.inf
         return logits
 
-    def _penalised(self, logits: torch.Tensor, table: Rows, rows: slice) -> torch.Tensor:
+    def _penalised(self, logits: torch.Tensor, table: DecodeRows, rows: slice) -> torch.Tensor:
         """Lower what came before.
 
         Repetition counts the prompt too and scales (Keskar et al. 2019, CTRL, section 4.1);
@@ -145,7 +189,7 @@ class Sampler:
         part = part - (frequency > 0) * knob("presence_penalty")
         return logits.index_copy(0, self._tensor(chosen - rows.start), part)
 
-    def _truncated(self, logits: torch.Tensor, table: Rows, rows: slice) -> torch.Tensor:
+    def _truncated(self, logits: torch.Tensor, table: DecodeRows, rows: slice) -> torch.Tensor:
         """Take away the tail, in rows that ask for it."""
         chosen = np.flatnonzero(table.column("is_truncated", rows))
         index = self._tensor(chosen)
@@ -168,8 +212,48 @@ class Sampler:
         return torch.as_tensor(array, device=self._device)
 
 
-def _guides(table: Rows, rows: slice) -> Iterator[tuple[int, Guide]]:
+def _guides(table: DecodeRows, rows: slice) -> Iterator[tuple[int, Guide]]:
     requests: list[Request] = table.requests[rows]
     for index, request in enumerate(requests):
         if request.guide is not None:
             yield index, request.guide
+
+
+class StopRules:
+    """End tokens, stop ids, stop strings, grammars and budgets."""
+
+    def __init__(
+        self, *, vocab_size: int, eos_ids: Iterable[int], tokenizer: Tokenizer | None
+    ) -> None:
+        self._is_eos = np.zeros(vocab_size, np.bool_)
+        self._is_eos[[token for token in eos_ids if token < vocab_size]] = True
+        self._tokenizer = tokenizer
+
+    def ended(self, table: DecodeRows, rows: slice) -> list[tuple[int, FinishReason]]:
+        """Return which of some rows end with their last token, by rising row, and why."""
+        stopped = self._is_eos[table.column("token", rows)] & ~table.column("ignores_eos", rows)
+        for index in np.flatnonzero(table.column("has_stops", rows)).tolist():
+            stopped[index] |= self._stops_row(table, rows.start + index)
+        counts = table.column("length", rows) - table.column("prompt_length", rows)
+        spent = counts >= table.column("budget", rows)
+        return [
+            (rows.start + index, FinishReason.STOP if stopped[index] else FinishReason.LENGTH)
+            for index in np.flatnonzero(stopped | spent).tolist()
+        ]
+
+    def _stops_row(self, table: DecodeRows, row: int) -> bool:
+        sampling, guide = table.requests[row].sampling, table.requests[row].guide
+        if guide is not None and guide.is_over:
+            return True
+        tokens = table.sampled(row)[0]
+        return int(tokens[-1]) in sampling.stop_token_ids or self._completes(tokens, sampling)
+
+    def _completes(self, tokens: np.ndarray, sampling: SamplingParams) -> bool:
+        """Return whether the last token completes a stop string."""
+        if not sampling.stop_strings or len(tokens) < sampling.min_new_tokens:
+            return False
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return False
+        stops = StopTexts(tokenizer, sampling.stop_strings)
+        return stops.ends(tokens[-stops.span :].tolist())

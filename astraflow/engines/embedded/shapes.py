@@ -3,7 +3,7 @@
 Measured with torch 2.13 on one CPU thread (MKL, AVX-512):
 
 - A linear layer in f32 gives a row the same bits for every row count from 16 up, and other
-  bits below: at least 16 rows are computed. With oneDNN, where `engines.products` takes it, from
+  bits below: at least 16 rows are computed. With oneDNN, where `engines.modules` takes it, from
   2 rows up.
 - Masked attention gives the same bits for every key length that is a multiple of 16, as the
   masked tail adds exact zeros to whole vectors: lengths are multiples of 16, and prompts are

@@ -1,11 +1,12 @@
-"""The engine's thread: all work of torch, between messages from the event loop."""
+"""The engine's thread: requests that wait for rows, and all work of torch."""
 
 import asyncio
 import contextlib
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,44 +18,177 @@ from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tensors import SwapReport
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.embedded.decoder import Decoder, DecoderSettings, Shown
-from astraflow.engines.embedded.lineup import Lineup
-from astraflow.engines.embedded.messages import (
-    Commit,
-    Halt,
-    Message,
-    Pin,
-    Submit,
-    Unpin,
-    Withdraw,
-)
 from astraflow.engines.embedded.model import twin_of
-from astraflow.engines.embedded.requests import Ended, Request
-from astraflow.engines.embedded.shelf import Shelf
-from astraflow.engines.embedded.staging import Staged
-from astraflow.engines.embedded.weights import Weights
+from astraflow.engines.embedded.rows import Ended, Request
+from astraflow.engines.embedded.shapes import padded_length
+from astraflow.engines.embedded.weights import Staged, VersionSet, Weights
 from astraflow.engines.protocol import EngineLoad
+
+# Prompt tokens read between two decode steps, so that running rows are not kept waiting.
+_PROMPT_TOKENS_PER_STEP = 8192
+
+# Decode steps that a request may wait for others to be read with, unless so many of the running
+# rows wait already: a pass over few rows costs almost as much as one over many.
+_MAX_DELAY_STEPS = 3
+
+_FULL_SHARE = 0.5
+
+
+class RequestQueue:
+    """Takes requests in order of arrival, as rows become free."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self._waiting: deque[Request] = deque()
+        self._waited_count = 0
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests without a row."""
+        return len(self._waiting)
+
+    def waiting_counts(self, policy_count: int) -> np.ndarray:
+        """Return i64[policies], requests without a row."""
+        policies = np.array([each.adapter for each in self._waiting], np.int64)
+        return np.bincount(policies, minlength=policy_count)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self._waiting and not self.decoder.running_count
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self._waiting.append(request)
+
+    def withdraw(self, request: Request) -> None:
+        """Forget a request that nobody waits for; one that ended already is none."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        else:
+            self.decoder.withdraw(request)
+
+    def advance(self) -> list[Ended]:
+        """Read prompts for the free rows, then decode one step; return what ended."""
+        admitted = self._next_admitted()
+        try:
+            ended = self.decoder.admit(admitted)
+            if self.decoder.running_count:
+                ended += self.decoder.step()
+        except Exception as error:  # noqa: BLE001  whatever torch raises fails these rows only
+            lost = {id(request): request for request in (*self.decoder.abandon(), *admitted)}
+            return [Ended(request=request, result=_failed(error)) for request in lost.values()]
+        return ended
+
+    def end(self, error: AstraflowError) -> list[Ended]:
+        """End all requests with an error."""
+        requests = [*self.decoder.abandon(), *self._waiting]
+        self._waiting.clear()
+        return [Ended(request=request, result=error) for request in requests]
+
+    def _next_admitted(self) -> list[Request]:
+        admitted: list[Request] = []
+        if self._delays_prompts():
+            return admitted
+        tokens = 0
+        while self._waiting and len(admitted) < self.decoder.free_count:
+            tokens += padded_length(len(self._waiting[0].prompt))
+            if admitted and tokens > _PROMPT_TOKENS_PER_STEP:
+                break
+            admitted.append(self._waiting.popleft())
+        return admitted
+
+    def _delays_prompts(self) -> bool:
+        """Whether requests wait a step longer for others."""
+        waiting, running = len(self._waiting), self.decoder.running_count
+        is_few = waiting < min(self.decoder.free_count, _FULL_SHARE * running)
+        self._waited_count = self._waited_count + 1 if waiting and is_few else 0
+        return 0 < self._waited_count <= _MAX_DELAY_STEPS
+
+
+def _failed(error: Exception) -> AstraflowError:
+    if isinstance(error, AstraflowError):
+        return error
+    failure = AstraflowError(
+        Reason.ENGINE_FAILED, f"a decode step failed: {type(error).__name__}: {error}"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Generate for requests that came together."""
+
+    requests: Sequence[Request]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdraw:
+    """Nobody waits for a request any more."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Make weights live; the answer is None when they have to be staged again."""
+
+    staged: Staged
+    reply: asyncio.Future[SwapReport | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """Keep a version of a policy."""
+
+    version: int
+    adapter: int
+    reply: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpin:
+    """Take one pin of a version back."""
+
+    version: int
+    adapter: int
+    reply: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """End the thread, and all requests with an error."""
+
+    error: AstraflowError
+
+
+Message = Submit | Withdraw | Commit | Pin | Unpin | Halt
 
 # An idle worker begins when nothing has come for so long, or for this share of its last turn: what
 # comes a moment later costs a pass of its own, or waits for some.
 _COMPANY_S, _COMPANY_SHARE = 0.001, 0.1
+
 # Who watches a generation is told at most so often: the event loop has more to do than that.
 _SHOW_S = 0.025
 
 _Reply = tuple[asyncio.Future[Any], Any]
+
 # A policy and one of its versions.
-_Pinned = tuple[int, int]
+_PolicyVersion = tuple[int, int]
+
 _IDLE = EngineLoad(
     running_count=0, queued_count=0, sampled_token_count=0, kv_fraction=0.0, busy_s=0.0
 )
 
 
-class Worker:
+class DecodeWorker:
     """Decodes while there are rows, sleeps while there are none.
 
-    What the event loop may read at any time: `shelves` and `loads`.
+    What the event loop may read at any time: `version_sets` and `loads`.
 
     Attributes:
-        shelves: The versions of each policy.
+        version_sets: The versions of each policy.
         loads: Of each policy, after the last step; replaced whole.
     """
 
@@ -67,13 +201,13 @@ class Worker:
         kv: KvPolicy,
     ) -> None:
         policy_count = len(settings.adapters) or 1
-        self.shelves = tuple(Shelf() for _ in range(policy_count))
+        self.version_sets = tuple(VersionSet() for _ in range(policy_count))
         self.loads = (_IDLE,) * policy_count
         self._settings = settings
         self._thread_count = thread_count
         self._kv = kv
-        self._live = Lineup(Decoder(module, settings))
-        self._pinned: dict[_Pinned, Lineup] = {}
+        self._live = RequestQueue(Decoder(module, settings))
+        self._pinned: dict[_PolicyVersion, RequestQueue] = {}
         self._past_sampled_counts = np.zeros(policy_count, np.int64)
         self._handed_counts: Counter[int] = Counter()
         self._seen_counts: Counter[int] = Counter()
@@ -119,9 +253,9 @@ class Worker:
         """Follow what was asked, decode one step, answer."""
         self._read_inbox()
         start = time.perf_counter()
-        for pinned, lineup in [(None, self._live), *self._pinned.items()]:
-            if not lineup.is_idle:
-                self._collect(lineup.advance())
+        for pinned, queue in [(None, self._live), *self._pinned.items()]:
+            if not queue.is_idle:
+                self._collect(queue.advance())
                 self._turn_s = time.perf_counter() - start
             if pinned is not None:
                 self._let_go(pinned)
@@ -130,13 +264,13 @@ class Worker:
 
     def _read_inbox(self) -> None:
         """Follow all messages; wait for one when there is nothing to decode."""
-        if self._live.is_idle and all(lineup.is_idle for lineup in self._pinned.values()):
+        if self._live.is_idle and all(queue.is_idle for queue in self._pinned.values()):
             self._follow(self._inbox.get())
-            self._await_company()
+            self._await_batch()
         while not self._inbox.empty():
             self._follow(self._inbox.get())
 
-    def _await_company(self) -> None:
+    def _await_batch(self) -> None:
         """Begin what comes in a row together: a pass over few rows costs as much as one over many.
 
         Not by a queue's `get` with a timeout, which can block for good (CPython 3.11).
@@ -155,14 +289,14 @@ class Worker:
                 for request in requests:
                     self._submit(request)
             case Withdraw(request=request):
-                for lineup in (self._live, *self._pinned.values()):
-                    lineup.withdraw(request)
+                for queue in (self._live, *self._pinned.values()):
+                    queue.withdraw(request)
             case Commit(staged=staged, reply=reply):
                 self._replies.append((reply, self._commit(staged)))
             case Pin(version=version, adapter=adapter, reply=reply):
                 self._replies.append((reply, self._pin((adapter, version))))
             case Unpin(version=version, adapter=adapter, reply=reply):
-                self.shelves[adapter].unpin(version)
+                self.version_sets[adapter].unpin(version)
                 self._let_go((adapter, version))
                 self._replies.append((reply, None))
             case Halt(error=error):
@@ -171,8 +305,8 @@ class Worker:
     def _end(self, error: AstraflowError) -> None:
         """Answer everything that waits with an error, for good."""
         self._failure = error
-        for lineup in (self._live, *self._pinned.values()):
-            self._collect(lineup.end(error))
+        for queue in (self._live, *self._pinned.values()):
+            self._collect(queue.end(error))
         while not self._inbox.empty():
             match self._inbox.get():
                 case Submit(requests=requests):
@@ -187,32 +321,32 @@ class Worker:
             self._live.add(request)
             return
         pinned = (request.adapter, request.version)
-        weights = self.shelves[request.adapter].serving(request.version)
+        weights = self.version_sets[request.adapter].serving(request.version)
         if weights is None:
             self._replies.append((request.reply, self._not_served(pinned)))
             return
         if pinned not in self._pinned:
-            lineup = Lineup(Decoder(twin_of(self._live.decoder.module), self._settings))
-            lineup.decoder.install(weights)
-            self._pinned[pinned] = lineup
-            self.shelves[request.adapter].keep(weights)
+            queue = RequestQueue(Decoder(twin_of(self._live.decoder.module), self._settings))
+            queue.decoder.install(weights)
+            self._pinned[pinned] = queue
+            self.version_sets[request.adapter].keep(weights)
         self._pinned[pinned].add(request)
 
     def _commit(self, staged: Staged) -> SwapReport | AstraflowError | None:
         """Change weights between two steps, or leave them as they are, bit for bit."""
         start = time.perf_counter()
-        shelf = self.shelves[staged.weights.adapter]
-        if staged.would_change(shelf.kept):
+        versions = self.version_sets[staged.weights.adapter]
+        if staged.would_change(versions.kept):
             return None
         try:
             staged.apply()
             self._install(staged.weights)
         except Exception as error:  # noqa: BLE001  whatever torch raises, the old version serves on
             staged.revert()
-            if shelf.weights is not None:
-                self._install(shelf.weights)
+            if versions.weights is not None:
+                self._install(versions.weights)
             return apply_failed(f"version {staged.weights.version} cannot be applied: {error}")
-        shelf.weights = staged.weights
+        versions.weights = staged.weights
         return SwapReport(
             version=staged.weights.version,
             pause_s=time.perf_counter() - start,
@@ -224,32 +358,33 @@ class Worker:
         if self._kv is KvPolicy.RECOMPUTE:
             self._live.decoder.recompute(weights.adapter)
 
-    def _pin(self, pinned: _Pinned) -> AstraflowError | None:
+    def _pin(self, pinned: _PolicyVersion) -> AstraflowError | None:
         adapter, version = pinned
-        weights = self.shelves[adapter].serving(version)
+        weights = self.version_sets[adapter].serving(version)
         if weights is None:
             return self._not_served(pinned)
-        self.shelves[adapter].pin(weights)
+        self.version_sets[adapter].pin(weights)
         return None
 
-    def _let_go(self, pinned: _Pinned) -> None:
+    def _let_go(self, pinned: _PolicyVersion) -> None:
         """Drop a version that is not pinned and has nothing to decode."""
         adapter, version = pinned
-        lineup, shelf = self._pinned.get(pinned), self.shelves[adapter]
-        if version in shelf.pins or (lineup is not None and not lineup.is_idle):
+        queue, versions = self._pinned.get(pinned), self.version_sets[adapter]
+        if version in versions.pins or (queue is not None and not queue.is_idle):
             return
-        if lineup is not None:
-            self._past_sampled_counts += lineup.decoder.sampled_counts
+        if queue is not None:
+            self._past_sampled_counts += queue.decoder.sampled_counts
             del self._pinned[pinned]
-        shelf.drop(version)
+        versions.drop(version)
 
-    def _not_served(self, pinned: _Pinned) -> AstraflowError:
+    def _not_served(self, pinned: _PolicyVersion) -> AstraflowError:
         adapter, version = pinned
-        shelf = self.shelves[adapter]
-        live = None if shelf.weights is None else shelf.weights.version
+        versions = self.version_sets[adapter]
+        live = None if versions.weights is None else versions.weights.version
         return AstraflowError(
             Reason.VERSION_NOT_SERVED,
-            f"version {version} is not served: {live} is live and {sorted(shelf.pins)} are pinned",
+            f"version {version} is not served: {live} is live and "
+            f"{sorted(versions.pins)} are pinned",
         )
 
     def _collect(self, ended: list[Ended]) -> None:
@@ -257,9 +392,9 @@ class Worker:
 
     def _report(self) -> None:
         """Publish the load, then wake the event loop once for all that was answered."""
-        lineups = [self._live, *self._pinned.values()]
-        decoders = [lineup.decoder for lineup in lineups]
-        self.loads = self._loads(lineups, decoders)
+        queues = [self._live, *self._pinned.values()]
+        decoders = [queue.decoder for queue in queues]
+        self.loads = self._loads(queues, decoders)
         if self._replies:
             replies, self._replies = self._replies, []
             # The loop may have ended without closing the engine; then nobody waits.
@@ -267,13 +402,13 @@ class Worker:
                 replies[0][0].get_loop().call_soon_threadsafe(_deliver, replies)
         self._show(decoders)
 
-    def _loads(self, lineups: list[Lineup], decoders: list[Decoder]) -> tuple[EngineLoad, ...]:
+    def _loads(self, queues: list[RequestQueue], decoders: list[Decoder]) -> tuple[EngineLoad, ...]:
         """Return the load of each policy; cache and time are those of all together."""
         places = self._settings.max_batch * self._settings.max_context * len(decoders)
         kv_fraction = sum(decoder.cached_token_count for decoder in decoders) / places
         running = sum(decoder.running_counts for decoder in decoders)
         sampled = self._past_sampled_counts + sum(each.sampled_counts for each in decoders)
-        waiting = sum(lineup.waiting_counts(len(self.shelves)) for lineup in lineups)
+        waiting = sum(queue.waiting_counts(len(self.version_sets)) for queue in queues)
         columns = np.stack([running, waiting, sampled]).T.tolist()
         return tuple(
             EngineLoad(

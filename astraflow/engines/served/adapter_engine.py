@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from itertools import count, cycle
 from time import perf_counter
+from typing import Protocol
 
 import httpx
 import structlog
@@ -13,30 +14,104 @@ import structlog
 from astraflow.config.recipe import EngineSettings, Lora
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PolicyId
+from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import SwapReport, WeightUpdate
 from astraflow.engines.checks import apply_failed, require_policy
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
-from astraflow.engines.served.adapted import AdaptedServer
-from astraflow.engines.served.adapter_files import (
+from astraflow.engines.served.adapters import (
+    Adapter,
+    AdapterVersions,
     Tensors,
     adapter_model,
     changed,
     targets_of,
     write_adapter,
 )
-from astraflow.engines.served.adapter_shelf import Adapter, AdapterShelf
-from astraflow.engines.served.dialect import AdapterRoom, Dialect
-from astraflow.engines.served.meter import Meter
-from astraflow.engines.served.model import Model
-from astraflow.engines.served.server import Life
-from astraflow.engines.served.swapping import Source
+from astraflow.engines.served.completion import CompletionClient
+from astraflow.engines.served.dialect import AdapterLimits, Dialect
+from astraflow.engines.served.engine import Source
+from astraflow.engines.served.host import ServerHost
+from astraflow.engines.served.model import ModelDescription
+from astraflow.engines.served.server import Life, ServerMeter, end_silence
+
+
+class Tenant(Protocol):
+    """A policy whose adapters are in the server."""
+
+    async def restore(self) -> None:
+        """Give a server that was started again what the one before had."""
+        ...
+
+    async def leave(self) -> None:
+        """Take what is there from the server."""
+        ...
+
+
+class AdapterServer:
+    """Samples with adapters beside its model.
+
+    Attributes:
+        dialect: How it is spoken with.
+        model: That it serves.
+        host: Keeps it running.
+        tenants: Who shares it.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        model: ModelDescription,
+        settings: EngineSettings,
+        room: AdapterLimits,
+    ) -> None:
+        """Start the server, or attach to it; needs a running event loop."""
+        self.dialect = dialect
+        self.model = model
+        self.engines: list[Tenant] = []
+        self._is_attached = settings.url is not None
+        self._kv = KvPolicy(settings.kv)
+        self.host = ServerHost(
+            dialect, model=model, settings=settings, on_lost=self._lost, adapters=room
+        )
+
+    def completer(self, meter: ServerMeter) -> CompletionClient:
+        """Return what asks it for completions of one policy.
+
+        Args:
+            meter: Counts them.
+        """
+        server = self.host.server
+        self.host.background.start(meter.follow(server, self.dialect))
+        self.host.background.start(end_silence(server, meter, is_changing=lambda: False))
+        return CompletionClient(
+            self.dialect,
+            model=self.model,
+            server=server,
+            meter=meter,
+            background=self.host.background,
+            kv=self._kv,
+        )
+
+    async def close(self) -> None:
+        """End the server, or leave it as it was; the second time does nothing."""
+        if self._is_attached and self.host.server.life.is_up:
+            for tenant in self.engines:
+                await tenant.leave()
+        await self.host.close()
+
+    def _lost(self) -> None:
+        for tenant in self.engines:
+            self.host.background.start(tenant.restore())
+
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # Of one policy: what is live, what an evaluation has pinned, what it had pinned before, and one
 # that ends. With fewer, a pin that waits for the next version could keep it from coming.
-_PLACES = 4
+_VERSION_COUNT = 4
+
 # A server's metrics name each adapter that ever was: names come again, late enough for a request
 # that was withdrawn.
 _NAME_COUNT = 16
@@ -51,7 +126,7 @@ class AdapterEngine:
     """
 
     def __init__(
-        self, policy_id: PolicyId, adapting: AdaptedServer, settings: Lora, model: Model
+        self, policy_id: PolicyId, adapting: AdapterServer, settings: Lora, model: ModelDescription
     ) -> None:
         """Serve a policy; see `adapter_engines`.
 
@@ -65,15 +140,15 @@ class AdapterEngine:
         self._adapting = adapting
         self._settings = settings
         self._model = model
-        self._meter = Meter()
-        self._shelf = AdapterShelf(_PLACES, self._let_go)
+        self._meter = ServerMeter()
+        self._versions = AdapterVersions(_VERSION_COUNT, self._let_go)
         self._held: Tensors = {}
         self._one_at_a_time = asyncio.Lock()
         self._numbers = count()
         made = uuid.uuid4().hex[:8]
         self._names = cycle([f"{policy_id}-{made}-{index}" for index in range(_NAME_COUNT)])
-        self._asking = adapting.asking(self._meter)
-        adapting.tenants.append(self)
+        self._completions = adapting.completer(self._meter)
+        adapting.engines.append(self)
 
     @property
     def name(self) -> str:
@@ -83,13 +158,13 @@ class AdapterEngine:
     @property
     def version(self) -> int | None:
         """What new requests are sampled with; None before the first swap, and without a server."""
-        live = self._shelf.live
+        live = self._versions.live
         return None if live is None or live.life is not self._life else live.version
 
     @property
     def pinned_versions(self) -> frozenset[int]:
         """Versions that `generate` can be asked for until they are unpinned."""
-        return self._shelf.pinned_versions
+        return self._versions.pinned_versions
 
     @property
     def keeps_versions(self) -> bool:
@@ -114,8 +189,8 @@ class AdapterEngine:
     ) -> Generation:
         """Sample one completion of one version; see `Engine.generate`."""
         self._adapting.host.server.require_open()
-        with self._shelf.using(version, self._life) as adapter:
-            return await self._asking.sample(
+        with self._versions.using(version, self._life) as adapter:
+            return await self._completions.sample(
                 prompt, sampling, watch, version=adapter.version, adapter=adapter.name
             )
 
@@ -128,11 +203,11 @@ class AdapterEngine:
     async def pin(self, version: int) -> None:
         """Keep a version; see `Engine.pin`."""
         self._adapting.host.server.require_open()
-        self._shelf.pin(version, self._life)
+        self._versions.pin(version, self._life)
 
     async def unpin(self, version: int) -> None:
         """Let a pinned version go; see `Engine.unpin`."""
-        self._shelf.unpin(version)
+        self._versions.unpin(version)
 
     def load(self) -> EngineLoad:
         """Return how busy it is with this policy, by the server's last word."""
@@ -146,7 +221,7 @@ class AdapterEngine:
         """Have a server that was started again read all versions that are kept."""
         try:
             async with self._one_at_a_time:
-                for adapter in reversed(self._shelf.kept):
+                for adapter in reversed(self._versions.kept):
                     if adapter.life is not self._life:
                         await self._load(adapter)
         except (AstraflowError, httpx.HTTPError) as error:
@@ -155,16 +230,16 @@ class AdapterEngine:
 
     async def leave(self) -> None:
         """Take all versions from the server."""
-        for adapter in self._shelf.kept:
+        for adapter in self._versions.kept:
             await self._unload(adapter)
 
     async def _swap(self, update: WeightUpdate) -> SwapReport:
         async with self._one_at_a_time:
             await self._adapting.host.server.wait_up()
-            live = self._shelf.live
+            live = self._versions.live
             await asyncio.to_thread(self._model.check, update, live and live.version)
             tensors = changed(self._held, update)
-            await self._shelf.room()
+            await self._versions.wait_free()
             adapter = await self._written(update.version, tensors)
             started, inflight_count = perf_counter(), self._meter.running_count
             try:
@@ -174,7 +249,7 @@ class AdapterEngine:
                 raise apply_failed(f"version {update.version} was not loaded: {error}") from error
             pause_s = perf_counter() - started
             self._held = tensors
-            self._shelf.put(adapter)
+            self._versions.put(adapter)
         return SwapReport(version=update.version, pause_s=pause_s, inflight_count=inflight_count)
 
     async def _written(self, version: int, tensors: Tensors) -> Adapter:
@@ -182,7 +257,7 @@ class AdapterEngine:
         folder = self._adapting.host.folder.path / f"{self._policy_id}-{next(self._numbers)}"
         base = self._model.directory
         await asyncio.to_thread(write_adapter, folder, tensors, self._settings, base=base)
-        taken = {kept.name for kept in self._shelf.kept}
+        taken = {kept.name for kept in self._versions.kept}
         name = next(name for name in self._names if name not in taken)
         return Adapter(version=version, name=name, folder=folder, life=self._life)
 
@@ -204,7 +279,7 @@ class AdapterEngine:
         except (AstraflowError, httpx.HTTPError) as error:
             log.warning("adapter not unloaded", name=adapter.name, why=str(error))
         shutil.rmtree(adapter.folder, ignore_errors=True)
-        self._shelf.forget(adapter)
+        self._versions.forget(adapter)
 
     async def _taken_away(self, name: str) -> None:
         """Have the server forget a version; once more, if it was just closing the connection."""
@@ -222,7 +297,7 @@ class AdapterEngine:
 def adapter_engines(
     dialect: Dialect,
     *,
-    model: Model,
+    model: ModelDescription,
     settings: EngineSettings,
     policies: Mapping[PolicyId, Lora],
 ) -> Mapping[PolicyId, AdapterEngine]:
@@ -241,12 +316,12 @@ def adapter_engines(
         AstraflowError: INVALID_FIELD when the model, the settings or the targets do not fit.
     """
     models = {policy: adapter_model(model, lora) for policy, lora in policies.items()}
-    room = AdapterRoom(
-        count=_PLACES * len(policies),
+    room = AdapterLimits(
+        count=_VERSION_COUNT * len(policies),
         rank=max(lora.rank for lora in policies.values()),
         targets=targets_of(name for adapted in models.values() for name in adapted.shapes),
     )
-    adapting = AdaptedServer(dialect, model=model, settings=settings, room=room)
+    adapting = AdapterServer(dialect, model=model, settings=settings, room=room)
     return {
         policy: AdapterEngine(policy, adapting, policies[policy], adapted)
         for policy, adapted in models.items()

@@ -21,7 +21,7 @@ NO_END = httpx.Timeout(None, connect=CONNECT_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterRoom:
+class AdapterLimits:
     """What a server has room for beside its model.
 
     Attributes:
@@ -36,14 +36,14 @@ class AdapterRoom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerPlace:
+class ServerSetup:
     """Where a server is to stand.
 
     Attributes:
         model_dir: Hugging Face directory.
         port: On loopback.
         folder: In memory; updates are handed over in it, and its `python` is on the server's
-            PYTHONPATH: there `astraflow_inside` is `astraflow.engines.inside`.
+            PYTHONPATH: there `astraflow_plugins` is `astraflow.engines.plugins`.
         settings: Of the recipe.
         max_context: Tokens of prompt and completion together.
         adapters: Its room for them; None: it serves the model alone.
@@ -54,11 +54,11 @@ class ServerPlace:
     folder: Path
     settings: EngineSettings
     max_context: int
-    adapters: AdapterRoom | None = None
+    adapters: AdapterLimits | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class ServerCommand:
     """How a server is started.
 
     Attributes:
@@ -75,7 +75,7 @@ class ServerRequest:
     """One completion that is asked of a server.
 
     Attributes:
-        request_id: Unique; names it in `Dialect.abort`.
+        request_id: Unique; names it in `ApiFormat.abort`.
         prompt: Token ids.
         sampling: Checked; `max_new_tokens` is what fits the context, at least 1.
         stop_ids: All that end it: the model's own end tokens, unless ignored, and those asked for.
@@ -99,7 +99,7 @@ class ServerRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class CompletionPiece:
     """Some tokens of a completion, in their order.
 
     Attributes:
@@ -138,7 +138,7 @@ class ServerLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
+class ReportedModel:
     """What a server says that it serves.
 
     Attributes:
@@ -172,7 +172,7 @@ class Dialect(Protocol):
         """Whether mixtures of experts can be changed without a GPU."""
         ...
 
-    def launch(self, place: ServerPlace) -> Launch:
+    def launch(self, place: ServerSetup) -> ServerCommand:
         """Return how to start it."""
         ...
 
@@ -184,7 +184,7 @@ class Dialect(Protocol):
         """Return whether it generates: one real token, not a health page."""
         ...
 
-    async def served_model(self, http: httpx.AsyncClient) -> ServedModel:
+    async def served_model(self, http: httpx.AsyncClient) -> ReportedModel:
         """Return what it serves.
 
         Raises:
@@ -196,7 +196,9 @@ class Dialect(Protocol):
         """Have a server go on that somebody else had before, and may have left paused."""
         ...
 
-    def generate(self, http: httpx.AsyncClient, request: ServerRequest) -> AsyncGenerator[Piece]:
+    def generate(
+        self, http: httpx.AsyncClient, request: ServerRequest
+    ) -> AsyncGenerator[CompletionPiece]:
         """Sample one completion, asked for with the time limit `NO_END`.
 
         Closing the iterator lets go of the connection; `abort` withdraws the request.

@@ -1,7 +1,14 @@
 """The engine over a server: what all makes of servers have in common."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+
+import httpx
+import structlog
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
@@ -9,16 +16,186 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.rollouts import KvPolicy
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import SwapReport, WeightUpdate
-from astraflow.engines.checks import require_policy
+from astraflow.engines.checks import apply_failed, require_policy
+from astraflow.engines.devices import is_on_cpu
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
-from astraflow.engines.served.asking import Asking
-from astraflow.engines.served.devices import is_on_cpu
+from astraflow.engines.served.completion import CompletionClient
 from astraflow.engines.served.dialect import Dialect
+from astraflow.engines.served.exchange import ExchangeFolder
 from astraflow.engines.served.host import ServerHost
-from astraflow.engines.served.meter import Meter
-from astraflow.engines.served.model import Model
-from astraflow.engines.served.silence import end_silence
-from astraflow.engines.served.swapping import Source, Swapping
+from astraflow.engines.served.model import ModelDescription
+from astraflow.engines.served.routed_experts import split_experts
+from astraflow.engines.served.server import InferenceServer, ServerMeter, end_silence
+
+
+class VersionHolds:
+    """Lets a version change once nobody holds it; whoever comes meanwhile may still take hold.
+
+    A server has one version at a time. So what is pinned (an evaluation) is finished before the
+    next version goes live, and what is not pinned waits for it.
+
+    Attributes:
+        is_awaited: Whether the next version waits until nobody holds the live one.
+        is_changing: Whether one version gives way to the next.
+    """
+
+    def __init__(self, live: Callable[[], int | None]) -> None:
+        """Nobody holds anything.
+
+        Args:
+            live: Returns the version that can be held.
+        """
+        self._live = live
+        self._counts = Counter[int]()
+        self.is_awaited = False
+        self.is_changing = False
+        self._turn = asyncio.Condition()
+
+    @property
+    def versions(self) -> frozenset[int]:
+        """What is held."""
+        return frozenset(self._counts)
+
+    async def take(self, version: int) -> None:
+        """Hold a version until `drop`; counted.
+
+        Raises:
+            AstraflowError: VERSION_NOT_SERVED when it is not live.
+        """
+        async with self._turn:
+            await self._turn.wait_for(lambda: not self.is_changing)
+            if version != self._live():
+                raise AstraflowError(
+                    Reason.VERSION_NOT_SERVED,
+                    f"version {version} is not served, {self._live()} is; a server has one version",
+                    retryable=True,
+                )
+            self._counts[version] += 1
+
+    async def wait_unchanged(self) -> None:
+        """Wait while the version changes."""
+        if self.is_changing:
+            async with self._turn:
+                await self._turn.wait_for(lambda: not self.is_changing)
+
+    async def drop(self, version: int) -> None:
+        """Take one hold back."""
+        async with self._turn:
+            self._counts[version] -= 1
+            if self._counts[version] <= 0:
+                del self._counts[version]
+            self._turn.notify_all()
+
+    @asynccontextmanager
+    async def changing(self, *, at_once: bool = False) -> AsyncGenerator[None]:
+        """Wait until nobody holds a version, and keep others from it during the body.
+
+        Args:
+            at_once: Do not wait: what was held is lost with the server.
+        """
+        async with self._turn:
+            self.is_awaited = True
+            try:
+                await self._turn.wait_for(lambda: at_once or not self._counts)
+            finally:
+                self.is_awaited = False
+            self.is_changing = True
+        try:
+            yield
+        finally:
+            self.is_changing = False
+            async with self._turn:
+                self._turn.notify_all()
+
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Source = Callable[[], WeightUpdate]
+
+
+class VersionSwapper:
+    """Makes versions live, one at a time.
+
+    Attributes:
+        version: What is live; None: no weights of the run.
+        holds: What keeps it live.
+        source: Returns all weights, for a server that was started again; None: nobody has them.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        model: ModelDescription,
+        server: InferenceServer,
+        meter: ServerMeter,
+        folder: ExchangeFolder,
+        kv: KvPolicy,
+    ) -> None:
+        self.version: int | None = None
+        self.holds = VersionHolds(lambda: self.version)
+        self.source: Source | None = None
+        self._dialect = dialect
+        self._model = model
+        self._server = server
+        self._meter = meter
+        self._folder = folder
+        self._kv = kv
+        self._one_at_a_time = asyncio.Lock()
+
+    async def swap(self, update: WeightUpdate) -> SwapReport:
+        """Make a version live once the live one is not held; see `Engine.swap`."""
+        async with self._one_at_a_time:
+            http = await self._server.wait_up()
+            update = await asyncio.to_thread(split_experts, update, self._model.shapes)
+            await asyncio.to_thread(self._model.check, update, self.version)
+            async with self._folder.file(update) as file:
+                await self._staged(http, file)
+                async with self.holds.changing():
+                    return await self._changed(http, file, update.version)
+
+    async def restore(self) -> None:
+        """Load all weights into a server that was started again, unless somebody did."""
+        try:
+            await self._restore()
+        except AstraflowError as error:
+            # The next start, or the next version, tries again.
+            log.warning("weights not restored", why=error.message)
+
+    async def _restore(self) -> None:
+        async with self._one_at_a_time:
+            if self.source is None or self.version is not None:
+                return
+            http = await self._server.wait_up()
+            update = split_experts(await asyncio.to_thread(self.source), self._model.shapes)
+            async with self._folder.file(update) as file:
+                await self._staged(http, file)
+                async with self.holds.changing(at_once=True):
+                    await self._changed(http, file, update.version)
+        log.info("weights restored", version=update.version)
+
+    async def _staged(self, http: httpx.AsyncClient, file: Path) -> None:
+        try:
+            await self._dialect.stage(http, file)
+        except httpx.HTTPError as error:
+            self._server.condemn(f"it did not stage an update: {error!r}")
+            raise apply_failed(f"the server is lost: {error!r}") from error
+
+    async def _changed(self, http: httpx.AsyncClient, file: Path, version: int) -> SwapReport:
+        """Change the weights in a pause; the server ends when anything in it goes wrong."""
+        started, inflight_count = perf_counter(), self._meter.running_count
+        try:
+            await self._dialect.change(http, file, version=version, kv=self._kv)
+        except (AstraflowError, httpx.HTTPError) as error:
+            self._server.condemn(f"version {version} was not applied whole: {error}")
+            raise AstraflowError(
+                Reason.APPLY_FAILED,
+                f"version {version} was not applied whole, so the server starts again: {error}",
+            ) from error
+        pause_s = perf_counter() - started
+        self.version = version
+        return SwapReport(version=version, pause_s=pause_s, inflight_count=inflight_count)
+
 
 # Between two tasks of an evaluation: its pin would be gone for good with the next version.
 _LINGER_S = 2.0
@@ -34,7 +211,12 @@ class ServedEngine:
     """
 
     def __init__(
-        self, dialect: Dialect, *, model: Model, settings: EngineSettings, policy_id: PolicyId
+        self,
+        dialect: Dialect,
+        *,
+        model: ModelDescription,
+        settings: EngineSettings,
+        policy_id: PolicyId,
     ) -> None:
         """Start the server, or attach to it; needs a running event loop.
 
@@ -46,10 +228,10 @@ class ServedEngine:
         self._dialect = dialect
         self._model = model
         self._policy_id = policy_id
-        self._meter = Meter()
+        self._meter = ServerMeter()
         self._host = ServerHost(dialect, model=model, settings=settings, on_lost=self._lost)
         self._server, self._background = self._host.server, self._host.background
-        self._swapping = Swapping(
+        self._swapper = VersionSwapper(
             dialect,
             model=model,
             server=self._server,
@@ -57,7 +239,7 @@ class ServedEngine:
             folder=self._host.folder,
             kv=kv,
         )
-        self._asking = Asking(
+        self._completions = CompletionClient(
             dialect,
             model=model,
             server=self._server,
@@ -70,7 +252,7 @@ class ServedEngine:
         self._background.start(self._meter.follow(self._server, dialect))
         self._background.start(
             end_silence(
-                self._server, self._meter, is_changing=lambda: self._swapping.holds.is_changing
+                self._server, self._meter, is_changing=lambda: self._swapper.holds.is_changing
             )
         )
 
@@ -82,7 +264,7 @@ class ServedEngine:
     @property
     def version(self) -> int | None:
         """What newly sampled tokens are of; None before the first swap, and without a server."""
-        return self._swapping.version
+        return self._swapper.version
 
     @property
     def pinned_versions(self) -> frozenset[int]:
@@ -101,7 +283,7 @@ class ServedEngine:
 
     def restore_from(self, source: Source) -> None:
         """Say where all weights are had when the server was lost."""
-        self._swapping.source = source
+        self._swapper.source = source
 
     async def generate(
         self,
@@ -114,24 +296,24 @@ class ServedEngine:
         """Sample one completion; see `Engine.generate`. What a seed draws is the server's own."""
         self._require_weights()
         if version is None:
-            await self._swapping.holds.settled()
-            return await self._asking.sample(prompt, sampling, watch, version=self.version)
-        await self._swapping.holds.take(version)
+            await self._swapper.holds.wait_unchanged()
+            return await self._completions.sample(prompt, sampling, watch, version=self.version)
+        await self._swapper.holds.take(version)
         try:
-            return await self._asking.sample(prompt, sampling, watch, version=version)
+            return await self._completions.sample(prompt, sampling, watch, version=version)
         finally:
-            await self._swapping.holds.drop(version)
+            await self._swapper.holds.drop(version)
 
     async def swap(self, update: WeightUpdate) -> SwapReport:
         """Make a version live once the live one is not pinned; see `Engine.swap`."""
         self._server.require_open()
         require_policy(update, self._policy_id)
-        return await self._background.finish(self._swapping.swap(update))
+        return await self._background.finish(self._swapper.swap(update))
 
     async def pin(self, version: int) -> None:
         """Keep the live version: no other goes live before `unpin`; see `Engine.pin`."""
         self._server.require_open()
-        await self._swapping.holds.take(version)
+        await self._swapper.holds.take(version)
         self._pins.append(version)
 
     async def unpin(self, version: int) -> None:
@@ -150,17 +332,17 @@ class ServedEngine:
 
     async def close(self) -> None:
         """End the server; running generations end with ENGINE_FAILED."""
-        self._swapping.source = None
+        self._swapper.source = None
         await self._host.close()
 
     async def _linger(self, version: int) -> None:
         await asyncio.sleep(_LINGER_S)
-        await self._swapping.holds.drop(version)
+        await self._swapper.holds.drop(version)
 
     def _lost(self) -> None:
         """The weights are gone with the server."""
-        self._swapping.version = None
-        self._background.start(self._swapping.restore())
+        self._swapper.version = None
+        self._background.start(self._swapper.restore())
 
     def _require_weights(self) -> None:
         self._server.require_open()
@@ -170,7 +352,7 @@ class ServedEngine:
             )
 
 
-def _tells_experts(dialect: Dialect, model: Model, settings: EngineSettings) -> bool:
+def _tells_experts(dialect: Dialect, model: ModelDescription, settings: EngineSettings) -> bool:
     """Return whether generations have routes.
 
     Raises:

@@ -3,20 +3,63 @@
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError
-from astraflow.engines.placing import Machine, visible_gpus
-from astraflow.engines.served.background import Background
-from astraflow.engines.served.dialect import AdapterRoom, Dialect, Launch, ServerPlace
+from astraflow.engines.devices import Machine, visible_gpus
+from astraflow.engines.served.dialect import AdapterLimits, Dialect, ServerCommand, ServerSetup
 from astraflow.engines.served.exchange import ExchangeFolder
-from astraflow.engines.served.model import Model
-from astraflow.engines.served.server import Server
+from astraflow.engines.served.model import ModelDescription
+from astraflow.engines.served.server import InferenceServer
+
+T = TypeVar("T")
+
+
+class Background:
+    """Holds tasks until they are done or the engine is closed."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Start a task; its errors are for who awaits it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do work to its end, also when the caller gives up waiting for it: then it gives up late.
+
+        Raises:
+            CancelledError: The caller was cancelled; the work is done or failed.
+        """
+        task = self.start(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            with suppress(Exception):
+                await task
+            raise
+
+    async def close(self) -> None:
+        """Cancel what is not done, and wait for its end."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _end(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
 
 
 class ServerHost:
@@ -32,10 +75,10 @@ class ServerHost:
         self,
         dialect: Dialect,
         *,
-        model: Model,
+        model: ModelDescription,
         settings: EngineSettings,
         on_lost: Callable[[], None],
-        adapters: AdapterRoom | None = None,
+        adapters: AdapterLimits | None = None,
     ) -> None:
         """Start the server, or attach to it; needs a running event loop.
 
@@ -55,7 +98,7 @@ class ServerHost:
         self._adapters = adapters
         self.background = Background()
         self.folder = ExchangeFolder(dialect.name)
-        self.server = Server(
+        self.server = InferenceServer(
             is_alive=dialect.is_alive,
             wake=self._take_over,
             launch=None if settings.url else self._launch,
@@ -88,8 +131,8 @@ class ServerHost:
         self._model.require_served(served.directory, served.max_context)
         await self._dialect.wake(http)
 
-    def _launch(self, port: int) -> Launch:
-        place = ServerPlace(
+    def _launch(self, port: int) -> ServerCommand:
+        place = ServerSetup(
             model_dir=self._model.directory,
             port=port,
             folder=self.folder.path,

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
         argv,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=_die_with_keeper,  # noqa: PLW1509  no threads yet
+        preexec_fn=_die_with_parent,  # noqa: PLW1509  no threads yet
     )
     threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
     code = server.wait()
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _die_with_keeper() -> None:
+def _die_with_parent() -> None:
     """Have the kernel kill the server with the keeper."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

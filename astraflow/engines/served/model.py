@@ -11,7 +11,7 @@ import numpy as np
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
 from astraflow.engines.checks import apply_failed, check_part
-from astraflow.engines.served.told_routes import Experts
+from astraflow.engines.served.routed_experts import ExpertLayout
 from astraflow.engines.tokenizer import SpecialIds, Tokenizer, load_tokenizer, read_special_ids
 
 _EXPONENTS = {
@@ -23,7 +23,7 @@ _EXPONENTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ModelDescription:
     """A model's limits.
 
     Attributes:
@@ -42,10 +42,10 @@ class Model:
     special: SpecialIds
     tokenizer: Tokenizer | None
     shapes: Mapping[str, tuple[int, ...]]
-    experts: Experts | None = None
+    experts: ExpertLayout | None = None
 
     @classmethod
-    def read(cls, directory: Path, max_context: int | None) -> "Model":
+    def read(cls, directory: Path, max_context: int | None) -> "ModelDescription":
         """Read a Hugging Face directory.
 
         Args:
@@ -71,7 +71,7 @@ class Model:
             special=tokenizer.special_ids if tokenizer else read_special_ids(directory),
             tokenizer=tokenizer,
             shapes=_shapes(directory, is_tied=bool(fields.get("tie_word_embeddings"))),
-            experts=Experts.of(fields),
+            experts=ExpertLayout.of(fields),
         )
 
     def require_served(self, directory: Path, max_context: int | None) -> None:
@@ -90,7 +90,7 @@ class Model:
                 f"the server takes {max_context} tokens of context, engine.max_context is"
                 f" {self.max_context}",
             )
-        other = Model.read(directory, None).shapes if directory.is_dir() else self.shapes
+        other = ModelDescription.read(directory, None).shapes if directory.is_dir() else self.shapes
         names = self.shapes.keys() | other.keys()
         differing = [name for name in names if self.shapes.get(name) != other.get(name)]
         if self.shapes and other and differing:

@@ -1,36 +1,67 @@
-"""Servers: started, watched and started again; or attached to."""
+"""Servers: started, watched and started again, or attached to; and how busy they are."""
 
 import asyncio
 import logging
 import os
+import re
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
+from time import perf_counter
 
 import httpx
 import structlog
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.protocol import EngineLoad
 from astraflow.engines.served import lifeline
-from astraflow.engines.served.dialect import CONNECT_S, Launch
-from astraflow.engines.served.last_words import last_words
+from astraflow.engines.served.dialect import CONNECT_S, Dialect, ServerCommand, ServerLoad
 from astraflow.rpc.concurrency import Backoff, beside
+
+_KEPT_LINES = 15
+
+_KEPT_ERRORS = 5
+
+_KEPT_LENGTH = 500
+
+# The line of a traceback that names the error, bare or behind a logger's prefix.
+_NAMED = re.compile(
+    r"^(?:\([^)]*\) )?(?:[A-Z]+ [\d:./ -]+\[[^\]]*\] )?((?:\w+\.)*\w+(?:Error|Exception): .+)$",
+    re.MULTILINE,
+)
+
+
+def last_words(log: str) -> str:
+    """Return the errors that a log names, the first ones first, and its last lines.
+
+    A server of several processes ends with the errors of those that waited for the one that
+    failed; what that one said stands far above.
+    """
+    errors = [said[:_KEPT_LENGTH] for said in dict.fromkeys(_NAMED.findall(log))][:_KEPT_ERRORS]
+    lines = log.splitlines()
+    last = lines[-_KEPT_LINES:]
+    return "\n".join([*errors, "..." if len(lines) > len(last) else "", *last]).strip()
+
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _LOOK_EVERY_S = 0.2
+
 _TOKEN_S = 30.0
+
 # Of all but completions, which take as long as they take. Loading a large model is the longest.
 _CALL_S = 600.0
+
 _OWN = frozenset(("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "ASTRAFLOW_JOIN_TOKEN"))
 
 # What shells say of SIGKILL.
 _KILLED = 137
 
 IsAlive = Callable[[httpx.AsyncClient], Awaitable[bool]]
+
 Wake = Callable[[httpx.AsyncClient], Awaitable[object]]
 
 
@@ -45,13 +76,13 @@ class ServerProcess:
         self._log_start = log_start
 
     @classmethod
-    async def start(cls, launch: Launch, log_file: Path) -> "ServerProcess":
+    async def start(cls, launch: ServerCommand, log_file: Path) -> "ServerProcess":
         """Start it; it appends to a log, and ends with this process at the latest."""
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("ab") as output:
             log_start = output.tell()
             process = await asyncio.create_subprocess_exec(
-                *kept(launch),
+                *kept_command(launch),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -104,7 +135,7 @@ class Life:
             self.up.exception()
 
 
-class Server:
+class InferenceServer:
     """A server that is started again whenever it ends, or one that somebody else runs."""
 
     def __init__(
@@ -112,7 +143,7 @@ class Server:
         *,
         is_alive: IsAlive,
         wake: Wake,
-        launch: Callable[[int], Launch] | None,
+        launch: Callable[[int], ServerCommand] | None,
         url: str | None,
         log_file: Path,
         start_s: float,
@@ -173,7 +204,7 @@ class Server:
         """
         self.require_open()
         if not self.life.is_up:
-            raise _failed("the server is being started")
+            raise _server_failed("the server is being started")
         return self.life.up.result()
 
     def require_open(self) -> None:
@@ -190,7 +221,7 @@ class Server:
         self._is_closed = True
         self.life.end(AstraflowError(Reason.ENGINE_FAILED, "the engine was closed"))
 
-    async def look(self) -> None:
+    async def check_alive(self) -> None:
         """See whether it still generates; it is started again if not."""
         life = self.life
         if life.is_up and not await self._answers(life.up.result()) and self.life is life:
@@ -198,7 +229,7 @@ class Server:
 
     def condemn(self, why: str) -> None:
         """End this life: what it holds cannot be trusted any more."""
-        self._end(self.life, _failed(why))
+        self._end(self.life, _server_failed(why))
 
     def _end(self, life: Life, why: AstraflowError) -> None:
         """End a life; whoever waits from now on waits for the next one."""
@@ -236,7 +267,7 @@ class Server:
             if life.over.done():
                 raise life.over.result()
             if time.monotonic() > until:
-                raise _failed(f"the server generated nothing in {self._start_s:.0f} s")
+                raise _server_failed(f"the server generated nothing in {self._start_s:.0f} s")
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _is_awake(self, http: httpx.AsyncClient) -> bool:
@@ -258,7 +289,9 @@ class Server:
             code = await process.wait()
             said = process.last_words()
             killed = " (killed, as a machine without memory does)" if code == _KILLED else ""
-            self._end(life, _failed(f"the server ended with code {code}{killed}; it said:\n{said}"))
+            self._end(
+                life, _server_failed(f"the server ended with code {code}{killed}; it said:\n{said}")
+            )
 
     async def _answers(self, http: httpx.AsyncClient) -> bool:
         try:
@@ -267,7 +300,7 @@ class Server:
             return False
 
 
-def _failed(message: str) -> AstraflowError:
+def _server_failed(message: str) -> AstraflowError:
     return AstraflowError(Reason.ENGINE_FAILED, message, retryable=True)
 
 
@@ -281,7 +314,7 @@ def _client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False)
 
 
-def kept(launch: Launch) -> tuple[str, ...]:
+def kept_command(launch: ServerCommand) -> tuple[str, ...]:
     """Return the command that keeps a server for as long as its standard input is open."""
     return (sys.executable, "-S", lifeline.__file__, *launch.argv)
 
@@ -293,7 +326,89 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def environment(launch: Launch) -> dict[str, str]:
+def environment(launch: ServerCommand) -> dict[str, str]:
     """Return the node's environment without what belongs to the node's own interpreter."""
     kept = {name: value for name, value in os.environ.items() if name not in _OWN}
     return {**kept, **launch.env}
+
+
+_ASK_EVERY_S = 1.0
+
+
+class ServerMeter:
+    """Counts requests and tokens here, and asks the server for what only it knows."""
+
+    def __init__(self) -> None:
+        self.running_count = 0
+        self._sampled_count = 0
+        self._busy_s = 0.0
+        self._busy_since = 0.0
+        self._reported = ServerLoad(running_count=0, queued_count=0, kv_fraction=0.0)
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """Count a request during the body."""
+        if not self.running_count:
+            self._busy_since = perf_counter()
+        self.running_count += 1
+        try:
+            yield
+        finally:
+            self.running_count -= 1
+            if not self.running_count:
+                self._busy_s += perf_counter() - self._busy_since
+
+    def note_sampled(self, count: int) -> None:
+        """Count tokens."""
+        self._sampled_count += count
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """What rises as long as tokens come, here or, by its own word, in the server."""
+        return self._sampled_count, self._reported.sampled_count
+
+    def load(self) -> EngineLoad:
+        """Return the load; what the server said is up to a second old, and nothing when idle."""
+        running = self.running_count
+        queued = min(self._reported.queued_count, running)
+        return EngineLoad(
+            running_count=running - queued,
+            queued_count=queued,
+            sampled_token_count=self._sampled_count,
+            kv_fraction=self._reported.kv_fraction if running else 0.0,
+            busy_s=self._busy_s + (perf_counter() - self._busy_since if running else 0.0),
+        )
+
+    async def follow(self, server: InferenceServer, dialect: Dialect) -> None:
+        """Ask the server again and again while something runs, until cancelled."""
+        while True:
+            if self.running_count:
+                with suppress(AstraflowError, httpx.HTTPError):
+                    self._reported = await dialect.load(server.http)
+            await asyncio.sleep(_ASK_EVERY_S)
+
+
+_SILENT_S = 60.0
+
+
+async def end_silence(
+    server: InferenceServer,
+    meter: ServerMeter,
+    *,
+    is_changing: Callable[[], bool],
+    silent_s: float = _SILENT_S,
+) -> None:
+    """Look whether a server still generates when nothing came of what runs, until cancelled.
+
+    Args:
+        server: Started again when it does not.
+        meter: Counts what comes.
+        is_changing: Whether its version changes: it generates nothing then.
+        silent_s: Seconds without a token.
+    """
+    heard = meter.progress
+    while True:
+        await asyncio.sleep(silent_s)
+        if meter.running_count and meter.progress == heard and not is_changing():
+            await server.check_alive()
+        heard = meter.progress

@@ -1,4 +1,4 @@
-"""SGLang's HTTP API, as an engine needs it."""
+"""SGLang's HTTP API, as an engine needs it: what it is asked for, and what it answers."""
 
 import asyncio
 import base64
@@ -14,22 +14,160 @@ from typing import Any
 import httpx
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.rollouts import KvPolicy
+from astraflow.core.rollouts import FinishReason, KvPolicy
+from astraflow.core.tasks import SamplingParams
 from astraflow.engines.checks import apply_failed
 from astraflow.engines.served.dialect import (
     NO_END,
-    Launch,
-    Piece,
-    ServedModel,
+    CompletionPiece,
+    ReportedModel,
+    ServerCommand,
     ServerLoad,
-    ServerPlace,
     ServerRequest,
+    ServerSetup,
 )
-from astraflow.engines.sglang.answers import piece_of
-from astraflow.engines.sglang.asking import after_least, generate_body, until_least
+from astraflow.engines.served.routed_experts import from_i32
 from astraflow.engines.sglang.launch import LOADER, launch
 
-_SAID = 500
+_NEVER = -1e9
+
+
+def generate_body(request: ServerRequest, *, salt: str) -> dict[str, Any]:
+    """Return the body of `/generate`.
+
+    Args:
+        request: Checked.
+        salt: Of the prefix cache: only requests of the same salt share what it holds.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a knob that the server cannot honour.
+    """
+    _check_supported(request.sampling)
+    return {
+        "input_ids": list(request.prompt),
+        "sampling_params": _sampling(request),
+        "rid": request.request_id,
+        "return_logprob": True,
+        "top_logprobs_num": request.sampling.top_logprobs,
+        "stream": request.is_streamed,
+        "extra_key": salt,
+        "return_routed_experts": request.tells_experts,
+        "lora_path": request.adapter,
+    }
+
+
+def until_least(request: ServerRequest) -> ServerRequest:
+    """Return the part of a completion in which nothing may end it.
+
+    The server's own `min_new_tokens` needs a tokenizer, and it is asked with ids alone.
+    """
+    sampling = request.sampling
+    count = min(sampling.min_new_tokens, sampling.max_new_tokens)
+    return replace(
+        request,
+        sampling=replace(sampling, max_new_tokens=count),
+        stop_ids=(),
+        never_sampled=(*request.never_sampled, *request.stop_ids),
+    )
+
+
+def after_least(request: ServerRequest, tokens: Sequence[int]) -> ServerRequest:
+    """Return the part of a completion that follows on some tokens of it."""
+    left = request.sampling.max_new_tokens - len(tokens)
+    return replace(
+        request,
+        prompt=(*request.prompt, *tokens),
+        sampling=replace(request.sampling, max_new_tokens=left, min_new_tokens=0),
+    )
+
+
+def _sampling(request: ServerRequest) -> dict[str, Any]:
+    sampling = request.sampling
+    return {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "stop_token_ids": list(request.stop_ids),
+        "ignore_eos": not request.stop_ids,
+        "logit_bias": {str(token): _NEVER for token in request.never_sampled} or None,
+    }
+
+
+def _check_supported(sampling: SamplingParams) -> None:
+    """Refuse what would be done silently in another way."""
+    truncated = {
+        "top_p": sampling.top_p < 1,
+        "top_k": sampling.top_k is not None,
+        "min_p": sampling.min_p > 0,
+    }
+    for name, is_set in truncated.items():
+        if is_set and sampling.temperature > 0:
+            raise _refused(name, "its log-probabilities would be those before the cut")
+    if sampling.grammar is not None:
+        raise _refused("grammar", "it is asked with ids alone and reads no tokenizer; take vLLM")
+
+
+def _refused(name: str, why: str) -> AstraflowError:
+    return AstraflowError(
+        Reason.INVALID_FIELD,
+        f"sampling.{name} cannot be honoured by SGLang: {why}",
+        metadata={"field": f"sampling.{name}"},
+    )
+
+
+_REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+}
+
+
+def piece_of(answer: dict[str, Any], *, is_adapted: bool = False) -> CompletionPiece:
+    """Return an answer of `/generate`, which in a stream holds what is new.
+
+    Only the last answer has the versions, of all tokens. Those before name the live one, which may
+    be newer or older than their tokens: they tell none.
+
+    Args:
+        answer: Of the route.
+        is_adapted: Whether it is of an adapter: it says nothing of the version of that.
+
+    Raises:
+        AstraflowError: ENGINE_FAILED for weights of no version.
+    """
+    meta = answer["meta_info"]
+    spans = () if is_adapted else meta.get("weight_versions") or ()
+    return CompletionPiece(
+        tokens=answer["output_ids"],
+        logprobs=[value for value, *_ in meta["output_token_logprobs"]],
+        versions=[
+            (_version_number(span["version"]), span["end"] - span["start"]) for span in spans
+        ],
+        finish_reason=_finish_reason(meta["finish_reason"]),
+        likeliest=[
+            [(token, logprob) for logprob, token, *_ in said or ()]
+            for said in meta.get("output_top_logprobs") or ()
+        ],
+        experts=from_i32(meta.get("routed_experts")),
+    )
+
+
+def _version_number(said: str) -> int:
+    if not said.isdecimal():
+        raise AstraflowError(
+            Reason.ENGINE_FAILED, f"SGLang sampled with weights of no version: it says {said!r}"
+        )
+    return int(said)
+
+
+def _finish_reason(said: dict[str, Any] | None) -> FinishReason | None:
+    return None if said is None else _REASONS[said["type"]]
+
+
+_ERROR_LENGTH = 500
+
 _MODES = {KvPolicy.KEEP: "in_place", KvPolicy.RECOMPUTE: "retract"}
 
 
@@ -57,7 +195,7 @@ class SglangDialect:
         self._is_quick = False
         self._rank_count = 1
 
-    def launch(self, place: ServerPlace) -> Launch:
+    def launch(self, place: ServerSetup) -> ServerCommand:
         """Return how to start it."""
         return launch(self._python, place)
 
@@ -67,8 +205,8 @@ class SglangDialect:
         Raises:
             AstraflowError: ENGINE_FAILED for one that lacks what is needed.
         """
-        told = _said(await http.get("/server_info"))
-        routes = _said(await http.get("/openapi.json"))["paths"]
+        told = _answer_json(await http.get("/server_info"))
+        routes = _answer_json(await http.get("/openapi.json"))["paths"]
         missing = {"/begin_weight_update", "/pause_generation", "/v1/loads"} - routes.keys()
         if missing:
             raise _failed(f"{told.get('version')} has no {min(missing)}: take 0.5.23 or later")
@@ -81,7 +219,7 @@ class SglangDialect:
 
     async def generate(
         self, http: httpx.AsyncClient, request: ServerRequest
-    ) -> AsyncGenerator[Piece]:
+    ) -> AsyncGenerator[CompletionPiece]:
         """Sample one completion."""
         if request.sampling.min_new_tokens and request.stop_ids:
             first: list[int] = []
@@ -95,18 +233,20 @@ class SglangDialect:
         async for piece in self._part(http, request):
             yield piece
 
-    async def _part(self, http: httpx.AsyncClient, request: ServerRequest) -> AsyncGenerator[Piece]:
+    async def _part(
+        self, http: httpx.AsyncClient, request: ServerRequest
+    ) -> AsyncGenerator[CompletionPiece]:
         """Sample one completion, or a part of one that has a length of its own."""
         body = generate_body(request, salt=self._salt)
         piece = partial(piece_of, is_adapted=request.adapter is not None)
         if not request.is_streamed:
             answer = await http.post("/generate", json=body, timeout=NO_END)
-            yield piece(_said(answer))
+            yield piece(_answer_json(answer))
             return
         async with http.stream("POST", "/generate", json=body, timeout=NO_END) as answer:
             if answer.is_error:
                 await answer.aread()
-                _said(answer)
+                _answer_json(answer)
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
                     yield piece(json.loads(line.removeprefix("data: ")))
@@ -124,7 +264,9 @@ class SglangDialect:
         if self._checked is not http:
             await self.release(http)
             self._checked = http
-        answers = await asyncio.gather(*(called(d, str(file)) for d in file.parent.glob("*.door")))
+        answers = await asyncio.gather(
+            *(called(d, str(file)) for d in file.parent.glob("*.socket"))
+        )
         heard = [answer for answer in answers if answer is not None]
         failed = [answer["error"] for answer in heard if answer["error"]]
         if failed:
@@ -144,7 +286,7 @@ class SglangDialect:
         if is_paused:
             _ok(await http.post("/pause_generation", json={"mode": _MODES[kv]}))
         if self._is_quick:
-            await self._tell(http, version)
+            await self._announce_version(http, version)
         else:
             await self._load(http, file, version)
         self._report = max(_answers_beside(file), key=lambda each: each["apply_s"])
@@ -154,10 +296,10 @@ class SglangDialect:
         if is_paused:
             await self.wake(http)
 
-    async def served_model(self, http: httpx.AsyncClient) -> ServedModel:
+    async def served_model(self, http: httpx.AsyncClient) -> ReportedModel:
         """Return what it serves."""
-        told = _said(await http.get("/server_info"))
-        return ServedModel(
+        told = _answer_json(await http.get("/server_info"))
+        return ReportedModel(
             directory=Path(told["model_path"]), max_context=told.get("context_length")
         )
 
@@ -165,10 +307,10 @@ class SglangDialect:
         """Go on decoding."""
         _ok(await http.post("/continue_generation", json={"torch_empty_cache": False}))
 
-    async def _tell(self, http: httpx.AsyncClient, version: int) -> None:
+    async def _announce_version(self, http: httpx.AsyncClient, version: int) -> None:
         """Have the plugin write what is staged for a version, by telling that version."""
         body = {"new_version": str(version), "abort_all_requests": False}
-        _said(await http.post("/update_weight_version", json=body))
+        _answer_json(await http.post("/update_weight_version", json=body))
 
     async def _load(self, http: httpx.AsyncClient, file: Path, version: int) -> None:
         """Have the server call the loader: of all servers, and for what they convert."""
@@ -181,16 +323,16 @@ class SglangDialect:
         }
         if (await http.post("/begin_weight_update", json={})).is_error:
             # A node that ended in the middle left it begun.
-            _said(await http.post("/end_weight_update", json={}))
-            _said(await http.post("/begin_weight_update", json={}))
+            _answer_json(await http.post("/end_weight_update", json={}))
+            _answer_json(await http.post("/begin_weight_update", json={}))
         try:
-            _said(await http.post("/update_weights_from_tensor", json=body))
+            _answer_json(await http.post("/update_weights_from_tensor", json=body))
         finally:
-            _said(await http.post("/end_weight_update", json={}))
+            _answer_json(await http.post("/end_weight_update", json={}))
 
     async def checksums(self, http: httpx.AsyncClient) -> Mapping[str, str]:
         """Return the server's own checksum of each of its parameters."""
-        ranks = _said(await http.post("/weights_checker", json={"action": "checksum"}))
+        ranks = _answer_json(await http.post("/weights_checker", json={"action": "checksum"}))
         return {
             f"{rank}.{name}": checksum
             for rank, told in enumerate(ranks["ranks"])
@@ -204,15 +346,15 @@ class SglangDialect:
     async def load_adapter(self, http: httpx.AsyncClient, name: str, folder: Path) -> None:
         """Make an adapter known, between two steps."""
         said = {"lora_name": name, "lora_path": str(folder)}
-        _said(await http.post("/load_lora_adapter", json=said))
+        _answer_json(await http.post("/load_lora_adapter", json=said))
 
     async def unload_adapter(self, http: httpx.AsyncClient, name: str) -> None:
         """Forget an adapter, once the server has ended what was withdrawn."""
-        _said(await http.post("/unload_lora_adapter", json={"lora_name": name}))
+        _answer_json(await http.post("/unload_lora_adapter", json={"lora_name": name}))
 
     async def load(self, http: httpx.AsyncClient) -> ServerLoad:
         """Return how busy it is; of several schedulers their sum, and the fullest cache."""
-        loads: list[dict[str, Any]] = _said(await http.get("/v1/loads"))["loads"]
+        loads: list[dict[str, Any]] = _answer_json(await http.get("/v1/loads"))["loads"]
         return ServerLoad(
             running_count=sum(each["num_running_reqs"] for each in loads),
             queued_count=sum(each["num_waiting_reqs"] for each in loads),
@@ -241,10 +383,10 @@ def _new_salt() -> str:
     return uuid.uuid4().hex
 
 
-async def called(door: Path, text: str) -> Mapping[str, Any] | None:
+async def called(socket: Path, text: str) -> Mapping[str, Any] | None:
     """Say something at a socket, and return what it answers; None where nobody does."""
     try:
-        reader, writer = await asyncio.open_unix_connection(door)
+        reader, writer = await asyncio.open_unix_connection(socket)
     except ConnectionRefusedError:
         return None
     try:
@@ -260,7 +402,7 @@ async def called(door: Path, text: str) -> Mapping[str, Any] | None:
 
 
 def _answers_beside(file: Path) -> Sequence[Mapping[str, Any]]:
-    """Return what each rank's loader wrote; see `astraflow.engines.inside.sglang_loader`.
+    """Return what each rank's loader wrote; see `astraflow.engines.plugins.sglang_plugin`.
 
     Raises:
         AstraflowError: APPLY_FAILED when one failed, or none was called.
@@ -277,11 +419,11 @@ def _answers_beside(file: Path) -> Sequence[Mapping[str, Any]]:
 
 def _ok(answer: httpx.Response) -> None:
     if answer.is_error:
-        path, said = answer.request.url.path, answer.text[:_SAID]
+        path, said = answer.request.url.path, answer.text[:_ERROR_LENGTH]
         raise _failed(f"answered {answer.status_code} to {path}: {said}")
 
 
-def _said(answer: httpx.Response) -> Any:
+def _answer_json(answer: httpx.Response) -> Any:
     """Return what was answered; some routes refuse with a status that says success."""
     _ok(answer)
     told: dict[str, Any] = answer.json()

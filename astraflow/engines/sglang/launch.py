@@ -5,25 +5,54 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from astraflow.engines.served.devices import is_on_cpu
-from astraflow.engines.served.dialect import Launch, ServerPlace
-from astraflow.engines.sglang.adapters import adapter_options
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.engines.devices import is_on_cpu
+from astraflow.engines.served.dialect import AdapterLimits, ServerCommand, ServerSetup
 
-LOADER = "astraflow_inside.sglang_loader.load"
+
+def adapter_options(room: AdapterLimits | None, *, is_on_cpu: bool) -> tuple[str, ...]:
+    """Return what a server's command line says of adapters; None: there are none.
+
+    A request of the model alone, as its health page makes, takes a place as well.
+
+    Raises:
+        AstraflowError: CAPABILITY_MISSING on a CPU: it keeps adapters in pinned memory, which
+            torch has not without an accelerator.
+    """
+    if room is None:
+        return ()
+    if is_on_cpu:
+        raise AstraflowError(
+            Reason.CAPABILITY_MISSING,
+            "SGLang reads adapters into pinned memory, which there is none of without a GPU: on a"
+            " CPU take raas.engine.kind vllm or embedded, or leave out model.lora",
+        )
+    return (
+        *("--enable-lora", "--max-loras-per-batch", str(room.count + 1)),
+        *("--max-lora-rank", str(room.rank), "--lora-target-modules", *room.targets),
+    )
+
+
+LOADER = "astraflow_plugins.sglang_plugin.load"
 
 _DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+
 _ITEMSIZES = {"f32": 4, "bf16": 2}
+
 _STUBS = Path(__file__).with_name("cpu_stubs")
+
 # A server that lost a process would answer nobody for a minute or two while it writes them.
 _NO_DUMPS = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
-# Its entry point has the server run `astraflow_inside.sglang_plugin`.
+
+# Its entry point has the server run `astraflow_plugins.sglang_plugin`.
 _PLUGIN = Path(__file__).with_name("plugin")
+
 # The node says what ends a completion. A server that knows end tokens of its own ignores them
 # only together with those that it is told.
 _NO_END = json.dumps({"eos_token_id": None})
 
 
-def launch(python: Path, place: ServerPlace) -> Launch:
+def launch(python: Path, place: ServerSetup) -> ServerCommand:
     """Return how to start a server.
 
     Idle ones sleep; steps do not overlap, so that a version begins at one token for certain.
@@ -47,10 +76,10 @@ def launch(python: Path, place: ServerPlace) -> Launch:
         *adapter_options(place.adapters, is_on_cpu=is_on_cpu(place.settings)),
         *settings.args,
     )
-    return Launch(argv=argv, env=_environment(place))
+    return ServerCommand(argv=argv, env=_environment(place))
 
 
-def _for_cpu(place: ServerPlace) -> tuple[str, ...]:
+def _for_cpu(place: ServerSetup) -> tuple[str, ...]:
     """Return what keeps it to torch's own kernels."""
     return (
         *("--device", "cpu", "--attention-backend", "torch_native"),
@@ -59,12 +88,12 @@ def _for_cpu(place: ServerPlace) -> tuple[str, ...]:
     )
 
 
-def _for_gpu(place: ServerPlace) -> tuple[str, ...]:
+def _for_gpu(place: ServerSetup) -> tuple[str, ...]:
     memory = place.settings.memory
     return () if memory is None else ("--mem-fraction-static", str(memory))
 
 
-def _cache_token_count(place: ServerPlace) -> int:
+def _cache_token_count(place: ServerSetup) -> int:
     """Return for how many tokens the cache has room: twice what the places can fill at most."""
     config = json.loads((place.model_dir / "config.json").read_text())
     config = config.get("text_config", config)
@@ -76,7 +105,7 @@ def _cache_token_count(place: ServerPlace) -> int:
     return min(wanted, int(nbytes / (kept * _ITEMSIZES[place.settings.dtype])))
 
 
-def _environment(place: ServerPlace) -> Mapping[str, str]:
+def _environment(place: ServerSetup) -> Mapping[str, str]:
     folders = [str(place.folder / "python"), str(_PLUGIN)]
     env = {"HF_HUB_OFFLINE": "1", **_NO_DUMPS}
     if is_on_cpu(place.settings):

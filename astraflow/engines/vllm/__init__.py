@@ -1,4 +1,4 @@
 """vLLM as an engine: a real server, updated in place.
 
-`astraflow.engines.inside.vllm_worker` is its part inside the server's process.
+`astraflow.engines.plugins.vllm_worker` is its part inside the server's process.
 """

@@ -1,7 +1,8 @@
-"""vLLM's own words: its command line and its HTTP routes."""
+"""vLLM's own words: its command line, its HTTP routes and its answers."""
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,38 +10,157 @@ from typing import Any
 import httpx
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.rollouts import KvPolicy
+from astraflow.core.rollouts import FinishReason, KvPolicy
 from astraflow.core.tasks import Grammar
 from astraflow.engines.checks import apply_failed
-from astraflow.engines.served.devices import is_on_cpu
+from astraflow.engines.devices import is_on_cpu
+from astraflow.engines.protocol import Likeliest
 from astraflow.engines.served.dialect import (
     NO_END,
-    Launch,
-    Piece,
-    ServedModel,
+    AdapterLimits,
+    CompletionPiece,
+    ReportedModel,
+    ServerCommand,
     ServerLoad,
-    ServerPlace,
     ServerRequest,
+    ServerSetup,
 )
-from astraflow.engines.vllm.adapters import adapter_environment, adapter_options
-from astraflow.engines.vllm.answers import event_of, gauge, piece_of
+from astraflow.engines.served.routed_experts import from_npy
+
+# What it knows (vllm.config.lora, release 0.32).
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def adapter_options(room: AdapterLimits | None) -> tuple[str, ...]:
+    """Return what a server's command line says of adapters; None: there are none.
+
+    What is unloaded is held on to for as long again: a request that was withdrawn may be a step
+    behind.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for a rank that it does not know.
+    """
+    if room is None:
+        return ()
+    rank = next((known for known in _RANKS if known >= room.rank), None)
+    if rank is None:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"model.lora.rank {room.rank} is more than vLLM's {_RANKS[-1]}: take a lower one",
+        )
+    said = {"max-loras": room.count, "max-cpu-loras": 2 * room.count, "max-lora-rank": rank}
+    options = (word for name, value in said.items() for word in (f"--{name}", str(value)))
+    return ("--enable-lora", *options)
+
+
+def adapter_environment(room: AdapterLimits | None) -> Mapping[str, str]:
+    """Return what a server's environment says of adapters: that they come while it runs."""
+    return {} if room is None else {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+
+
+_ENDS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+}
+
+# What it tells of a token whose log-probability is not finite.
+_NO_LOGPROB = -9999.0
+
+
+def piece_of(choice: Mapping[str, Any], *, top_count: int = 0) -> CompletionPiece:
+    """Return what one choice of an answer holds.
+
+    Args:
+        choice: Of the answer.
+        top_count: Likeliest tokens that were asked for.
+
+    Raises:
+        AstraflowError: ENGINE_FAILED for one that ended in a way of its own.
+    """
+    spans = choice["weight_versions"] or ()
+    logprobs: Mapping[str, Any] = choice["logprobs"] or {}
+    content: Sequence[Mapping[str, Any]] = logprobs.get("content") or ()
+    reason = choice.get("finish_reason")
+    if reason is not None and reason not in _ENDS:
+        raise _vllm_failed(f"a completion ended by {reason}")
+    return CompletionPiece(
+        tokens=choice["token_ids"] or (),
+        logprobs=[_logprob(said["logprob"]) for said in content],
+        versions=[_span(said) for said in spans if said["version"].isdecimal()],
+        finish_reason=None if reason is None else _ENDS[reason],
+        likeliest=[_likeliest(said["top_logprobs"], top_count) for said in content]
+        if top_count
+        else (),
+        experts=from_npy(choice.get("routed_experts")),
+    )
+
+
+def _span(said: Mapping[str, Any]) -> tuple[int, int]:
+    return int(said["version"]), said["end"] - said["start"]
+
+
+def _logprob(said: float | None) -> float:
+    return math.nan if said is None or said <= _NO_LOGPROB else said
+
+
+def _likeliest(said: Sequence[Mapping[str, Any]], count: int) -> Likeliest:
+    """Return the likeliest tokens; the one that was sampled is told too, before them."""
+    pairs = [(int(each["token"].removeprefix("token_id:")), each["logprob"]) for each in said]
+    finite = [pair for pair in pairs if pair[1] > _NO_LOGPROB]
+    return sorted(finite, key=lambda pair: -pair[1])[:count]
+
+
+def event_of(line: str) -> Any:
+    """Return what a line of a stream says.
+
+    Raises:
+        AstraflowError: ENGINE_FAILED for an error.
+    """
+    said = json.loads(line.removeprefix("data: "))
+    if "error" in said:
+        raise _vllm_failed(str(said["error"]))
+    return said
+
+
+def gauge(page: str, name: str) -> float:
+    """Return the sum over all engines of one family of a Prometheus page."""
+    lines = (line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def _vllm_failed(message: str) -> AstraflowError:
+    return AstraflowError(Reason.ENGINE_FAILED, f"vLLM: {message}", retryable=True)
+
 
 _MODEL = "policy"
+
 _DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+
 # A logit bias that no softmax in float32 survives.
 _NEVER = -100.0
+
 _GENERATE = "/inference/v1/generate"
+
 _CHANGE = "/astraflow/change"
+
 _ONE_TOKEN = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "detokenize": False}}
+
 _QUIET = ("--disable-uvicorn-access-log",)
+
 # It draws by a seed of the request's own, and takes back what it drew at the end of a part of a
 # prompt; torch's generator for CPUs cannot, and the server would end. So prompts are read whole.
 _ON_CPU = ("--enforce-eager", "--no-enable-chunked-prefill")
+
 _EXPERTS = ("--enable-return-routed-experts",)
-_LOOK_S = 0.002
-_LOOK_LIMIT_S = 0.05
+
+_POLL_S = 0.002
+
+_POLL_LIMIT_S = 0.05
+
 _BAD_REQUEST = 400
-_SAID = 500
+
+_ERROR_LENGTH = 500
 
 
 class VllmDialect:
@@ -60,10 +180,10 @@ class VllmDialect:
         self._python = python
         self._report: Mapping[str, Any] = {}
 
-    def launch(self, place: ServerPlace) -> Launch:
+    def launch(self, place: ServerSetup) -> ServerCommand:
         """Return how to start it."""
         settings = place.settings
-        return Launch(
+        return ServerCommand(
             argv=(
                 str(self._python),
                 "-m",
@@ -88,7 +208,7 @@ class VllmDialect:
 
     async def release(self, http: httpx.AsyncClient) -> str:
         """Return vLLM's release."""
-        return (await _asked(http, "GET", "/version"))["version"]
+        return (await _request_json(http, "GET", "/version"))["version"]
 
     async def is_alive(self, http: httpx.AsyncClient) -> bool:
         """Return whether it generates one token."""
@@ -97,7 +217,7 @@ class VllmDialect:
 
     async def generate(
         self, http: httpx.AsyncClient, request: ServerRequest
-    ) -> AsyncGenerator[Piece]:
+    ) -> AsyncGenerator[CompletionPiece]:
         """Sample one completion."""
         top_count = request.sampling.top_logprobs
         body = {
@@ -109,7 +229,7 @@ class VllmDialect:
             "stream": request.is_streamed,
         }
         if not request.is_streamed:
-            answer = await _asked(http, "POST", _GENERATE, json=body, timeout=NO_END)
+            answer = await _request_json(http, "POST", _GENERATE, json=body, timeout=NO_END)
             yield piece_of(answer["choices"][0], top_count=top_count)
             return
         async with http.stream("POST", _GENERATE, json=body, timeout=NO_END) as answer:
@@ -122,12 +242,12 @@ class VllmDialect:
     async def abort(self, http: httpx.AsyncClient, request_id: str) -> None:
         """Withdraw a request."""
         said = {"request_ids": [request_id]}
-        await _asked(http, "POST", "/inference/v1/abort_requests", json=said)
+        await _request_json(http, "POST", "/inference/v1/abort_requests", json=said)
 
     async def stage(self, http: httpx.AsyncClient, file: Path) -> None:
         """Have each worker look up what it will write, in a thread beside generation."""
         await _call(http, "astraflow_stage", str(file))
-        pause_s = _LOOK_S
+        pause_s = _POLL_S
         while True:
             for said in await _call(http, "astraflow_staged", str(file)):
                 if said["error"]:
@@ -137,7 +257,7 @@ class VllmDialect:
             else:
                 return
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LOOK_LIMIT_S)
+            pause_s = min(2 * pause_s, _POLL_LIMIT_S)
 
     async def change(
         self, http: httpx.AsyncClient, file: Path, *, version: int, kv: KvPolicy
@@ -148,12 +268,12 @@ class VllmDialect:
             "version": str(version),
             "forget_running": kv is KvPolicy.RECOMPUTE,
         }
-        reports = (await _asked(http, "POST", _CHANGE, json=said))["reports"]
+        reports = (await _request_json(http, "POST", _CHANGE, json=said))["reports"]
         self._report = max(reports, key=lambda each: each["apply_s"])
 
-    async def served_model(self, http: httpx.AsyncClient) -> ServedModel:
+    async def served_model(self, http: httpx.AsyncClient) -> ReportedModel:
         """Return what it serves."""
-        said: list[dict[str, Any]] = (await _asked(http, "GET", "/v1/models"))["data"]
+        said: list[dict[str, Any]] = (await _request_json(http, "GET", "/v1/models"))["data"]
         ours = next((model for model in said if model["id"] == _MODEL), None)
         if ours is None:
             names = ", ".join(str(model["id"]) for model in said)
@@ -162,15 +282,15 @@ class VllmDialect:
                 f"it serves {names}, not {_MODEL}: start it with the command line that is in the"
                 " log of a node that starts its own",
             )
-        return ServedModel(directory=Path(ours["root"]), max_context=ours["max_model_len"])
+        return ReportedModel(directory=Path(ours["root"]), max_context=ours["max_model_len"])
 
     async def wake(self, http: httpx.AsyncClient) -> None:
         """Go on decoding."""
-        await _asked(http, "POST", "/resume")
+        await _request_json(http, "POST", "/resume")
 
     async def checksums(self, http: httpx.AsyncClient) -> Mapping[str, str]:
         """Return SHA-256 by runtime parameter."""
-        said = await _asked(http, "POST", "/weight_checker", json={"action": "checksum"})
+        said = await _request_json(http, "POST", "/weight_checker", json={"action": "checksum"})
         return said["checksums"]
 
     async def report(self, http: httpx.AsyncClient) -> Mapping[str, Any]:  # noqa: ARG002
@@ -198,7 +318,7 @@ class VllmDialect:
         await _require_success(await http.post("/v1/unload_lora_adapter", json=said))
 
 
-def _options(place: ServerPlace) -> tuple[str, ...]:
+def _options(place: ServerSetup) -> tuple[str, ...]:
     settings, has_weights = place.settings, any(place.model_dir.glob("*.safetensors"))
     said = {
         "model": place.model_dir,
@@ -214,8 +334,8 @@ def _options(place: ServerPlace) -> tuple[str, ...]:
         "logprobs-mode": "processed_logprobs",
         "generation-config": "vllm",
         "load-format": "auto" if has_weights else "dummy",
-        "worker-extension-cls": "astraflow_inside.vllm_worker.AstraflowWorker",
-        "middleware": "astraflow_inside.vllm_routes.Changes",
+        "worker-extension-cls": "astraflow_plugins.vllm_worker.AstraflowWorker",
+        "middleware": "astraflow_plugins.vllm_routes.UpdateRoute",
         "gpu-memory-utilization": settings.memory,
         # One process less between a request and the model.
         "distributed-executor-backend": "uni" if settings.tensor_parallel == 1 else None,
@@ -268,10 +388,10 @@ def _structure(grammar: Grammar) -> dict[str, str]:
 async def _call(http: httpx.AsyncClient, method: str, *args: str) -> Sequence[Mapping[str, Any]]:
     """Call a method of every worker."""
     body = {"method": method, "args": list(args)}
-    return (await _asked(http, "POST", "/collective_rpc", json=body))["results"]
+    return (await _request_json(http, "POST", "/collective_rpc", json=body))["results"]
 
 
-async def _asked(http: httpx.AsyncClient, method: str, path: str, **said: Any) -> Any:
+async def _request_json(http: httpx.AsyncClient, method: str, path: str, **said: Any) -> Any:
     answer = await http.request(method, path, **said)
     await _require_success(answer)
     return answer.json() if answer.content else None
@@ -280,7 +400,7 @@ async def _asked(http: httpx.AsyncClient, method: str, path: str, **said: Any) -
 async def _require_success(answer: httpx.Response) -> None:
     if answer.is_success:
         return
-    said = (await answer.aread()).decode(errors="replace")[:_SAID]
+    said = (await answer.aread()).decode(errors="replace")[:_ERROR_LENGTH]
     reason = Reason.INVALID_FIELD if answer.status_code == _BAD_REQUEST else Reason.ENGINE_FAILED
     raise AstraflowError(
         reason, f"vLLM answered {answer.status_code} to {answer.request.url.path}: {said}"

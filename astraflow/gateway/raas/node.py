@@ -23,11 +23,10 @@ from astraflow.gateway.raas.orders import Order, OrderQueue, item_of
 from astraflow.gateway.raas.weights import SenderWeights
 from astraflow.gateway.raas.workflows import SubmitPrompt, WorkflowRegistry
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
-from astraflow.raas.failures import FailureNotes
-from astraflow.raas.places import Places
-from astraflow.raas.policies import PolicyDesk, ServedModel
-from astraflow.raas.runner import EpisodeRunner, NodeWorkflow
-from astraflow.raas.tallies import NodeTallies, NodeView, count_families
+from astraflow.raas.failures import FailureLog
+from astraflow.raas.metrics import NodeCounters, NodeView, count_families
+from astraflow.raas.policies import ServedModel, ServedPolicies
+from astraflow.raas.runner import EpisodeRunner, NodeWorkflow, Places
 from astraflow.rpc.peers import DialRules
 from astraflow.workflows.building import build_workflows, close_workflows
 
@@ -87,7 +86,7 @@ class DataflowNode:
             capacity=recipe.raas.capacity,
             max_attempts=recipe.rollouts.max_attempts,
         )
-        self._policies = PolicyDesk(models)
+        self._policies = ServedPolicies(models)
         self._weights = {
             policy_id: SenderWeights(
                 policy_id,
@@ -98,8 +97,8 @@ class DataflowNode:
             )
             for policy_id, model in models.items()
         }
-        self._tallies = NodeTallies()
-        self._notes = FailureNotes()
+        self._tallies = NodeCounters()
+        self._notes = FailureLog()
         self._group = asyncio.TaskGroup()
         self._exits = AsyncExitStack()
         self._loads: set[asyncio.Task[dict[str, Any]]] = set()
@@ -117,7 +116,7 @@ class DataflowNode:
             exits.push_async_callback(agents.close)
             await exits.enter_async_context(self._group)
             self.orders.runner = EpisodeRunner(
-                desk=self._policies,
+                policies=self._policies,
                 workflows={
                     spec.workflow_id: NodeWorkflow(
                         loaded=loaded[spec.workflow_id], policy_ids=spec.policy_ids
@@ -131,8 +130,8 @@ class DataflowNode:
                     capacity=recipe.raas.capacity, eval_extra=recipe.raas.eval_place_count
                 ),
                 run_time=lambda: None,
-                tallies=self._tallies,
-                door=agents,
+                counters=self._tallies,
+                agents=agents,
             )
             exits.callback(self._stop)
             self._exits = exits.pop_all()
@@ -150,7 +149,7 @@ class DataflowNode:
 
     def report(self, failure: Failure) -> None:
         """Log what failed beside any rollout."""
-        self._notes.tell(failure)
+        self._notes.record(failure)
 
     @property
     def _policy_ids(self) -> tuple[PolicyId, ...]:

@@ -37,8 +37,8 @@ from astraflow.gateway.raas.workflows import RegisterWorkflow, SubmitPrompt
 from astraflow.gateway.serve import serve_process, until_ended
 from astraflow.gateway.settings import tls_of
 from astraflow.raas.main import serving_models, watching
+from astraflow.raas.metrics import node_families
 from astraflow.raas.policies import ServedModel
-from astraflow.raas.tallies import node_families
 from astraflow.rpc.concurrency import beside
 from astraflow.rpc.peers import Peer, caller_of
 from astraflow.telemetry.metrics import LoopRead, MetricsServer

@@ -14,7 +14,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import Layout, TensorUpdate, WeightUpdate
 from astraflow.engines.protocol import Engine
 from astraflow.gateway.receiving import SenderCopy
-from astraflow.raas.gate import VersionGate
+from astraflow.raas.policies import VersionGate
 from astraflow.rpc.peers import DialRules
 from astraflow.storage.weight_files import read_weights
 
@@ -72,7 +72,7 @@ class SenderWeights:
         self._layout, self.labels[0] = layout, 0
         self._whole = self._update(0, tensors)
         await self._engine.swap(self._whole)
-        await self._gate.settle()
+        await self._gate.admit_waiting()
 
     async def load(self, label: int, endpoint: str, dial: DialRules) -> dict[str, Any]:
         """Sample with what a sender calls `label`, or the newer one that it has by now.
@@ -151,7 +151,7 @@ class SenderWeights:
                 raise
             log.warning("a swap failed; all weights are swapped", why=str(error))
             await self._engine.swap(await asyncio.to_thread(self._restored))
-        await self._gate.settle()
+        await self._gate.admit_waiting()
 
     def _restored(self) -> WeightUpdate:
         """Return a copy of all weights; in a thread: it may wait for a transfer.

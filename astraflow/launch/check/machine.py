@@ -13,7 +13,7 @@ from astraflow.config.recipe import PolicyConfig
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.engines.building import server_python
-from astraflow.engines.placing import Machine
+from astraflow.engines.devices import Machine
 from astraflow.launch.autoscale import fill
 from astraflow.launch.check.settings import ports_of
 from astraflow.launch.check.subject import (

@@ -8,19 +8,19 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from astraflow.core.errors import AstraflowError
-from astraflow.raas.agents.completion import Choice, Completion, Piece
-from astraflow.raas.agents.dialects import (
+from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
+from astraflow.raas.agents.formats import (
+    ApiFormat,
     Body,
-    Dialect,
     call_of,
     counts_of,
+    event,
     parts_of,
     renamed,
     response_format,
+    status_of,
 )
-from astraflow.raas.agents.errors import status_of
 from astraflow.raas.agents.request import ChatRequest, unserved
-from astraflow.raas.agents.script import event
 from astraflow.workflows.agents.messages import text_of
 
 _SAME = {
@@ -108,7 +108,7 @@ def _messages(message: Any, where: str) -> Iterator[Body]:
         yield made | ({"tool_calls": calls} if calls else {})
 
 
-def message_body(completion: Completion, request: ChatRequest, choice: Choice) -> Body:
+def message_body(completion: AgentCompletion, request: ChatRequest, choice: Choice) -> Body:
     """Write a whole answer."""
     return {
         **_message(request),
@@ -118,10 +118,10 @@ def message_body(completion: Completion, request: ChatRequest, choice: Choice) -
     }
 
 
-class MessageScript:
+class MessageWriter:
     """Writes the events of a stream."""
 
-    def __init__(self, completion: Completion, request: ChatRequest) -> None:
+    def __init__(self, completion: AgentCompletion, request: ChatRequest) -> None:
         self._completion = completion
         self._request = request
         self._is_open = False
@@ -131,7 +131,7 @@ class MessageScript:
         usage = {"input_tokens": len(self._completion.prompt), "output_tokens": 0}
         return _event("message_start", message={**_message(self._request), "usage": usage})
 
-    def show(self, piece: Piece) -> bytes:
+    def show(self, piece: TextPiece) -> bytes:
         """Write some text."""
         delta = {"type": "text_delta", "text": piece.text}
         return self._opened() + _event("content_block_delta", index=0, delta=delta)
@@ -224,10 +224,10 @@ def _arguments(given: Any) -> Any:
             return given
 
 
-MESSAGES = Dialect(
+MESSAGES = ApiFormat(
     path="v1/messages",
     chat=chat_of,
     body=message_body,
-    script=MessageScript,
+    writer=MessageWriter,
     error=error_body,
 )

@@ -1,9 +1,9 @@
-"""The app: routes, whose request it is, and answers as JSON or as events."""
+"""The app: routes, whose request it is, and answers as JSON or as server-sent events."""
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -15,30 +15,111 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.raas.agents.anthropic import MESSAGES
-from astraflow.raas.agents.chats import ChatScript, chat_body, chat_completion, prompt_count
-from astraflow.raas.agents.completion import Completion
-from astraflow.raas.agents.dialects import Dialect
+from astraflow.raas.agents.chats import (
+    ChatWriter,
+    TextWriter,
+    chat_body,
+    chat_completion,
+    prompt_count,
+    text_body,
+    text_completion,
+)
+from astraflow.raas.agents.completion import AgentCompletion, Choice, ChoiceQueue, CompletionItem
 from astraflow.raas.agents.endpoint import AgentEndpoint
-from astraflow.raas.agents.errors import ErrorBody, answer_of, body_of, invalid_body
+from astraflow.raas.agents.formats import (
+    ApiFormat,
+    ErrorBody,
+    StreamWriter,
+    answer_of,
+    body_of,
+    invalid_body,
+)
 from astraflow.raas.agents.request import ChatRequest, CompletionRequest
 from astraflow.raas.agents.responses import RESPONSES
-from astraflow.raas.agents.script import Script
-from astraflow.raas.agents.stream import EventStream, gone
-from astraflow.raas.agents.texts import TextScript, text_body, text_completion
 from astraflow.workflows.agents.session import AgentSession, SessionEnd, describe
 from astraflow.workflows.protocol import Score
 
+_STREAM_START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+    ],
+}
+
+
+class EventStream:
+    """The response to a request whose answer is streamed; an ASGI app of one call."""
+
+    def __init__(self, completion: AgentCompletion, script: StreamWriter, room: ExitStack) -> None:
+        """Prepare; nothing is sampled before the call.
+
+        Args:
+            completion: The answer.
+            script: How it is written.
+            room: Closed at the end.
+        """
+        self._completion = completion
+        self._script = script
+        self._room = room
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream until all is said, something fails, or the client leaves."""
+        del scope
+        queue: ChoiceQueue[CompletionItem] = ChoiceQueue()
+        leaving = asyncio.ensure_future(disconnected(receive))
+        leaving.add_done_callback(lambda _: queue.fail(ClientDisconnect()))
+        with self._room:
+            try:
+                await send(_STREAM_START)
+                await send(_body_message(self._script.begin(), has_more=True))
+                await self._send_pieces(queue, send)
+            except AstraflowError as error:
+                await send(_body_message(self._script.fail(error), has_more=False))
+            except ClientDisconnect:
+                return
+            finally:
+                leaving.cancel()
+
+    async def _send_pieces(self, queue: ChoiceQueue[CompletionItem], send: Send) -> None:
+        open_count = self._completion.request.count
+        async with aclosing(self._completion.stream(queue)) as all_items:
+            async for items in all_items:
+                written = [self._written(one) for one in items]
+                open_count -= sum(isinstance(one, Choice) for one in items)
+                if not open_count:
+                    written.append(self._script.end())
+                await send(_body_message(b"".join(written), has_more=open_count > 0))
+
+    def _written(self, one: CompletionItem) -> bytes:
+        return self._script.close(one) if isinstance(one, Choice) else self._script.show(one)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _body_message(body: bytes, *, has_more: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": has_more}
+
+
 Parsed = TypeVar("Parsed", bound=BaseModel)
+
 Answer = Callable[[Request], Awaitable[ASGIApp]]
+
 T = TypeVar("T")
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-_GONE = 499  # As nginx calls a client that did not wait.
+_CLIENT_CLOSED = 499  # As nginx calls a client that did not wait.
+
 _MAX_WAIT_S = 60.0
 
 
@@ -62,8 +143,8 @@ class End(BaseModel):
 
 def make_app(endpoint: AgentEndpoint) -> Starlette:
     """Return the app of an endpoint."""
-    desk = _Desk(endpoint)
-    calls = {"chat/completions": desk.chat, "completions": desk.text}
+    handlers = _Routes(endpoint)
+    calls = {"chat/completions": handlers.chat, "completions": handlers.text}
     routes = [
         Route(f"{base}/v1/{path}", _guarded(call), methods=["POST"])
         for path, call in calls.items()
@@ -72,7 +153,7 @@ def make_app(endpoint: AgentEndpoint) -> Starlette:
     routes += [
         Route(
             f"{base}/{dialect.path}",
-            _guarded(partial(desk.translated, dialect), dialect.error),
+            _guarded(partial(handlers.translated, dialect), dialect.error),
             methods=["POST"],
         )
         for dialect in (RESPONSES, MESSAGES)
@@ -81,19 +162,20 @@ def make_app(endpoint: AgentEndpoint) -> Starlette:
     routes += [
         Route(
             f"{base}/{MESSAGES.path}/count_tokens",
-            _guarded(desk.counted, MESSAGES.error),
+            _guarded(handlers.counted, MESSAGES.error),
             methods=["POST"],
         )
         for base in ("", "/sessions/{session_id}")
     ]
     routes += [
-        Route(f"{base}/v1/models", _guarded(desk.models)) for base in ("", "/sessions/{session_id}")
+        Route(f"{base}/v1/models", _guarded(handlers.models))
+        for base in ("", "/sessions/{session_id}")
     ]
     routes += [
-        Route("/sessions", _guarded(desk.take), methods=["POST"]),
-        Route("/sessions/{session_id}", _guarded(desk.look)),
-        Route("/sessions/{session_id}/reward", _guarded(desk.reward), methods=["POST"]),
-        Route("/sessions/{session_id}/end", _guarded(desk.end), methods=["POST"]),
+        Route("/sessions", _guarded(handlers.take), methods=["POST"]),
+        Route("/sessions/{session_id}", _guarded(handlers.show)),
+        Route("/sessions/{session_id}/reward", _guarded(handlers.reward), methods=["POST"]),
+        Route("/sessions/{session_id}/end", _guarded(handlers.end), methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
 
@@ -109,7 +191,7 @@ def _guarded(call: Answer, write: ErrorBody = body_of) -> Answer:
         except ValidationError as error:
             return answer_of(invalid_body(error), write)
         except ClientDisconnect:
-            return Response(status_code=_GONE)
+            return Response(status_code=_CLIENT_CLOSED)
         except Exception as error:  # where no client may see a traceback, or a text of the server's
             log.exception("a request of an agent failed", path=request.url.path)
             broke = AstraflowError(Reason.INTERNAL, f"the node broke: {type(error).__name__}")
@@ -119,7 +201,7 @@ def _guarded(call: Answer, write: ErrorBody = body_of) -> Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Desk:
+class _Routes:
     """Answers requests."""
 
     endpoint: AgentEndpoint
@@ -130,9 +212,9 @@ class _Desk:
         parsed = await self._parsed(request, ChatRequest)
         completion = chat_completion(session, parsed)
         if parsed.stream:
-            return self._streamed(completion, ChatScript(completion, parsed))
-        with self.endpoint.room(parsed.count):
-            choices = await _unless_gone(request, completion.choices())
+            return self._streamed(completion, ChatWriter(completion, parsed))
+        with self.endpoint.reserve(parsed.count):
+            choices = await _until_disconnect(request, completion.choices())
         return JSONResponse(chat_body(completion, parsed, choices))
 
     async def text(self, request: Request) -> ASGIApp:
@@ -141,20 +223,20 @@ class _Desk:
         parsed = await self._parsed(request, CompletionRequest)
         completion = text_completion(session, parsed)
         if parsed.stream:
-            return self._streamed(completion, TextScript(completion, parsed))
-        with self.endpoint.room(parsed.count):
-            choices = await _unless_gone(request, completion.choices())
+            return self._streamed(completion, TextWriter(completion, parsed))
+        with self.endpoint.reserve(parsed.count):
+            choices = await _until_disconnect(request, completion.choices())
         return JSONResponse(text_body(completion, parsed, choices))
 
-    async def translated(self, dialect: Dialect, request: Request) -> ASGIApp:
+    async def translated(self, dialect: ApiFormat, request: Request) -> ASGIApp:
         """Answer a chat that is written another way."""
         session = self._session(request)
         parsed = ChatRequest.model_validate(_chat(dialect, _object(await self._body(request))))
         completion = chat_completion(session, parsed)
         if parsed.stream:
-            return self._streamed(completion, dialect.script(completion, parsed))
-        with self.endpoint.room(parsed.count):
-            (choice,) = await _unless_gone(request, completion.choices())
+            return self._streamed(completion, dialect.writer(completion, parsed))
+        with self.endpoint.reserve(parsed.count):
+            (choice,) = await _until_disconnect(request, completion.choices())
         return JSONResponse(dialect.body(completion, parsed, choice))
 
     async def counted(self, request: Request) -> Response:
@@ -176,13 +258,13 @@ class _Desk:
             raise AstraflowError(Reason.TOKEN_INVALID, "the bearer token is not this node's")
         wait_s = min(_seconds(request.query_params.get("wait_s", "30"), "wait_s"), _MAX_WAIT_S)
         lane = request.query_params.get("lane", "")
-        session = await _unless_gone(request, self.endpoint.take(lane, wait_s=wait_s))
+        session = await _until_disconnect(request, self.endpoint.take(lane, wait_s=wait_s))
         if session is None:
             return Response(status_code=204)
         url = await self.endpoint.url_of(session)
         return JSONResponse({**describe(session), "session_url": url, "base_url": f"{url}/v1"})
 
-    async def look(self, request: Request) -> Response:
+    async def show(self, request: Request) -> Response:
         """Tell what an episode is about."""
         return JSONResponse(describe(self._session(request)))
 
@@ -229,21 +311,21 @@ class _Desk:
             ) from None
         return bytes(body)
 
-    def _streamed(self, completion: Completion, script: Script) -> EventStream:
+    def _streamed(self, completion: AgentCompletion, script: StreamWriter) -> EventStream:
         """Stream; that there is no room for it is an answer of its own."""
         room = ExitStack()
-        room.enter_context(self.endpoint.room(completion.request.count))
+        room.enter_context(self.endpoint.reserve(completion.request.count))
         return EventStream(completion, script, room)
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await work; stop it when the client leaves.
 
     Raises:
         ClientDisconnect: When it did.
     """
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(gone(request.receive))
+    leaving = asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -254,7 +336,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         leaving.cancel()
 
 
-def _chat(dialect: Dialect, given: dict[str, Any]) -> dict[str, Any]:
+def _chat(dialect: ApiFormat, given: dict[str, Any]) -> dict[str, Any]:
     """Return a body as that of a chat.
 
     Raises:

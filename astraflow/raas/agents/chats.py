@@ -1,4 +1,4 @@
-"""Chat completions: requests are sampled, answers become OpenAI's JSON."""
+"""Chat and text completions: requests are sampled, answers become OpenAI's JSON."""
 
 import secrets
 import time
@@ -7,16 +7,16 @@ from itertools import zip_longest
 from typing import Any
 
 from astraflow.core.errors import AstraflowError
-from astraflow.raas.agents.completion import Choice, Completion, Piece
+from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
 from astraflow.raas.agents.detokenizer import opened_call
-from astraflow.raas.agents.request import ChatRequest, SamplingRequest
-from astraflow.raas.agents.script import Chunks
+from astraflow.raas.agents.formats import ChunkEncoder
+from astraflow.raas.agents.request import ChatRequest, CompletionRequest, SamplingRequest
 from astraflow.workflows.agents.messages import Message, normal_messages
 from astraflow.workflows.agents.session import AgentSession, Capture
 from astraflow.workflows.ports import Tokenizer
 
 
-def chat_completion(session: AgentSession, request: ChatRequest) -> Completion:
+def chat_completion(session: AgentSession, request: ChatRequest) -> AgentCompletion:
     """Return the completion of a request.
 
     Raises:
@@ -29,7 +29,7 @@ def chat_completion(session: AgentSession, request: ChatRequest) -> Completion:
         (answer,) = normal_messages([message_of(choice)])
         capture.chats.keep(messages, tools, answer, choice.turn)
 
-    return Completion(
+    return AgentCompletion(
         session=session,
         capture=capture,
         prompt=_prompt(capture, messages, request),
@@ -67,7 +67,7 @@ def message_of(choice: Choice) -> dict[str, Any]:
 
 
 def chat_body(
-    completion: Completion, request: ChatRequest, choices: Sequence[Choice]
+    completion: AgentCompletion, request: ChatRequest, choices: Sequence[Choice]
 ) -> dict[str, Any]:
     """Return whole answers as a body."""
     ordered = sorted(choices, key=lambda choice: choice.index)
@@ -85,7 +85,7 @@ def chat_body(
     return {**head, "choices": made, "usage": usage_of(completion, choices)}
 
 
-class ChunkScript:
+class ChunkWriter:
     """Writes answers as chunks, in OpenAI's own form.
 
     Attributes:
@@ -93,7 +93,9 @@ class ChunkScript:
         chunks: Writes a chunk.
     """
 
-    def __init__(self, completion: Completion, request: SamplingRequest, chunks: Chunks) -> None:
+    def __init__(
+        self, completion: AgentCompletion, request: SamplingRequest, chunks: ChunkEncoder
+    ) -> None:
         self.completion = completion
         self.chunks = chunks
         self._has_usage = request.has_usage
@@ -103,7 +105,7 @@ class ChunkScript:
         """Write nothing."""
         return b""
 
-    def show(self, piece: Piece) -> bytes:
+    def show(self, piece: TextPiece) -> bytes:
         """Write some text."""
         return self.chunks.piece(piece)
 
@@ -126,13 +128,13 @@ class ChunkScript:
         return self.chunks.fail(error)
 
 
-class ChatScript(ChunkScript):
+class ChatWriter(ChunkWriter):
     """Writes a chat; log-probabilities and token ids come with the last chunk of each choice."""
 
-    def __init__(self, completion: Completion, request: ChatRequest) -> None:
+    def __init__(self, completion: AgentCompletion, request: ChatRequest) -> None:
         head = _head("chat.completion.chunk", request)
         before, after = ',"delta":{"content":', '},"logprobs":null,"finish_reason":null'
-        super().__init__(completion, request, Chunks(head, before=before, after=after))
+        super().__init__(completion, request, ChunkEncoder(head, before=before, after=after))
         self._request = request
 
     def begin(self) -> bytes:
@@ -156,14 +158,14 @@ def _delta(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
 
 
-def usage_of(completion: Completion, choices: Sequence[Choice]) -> dict[str, int]:
+def usage_of(completion: AgentCompletion, choices: Sequence[Choice]) -> dict[str, int]:
     """Return how many tokens were read and sampled."""
     sampled = sum(len(choice.turn.generation.tokens) for choice in choices)
     read = len(completion.prompt)
     return {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
 
 
-def prompt_token_ids(completion: Completion) -> dict[str, list[int]]:
+def prompt_token_ids(completion: AgentCompletion) -> dict[str, list[int]]:
     """Return the ids of what was read, as vLLM has them, if they were asked for."""
     return {"prompt_token_ids": completion.prompt} if completion.request.return_token_ids else {}
 
@@ -190,21 +192,21 @@ def texts_of(tokenizer: Tokenizer, pairs: Iterable[tuple[int, float]]) -> list[t
     return [(tokenizer.decode([token]), logprob) for token, logprob in pairs]
 
 
-def logprobs_of(completion: Completion, choice: Choice) -> list[dict[str, Any]]:
+def logprobs_of(completion: AgentCompletion, choice: Choice) -> list[dict[str, Any]]:
     """Return each sampled token with its log-probability, and with the likeliest beside it."""
     tokenizer = completion.capture.port.tokenizer
     beside = zip_longest(token_logprobs(tokenizer, choice), likeliest_of(tokenizer, choice))
     return [
-        {**_told(own), "top_logprobs": [_told(pair) for pair in likeliest or ()]}
+        {**_token_entry(own), "top_logprobs": [_token_entry(pair) for pair in likeliest or ()]}
         for own, likeliest in beside
     ]
 
 
-def _logprobs(completion: Completion, choice: Choice) -> dict[str, Any]:
+def _logprobs(completion: AgentCompletion, choice: Choice) -> dict[str, Any]:
     return {"content": logprobs_of(completion, choice), "refusal": None}
 
 
-def _told(pair: tuple[str, float]) -> dict[str, Any]:
+def _token_entry(pair: tuple[str, float]) -> dict[str, Any]:
     text, logprob = pair
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
@@ -212,3 +214,76 @@ def _told(pair: tuple[str, float]) -> dict[str, Any]:
 def _head(kind: str, request: ChatRequest) -> dict[str, Any]:
     made = {"object": kind, "created": int(time.time()), "model": request.model}
     return {"id": f"chatcmpl-{secrets.token_hex(12)}", **made, "system_fingerprint": None}
+
+
+def text_completion(session: AgentSession, request: CompletionRequest) -> AgentCompletion:
+    """Return the completion of a request.
+
+    Raises:
+        AstraflowError: INVALID_FIELD, or POLICY_UNKNOWN for the model.
+    """
+    capture, given = session.capture_of(request.model), request.one_prompt
+
+    def keep(choice: Choice) -> None:
+        if isinstance(given, str):
+            capture.texts.keep(given, choice.turn)
+
+    return AgentCompletion(
+        session=session,
+        capture=capture,
+        prompt=capture.texts.prompt(given) if isinstance(given, str) else given,
+        request=request,
+        has_tools=False,
+        keep=keep,
+        overrides=request.overrides(capture.port.sampling, session.rules.sampling),
+    )
+
+
+def text_body(
+    completion: AgentCompletion, request: CompletionRequest, choices: Sequence[Choice]
+) -> dict[str, Any]:
+    """Return whole answers as a body."""
+    ordered = sorted(choices, key=lambda choice: choice.index)
+    made = [_text_choice(completion, request, choice, choice.text) for choice in ordered]
+    return {**_text_head(request), "choices": made, "usage": usage_of(completion, choices)}
+
+
+class TextWriter(ChunkWriter):
+    """Writes texts; log-probabilities come with the last chunk of each choice."""
+
+    def __init__(self, completion: AgentCompletion, request: CompletionRequest) -> None:
+        before, after = ',"text":', ',"logprobs":null,"finish_reason":null'
+        super().__init__(
+            completion, request, ChunkEncoder(_text_head(request), before=before, after=after)
+        )
+        self._request = request
+
+    def close(self, choice: Choice) -> bytes:
+        """Write why a choice ended."""
+        told = super().close(choice)
+        return told + self.chunks.chunk(_text_choice(self.completion, self._request, choice, ""))
+
+
+def _text_choice(
+    completion: AgentCompletion, request: CompletionRequest, choice: Choice, text: str
+) -> dict[str, Any]:
+    logprobs = _text_logprobs(completion, choice) if request.logprobs is not None else None
+    made = {"index": choice.index, "text": text, "logprobs": logprobs}
+    ids = {**prompt_token_ids(completion), **token_ids(request, choice)}
+    return {**made, "finish_reason": choice.finish, **ids}
+
+
+def _text_logprobs(completion: AgentCompletion, choice: Choice) -> dict[str, Any]:
+    tokenizer = completion.capture.port.tokenizer
+    pairs = token_logprobs(tokenizer, choice)
+    texts = [text for text, _ in pairs]
+    offsets = [sum(map(len, texts[:index])) for index in range(len(texts))]
+    logprobs = [logprob for _, logprob in pairs]
+    made = {"tokens": texts, "token_logprobs": logprobs}
+    likeliest = [dict(pairs) for pairs in likeliest_of(tokenizer, choice)] or None
+    return {**made, "top_logprobs": likeliest, "text_offset": offsets}
+
+
+def _text_head(request: CompletionRequest) -> dict[str, Any]:
+    made = {"object": "text_completion", "created": int(time.time()), "model": request.model}
+    return {"id": f"cmpl-{secrets.token_hex(12)}", **made, "system_fingerprint": None}

@@ -3,20 +3,55 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
 from astraflow.core.rollouts import FinishReason
 from astraflow.raas.agents.detokenizer import CALL, Detokenizer, cut_at, forced_calls, split_calls
-from astraflow.raas.agents.mail import Mail
 from astraflow.raas.agents.request import SamplingRequest
 from astraflow.workflows.agents.session import AgentSession, Capture
 from astraflow.workflows.turns import Turn
 
+T = TypeVar("T")
+
+
+class ChoiceQueue(Generic[T]):
+    """A box with one reader, who is woken once for all that comes in one turn of the loop."""
+
+    def __init__(self) -> None:
+        self._items: list[T] = []
+        self._error: Exception | None = None
+        self._is_there = asyncio.Event()
+
+    def put(self, item: T) -> None:
+        """Put something."""
+        self._items.append(item)
+        self._is_there.set()
+
+    def fail(self, error: Exception) -> None:
+        """Let the reader fail once it has taken what is there; the first error counts."""
+        self._error = self._error or error
+        self._is_there.set()
+
+    async def take(self) -> list[T]:
+        """Wait until something is there, and return all of it.
+
+        Raises:
+            Exception: What `fail` was given.
+        """
+        await self._is_there.wait()
+        items, self._items = self._items, []
+        if items:
+            if self._error is None:
+                self._is_there.clear()
+            return items
+        assert self._error is not None  # noqa: S101 - what else has set it
+        raise self._error
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TextPiece:
     """Some text of a choice."""
 
     index: int
@@ -42,11 +77,11 @@ class Choice:
     turn: Turn
 
 
-News: TypeAlias = Piece | Choice
+CompletionItem: TypeAlias = TextPiece | Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Completion:
+class AgentCompletion:
     """One request.
 
     Attributes:
@@ -79,16 +114,16 @@ class Completion:
         Raises:
             AstraflowError: What `AgentSession.sample` raises.
         """
-        told = self.news(Mail(), is_watched=False)
-        return [one async for news in told for one in news if isinstance(one, Choice)]
+        told = self.stream(ChoiceQueue(), is_watched=False)
+        return [one async for items in told for one in items if isinstance(one, Choice)]
 
-    async def news(
-        self, mail: Mail[News], *, is_watched: bool = True
-    ) -> AsyncGenerator[list[News]]:
+    async def stream(
+        self, queue: ChoiceQueue[CompletionItem], *, is_watched: bool = True
+    ) -> AsyncGenerator[list[CompletionItem]]:
         """Yield the answers as they come: the text of each, then the whole.
 
         Args:
-            mail: They come through it; what makes it fail ends the completion.
+            queue: They come through it; what makes it fail ends the completion.
             is_watched: False: only the whole ones.
 
         Raises:
@@ -96,19 +131,21 @@ class Completion:
         """
         count = self.request.count
         tasks = [
-            asyncio.create_task(self._answer(index, mail, is_watched=is_watched))
+            asyncio.create_task(self._answer(index, queue, is_watched=is_watched))
             for index in range(count)
         ]
         try:
             while count:
-                news = await mail.take()
-                count -= sum(isinstance(one, Choice) for one in news)
-                yield news
+                items = await queue.take()
+                count -= sum(isinstance(one, Choice) for one in items)
+                yield items
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _answer(self, index: int, mail: Mail[News], *, is_watched: bool) -> None:
+    async def _answer(
+        self, index: int, queue: ChoiceQueue[CompletionItem], *, is_watched: bool
+    ) -> None:
         is_watched = is_watched and self.forced_tool is None
         markers = (*self.request.stops, *((CALL,) if self.has_tools else ()))
         detokenizer = Detokenizer(self.capture.port.tokenizer, markers)
@@ -118,7 +155,7 @@ class Completion:
             nonlocal shown
             shown += text
             if text:
-                mail.put(Piece(index=index, text=text))
+                queue.put(TextPiece(index=index, text=text))
 
         def watch(tokens: np.ndarray) -> None:
             show(detokenizer.feed(tokens))
@@ -137,9 +174,9 @@ class Completion:
             if is_watched and choice.text.startswith(shown):
                 show(choice.text[len(shown) :])  # what began as a call, and was none
             self.keep(choice)
-            mail.put(choice)
-        except Exception as error:  # noqa: BLE001 - raised again by the one who reads the mail
-            mail.fail(error)
+            queue.put(choice)
+        except Exception as error:  # noqa: BLE001 - raised again by the one who reads the queue
+            queue.fail(error)
 
     def _choice(self, index: int, turn: Turn) -> Choice:
         sampled = turn.generation.tokens.tolist()

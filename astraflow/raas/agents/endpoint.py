@@ -110,7 +110,7 @@ class AgentEndpoint:
         return session
 
     @contextmanager
-    def room(self, count: int) -> Generator[None]:
+    def reserve(self, count: int) -> Generator[None]:
         """Take room for some generations.
 
         Raises:

@@ -7,18 +7,18 @@ from typing import Any
 
 from astraflow.core.errors import AstraflowError
 from astraflow.raas.agents.chats import logprobs_of
-from astraflow.raas.agents.completion import Choice, Completion, Piece
-from astraflow.raas.agents.dialects import (
+from astraflow.raas.agents.completion import AgentCompletion, Choice, TextPiece
+from astraflow.raas.agents.formats import (
+    ApiFormat,
     Body,
-    Dialect,
+    body_of,
     call_of,
     counts_of,
+    event,
     renamed,
     response_format,
 )
-from astraflow.raas.agents.errors import body_of
 from astraflow.raas.agents.request import ChatRequest, unserved
-from astraflow.raas.agents.script import event
 from astraflow.workflows.agents.messages import text_of
 
 _SAME = {
@@ -110,17 +110,17 @@ def _tools(tools: Iterable[Body], where: str, space: str = "") -> Iterator[Body]
                 raise unserved(place, f"it is of type {kind!r:.40}, and only functions are")
 
 
-def response_body(completion: Completion, request: ChatRequest, choice: Choice) -> Body:
+def response_body(completion: AgentCompletion, request: ChatRequest, choice: Choice) -> Body:
     """Write a whole answer."""
     has_message = _has_message(request, choice)
     items = _items(completion, request, choice, has_message=has_message)
     return _response(request, f"resp_{secrets.token_hex(12)}", items, (completion, choice))
 
 
-class ResponseScript:
+class ResponseWriter:
     """Writes the events of a stream, each with its number."""
 
-    def __init__(self, completion: Completion, request: ChatRequest) -> None:
+    def __init__(self, completion: AgentCompletion, request: ChatRequest) -> None:
         self._completion = completion
         self._request = request
         self._name = f"resp_{secrets.token_hex(12)}"
@@ -135,7 +135,7 @@ class ResponseScript:
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._event(kind, response=response) for kind in kinds)
 
-    def show(self, piece: Piece) -> bytes:
+    def show(self, piece: TextPiece) -> bytes:
         """Write some text."""
         delta = self._event(
             "response.output_text.delta", **self._place, delta=piece.text, logprobs=[]
@@ -206,7 +206,7 @@ def _has_message(request: ChatRequest, choice: Choice) -> bool:
 
 
 def _items(
-    completion: Completion, request: ChatRequest, choice: Choice, *, has_message: bool
+    completion: AgentCompletion, request: ChatRequest, choice: Choice, *, has_message: bool
 ) -> list[Body]:
     logprobs = logprobs_of(completion, choice) if request.logprobs else []
     text: Body = {"type": "output_text", "text": choice.text, "annotations": []}
@@ -242,7 +242,7 @@ def _response(
     request: ChatRequest,
     name: str,
     items: list[Body],
-    done: tuple[Completion, Choice] | None = None,
+    done: tuple[AgentCompletion, Choice] | None = None,
 ) -> Body:
     status, usage = "in_progress", None
     if done is not None:
@@ -274,4 +274,4 @@ def _response(
     }
 
 
-RESPONSES = Dialect(path="v1/responses", chat=chat_of, body=response_body, script=ResponseScript)
+RESPONSES = ApiFormat(path="v1/responses", chat=chat_of, body=response_body, writer=ResponseWriter)

@@ -16,7 +16,7 @@ from astraflow.engines.embedded.adapters import (
     add_adapter_places,
     places_of,
 )
-from astraflow.engines.embedded.shared import adapter_engines
+from astraflow.engines.embedded.engine import adapter_engines
 from astraflow.engines.embedded.weights import Weights
 from tests.engines.adapter_updates import (
     POLICIES,

@@ -19,10 +19,8 @@ from astraflow.core.rollouts import FinishReason
 from astraflow.core.tasks import Grammar, SamplingParams
 from astraflow.engines.embedded import EmbeddedEngine
 from astraflow.engines.embedded.grammars import Grammars
-from astraflow.engines.embedded.randomness import stream_of
-from astraflow.engines.embedded.requests import Request
-from astraflow.engines.embedded.rows import Rows
-from astraflow.engines.embedded.sampler import Sampler
+from astraflow.engines.embedded.rows import DecodeRows, Request
+from astraflow.engines.embedded.sampler import Sampler, stream_of
 from astraflow.engines.tokenizer import FastTokenizer, SpecialIds, load_tokenizer
 
 SCHEMA = {
@@ -86,7 +84,7 @@ async def test_a_draw_counts_as_the_policys_own_where_the_grammar_takes_nothing_
     tokenizer: FastTokenizer,
 ):
     guide = Grammars(tokenizer, vocab_size=VOCABULARY).guide(JSON)
-    table = Rows(limit=16, column_limit=64)
+    table = DecodeRows(limit=16, column_limit=64)
     table.add(
         [
             Request(

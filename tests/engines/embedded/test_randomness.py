@@ -1,6 +1,6 @@
 import numpy as np
 
-from astraflow.engines.embedded.randomness import stream_of, uniforms
+from astraflow.engines.embedded.sampler import stream_of, uniforms
 
 
 def test_a_draw_depends_on_seed_and_position_alone():

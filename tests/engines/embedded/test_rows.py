@@ -3,8 +3,7 @@ import asyncio
 import numpy as np
 
 from astraflow.core.tasks import SamplingParams
-from astraflow.engines.embedded.requests import Request
-from astraflow.engines.embedded.rows import Rows
+from astraflow.engines.embedded.rows import DecodeRows, Request
 
 
 async def requests(count: int) -> list[Request]:
@@ -22,7 +21,7 @@ async def requests(count: int) -> list[Request]:
 
 
 async def test_rows_from_the_end_fill_the_gaps():
-    rows = Rows(limit=16, column_limit=64)
+    rows = DecodeRows(limit=16, column_limit=64)
     added = await requests(6)
     rows.add(added)
     sources, targets = rows.remove(np.array([1, 4]))
@@ -33,7 +32,7 @@ async def test_rows_from_the_end_fill_the_gaps():
 
 
 async def test_all_rows_can_go_at_once():
-    rows = Rows(limit=16, column_limit=64)
+    rows = DecodeRows(limit=16, column_limit=64)
     rows.add(await requests(3))
     sources, _ = rows.remove(np.arange(3))
     assert rows.count == 0
@@ -41,7 +40,7 @@ async def test_all_rows_can_go_at_once():
 
 
 async def test_tokens_grow_beyond_the_first_columns():
-    rows = Rows(limit=16, column_limit=200)
+    rows = DecodeRows(limit=16, column_limit=200)
     rows.add(await requests(2))
     for n in range(150):
         rows.append(slice(0, 2), np.array([n, n + 1]), np.array([-n, 0], np.float32))

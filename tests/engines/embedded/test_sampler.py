@@ -16,16 +16,14 @@ from transformers import (
 )
 
 from astraflow.core.tasks import SamplingParams
-from astraflow.engines.embedded.randomness import stream_of
-from astraflow.engines.embedded.requests import Request
-from astraflow.engines.embedded.rows import Rows
-from astraflow.engines.embedded.sampler import Sampler
+from astraflow.engines.embedded.rows import DecodeRows, Request
+from astraflow.engines.embedded.sampler import Sampler, stream_of
 
 VOCABULARY = 24
 
 
-def table_of(*knobs: SamplingParams, prompt: list[int] | None = None) -> Rows:
-    rows = Rows(limit=max(16, len(knobs)), column_limit=64)
+def table_of(*knobs: SamplingParams, prompt: list[int] | None = None) -> DecodeRows:
+    rows = DecodeRows(limit=max(16, len(knobs)), column_limit=64)
     rows.add(
         [
             Request(

@@ -16,8 +16,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from astraflow.engines.embedded.model import Architecture, StepMasks, read_architecture, twin_of
-from astraflow.engines.embedded.step import Stepper
+from astraflow.engines.embedded.model import (
+    Architecture,
+    StepMasks,
+    Stepper,
+    read_architecture,
+    twin_of,
+)
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 24,

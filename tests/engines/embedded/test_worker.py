@@ -12,8 +12,8 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tasks import SamplingParams
 from astraflow.core.tensors import WeightUpdate
 from astraflow.engines.embedded import EmbeddedEngine
-from astraflow.engines.embedded.messages import Commit
-from astraflow.engines.embedded.staging import Staged, stage
+from astraflow.engines.embedded.weights import Staged, stage
+from astraflow.engines.embedded.worker import Commit
 
 LENGTH = 120
 

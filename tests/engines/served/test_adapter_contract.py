@@ -12,13 +12,13 @@ from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
 from astraflow.engines.building import build_adapter_engines
-from astraflow.engines.served.dialect import AdapterRoom
+from astraflow.engines.served.dialect import AdapterLimits
 from tests.engines.adapter_updates import POLICIES, PROMPT, adapters, expected, knobs, update
 from tests.engines.processes import processes_below, what_computes
 
 LENGTH = 1500
 LAYERS = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
-ROOM = AdapterRoom(count=8, rank=8, targets=LAYERS)
+ROOM = AdapterLimits(count=8, rank=8, targets=LAYERS)
 
 
 @pytest.fixture(params=[pytest.param("vllm", marks=pytest.mark.vllm)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.served.adapter_shelf import Adapter, AdapterShelf
+from astraflow.engines.served.adapters import Adapter, AdapterVersions
 from astraflow.engines.served.server import Life
 
 
@@ -16,7 +16,7 @@ class Shelved:
     def __init__(self) -> None:
         self.life = Life()
         self.gone: list[int] = []
-        self.shelf = AdapterShelf(3, lambda adapter: self.gone.append(adapter.version))
+        self.shelf = AdapterVersions(3, lambda adapter: self.gone.append(adapter.version))
 
     def put(self, version: int) -> Adapter:
         made = Adapter(version=version, name=f"v{version}", folder=Path(), life=self.life)
@@ -60,7 +60,7 @@ async def test_a_version_waits_for_a_place():
     for version in (1, 2):
         it.shelf.pin(version - 1, it.life)
         it.put(version)
-    waiting = asyncio.ensure_future(it.shelf.room())
+    waiting = asyncio.ensure_future(it.shelf.wait_free())
     await asyncio.sleep(0)
     assert not waiting.done()
     it.shelf.unpin(0)

@@ -9,8 +9,8 @@ from transformers import Qwen3MoeForCausalLM
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.tensors import TensorUpdate
-from astraflow.engines.served.expert_tensors import apart
-from astraflow.engines.served.model import Model
+from astraflow.engines.served.model import ModelDescription
+from astraflow.engines.served.routed_experts import split_experts
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def mixture(make_model, make_mixture):
 
 
 def test_all_weights_are_those_of_the_checkpoint(mixture):
-    read = Model.read(mixture.folder, None)
-    update = apart(mixture.update(0, seed=0), read.shapes)
+    read = ModelDescription.read(mixture.folder, None)
+    update = split_experts(mixture.update(0, seed=0), read.shapes)
     read.check(update, None)
     saved = load_file(mixture.folder / "model.safetensors")
     for part in update.tensors:
@@ -29,12 +29,12 @@ def test_all_weights_are_those_of_the_checkpoint(mixture):
 
 
 def test_a_patch_names_the_experts_that_it_changes(mixture):
-    read, whole = Model.read(mixture.folder, None), mixture.update(1, seed=1)
+    read, whole = ModelDescription.read(mixture.folder, None), mixture.update(1, seed=1)
     stack = next(p for p in whole.tensors if p.spec.name.endswith("layers.1.mlp.experts.down_proj"))
     width = stack.spec.element_count // 8
     indices = np.array([0, width - 1, 5 * width + 7])
     sparse = TensorUpdate(spec=stack.spec, indices=indices, values=stack.values[indices])
-    patch = apart(replace(whole, base_version=0, tensors=(sparse,)), read.shapes)
+    patch = split_experts(replace(whole, base_version=0, tensors=(sparse,)), read.shapes)
     read.check(patch, 0)
     found = {p.spec.name: (p.indices.tolist(), p.values.tolist()) for p in patch.tensors}
     name = "model.layers.1.mlp.experts.{}.down_proj.weight"
@@ -45,8 +45,8 @@ def test_a_patch_names_the_experts_that_it_changes(mixture):
 
 
 def test_what_a_checkpoint_has_no_names_for_stays_and_is_refused(mixture):
-    read = Model.read(mixture.folder, None)
+    read = ModelDescription.read(mixture.folder, None)
     known = {name: shape for name, shape in read.shapes.items() if "experts.7" not in name}
     less = replace(read, shapes=known)
     with pytest.raises(AstraflowError, match=r"no tensor .*experts.gate_up_proj"):
-        less.check(apart(mixture.update(0, seed=0), known), None)
+        less.check(split_experts(mixture.update(0, seed=0), known), None)

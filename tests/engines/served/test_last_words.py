@@ -1,6 +1,6 @@
 """A log of many lines is told by the errors in it and by its end."""
 
-from astraflow.engines.served.last_words import last_words
+from astraflow.engines.served.server import last_words
 
 SAID = """\
 starting

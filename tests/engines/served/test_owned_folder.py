@@ -4,12 +4,12 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-from astraflow.engines.served.owned_folder import OwnedFolder
+from astraflow.engines.served.exchange import OwnedFolder
 
 OWNER = """
 import sys
 from pathlib import Path
-from astraflow.engines.served.owned_folder import OwnedFolder
+from astraflow.engines.served.exchange import OwnedFolder
 
 folder = OwnedFolder("other", parent=Path(sys.argv[1]))
 (folder.path / "1.update").write_bytes(b"weights")

@@ -13,10 +13,8 @@ import psutil
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.engines.served.dialect import Launch
-from astraflow.engines.served.meter import Meter
-from astraflow.engines.served.server import Server, kept
-from astraflow.engines.served.silence import end_silence
+from astraflow.engines.served.dialect import ServerCommand
+from astraflow.engines.served.server import InferenceServer, ServerMeter, end_silence, kept_command
 from astraflow.rpc.concurrency import beside
 
 PAGE = """
@@ -30,21 +28,21 @@ async def answers(http: httpx.AsyncClient) -> bool:
     return (await http.get("/")).is_success
 
 
-def command(*argv: str) -> Launch:
-    return Launch(argv=(sys.executable, "-S", "-c", *argv))
+def command(*argv: str) -> ServerCommand:
+    return ServerCommand(argv=(sys.executable, "-S", "-c", *argv))
 
 
-Make = Callable[[Callable[[int], Launch]], Server]
+Make = Callable[[Callable[[int], ServerCommand]], InferenceServer]
 
 
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Make]:
     """Makes servers that run until the end of the test."""
-    servers: list[Server] = []
+    servers: list[InferenceServer] = []
     async with asyncio.TaskGroup() as group:
 
-        def make(launch: Callable[[int], Launch]) -> Server:
-            server = Server(
+        def make(launch: Callable[[int], ServerCommand]) -> InferenceServer:
+            server = InferenceServer(
                 is_alive=answers,
                 wake=answers,
                 launch=launch,
@@ -78,7 +76,7 @@ async def test_a_server_that_was_killed_is_started_again(make: Make):
 
 @pytest.mark.slow
 async def test_a_server_that_stands_still_while_something_runs_is_started_again(make: Make):
-    server, meter = make(lambda port: command(PAGE, str(port))), Meter()
+    server, meter = make(lambda port: command(PAGE, str(port))), ServerMeter()
     await server.wait_up()
     life = server.life
     (keeper,) = psutil.Process().children()
@@ -119,8 +117,10 @@ async def test_after_close_nothing_is_served(make: Make):
 
 def test_a_server_ends_with_whoever_started_it():
     """The keeper's standard input closes when the node is gone, however it went."""
-    launch = Launch(argv=("sh", "-c", "echo up; sleep 1000"))
-    with subprocess.Popen(kept(launch), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
+    launch = ServerCommand(argv=("sh", "-c", "echo up; sleep 1000"))
+    with subprocess.Popen(
+        kept_command(launch), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as keeper:
         assert keeper.stdout is not None
         assert keeper.stdout.readline() == b"up\n"
         server = psutil.Process(keeper.pid).children(recursive=True)

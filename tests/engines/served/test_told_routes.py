@@ -11,26 +11,26 @@ from astraflow.config.recipe import EngineSettings
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import UNROUTED
 from astraflow.engines.building import build_engine
-from astraflow.engines.served.told_routes import Experts, from_i32, from_npy
+from astraflow.engines.served.routed_experts import ExpertLayout, from_i32, from_npy
 
 FIELDS = {"num_hidden_layers": 3, "num_experts_per_tok": 2, "mlp_only_layers": [0]}
 TOLD = np.arange(4 * 3 * 2, dtype=np.int32).reshape(4, 3, 2)
 
 
 def test_a_dense_model_has_no_experts():
-    assert Experts.of({"num_hidden_layers": 3}) is None
+    assert ExpertLayout.of({"num_hidden_layers": 3}) is None
 
 
 @pytest.mark.parametrize("told", [TOLD, TOLD.ravel(), TOLD[:, 1:].astype(np.uint8)])
 def test_routes_are_of_the_layers_that_have_experts(told):
-    routes = Experts.of(FIELDS).routes(told, 5)
+    routes = ExpertLayout.of(FIELDS).routes(told, 5)
     assert routes.dtype == np.uint16
     np.testing.assert_array_equal(routes[:4], TOLD[:, 1:])
     assert (routes[4] == UNROUTED).all()
 
 
 def test_what_is_behind_the_end_is_left_out_and_what_is_not_told_is_unrouted():
-    experts = Experts.of(FIELDS)
+    experts = ExpertLayout.of(FIELDS)
     np.testing.assert_array_equal(experts.routes(TOLD, 3)[:2], TOLD[:2, 1:])
     assert (experts.routes(TOLD, 3)[2] == UNROUTED).all()
     assert (experts.routes(TOLD, 9)[4:] == UNROUTED).all()
@@ -39,7 +39,7 @@ def test_what_is_behind_the_end_is_left_out_and_what_is_not_told_is_unrouted():
 @pytest.mark.parametrize("told", [TOLD.ravel()[:-1], TOLD[:, :, :1], TOLD - 9])
 def test_experts_of_another_model_are_refused(told):
     with pytest.raises(AstraflowError, match="of another model") as caught:
-        Experts.of(FIELDS).routes(told, 5)
+        ExpertLayout.of(FIELDS).routes(told, 5)
     assert caught.value.reason is Reason.ENGINE_FAILED
 
 

@@ -12,9 +12,13 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import FinishReason
 from astraflow.core.tasks import Grammar, SamplingParams
 from astraflow.engines.served.dialect import ServerRequest
-from astraflow.engines.sglang.answers import piece_of
-from astraflow.engines.sglang.asking import after_least, generate_body, until_least
-from astraflow.engines.sglang.dialect import named_after
+from astraflow.engines.sglang.dialect import (
+    after_least,
+    generate_body,
+    named_after,
+    piece_of,
+    until_least,
+)
 
 REQUEST = ServerRequest(
     request_id="r1",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from astraflow.config.recipe import EngineSettings
-from astraflow.engines.served.dialect import Launch, ServerPlace
+from astraflow.engines.served.dialect import ServerCommand, ServerSetup
 from astraflow.engines.sglang.launch import launch
 
 CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
@@ -20,15 +20,15 @@ def model_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def launched(model_dir: Path, **fields: Any) -> Launch:
+def launched(model_dir: Path, **fields: Any) -> ServerCommand:
     settings = EngineSettings(kind="sglang", **fields)
-    place = ServerPlace(
+    place = ServerSetup(
         model_dir=model_dir, port=4000, folder=Path("/shm/x"), settings=settings, max_context=64
     )
     return launch(Path("/venv/bin/python"), place)
 
 
-def value_of(started: Launch, flag: str) -> str:
+def value_of(started: ServerCommand, flag: str) -> str:
     return started.argv[started.argv.index(flag) + 1]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from astraflow.core.errors import AstraflowError
 from astraflow.core.rollouts import FinishReason
-from astraflow.engines.vllm.answers import event_of, gauge, piece_of
+from astraflow.engines.vllm.dialect import event_of, gauge, piece_of
 
 
 def choice(**fields: Any) -> dict[str, Any]:

@@ -1,0 +1,168 @@
+"""Devices: where each of a node's servers computes, and whether there is room for all of them."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from astraflow.config.recipe import EngineSettings
+from astraflow.core.errors import AstraflowError, Reason
+
+_GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+
+
+def is_on_cpu(settings: EngineSettings) -> bool:
+    """Return whether a recipe's server is for a CPU; auto: where no GPU's driver is."""
+    if settings.device != "auto":
+        return settings.device == "cpu"
+    return not has_gpus()
+
+
+def has_gpus() -> bool:
+    """Return whether a GPU's driver is here."""
+    return any(device.exists() for device in _GPUS)
+
+
+_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+
+_MEMORY_FILE = Path("/proc/meminfo")
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+# What servers take of a GPU when nobody says.
+_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What there is to share.
+
+    Attributes:
+        gpus: As `CUDA_VISIBLE_DEVICES` names them; empty: none, or not known.
+        has_gpus: Whether there is a driver of any.
+        free_nbytes: Memory that processes can have; None: not known.
+    """
+
+    gpus: tuple[str, ...] = ()
+    has_gpus: bool = False
+    free_nbytes: int | None = None
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """Return what this process may use."""
+        return cls(gpus=_gpus_here(), has_gpus=has_gpus(), free_nbytes=_free_here())
+
+
+def place_engines(
+    settings: EngineSettings, directories: Sequence[Path], machine: Machine
+) -> Sequence[EngineSettings]:
+    """Return the settings of each of a node's engines; servers get GPUs of their own, or a share.
+
+    Args:
+        settings: Of the recipe, for any engine.
+        directories: Model of each engine.
+        machine: That they share.
+
+    Raises:
+        AstraflowError: INVALID_FIELD when settings cannot be those of so many servers,
+            MEMORY_EXCEEDED when they would not fit.
+
+    Example:
+        Three servers of two GPUs each where there are four: the first and the third share a pair,
+        so each of these gets .45 of its memory.
+    """
+    count = len(directories)
+    if settings.kind == "embedded":
+        return [settings] * count
+    if settings.url is not None:
+        _require_one(settings.url, count)
+        return [settings]
+    if settings.device == "cpu" or not machine.has_gpus:
+        _require_memory(settings, directories, machine)
+        return [settings] * count
+    return _on_gpus(settings, count, machine.gpus)
+
+
+def visible_gpus(settings: EngineSettings, machine: Machine) -> Mapping[str, str]:
+    """Return what a server's environment says of the GPUs that it was placed on."""
+    kind, _, first = settings.device.partition(":")
+    if kind != "cuda" or not first.isdecimal() or not machine.gpus:
+        return {}
+    start = int(first)
+    return {_VISIBLE: ",".join(machine.gpus[start : start + settings.tensor_parallel])}
+
+
+def _on_gpus(settings: EngineSettings, count: int, gpus: Sequence[str]) -> Sequence[EngineSettings]:
+    if not gpus or settings.device != "auto":
+        return [settings] * count
+    width = settings.tensor_parallel
+    if width > len(gpus):
+        raise _invalid_setting(
+            f"tensor_parallel {width} needs as many GPUs, and there are {len(gpus)}"
+        )
+    place_count = len(gpus) // width
+    shares = [_share(settings, index, count, place_count) for index in range(count)]
+    return [
+        settings.model_copy(
+            update={"device": f"cuda:{index % place_count * width}", "memory": share}
+        )
+        for index, share in enumerate(shares)
+    ]
+
+
+def _share(settings: EngineSettings, index: int, count: int, place_count: int) -> float | None:
+    """Return what a server may have of its GPUs' memory; None: as if it were alone."""
+    here = len(range(index % place_count, count, place_count))
+    if settings.memory is not None and settings.memory * here > 1:
+        raise _invalid_setting(
+            f"memory {settings.memory} for each of {here} servers on one GPU is more than there"
+            f" is: at most {1 / here:.2f}, or leave it out"
+        )
+    return settings.memory if settings.memory is not None or here == 1 else _SHARE / here
+
+
+def _require_one(url: str, count: int) -> None:
+    if count > 1:
+        raise _invalid_setting(
+            f"url {url} is one server, and the policies need {count}, as each has weights of its"
+            " own: leave it out, run one policy per node, or adapt one model (model.lora)"
+        )
+
+
+def _require_memory(
+    settings: EngineSettings, directories: Sequence[Path], machine: Machine
+) -> None:
+    """Reject what cannot fit: models and caches alone, without what a process takes."""
+    needed = sum(
+        sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+        + settings.cache_gib * 2**30
+        for directory in directories
+    )
+    if machine.free_nbytes is not None and needed > machine.free_nbytes:
+        raise AstraflowError(
+            Reason.MEMORY_EXCEEDED,
+            f"{len(directories)} servers of kind {settings.kind} need {needed / 2**30:.1f} GiB for"
+            f" models and caches, and {machine.free_nbytes / 2**30:.1f} are free: lower"
+            " raas.engine.cache_gib, or run one policy per node",
+        )
+
+
+def _gpus_here() -> tuple[str, ...]:
+    named = os.environ.get(_VISIBLE)
+    if named is not None:
+        return tuple(each.strip() for each in named.split(",") if each.strip())
+    if not _GPU_FOLDER.is_dir():
+        return ()
+    return tuple(str(index) for index in range(len(list(_GPU_FOLDER.iterdir()))))
+
+
+def _free_here() -> int | None:
+    """Read the kernel's own estimate, in KiB."""
+    if not _MEMORY_FILE.is_file():
+        return None
+    lines = (line.split() for line in _MEMORY_FILE.read_text().splitlines())
+    return next((int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:"), None)
+
+
+def _invalid_setting(message: str) -> AstraflowError:
+    return AstraflowError(Reason.INVALID_FIELD, f"raas.engine: {message}")

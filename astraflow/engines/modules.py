@@ -1,0 +1,201 @@
+"""Modules of transformers: made one at a time, their products, their adapted layers.
+
+While it makes one, transformers changes what all threads share: the method that ties an output
+layer to the embeddings does nothing, and torch's default type is the module's. Of two made at
+once, one may come out with weights that have no memory, or in the other's type.
+
+torch gives f32 products to MKL, which on processors of other makers than Intel keeps to AVX2. Where
+such a processor has AVX-512, oneDNN, which torch brings for other work, takes half the time (2.2
+times as many products a second on a Zen 5 core), in f32 as well and just as exact. From two rows on
+the bits of a row do not depend on how many others there are, as `embedded.shapes` needs it.
+"""
+
+import threading
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from astraflow.config.lora import Lora
+from astraflow.core.errors import AstraflowError, Reason
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_MODEL_LOCK = threading.Lock()
+
+
+def read_causal_model(directory: Path, *, dtype: torch.dtype | None) -> torch.nn.Module:
+    """Make the module of a Hugging Face directory, with its weights.
+
+    Nothing is downloaded or executed.
+
+    Args:
+        directory: Where its config and weights are.
+        dtype: Of all weights; None: the one that the directory names.
+
+    Raises:
+        OSError, ValueError: It is no such directory, or of an architecture that this release of
+            transformers does not know.
+    """
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
+
+    with _MODEL_LOCK:
+        return cast("Any", AutoModelForCausalLM).from_pretrained(
+            directory, dtype=dtype or "auto", local_files_only=True, trust_remote_code=False
+        )
+
+
+def make_causal_model(config: "PretrainedConfig", *, dtype: torch.dtype) -> torch.nn.Module:
+    """Make the module of a config, with random weights."""
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
+
+    with _MODEL_LOCK:
+        return cast("Any", AutoModelForCausalLM).from_config(config, dtype=dtype)
+
+
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+@cache
+def onednn_is_faster() -> bool:
+    """Whether f32 products are given to oneDNN on this machine."""
+    if not (_CPU_INFO.is_file() and torch.backends.mkl.is_available()):
+        return False
+    flags = _CPU_INFO.read_text(errors="replace")
+    if "GenuineIntel" in flags or "avx512f" not in flags:
+        return False
+    left, right = (torch.arange(96.0).sin().view(12, 8), torch.arange(32.0).cos().view(4, 8))
+    try:
+        return torch.allclose(_onednn(left, right, None), left @ right.T, rtol=1e-5, atol=1e-5)
+    except (AttributeError, RuntimeError):
+        # The operator is torch's own for compiled models: another release may have another.
+        return False
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product of two matrices, f[m, k] and f[k, n], without a gradient."""
+    # oneDNN knows no products over nothing, such as the gradient of a weight that saw no row.
+    has_terms = left.shape[1] > 0
+    return _onednn(left, right.T, None) if has_terms and _is_ours(left, right) else left @ right
+
+
+def linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return what `torch.nn.functional.linear` does, with its gradients."""
+    if not _is_ours(states, weight):
+        return functional.linear(states, weight, bias)
+    if torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad):
+        return cast("Any", _OnednnProduct).apply(states, weight, bias)
+    return _onednn(states, weight, bias)
+
+
+def use_onednn(module: nn.Module) -> nn.Module:
+    """Let the linear layers of a module take the faster products, and return it."""
+    if onednn_is_faster():
+        for layer in module.modules():
+            if type(layer) is nn.Linear:
+                layer.__class__ = OnednnLinear
+    return module
+
+
+class OnednnLinear(nn.Linear):
+    """A linear layer whose products are those of `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """Return [..., out]."""
+        return linear(input, self.weight, self.bias)
+
+
+class _OnednnProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(states, weight)
+        ctx.has_bias = bias is not None
+        return _onednn(states, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight = ctx.saved_tensors
+        pulls = upstream[0].flatten(0, -2)
+        wanted = ctx.needs_input_grad
+        return (
+            product(pulls, weight).view(states.shape) if wanted[0] else None,
+            product(pulls.T, states.flatten(0, -2)) if wanted[1] else None,
+            pulls.sum(0) if ctx.has_bias and wanted[2] else None,
+        )
+
+
+def _is_ours(left: Tensor, right: Tensor) -> bool:
+    is_f32 = left.dtype == right.dtype == torch.float32
+    return is_f32 and left.device.type == "cpu" and onednn_is_faster()
+
+
+def _onednn(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return [..., n] of states [..., k] and a weight [n, k], of any strides.
+
+    Nothing is added to the product, in the one form of the operator that TorchScript can record.
+    """
+    apply = cast("Any", torch.ops).mkldnn._linear_pointwise.binary  # noqa: SLF001 - no other name
+    nothing = states.new_zeros((*states.shape[:-1], weight.shape[0]))
+    return apply(states, nothing, weight, bias, "add")
+
+
+LayerT = TypeVar("LayerT", bound=nn.Module)
+
+
+class AdaptedLayer(OnednnLinear):
+    """A linear layer that takes the place of another, with its parameters under their names."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        cast("Any", super()).__init__(base.in_features, base.out_features, device="meta")
+        self.weight, self.bias = base.weight, base.bias
+
+
+def target_layers(module: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
+    """Return the layers of a model that get an adapter, by their paths.
+
+    Raises:
+        AstraflowError: INVALID_FIELD for targets that name no linear layer of the model.
+    """
+    layers = dict(_linear_layers(module))
+    known = {last_name(path) for path in layers}
+    missing = set(settings.targets) - known
+    if missing or not layers:
+        raise AstraflowError(
+            Reason.INVALID_FIELD,
+            f"model.lora.targets: the model has no linear layer {', '.join(sorted(missing))} to "
+            f"adapt; it has {', '.join(sorted(known)) or 'none'}",
+        )
+    return {path: layer for path, layer in layers.items() if is_target(path, settings)}
+
+
+def is_target(path: str, settings: Lora) -> bool:
+    """Whether a linear layer gets an adapter."""
+    return not settings.targets or last_name(path) in settings.targets
+
+
+def layers_of(module: nn.Module, kind: type[LayerT]) -> Iterator[tuple[str, LayerT]]:
+    """Yield the layers of one class, by their paths."""
+    for path, layer in cast("Any", module).named_modules():
+        if isinstance(layer, kind):
+            yield path, layer
+
+
+def last_name(path: str) -> str:
+    """Return the last part of a path.
+
+    Example:
+        >>> last_name("model.layers.0.mlp.up_proj")
+        'up_proj'
+    """
+    return path.rpartition(".")[2]
+
+
+def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield all but the output layer, which is tied to the embeddings often."""
+    head = cast("Any", module).get_output_embeddings()
+    return ((path, layer) for path, layer in layers_of(module, nn.Linear) if layer is not head)

@@ -1,0 +1,219 @@
+"""Patches: an update written into the live parameters of a server, and read back.
+
+What does not need the pause is staged: places are looked up, values converted and pieces cut. To
+apply is one `scatter_` per piece of what changes, or one copy per region of a tensor that comes
+whole. So the bytes that a patch touches grow with what changes and not with the model. Most of
+that time is spent on waiting for memory, a cache line per element, so several threads share it.
+"""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from .exchange import TensorPart, Update
+from .regions import Loader, Parameters, Region, find_regions
+
+_TORCH = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "f8_e4m3": torch.float8_e4m3fn,
+    "f8_e5m2": torch.float8_e5m2,
+}
+# Each element may lie in a cache line of its own: 64 bytes times this is half a megabyte.
+_PIECE = 8192
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class PatchError(Exception):
+    """An update that does not fit; it names the tensor. Nothing was written, unless it says so."""
+
+
+@dataclass(frozen=True)
+class ScatterWrite:
+    """Elements to write one by one.
+
+    Attributes:
+        flat: Bits of a parameter, iN.
+        places: i64[n] in it.
+        values: Bits, iN[n].
+    """
+
+    flat: torch.Tensor
+    places: torch.Tensor
+    values: torch.Tensor
+
+    def pieces(self) -> "Iterator[ScatterWrite]":
+        """Return parts that a core's cache holds while they are read back; on a device, itself."""
+        size = _PIECE if self.flat.device.type == "cpu" else max(1, len(self.places))
+        for start in range(0, len(self.places), size):
+            part = slice(start, start + size)
+            yield ScatterWrite(self.flat, self.places[part], self.values[part])
+
+    def apply(self) -> int:
+        """Write; return the bytes written."""
+        self.flat.scatter_(0, self.places, self.values)
+        return self.values.nbytes
+
+    def is_written(self) -> bool:
+        """Read back."""
+        return torch.equal(self.flat.gather(0, self.places), self.values)
+
+
+@dataclass(frozen=True)
+class BlockWrite:
+    """A part of a parameter that is written as a whole.
+
+    Attributes:
+        target: Bits of it, iN.
+        values: Bits, of the same shape, on any device.
+    """
+
+    target: torch.Tensor
+    values: torch.Tensor
+
+    def apply(self) -> int:
+        """Write; return the bytes written."""
+        self.target.copy_(self.values)
+        return self.target.nbytes
+
+    def is_written(self) -> bool:
+        """Read back."""
+        return torch.equal(self.target, self.values.to(self.target.device))
+
+
+@dataclass(frozen=True)
+class StagedUpdate:
+    """An update that can be written.
+
+    Attributes:
+        version: What the weights are afterwards.
+        blocks: What to write as a whole.
+        scatters: What to write one by one.
+        unmapped: Tensors that the server's own loader must load, with all that they are fused with.
+    """
+
+    version: int
+    blocks: tuple[BlockWrite, ...]
+    scatters: tuple[ScatterWrite, ...]
+    unmapped: tuple[str, ...]
+
+
+class Patcher:
+    """Writes updates into one model."""
+
+    def __init__(self, parameters: Parameters, load: Loader) -> None:
+        """Prepare; the loader is watched when the first update shows what there is.
+
+        Args:
+            parameters: Of the live model.
+            load: Its own loader of (name, tensor) pairs in the checkpoint's names.
+        """
+        self._load = load
+        self._parameters = parameters
+        self._regions: dict[str, tuple[Region, ...]] = {}
+        self._seen: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def regions(self) -> Mapping[str, tuple[Region, ...]]:
+        """Where the tensors seen so far lie."""
+        return self._regions
+
+    def stage(self, update: Update) -> StagedUpdate:
+        """Look up what an update writes where; nothing is written.
+
+        Raises:
+            PatchError: It changes some elements of a tensor that has no place of its own.
+        """
+        self._learn(update)
+        unmapped = tuple(part.name for part in update.parts if part.name not in self._regions)
+        if unmapped and update.base_version is not None:
+            raise PatchError(f"{unmapped[0]} is not simply copied by the server's loader")
+        writes = [
+            self._write(part, region)
+            for part in update.parts
+            for region in self._regions.get(part.name, ())
+        ]
+        return StagedUpdate(
+            version=update.version,
+            blocks=tuple(write for write in writes if isinstance(write, BlockWrite)),
+            scatters=tuple(
+                piece
+                for write in writes
+                if isinstance(write, ScatterWrite)
+                for piece in write.pieces()
+            ),
+            unmapped=unmapped,
+        )
+
+    def _learn(self, update: Update) -> None:
+        """Watch the loader with tensors that were not seen before."""
+        new = {p.name: p for p in update.parts if self._seen.get(p.name) != p.shape}
+        for dtype in {part.dtype for part in new.values()}:
+            shapes = {name: part.shape for name, part in new.items() if part.dtype == dtype}
+            self._regions |= find_regions(self._load, self._parameters, shapes, _TORCH[dtype])
+            self._seen |= shapes
+
+    def _write(self, part: TensorPart, region: Region) -> ScatterWrite | BlockWrite:
+        parameter = self._parameters.flat[region.parameter]
+        flat, values = _bits(parameter), _bits(values_of(part).to(parameter.dtype))
+        if part.indices is None:
+            return BlockWrite(region.target.on(flat), region.source.on(values))
+        taken, places = region.places(torch.as_tensor(part.indices))
+        return ScatterWrite(flat, places.to(flat.device), values[taken].to(flat.device))
+
+
+def apply(staged: StagedUpdate) -> dict[str, Any]:
+    """Write an update and read it back, piece by piece: what was just written is in the cache.
+
+    Args:
+        staged: Of the model as it is; none of its tensors unmapped.
+
+    Returns:
+        The version of the weights now, `nbytes` written, and `apply_s`, seconds for it, with
+        reading it back.
+
+    Raises:
+        PatchError: What was read is not what was written: the weights are of no version.
+    """
+    started = perf_counter()
+    # A copy of a block is shared among threads by torch.
+    nbytes = sum(map(_written, staged.blocks)) + _all_written(staged.scatters)
+    return {"version": staged.version, "nbytes": nbytes, "apply_s": perf_counter() - started}
+
+
+def _all_written(scatters: tuple[ScatterWrite, ...]) -> int:
+    """Write pieces on as many threads as torch would use; torch lets go of Python's lock."""
+    if not scatters or scatters[0].flat.device.type != "cpu":
+        return sum(map(_written, scatters))
+    left, count, mode = iter(scatters), torch.get_num_threads(), torch.is_inference_mode_enabled()
+
+    def write(_: int) -> int:
+        with torch.inference_mode(mode):
+            return sum(map(_written, left))
+
+    with ThreadPoolExecutor(count) as pool:
+        return sum(pool.map(write, range(count)))
+
+
+def _written(write: ScatterWrite | BlockWrite) -> int:
+    nbytes = write.apply()
+    if not write.is_written():
+        raise PatchError("what was written is not there: the weights are of no version")
+    return nbytes
+
+
+def values_of(part: TensorPart) -> torch.Tensor:
+    """Return the values of a part, flat; no copy."""
+    signed = part.values.view(f"<i{part.values.itemsize}")
+    return torch.as_tensor(signed).view(_TORCH[part.dtype])
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return integers of the same bits: torch may turn one NaN into another as it copies."""
+    return tensor.view(_BITS[tensor.element_size()])

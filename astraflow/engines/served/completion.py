@@ -1,0 +1,266 @@
+"""One completion of a server: requested, gathered from its pieces, and made a generation."""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+
+import httpx
+import numpy as np
+
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.rollouts import FinishReason, KvPolicy, VersionSpan
+from astraflow.core.tasks import SamplingParams
+from astraflow.engines.checks import check_prompt, check_sampling
+from astraflow.engines.protocol import Generation, Likeliest, Watch
+from astraflow.engines.served.dialect import CompletionPiece, Dialect, ServerRequest
+from astraflow.engines.served.host import Background
+from astraflow.engines.served.model import ModelDescription
+from astraflow.engines.served.routed_experts import ExpertLayout
+from astraflow.engines.served.server import InferenceServer, ServerMeter
+from astraflow.engines.tokenizer import StopTexts
+
+_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionBuilder:
+    """Puts pieces together.
+
+    Attributes:
+        kv: What becomes of the cache when another version takes over.
+        stops: Texts that end it; None: none do.
+        is_greedy: Whether every token was certain, so that its log-probability is 0.
+        is_constrained: Whether a grammar may have changed every draw; servers do not tell which.
+        version: What every token is of, whatever happens meanwhile; None: as the server tells.
+        prompt_count: Tokens of the prompt.
+        experts: How the model chooses them; None: it is dense.
+        finish_reason: None while it goes on.
+    """
+
+    kv: KvPolicy
+    stops: StopTexts | None
+    is_greedy: bool
+    is_constrained: bool = False
+    version: int | None = None
+    prompt_count: int = 0
+    experts: ExpertLayout | None = None
+    finish_reason: FinishReason | None = None
+    _tokens: list[int] = field(default_factory=list[int])
+    _logprobs: list[float] = field(default_factory=list[float])
+    _likeliest: list[Likeliest] = field(default_factory=list[Likeliest])
+    _versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    _told_experts: np.ndarray | None = None
+
+    def add(self, piece: CompletionPiece) -> Sequence[int]:
+        """Add a piece; return what of its tokens belongs to the completion.
+
+        Behind a stop text only versions and experts count, which a server may tell at the very end.
+        """
+        self._versions += self._versions_of(piece)
+        self._told_experts = self._told_experts if piece.experts is None else piece.experts
+        if self.is_over:
+            return ()
+        before = len(self._tokens)
+        self._tokens += piece.tokens
+        self._logprobs += piece.logprobs
+        self._likeliest += piece.likeliest
+        self.finish_reason = piece.finish_reason
+        if self.stops is not None:
+            self._cut(before)
+        return self._tokens[before:]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has all its tokens."""
+        return self.finish_reason is not None
+
+    def result(self) -> Generation:
+        """Return the whole.
+
+        Raises:
+            AstraflowError: ENGINE_FAILED when the server did not finish it, told too little or
+                computed with what is not finite.
+        """
+        logprobs = np.asarray(self._logprobs, np.float32)
+        reason = self.finish_reason
+        if reason is None or reason not in _ENDS or len(logprobs) != len(self._tokens):
+            raise _completion_failed("the server broke off a completion")
+        if not np.isfinite(logprobs).all():
+            raise _completion_failed(
+                "the server's log-probabilities are not finite: its weights are spoilt"
+            )
+        if self.is_greedy:
+            logprobs[:] = 0.0
+        return Generation(
+            tokens=np.asarray(self._tokens, np.int32),
+            logprobs=logprobs,
+            version_spans=self._spans(),
+            finish_reason=reason,
+            routed_experts=self._routes(),
+            constrained=np.ones(len(logprobs), np.bool_) if self.is_constrained else None,
+            likeliest=self._likeliest,
+        )
+
+    def _routes(self) -> np.ndarray | None:
+        if self._told_experts is None or self.experts is None:
+            return None
+        return self.experts.routes(self._told_experts, self.prompt_count + len(self._tokens))
+
+    def _versions_of(self, piece: CompletionPiece) -> Sequence[tuple[int, int]]:
+        return piece.versions if self.version is None else [(self.version, len(piece.tokens))]
+
+    def _cut(self, before: int) -> None:
+        """End it with the first token that completes a stop text."""
+        end = self.stops.first_end(self._tokens, before) if self.stops is not None else None
+        if end is not None:
+            del self._tokens[end:], self._logprobs[end:], self._likeliest[end:]
+            self.finish_reason = FinishReason.STOP
+
+    def _spans(self) -> tuple[VersionSpan, ...]:
+        spans: list[VersionSpan] = []
+        left = len(self._tokens)
+        for version, length in _merged(self._versions):
+            kept = min(length, left)
+            left -= kept
+            if kept:
+                kv = self.kv if spans else KvPolicy.UNKNOWN
+                spans.append(VersionSpan(version=version, length=kept, kv=kv))
+        if left:
+            raise _completion_failed(f"the server tells no version of {left} tokens")
+        return tuple(spans)
+
+
+def _merged(versions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for version, length in versions:
+        if merged and merged[-1][0] == version:
+            merged[-1] = (version, merged[-1][1] + length)
+        else:
+            merged.append((version, length))
+    return merged
+
+
+def _completion_failed(message: str) -> AstraflowError:
+    return AstraflowError(Reason.ENGINE_FAILED, message, retryable=True)
+
+
+class CompletionClient:
+    """Asks a server for completions."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        model: ModelDescription,
+        server: InferenceServer,
+        meter: ServerMeter,
+        background: Background,
+        kv: KvPolicy,
+        tells_experts: bool = False,
+    ) -> None:
+        self._dialect = dialect
+        self._model = model
+        self._server = server
+        self._meter = meter
+        self._background = background
+        self._kv = kv
+        self._tells_experts = tells_experts
+
+    async def sample(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        watch: Watch | None,
+        *,
+        version: int | None,
+        adapter: str | None = None,
+    ) -> Generation:
+        """Sample one completion of what is live, which is `version`; see `Engine.generate`.
+
+        With an adapter, which never changes, all its tokens are of that version.
+        """
+        request = replace(
+            self.request(prompt, sampling, is_watched=watch is not None),
+            cache_salt=f"version {version}",
+            adapter=adapter,
+        )
+        gathering = CompletionBuilder(
+            kv=self._kv,
+            stops=self._stops(sampling),
+            is_greedy=sampling.temperature == 0,
+            is_constrained=sampling.grammar is not None,
+            version=None if adapter is None else version,
+            prompt_count=len(prompt),
+            experts=self._model.experts,
+        )
+        try:
+            with self._meter.running():
+                await self._gather(request, gathering, watch)
+        except httpx.HTTPError as error:
+            self._background.start(self._server.check_alive())
+            raise AstraflowError(
+                Reason.ENGINE_FAILED,
+                f"the server broke off a completion: {error!r}",
+                retryable=True,
+            ) from error
+        except AstraflowError as error:
+            if error.reason is Reason.ENGINE_FAILED:
+                self._background.start(self._server.check_alive())
+            raise
+        except asyncio.CancelledError:
+            self._background.start(self._abort(request))
+            raise
+        return gathering.result()
+
+    def request(
+        self, prompt: Sequence[int], sampling: SamplingParams, *, is_watched: bool
+    ) -> ServerRequest:
+        """Return a sound request.
+
+        Raises:
+            AstraflowError: CONTEXT_TOO_LONG or INVALID_FIELD.
+        """
+        model = self._model
+        check_prompt(
+            np.asarray(prompt, np.int64),
+            vocab_size=model.vocab_size,
+            max_context=model.max_context,
+        )
+        check_sampling(
+            sampling, vocab_size=model.vocab_size, reads_text=model.tokenizer is not None
+        )
+        room = model.max_context - len(prompt)
+        eos = () if sampling.ignore_eos else model.special.eos
+        return ServerRequest(
+            request_id=uuid.uuid4().hex,
+            prompt=prompt,
+            sampling=replace(sampling, max_new_tokens=min(sampling.max_new_tokens or room, room)),
+            stop_ids=tuple(sorted({*eos, *sampling.stop_token_ids})),
+            never_sampled=tuple(sorted(model.special.never_sampled)),
+            is_streamed=is_watched or bool(sampling.stop_strings),
+            tells_experts=self._tells_experts,
+        )
+
+    async def _gather(
+        self, request: ServerRequest, gathering: CompletionBuilder, watch: Watch | None
+    ) -> None:
+        async with aclosing(self._dialect.generate(self._server.http, request)) as pieces:
+            async for piece in pieces:
+                tokens = gathering.add(piece)
+                self._meter.note_sampled(len(tokens))
+                if watch is not None and tokens:
+                    watch(np.asarray(tokens, np.int32))
+                if gathering.is_over and piece.finish_reason is None:
+                    await self._abort(request)
+
+    def _stops(self, sampling: SamplingParams) -> StopTexts | None:
+        tokenizer = self._model.tokenizer
+        if not sampling.stop_strings or tokenizer is None:
+            return None
+        return StopTexts(tokenizer, sampling.stop_strings, min_new_tokens=sampling.min_new_tokens)
+
+    async def _abort(self, request: ServerRequest) -> None:
+        with suppress(AstraflowError, httpx.HTTPError):
+            await self._dialect.abort(self._server.http, request.request_id)

@@ -1,0 +1,236 @@
+"""How busy a node is, what it counts of its own work, and what it tells a scraper."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from astraflow.core.clock import Clock
+from astraflow.core.ids import PolicyId
+from astraflow.core.members import RaasLoad
+from astraflow.core.rollouts import Rollout
+from astraflow.core.tasks import SamplingParams
+from astraflow.core.tensors import SwapReport, WeightUpdate
+from astraflow.engines.protocol import Engine, EngineLoad, Generation, TellsExperts, Watch
+from astraflow.telemetry.metrics import LONG_SECONDS, Family, Histogram, counter, gauge, histogram
+from astraflow.transport.lanes import RECEIVED_NBYTES
+
+
+class LoadMeter:
+    """Measures the time in which no engine had anything to decode, and sums up loads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._request_count = 0
+        self._idle_since = self._reported_at = clock.monotonic()
+        self._idle_s = 0.0
+        self._sampled_count = 0
+
+    def begin(self) -> None:
+        """Note a request to an engine."""
+        if self._request_count == 0:
+            self._idle_s += self._clock.monotonic() - self._idle_since
+        self._request_count += 1
+
+    def end(self) -> None:
+        """Note its end."""
+        self._request_count -= 1
+        if self._request_count == 0:
+            self._idle_since = self._clock.monotonic()
+
+    def report(
+        self,
+        engines: Iterable[EngineLoad],
+        *,
+        inflight_count: int,
+        queued_count: int,
+        capacity: int,
+    ) -> RaasLoad:
+        """Return the load since the last report, and begin a new one."""
+        loads = tuple(engines)
+        now = self._clock.monotonic()
+        if self._request_count == 0:
+            self._idle_s += now - self._idle_since
+            self._idle_since = now
+        span_s = max(now - self._reported_at, 1e-9)
+        sampled_count = sum(load.sampled_token_count for load in loads)
+        report = RaasLoad(
+            inflight_count=inflight_count,
+            queued_count=queued_count,
+            capacity=capacity,
+            tokens_per_s=(sampled_count - self._sampled_count) / span_s,
+            kv_fraction=max((load.kv_fraction for load in loads), default=0.0),
+            engine_queued_count=sum(load.queued_count for load in loads),
+            wait_fraction=min(1.0, self._idle_s / span_s),
+        )
+        self._reported_at, self._idle_s, self._sampled_count = now, 0.0, sampled_count
+        return report
+
+
+class MeteredEngine:
+    """An engine whose requests a meter counts."""
+
+    def __init__(self, engine: Engine, meter: LoadMeter) -> None:
+        self._engine = engine
+        self._meter = meter
+
+    @property
+    def name(self) -> str:
+        """Name and release."""
+        return self._engine.name
+
+    @property
+    def version(self) -> int | None:
+        """What newly sampled tokens are of."""
+        return self._engine.version
+
+    @property
+    def pinned_versions(self) -> frozenset[int]:
+        """Older versions that can still be asked for."""
+        return self._engine.pinned_versions
+
+    @property
+    def keeps_versions(self) -> bool:
+        """Whether a pinned version serves on beside newer ones."""
+        return self._engine.keeps_versions
+
+    @property
+    def max_context_token_count(self) -> int:
+        """Prompt and completion together."""
+        return self._engine.max_context_token_count
+
+    @property
+    def tells_experts(self) -> bool:
+        """Whether generations have `routed_experts`."""
+        return isinstance(self._engine, TellsExperts) and self._engine.tells_experts
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        version: int | None = None,
+        watch: Watch | None = None,
+    ) -> Generation:
+        """Sample one completion; see Engine."""
+        self._meter.begin()
+        try:
+            return await self._engine.generate(prompt, sampling, version=version, watch=watch)
+        finally:
+            self._meter.end()
+
+    async def swap(self, update: WeightUpdate) -> SwapReport:
+        """Make a version live; see Engine."""
+        return await self._engine.swap(update)
+
+    def restore_from(self, source: Callable[[], WeightUpdate]) -> None:
+        """Say where all weights are had; see Engine."""
+        self._engine.restore_from(source)
+
+    async def pin(self, version: int) -> None:
+        """Keep a version; see Engine."""
+        await self._engine.pin(version)
+
+    async def unpin(self, version: int) -> None:
+        """Let a version go; see Engine."""
+        await self._engine.unpin(version)
+
+    def load(self) -> EngineLoad:
+        """Return how busy it is now."""
+        return self._engine.load()
+
+    async def close(self) -> None:
+        """Stop."""
+        await self._engine.close()
+
+
+class NodeCounters:
+    """Counts since the process began.
+
+    Attributes:
+        rollouts: Sent, by outcome.
+        tokens: Sampled ones in these, by policy.
+        episode: Seconds from the start of a rollout to its end.
+        pull: Seconds to pull and verify a version, by policy.
+        stage: Seconds to prepare a swap beside generation, by policy.
+        pause: Seconds that an engine stood still for a swap, by policy.
+        failed: Updates that did not go live, by policy and reason.
+    """
+
+    def __init__(self) -> None:
+        self.rollouts = Counter[tuple[str]]()
+        self.tokens = Counter[tuple[str]]()
+        self.episode = Histogram(LONG_SECONDS)
+        self.pull: dict[tuple[str], Histogram] = {}
+        self.stage: dict[tuple[str], Histogram] = {}
+        self.pause: dict[tuple[str], Histogram] = {}
+        self.failed = Counter[tuple[str, str]]()
+
+    def sent(self, rollout: Rollout) -> None:
+        """Count a rollout."""
+        self.rollouts[(rollout.outcome,)] += 1
+        for one in rollout.trajectories:
+            self.tokens[(one.policy_id,)] += one.sampled_count
+        if rollout.start_time is not None and rollout.finish_time is not None:
+            self.episode.observe((rollout.finish_time - rollout.start_time).total_seconds())
+
+    def live(self, policy_id: PolicyId, *, pull_s: float, swap_s: float, swap: SwapReport) -> None:
+        """Count a version that went live."""
+        spans = (self.pull, pull_s), (self.stage, swap_s - swap.pause_s), (self.pause, swap.pause_s)
+        for held, seconds in spans:
+            held.setdefault((policy_id,), Histogram(LONG_SECONDS)).observe(seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """A node at one moment.
+
+    Attributes:
+        load: As it would report it.
+        versions: Of its engines.
+        counts: What it counted.
+    """
+
+    load: RaasLoad
+    versions: dict[str, int | None]
+    counts: tuple[Family, ...]
+
+
+def count_families(counters: NodeCounters) -> Iterator[Family]:
+    """Yield what a node counted."""
+    rollouts = {key: float(count) for key, count in counters.rollouts.items()}
+    tokens = {key: float(count) for key, count in counters.tokens.items()}
+    failed = {key: float(count) for key, count in counters.failed.items()}
+    lanes = {(lane,): float(count) for lane, count in RECEIVED_NBYTES.items()}
+    yield counter("node_rollouts_total", "Sent to the hub, by outcome.", rollouts, "outcome")
+    yield counter("node_sampled_tokens_total", "In these.", tokens, "policy")
+    yield histogram("node_episode_seconds", "From start to end of a rollout.", counters.episode)
+    yield counter("node_weights_received_bytes_total", "Payload, by lane.", lanes, "lane")
+    yield histogram("node_pull_seconds", "To pull and verify a version.", counters.pull, "policy")
+    yield histogram(
+        "node_stage_seconds", "To make a swap ready beside generation.", counters.stage, "policy"
+    )
+    yield histogram(
+        "node_pause_seconds", "The engine stood still for a swap.", counters.pause, "policy"
+    )
+    yield counter(
+        "node_weights_failed_total", "Updates not reached.", failed, *("policy", "reason")
+    )
+
+
+def node_families(view: NodeView) -> Iterator[Family]:
+    """Yield what a node tells."""
+    for name, text, read in _LOAD:
+        yield gauge(name, text, read(view.load))
+    versions: dict[tuple[str, ...], float]
+    versions = {(name,): float(v) for name, v in view.versions.items() if v is not None}
+    yield gauge("node_version", "That its engine samples with.", versions, "policy")
+    yield from view.counts
+
+
+_LOAD: tuple[tuple[str, str, Callable[[RaasLoad], float]], ...] = (
+    ("node_running_rollouts", "In progress.", lambda load: load.inflight_count),
+    ("node_queued_rollouts", "That wait for a place or a version.", lambda load: load.queued_count),
+    ("node_capacity_rollouts", "That it runs at once.", lambda load: load.capacity),
+    ("node_engine_queued_requests", "In its engines.", lambda load: load.engine_queued_count),
+    ("node_kv_used_ratio", "Of the KV cache.", lambda load: load.kv_fraction),
+)
