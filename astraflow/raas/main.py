@@ -288,14 +288,14 @@ def _signals(node: RaasNode) -> Generator[None]:
     loop = asyncio.get_running_loop()
     seen: list[int] = []
 
-    def asked(number: int) -> None:
+    def on_signal(number: int) -> None:
         log.info("asked to leave", signal=signal.Signals(number).name, at_once=bool(seen))
         (node.stop if seen else node.drain)()
         seen.append(number)
 
     numbers = (signal.SIGTERM, signal.SIGINT)
     for number in numbers:
-        loop.add_signal_handler(number, asked, number)
+        loop.add_signal_handler(number, on_signal, number)
     try:
         yield
     finally:
