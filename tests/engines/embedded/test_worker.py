@@ -66,13 +66,13 @@ async def test_a_commit_that_fails_in_the_middle_leaves_no_trace(engine, model, 
     expected = await engine.generate([3, 4], knobs())
     task = asyncio.ensure_future(engine.generate([3, 4], knobs()))
     await engine.generate([5], replace(knobs(), max_new_tokens=2))
-    staged = stage(sparse(model), engine._slots, engine._shelf.weights)
-    before = {name: each.clone() for name, each in engine._shelf.weights.tensors.items()}
+    staged = stage(sparse(model), engine._slots, engine._versions.weights)
+    before = {name: each.clone() for name, each in engine._versions.weights.tensors.items()}
     with pytest.raises(AstraflowError, match="version 1 cannot be applied") as caught:
         await commit(engine, spoil(staged))
     assert caught.value.reason is Reason.APPLY_FAILED
     assert engine.version == 0
-    for name, tensor in engine._shelf.weights.tensors.items():
+    for name, tensor in engine._versions.weights.tensors.items():
         assert torch.equal(tensor, before[name])
     generation = await task
     assert [(span.version, span.length) for span in generation.version_spans] == [(0, LENGTH)]
@@ -82,10 +82,10 @@ async def test_a_commit_that_fails_in_the_middle_leaves_no_trace(engine, model, 
 
 @pytest.mark.parametrize("kv", ["keep"])
 async def test_a_commit_staged_before_a_pin_is_sent_back(engine, model):
-    staged = stage(sparse(model), engine._slots, engine._shelf.weights)
+    staged = stage(sparse(model), engine._slots, engine._versions.weights)
     await engine.pin(0)
     assert await commit(engine, staged) is None
     assert engine.version == 0
     await engine.swap(sparse(model))
-    assert engine._shelf.weights.tensors.keys() == staged.weights.tensors.keys()
+    assert engine._versions.weights.tensors.keys() == staged.weights.tensors.keys()
     assert engine.version == 1
