@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
-from astraflow.core.tensors import TensorSpec, TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate, WeightUpdate
 from astraflow.engines.embedded.weights import Slots, Staged, Weights, stage
 
 SIZES = {"a": (40, 10), "b": (7,), "c": (1, 1)}

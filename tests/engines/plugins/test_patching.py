@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from astraflow.core.ids import PolicyId
-from astraflow.core.tensors import TensorSpec, TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate, WeightUpdate
 from astraflow.engines.plugins.exchange import read_update
 from astraflow.engines.plugins.patching import Patcher, PatchError
 from astraflow.engines.plugins.regions import Parameters

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from astraflow.core.ids import PolicyId
-from astraflow.core.tensors import TensorSpec, TensorUpdate, WeightUpdate
+from astraflow.core.tensors import Dtype, TensorSpec, TensorUpdate, WeightUpdate
 from astraflow.engines.plugins.sglang_plugin import change, load, stager_in
 from astraflow.engines.served.exchange import write_update
 from astraflow.engines.sglang.dialect import called
