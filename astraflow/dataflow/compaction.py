@@ -38,7 +38,10 @@ _IDLE = 19
 # Attempts, one after the other: how far the process stands back, on the scale of `nice`, and how
 # many times the bytes that begin one may come meanwhile. The first has what the hub leaves of its
 # core, the last as much as the hub.
-_ATTEMPTS = ((_IDLE, 2.0), (0, math.inf))
+_ATTEMPTS = ((_IDLE, 1.0), (0, math.inf))
+# A snapshot is begun when to replay what came since the last one takes so long: with what comes
+# while it is made, and with the start of a process, a hub serves again within five seconds.
+REPLAY_S = 1.0
 
 
 async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
@@ -63,22 +66,39 @@ async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
 
 
 async def compact_for_ever(
-    commits: Commits, journal: Journal, *, run_dir: Path, every_nbytes: int
+    commits: Commits,
+    journal: Journal,
+    *,
+    run_dir: Path,
+    every_nbytes: int,
+    replay_s: Callable[[], float],
 ) -> None:
-    """Let a snapshot take the place of records whenever so many bytes of them have come.
+    """Let a snapshot take the place of records whenever enough of them have come.
 
-    A snapshot that fails costs nothing but room: the next attempt comes after as many bytes again.
+    A snapshot that fails costs nothing but room: the next attempt comes after as many again.
+
+    Args:
+        commits: Counts the bytes that come.
+        journal: Trimmed.
+        run_dir: Folder of the run.
+        every_nbytes: So many bytes are enough.
+        replay_s: Returns the CPU seconds that a replay takes of all that came: those since the
+            snapshot that was found, and those that come. REPLAY_S of them are enough, too.
 
     Raises:
         AstraflowError: JOURNAL_FAILED when the journal cannot be trimmed.
     """
-    done_nbytes = 0
+    done = 0.0
+
+    def amount() -> float:
+        return max(commits.nbytes / every_nbytes, replay_s() / REPLAY_S)
+
     while True:
         await asyncio.sleep(POLL_S)
-        if commits.nbytes - done_nbytes < every_nbytes:
+        if amount() - done < 1.0:
             continue
-        done_nbytes = commits.nbytes
-        end = await _snapshot(commits, journal, run_dir=run_dir, every_nbytes=every_nbytes)
+        done = amount()
+        end = await _snapshot(journal, amount, run_dir=run_dir)
         if end is not None:
             hit(FaultPoint.TRIM_STARTED)
             # As much will come again: pages would be moved about for nothing.
@@ -86,13 +106,11 @@ async def compact_for_ever(
             log.info("journal compacted", first=journal.first, end=journal.end)
 
 
-async def _snapshot(
-    commits: Commits, journal: Journal, *, run_dir: Path, every_nbytes: int
-) -> int | None:
+async def _snapshot(journal: Journal, amount: Callable[[], float], *, run_dir: Path) -> int | None:
     """Have a snapshot made; return the position that it goes to, None when it failed."""
     for nice, times in _ATTEMPTS:
         end = journal.end
-        is_late = partial(_is_past, commits, commits.nbytes + times * every_nbytes)
+        is_late = partial(_is_past, amount, amount() + times)
         process = await _start(run_dir, end, nice)
         if await ended(process, is_late=is_late):
             return None if process.returncode else end
@@ -100,8 +118,8 @@ async def _snapshot(
     return None
 
 
-def _is_past(commits: Commits, limit: float) -> bool:
-    return commits.nbytes > limit
+def _is_past(amount: Callable[[], float], limit: float) -> bool:
+    return amount() > limit
 
 
 async def _start(run_dir: Path, end: int, nice: int) -> Process:

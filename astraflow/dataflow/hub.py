@@ -165,6 +165,8 @@ class Hub:
         self.metrics_address = ""
         self.event_count = 0
         self.max_apply_s = 0.0
+        # About what a replay of the records since the snapshot takes, in CPU seconds.
+        self.replay_s = 0.0
         self._data_sets = data_sets
         self._sources = sources
         self._path_of = recorder.saved_path
@@ -238,7 +240,9 @@ class Hub:
                 record=record,
             )
         )
-        self.max_apply_s = max(self.max_apply_s, time.thread_time() - started)
+        took_s = time.thread_time() - started
+        self.replay_s += took_s
+        self.max_apply_s = max(self.max_apply_s, took_s)
         if not goes_on:
             self._deadline.refresh()
         return outcome.answer

@@ -1,7 +1,7 @@
 """The hub's process, without its command line: opens and serves a run, and writes its end."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,12 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.metrics import Account, HubMetrics, LoopProbe
 from astraflow.dataflow.prompts import PromptSources, open_data_sets
 from astraflow.dataflow.recorder import RunRecorder, write_whole
-from astraflow.dataflow.recovery import Replica, open_run
-from astraflow.dataflow.servicers import servicers_of
+from astraflow.dataflow.recovery import OnProgress, Replica, open_run
+from astraflow.dataflow.servicers import Recovery, servicers_of
 from astraflow.rpc.access import Access, HubTokens
+from astraflow.rpc.address import join_address, split_address
 from astraflow.rpc.concurrency import either
-from astraflow.rpc.server import RunningServer, start_server
+from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
 from astraflow.storage.journal import Journal
 from astraflow.telemetry.metrics import LoopRead, MetricsServer
@@ -48,9 +49,21 @@ class OpenedHub:
 
 @asynccontextmanager
 async def open_hub(
-    recipe: Recipe, run_dir: RunDir, *, tokens: HubTokens, clock: Clock
+    recipe: Recipe,
+    run_dir: RunDir,
+    *,
+    tokens: HubTokens,
+    clock: Clock,
+    on_progress: OnProgress | None = None,
 ) -> AsyncGenerator[OpenedHub]:
     """Open data sets, journal and recorder; what was opened is closed at the end.
+
+    Args:
+        recipe: Resolved.
+        run_dir: Folder of the run.
+        tokens: With which it is entered.
+        clock: Tells the time.
+        on_progress: Called now and then with the share of the journal that is replayed.
 
     Raises:
         AstraflowError: INVALID_FIELD for a data set that cannot be read; JOURNAL_FAILED; what the
@@ -58,7 +71,9 @@ async def open_hub(
     """
     data_sets = await asyncio.to_thread(open_data_sets, recipe)
     sources = data_sets.sources(recipe.rollouts.data_sets, epochs=recipe.rollouts.epochs)
-    recovered = await open_run(recipe, run_dir, size_of=data_sets.size, clock=clock)
+    recovered = await open_run(
+        recipe, run_dir, size_of=data_sets.size, clock=clock, on_progress=on_progress
+    )
     replica, journal = recovered.replica, recovered.journal
     async with AsyncExitStack() as exits:
         if journal is not None:
@@ -76,6 +91,7 @@ async def open_hub(
             transfer_token=tokens.transfer(replica.opened.run_id),
         )
         if recovered.is_restarted:
+            hub.replay_s = recovered.replay_s
             await _go_on(hub, replica, sources, recorder)
         yield OpenedHub(hub=hub, recorder=recorder, journal=journal)
 
@@ -131,10 +147,13 @@ async def serve_hub(
     """
     folder = RunDir(run_dir)
     clock = clock or SteadyClock(SystemClock())
-    async with open_hub(recipe, folder, tokens=tokens, clock=clock) as opened:
+    async with AsyncExitStack() as exits:
+        async with _recovering(recipe, folder, listen or recipe.hub.listen) as (place, note):
+            opening = open_hub(recipe, folder, tokens=tokens, clock=clock, on_progress=note)
+            opened = await exits.enter_async_context(opening)
         # On every record of the hub from here on: calls inherit it from the server's start.
         bind_contextvars(run=opened.hub.status().run_id)
-        async with await _listen(opened.hub, recipe, tokens, listen) as server:
+        async with await _listen(opened.hub, recipe, tokens, place) as server:
             with LoopProbe() as probe:
                 async with _metrics(opened.hub, recipe, probe):
                     log.info("hub serves", address=server.address)
@@ -144,13 +163,35 @@ async def serve_hub(
             return opened.hub.status()
 
 
-async def _listen(hub: Hub, recipe: Recipe, tokens: HubTokens, listen: str | None) -> RunningServer:
+@asynccontextmanager
+async def _recovering(
+    recipe: Recipe, run_dir: RunDir, listen: str
+) -> AsyncGenerator[tuple[str, OnProgress | None]]:
+    """Ask callers to come again while a journal is replayed; yield where, and who is told.
+
+    The port is free again at the end, for the hub itself.
+    """
+    if not run_dir.journal.exists():
+        yield listen, None
+        return
+    recovery = Recovery()
+    async with await _serve(recovery.servicers, recipe, listen) as server:
+        await server.set_serving(False)
+        log.info("hub recovers", address=server.address)
+        yield join_address(split_address(listen, "listen")[0], server.port), recovery.note
+
+
+async def _listen(hub: Hub, recipe: Recipe, tokens: HubTokens, listen: str) -> RunningServer:
     """Answer calls from now on."""
     access = Access(tokens, sessions=hub.directory.sessions, roles=hub.directory.roles)
+    return await _serve(servicers_of(hub, access), recipe, listen)
+
+
+async def _serve(servicers: Sequence[Servicer], recipe: Recipe, listen: str) -> RunningServer:
     tls = recipe.hub.tls
     return await start_server(
-        servicers_of(hub, access),
-        listen=listen or recipe.hub.listen,
+        servicers,
+        listen=listen,
         advertise=recipe.hub.advertise,
         tls=Tls(certificate=tls.certificate, key=tls.key, ca=tls.ca),
     )
@@ -196,6 +237,7 @@ async def _keep(opened: OpenedHub, *, recipe: Recipe, run_dir: RunDir) -> None:
         opened.journal,
         run_dir=run_dir.root,
         every_nbytes=recipe.hub.journal.compact_nbytes,
+        replay_s=lambda: opened.hub.replay_s,
     )
 
 

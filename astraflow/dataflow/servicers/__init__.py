@@ -1,7 +1,9 @@
 """Servicers: convert, one call on the hub, convert."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.servicers.members import SessionServicer, VersionServicer
 from astraflow.dataflow.servicers.operator import ControlServicer, EvalServicer, LedgerServicer
@@ -25,18 +27,60 @@ from astraflow_proto.weights.v1.transfer_service_pb2_grpc import (
 from astraflow_proto.weights.v1.version_service_pb2_grpc import add_VersionServiceServicer_to_server
 
 
+class Recovery:
+    """Answers every call of a hub that replays its journal: come again, so much is done."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+
+    @property
+    def servicers(self) -> Sequence[Servicer]:
+        """Itself, as every service of a hub."""
+        return [Servicer(add=add, methods=self) for add in _ADD]
+
+    def note(self, share: float) -> None:
+        """Note the share of the journal that is replayed."""
+        self._share = share
+
+    def __getattr__(self, name: str) -> Callable[[object, object], Awaitable[None]]:
+        async def refuse(request: object, context: object) -> None:
+            del request, context
+            percent = f"{100 * self._share:.0f}"
+            raise AstraflowError(
+                Reason.NOT_READY,
+                f"the hub is recovering, {percent} %",
+                retryable=True,
+                metadata={"recovered_percent": percent},
+            )
+
+        return refuse
+
+
 def servicers_of(hub: Hub, access: Access) -> Sequence[Servicer]:
     """Return everything that a hub serves.
 
     It keeps no weights: TransferService is there to say so with a reason.
     """
-    return (
-        Servicer(add=add_SessionServiceServicer_to_server, methods=SessionServicer(hub, access)),
-        Servicer(add=add_RaasServiceServicer_to_server, methods=RaasServicer(hub, access)),
-        Servicer(add=add_TrainerServiceServicer_to_server, methods=TrainerServicer(hub, access)),
-        Servicer(add=add_VersionServiceServicer_to_server, methods=VersionServicer(hub, access)),
-        Servicer(add=add_EvalServiceServicer_to_server, methods=EvalServicer(hub, access)),
-        Servicer(add=add_ControlServiceServicer_to_server, methods=ControlServicer(hub, access)),
-        Servicer(add=add_LedgerServiceServicer_to_server, methods=LedgerServicer(hub, access)),
-        Servicer(add=add_TransferServiceServicer_to_server, methods=object()),
+    made = (
+        SessionServicer(hub, access),
+        RaasServicer(hub, access),
+        TrainerServicer(hub, access),
+        VersionServicer(hub, access),
+        EvalServicer(hub, access),
+        ControlServicer(hub, access),
+        LedgerServicer(hub, access),
+        object(),
     )
+    return [Servicer(add=add, methods=methods) for add, methods in zip(_ADD, made, strict=True)]
+
+
+_ADD: Sequence[Callable[[Any, Any], None]] = (
+    add_SessionServiceServicer_to_server,
+    add_RaasServiceServicer_to_server,
+    add_TrainerServiceServicer_to_server,
+    add_VersionServiceServicer_to_server,
+    add_EvalServiceServicer_to_server,
+    add_ControlServiceServicer_to_server,
+    add_LedgerServiceServicer_to_server,
+    add_TransferServiceServicer_to_server,
+)
