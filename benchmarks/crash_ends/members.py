@@ -44,8 +44,8 @@ _ID = PolicyId(POLICY)
 class _NotedStream(RolloutStream):
     """Notes what the hub acknowledged."""
 
-    def __init__(self, keeper: MemberSession, *, path: Path, name: str) -> None:
-        super().__init__(keeper)
+    def __init__(self, session: MemberSession, *, path: Path, name: str) -> None:
+        super().__init__(session)
         self._path = path
         self._name = name
 

@@ -44,20 +44,23 @@ async def test_our_own_source_passes_every_check(source):
 async def test_a_state_of_another_digest_is_found(source):
     lie = replace(source.info, content_digest=bytes(16))
 
-    assert await failed(replace(source, told=lambda: lie)) == {"weights.state"}
+    assert await failed(replace(source, registered=lambda: lie)) == {"weights.state"}
 
 
 async def test_a_patch_that_nobody_registered_is_found(source):
     (patch, *others) = source.info.patches
     lie = replace(source.info, patches=(replace(patch, root_digest=bytes(32)), *others))
 
-    assert await failed(replace(source, told=lambda: lie)) == {"weights.plan", "weights.state"}
+    assert await failed(replace(source, registered=lambda: lie)) == {
+        "weights.plan",
+        "weights.state",
+    }
 
 
 async def test_a_layout_that_is_not_the_registered_one_is_found(source):
     lie = replace(source.info, layout_digest=bytes(32))
 
-    assert "weights.layout" in await failed(replace(source, told=lambda: lie))
+    assert "weights.layout" in await failed(replace(source, registered=lambda: lie))
 
 
 async def test_a_source_that_is_not_there_fails_every_check_by_name(source):
