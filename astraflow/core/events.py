@@ -75,9 +75,6 @@ class BatchAcked:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-BatchEvent = BatchStreamOpened | BatchAcked
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptsOffered:
     """The hub drew training prompts, as DrawPrompts or DrawAgain asked. Answer: None.
@@ -153,9 +150,6 @@ class EvalCancelled:
     eval_run_id: EvalRunId
 
 
-PromptEvent = PromptsOffered | PromptRequeued | EvalPromptsOffered | EvalCreated | EvalCancelled
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPaused:
     """An operator stops new tasks. Answer: None."""
@@ -214,9 +208,6 @@ class HubRestarted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
     """Time passed: `Run.next_deadline` is reached. Answer: None."""
-
-
-RunEvent = RunPaused | RunResumed | SaveRequested | RunStopped | RunBroken | HubRestarted | Ticked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,11 +310,6 @@ class MemberDrained:
     grace: timedelta | None = None
 
 
-SessionEvent = (
-    TrainerRegistered | RaasJoined | MemberKeptAlive | FailureReported | MemberLeft | MemberDrained
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPublished:
     """A trainer announces weights. Answer: int, what its next one must be numbered.
@@ -359,9 +345,6 @@ class VersionReported:
 
     member_id: MemberId
     report: VersionReport
-
-
-VersionEvent = VersionPublished | PublishRequested | VersionReported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,6 +420,33 @@ class TaskFinished:
     result: TaskResult
 
 
-WorkEvent = CreditGiven | TaskNacked | RolloutArrived | RolloutRepeated | TaskFinished
-
-Event = SessionEvent | WorkEvent | BatchEvent | VersionEvent | PromptEvent | RunEvent
+Event = (
+    BatchStreamOpened
+    | BatchAcked
+    | PromptsOffered
+    | PromptRequeued
+    | EvalPromptsOffered
+    | EvalCreated
+    | EvalCancelled
+    | RunPaused
+    | RunResumed
+    | SaveRequested
+    | RunStopped
+    | RunBroken
+    | HubRestarted
+    | Ticked
+    | TrainerRegistered
+    | RaasJoined
+    | MemberKeptAlive
+    | FailureReported
+    | MemberLeft
+    | MemberDrained
+    | VersionPublished
+    | PublishRequested
+    | VersionReported
+    | CreditGiven
+    | TaskNacked
+    | RolloutArrived
+    | RolloutRepeated
+    | TaskFinished
+)

@@ -57,13 +57,12 @@ class Membership:
         member = self._state.sessions.find(event.member_id)
         return member is not None and not self._state.sessions.is_silent(member, now)
 
-    def give_credit(self, event: CreditGiven) -> None:
+    def give_credit(self, member: LiveRaas, event: CreditGiven) -> None:
         """Bound the work of a RaaS from now on.
 
         Raises:
-            AstraflowError: SESSION_ENDED; INVALID_FIELD for a negative credit.
+            AstraflowError: INVALID_FIELD for a negative credit.
         """
-        member = self._state.sessions.raas(event.member_id)
         bounds = event.max_outstanding, event.max_eval_outstanding or 0, event.max_eval_extra
         if min(bounds) < 0:
             raise AstraflowError(Reason.INVALID_FIELD, "credit is at least 0")
@@ -109,23 +108,22 @@ class Membership:
         for member in self._state.sessions:
             member.keep_alive_time = now
 
-    def report(self, member_id: MemberId, report: VersionReport) -> None:
+    def report(self, member: LiveRaas, report: VersionReport) -> None:
         """Note where a version stands on a RaaS.
 
         Raises:
-            AstraflowError: SESSION_ENDED, POLICY_UNKNOWN, VERSION_UNKNOWN.
+            AstraflowError: POLICY_UNKNOWN, VERSION_UNKNOWN.
         """
-        member = self._state.sessions.raas(member_id)
         policy = self._state.policy(report.policy_id)
         if not 0 <= report.version <= policy.versions.newest_version:
             policy.versions.get(report.version)
         record = self._state.sessions.source_record
-        record.note(member_id, member.region, report.reports)
+        record.note(member.member_id, member.region, report.reports)
         record.note_alive(member.relay_endpoint)
         _stand(member, report)
         policy.load_failure = report.failure or policy.load_failure
         if report.state in (VersionState.LIVE, VersionState.FAILED):
-            self._state.do(RecordVersion(member_id=member_id, report=report))
+            self._state.do(RecordVersion(member_id=member.member_id, report=report))
         if report.is_unsound:
             self._order_scrub(report)
 

@@ -12,6 +12,7 @@ from astraflow.core.batches import AckBatch, StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId, RolloutId, TaskId
 from astraflow.core.members import JoinPool, RaasLoad
+from astraflow.core.requests import REQUESTS
 from astraflow.core.tasks import Prompt, TaskCredit
 from astraflow.wire import common, control, raas, rollout, tasks, trainer, versions
 from astraflow.wire.fields import decode_time, optional, optional_span, set_span, set_time
@@ -200,8 +201,8 @@ def record_bytes(
         record.rollout_arrived.member_id = entry.member_id
         record.rollout_arrived.rollout.CopyFrom(received)
         return record.SerializeToString()
-    kind = _KINDS[type(entry)]
-    getattr(record, kind.field).CopyFrom(kind.encode(entry))
+    kind = type(entry)
+    getattr(record, _field(kind)).CopyFrom(_FORMS[kind].encode(entry))
     return record.SerializeToString()
 
 
@@ -253,8 +254,9 @@ def read_record(data: bytes) -> JournalRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    field: str
+class _Form:
+    """How the fields of an entry go into its message, and come back."""
+
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
@@ -264,14 +266,12 @@ def _with_grace(message: Any, event: Any) -> Any:
     return message
 
 
-def _bare(field: str, message: type[Any], event: type[Any]) -> _Kind:
-    return _Kind(field, lambda _: message(), lambda _: event())
+def _bare(message: type[Any], event: type[Any]) -> _Form:
+    return _Form(lambda _: message(), lambda _: event())
 
 
-def _of_member(
-    field: str, message: type[Any], event: type[Any], /, **parts: tuple[Any, Any, str]
-) -> _Kind:
-    """Return the kind of an event with a member_id and parts, each (encode, decode, field)."""
+def _of_member(message: type[Any], event: type[Any], /, **parts: tuple[Any, Any, str]) -> _Form:
+    """Return the form of an event with a member_id and parts, each (encode, decode, field)."""
 
     def encode(said: Any) -> Any:
         fields = {name: code(getattr(said, own)) for own, (code, _, name) in parts.items()}
@@ -281,7 +281,7 @@ def _of_member(
         fields = {own: code(getattr(read, name)) for own, (_, code, name) in parts.items()}
         return event(member_id=MemberId(read.member_id), **fields)
 
-    return _Kind(field, encode, decode)
+    return _Form(encode, decode)
 
 
 def _policy_ids(names: Iterable[str]) -> tuple[PolicyId, ...]:
@@ -290,71 +290,58 @@ def _policy_ids(names: Iterable[str]) -> tuple[PolicyId, ...]:
 
 _FAILURE = (common.encode_failure, common.decode_failure, "failure")
 
-_KINDS: dict[type[Any], _Kind] = {
-    RunOpened: _Kind("run_opened", write_opened, read_opened),
-    ev.HubRestarted: _Kind(
-        "hub_restarted",
+_FORMS: dict[type[Any], _Form] = {
+    RunOpened: _Form(write_opened, read_opened),
+    ev.HubRestarted: _Form(
         lambda event: pb.HubRestarted(software=event.software),
         lambda message: ev.HubRestarted(software=message.software),
     ),
-    ev.RaasJoined: _Kind("joined", write_joined, read_joined),
-    ev.TrainerRegistered: _Kind("joined", write_joined, read_joined),
-    ev.MemberKeptAlive: _Kind("member_kept_alive", write_kept_alive, read_kept_alive),
-    ev.FailureReported: _of_member(
-        "failure_reported", pb.FailureReported, ev.FailureReported, failure=_FAILURE
-    ),
-    ev.MemberLeft: _of_member(
-        "session_left", pb.SessionLeft, ev.MemberLeft, message=(str, str, "message")
-    ),
-    ev.CreditGiven: _Kind("credit_given", write_credit, read_credit),
+    ev.RaasJoined: _Form(write_joined, read_joined),
+    ev.TrainerRegistered: _Form(write_joined, read_joined),
+    ev.MemberKeptAlive: _Form(write_kept_alive, read_kept_alive),
+    ev.FailureReported: _of_member(pb.FailureReported, ev.FailureReported, failure=_FAILURE),
+    ev.MemberLeft: _of_member(pb.SessionLeft, ev.MemberLeft, message=(str, str, "message")),
+    ev.CreditGiven: _Form(write_credit, read_credit),
     ev.TaskNacked: _of_member(
-        "task_nacked",
         pb.TaskNacked,
         ev.TaskNacked,
         task_id=(str, TaskId, "task_id"),
         failure=_FAILURE,
     ),
     ev.RolloutArrived: _of_member(
-        "rollout_arrived",
         pb.RolloutArrived,
         ev.RolloutArrived,
         rollout=(rollout.encode_rollout, rollout.decode_rollout, "rollout"),
     ),
     ev.RolloutRepeated: _of_member(
-        "rollout_repeated",
         pb.RolloutRepeated,
         ev.RolloutRepeated,
         rollout_id=(str, RolloutId, "rollout_id"),
         policy_ids=(list, _policy_ids, "policy_ids"),
     ),
     ev.TaskFinished: _of_member(
-        "task_finished",
         pb.TaskFinished,
         ev.TaskFinished,
         result=(rollout.encode_task_result, rollout.decode_task_result, "result"),
     ),
-    ev.BatchStreamOpened: _Kind("batch_stream_opened", write_stream, read_stream),
-    ev.BatchAcked: _Kind("batch_acked", write_acked, read_acked),
+    ev.BatchStreamOpened: _Form(write_stream, read_stream),
+    ev.BatchAcked: _Form(write_acked, read_acked),
     ev.VersionPublished: _of_member(
-        "version_published",
         pb.VersionPublished,
         ev.VersionPublished,
         info=(versions.encode_version_info, versions.decode_version_info, "version"),
     ),
     ev.VersionReported: _of_member(
-        "version_reported",
         pb.VersionReported,
         ev.VersionReported,
         report=(versions.encode_version_report, versions.decode_version_report, "report"),
     ),
     ev.PublishRequested: _of_member(
-        "publish_requested",
         pb.PublishRequested,
         ev.PublishRequested,
         policy_id=(str, PolicyId, "policy_id"),
     ),
-    ev.PromptsOffered: _Kind(
-        "prompts_offered",
+    ev.PromptsOffered: _Form(
         lambda e: pb.PromptsOffered(
             prompts=map(tasks.encode_prompt, e.prompts),
             data_set=e.data_set,
@@ -368,9 +355,8 @@ _KINDS: dict[type[Any], _Kind] = {
             is_again=m.is_again,
         ),
     ),
-    ev.EvalPromptsOffered: _Kind("eval_prompts_offered", write_eval_prompts, read_eval_prompts),
-    ev.EvalCreated: _Kind(
-        "eval_created",
+    ev.EvalPromptsOffered: _Form(write_eval_prompts, read_eval_prompts),
+    ev.EvalCreated: _Form(
         lambda e: pb.EvalCreated(
             request_id=e.request_id,
             suite=e.suite,
@@ -379,43 +365,42 @@ _KINDS: dict[type[Any], _Kind] = {
         ),
         read_eval_created,
     ),
-    ev.EvalCancelled: _Kind(
-        "eval_cancelled",
+    ev.EvalCancelled: _Form(
         lambda e: pb.EvalCancelled(eval_run_id=e.eval_run_id),
         lambda m: ev.EvalCancelled(eval_run_id=EvalRunId(m.eval_run_id)),
     ),
-    ev.RunPaused: _bare("run_paused", pb.RunPaused, ev.RunPaused),
-    ev.RunResumed: _bare("run_resumed", pb.RunResumed, ev.RunResumed),
-    ev.SaveRequested: _Kind(
-        "save_requested",
+    ev.RunPaused: _bare(pb.RunPaused, ev.RunPaused),
+    ev.RunResumed: _bare(pb.RunResumed, ev.RunResumed),
+    ev.SaveRequested: _Form(
         lambda e: pb.SaveRequested(checkpoint_id=e.checkpoint_id),
         lambda m: ev.SaveRequested(checkpoint_id=m.checkpoint_id),
     ),
-    ev.PromptRequeued: _Kind(
-        "prompt_requeued",
+    ev.PromptRequeued: _Form(
         lambda e: pb.PromptRequeued(prompt_id=e.prompt_id),
         lambda m: ev.PromptRequeued(prompt_id=PromptId(m.prompt_id)),
     ),
-    ev.MemberDrained: _Kind(
-        "member_drained",
+    ev.MemberDrained: _Form(
         lambda e: _with_grace(pb.MemberDrained(member_id=e.member_id), e),
         lambda m: ev.MemberDrained(
             member_id=MemberId(m.member_id), grace=optional_span(m, "grace")
         ),
     ),
-    ev.RunStopped: _Kind(
-        "run_stopped",
+    ev.RunStopped: _Form(
         lambda e: _with_grace(pb.RunStopped(mode=control.encode_stop_mode(e.mode)), e),
         lambda m: ev.RunStopped(
             mode=control.decode_stop_mode(m.mode), grace=optional_span(m, "grace")
         ),
     ),
-    ev.RunBroken: _Kind(
-        "run_broken",
+    ev.RunBroken: _Form(
         lambda e: pb.RunBroken(failure=common.encode_failure(e.failure)),
         lambda m: ev.RunBroken(failure=common.decode_failure(m.failure)),
     ),
-    ev.Ticked: _bare("ticked", pb.Ticked, ev.Ticked),
+    ev.Ticked: _bare(pb.Ticked, ev.Ticked),
 }
 
-_FIELDS = {kind.field: kind for kind in _KINDS.values()}
+
+def _field(kind: type[Any]) -> str:
+    return "run_opened" if kind is RunOpened else REQUESTS[kind].journal
+
+
+_FIELDS = {_field(kind): form for kind, form in _FORMS.items()}
