@@ -331,6 +331,7 @@ _SHORT: Final[Mapping[type[Any], Callable[[Any], Any]]] = {
         each.rank,
         each.header.batch_id,
         each.header.version,
+        each.header.part_count,
         each.header.row_count,
         each.header.token_count,
         [group.group_id for group in each.header.groups],
