@@ -226,7 +226,9 @@ def one_of_each(faults):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", broken.JOINS)
-@pytest.mark.parametrize("of", [one_of_each, pytest.param(dict, id="every_one", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "of", [one_of_each, pytest.param(dict, id="every_one", marks=pytest.mark.long)]
+)
 async def test_a_broken_member_fails_the_check_of_the_law_that_it_breaks(role, of):
     faults, turn = of(broken.table(role)), asyncio.Semaphore(AT_ONCE)
     found = await asyncio.gather(*(findings(role, name, turn) for name in faults))

@@ -727,7 +727,7 @@ def test_laws_hold_whatever_members_do(laws):
     hold(laws, max_examples=4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_laws_hold_however_often_members_do_whatever(laws):
     hold(laws, max_examples=30)
 
@@ -815,5 +815,6 @@ def check_compositions(laws, count):
 
 
 @pytest.mark.slow
-def test_laws_hold_whatever_algorithms_are_composed(laws):
-    check_compositions(laws, 40)
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.long)])
+def test_laws_hold_whatever_algorithms_are_composed(laws, count):
+    check_compositions(laws, count)

@@ -26,7 +26,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "language", ["python", *(pytest.param(name, marks=pytest.mark.peers) for name in TOOLS)]
+    "language",
+    [
+        "python",
+        *(pytest.param(name, marks=[pytest.mark.peers, pytest.mark.long]) for name in TOOLS),
+    ],
 )
 def test_a_raas_of_ones_own_makes_the_policy_learn(blocks, language, tmp_path):
     needs(language)

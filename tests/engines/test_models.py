@@ -344,7 +344,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_the_real_model_says_what_transformers_makes_it_say(monkeypatch):
     """Greedy, token for token; the model stays in the user's own cache."""

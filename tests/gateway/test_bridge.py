@@ -25,7 +25,7 @@ async def register(gateway, raas, uid="old"):
         assert answer.json()["ok"], answer.json()
 
 
-@pytest.mark.parametrize("step_count", [2, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step_count", [2, pytest.param(50, marks=pytest.mark.long)])
 async def test_a_raas_serves_a_run(serving, raas, sender, step_count):
     """With 50 steps it serves 200 rollouts; every version arrives bit by bit."""
     async with serving(step_count=step_count, node=False) as (run, gateway):

@@ -35,7 +35,7 @@ def train(trainer, step_count):
     return batches
 
 
-@pytest.mark.parametrize("step_count", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step_count", [3, pytest.param(20, marks=pytest.mark.long)])
 async def test_a_trainer_trains(serving, sender, step_count):
     async with serving(step_count=step_count) as (run, gateway):
         batches = await asyncio.to_thread(train, PeerTrainer(gateway.address, sender), step_count)

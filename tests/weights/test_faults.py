@@ -1,4 +1,4 @@
-"""A tenth of the faults that `benchmarks/faults.py` injects: nothing is ever corrupted."""
+"""Some faults of those that `benchmarks/faults.py` injects: nothing is ever corrupted."""
 
 from random import Random
 
@@ -12,23 +12,31 @@ from fault_ends.world import World
 
 pytestmark = pytest.mark.slow
 
-QUOTAS = plan.Quotas(messages=2000, states=100, streams=40, relays=20, kills=5, disks=3)
+FEW = plan.Quotas(messages=400, states=40, streams=10, relays=10, kills=2, disks=2)
+MANY = plan.Quotas(messages=2000, states=100, streams=40, relays=20, kills=5, disks=3)
+
+
+@pytest.fixture(
+    scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.long)], ids=["few", "many"]
+)
+def quotas(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def counts():
+def counts(quotas):
     """Inject once, on two cores."""
-    return plan.run_all(QUOTAS, seed=7, processes=2)
+    return plan.run_all(quotas, seed=7, processes=2)
 
 
-def test_every_class_has_its_quota(counts):
-    assert all(counts[name].injected >= QUOTAS.messages for name in CLASSES)
-    assert counts["lying_relay"].injected >= QUOTAS.relays
-    assert counts["spoiled_stream"].injected == QUOTAS.streams
-    assert counts["killed_source"].injected == counts["killed_puller"].injected == QUOTAS.kills
-    assert counts["killed_join"].injected == QUOTAS.kills
-    assert counts["full_store_disk"].injected == QUOTAS.disks
-    assert counts["full_node_disk"].injected == QUOTAS.disks
+def test_every_class_has_its_quota(counts, quotas):
+    assert all(counts[name].injected >= quotas.messages for name in CLASSES)
+    assert counts["lying_relay"].injected >= quotas.relays
+    assert counts["spoiled_stream"].injected == quotas.streams
+    assert counts["killed_source"].injected == counts["killed_puller"].injected == quotas.kills
+    assert counts["killed_join"].injected == quotas.kills
+    assert counts["full_store_disk"].injected == quotas.disks
+    assert counts["full_node_disk"].injected == quotas.disks
 
 
 def test_nothing_is_corrupted_in_silence_and_every_failure_is_typed(counts):

@@ -9,7 +9,7 @@ import pytest
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "pickle_fuzz.py"
 
 
-@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_no_body_does_more_than_be_read_or_refused(count):
     """In a process of its own: a hook on what the interpreter does cannot be taken off."""
     command = [sys.executable, str(SCRIPT), "--count", str(count), "--peaks", "500"]
