@@ -1,6 +1,6 @@
-"""The one thing that pyproject.toml cannot say: a C extension that may be missing.
+"""The one thing that pyproject.toml cannot say: C extensions that may be missing.
 
-Without a C compiler the install goes on, and the codec does its work in numpy, with a warning.
+Without a C compiler the install goes on, and numpy does their work, with a warning of the codec.
 """
 
 import sys
@@ -20,6 +20,13 @@ setup(
             extra_compile_args=flags,
             py_limited_api=True,
             optional=True,
-        )
+        ),
+        Extension(
+            "astraflow.core._arrays",
+            ["astraflow/core/_arrays.c"],
+            extra_compile_args=flags,
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
 )

@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from itertools import pairwise
 from math import isfinite
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -90,6 +90,14 @@ def joined_routes(length: int, parts: Iterable[np.ndarray]) -> np.ndarray | None
         mine[...] = np.where(mine == UNROUTED, part, mine)
     return routes
 
+
+if TYPE_CHECKING:
+    from astraflow.core._arrays import is_sound
+else:
+    try:
+        from astraflow.core._arrays import is_sound
+    except ImportError:
+        is_sound = None
 
 NOT_SAMPLED = -1
 
@@ -232,7 +240,7 @@ class Trajectory:
         return versions
 
 
-def _trajectory_fault(t: Trajectory) -> str | None:  # noqa: PLR0911 - a flat list of checks
+def _trajectory_fault(t: Trajectory) -> str | None:
     """Say what contradicts what, or None."""
     length = len(t.tokens)
     if t.tokens.dtype != _I32 or t.sampled_mask.dtype != _BOOL:
@@ -241,21 +249,37 @@ def _trajectory_fault(t: Trajectory) -> str | None:  # noqa: PLR0911 - a flat li
         return "logprobs must be f32"
     if length == 0 or t.tokens.shape != t.sampled_mask.shape or t.tokens.shape != t.logprobs.shape:
         return "tokens, sampled_mask and logprobs must be arrays of one length, at least 1"
-    if np.minimum.reduce(t.tokens) < 0:
-        return "a token id is negative"
     for span in t.version_spans:
         if span.length < 1 or span.version < 0:
             return "a version span needs a length of at least 1 and a version of at least 0"
-    if t.sampled_count != np.count_nonzero(t.sampled_mask):
+    arrays = t.tokens, t.sampled_mask, t.logprobs, t.branch_offset, t.sampled_count
+    if is_sound is None or not is_sound(*arrays):
+        fault = arrays_fault(*arrays)
+        if fault:
+            return fault
+    return columns_fault(t.columns, row_count=1, token_count=length)
+
+
+def arrays_fault(
+    tokens: np.ndarray,
+    sampled_mask: np.ndarray,
+    logprobs: np.ndarray,
+    branch_offset: int,
+    sampled_count: int,
+) -> str | None:
+    """Say what the arrays of a trajectory, of one length, contradict; None: nothing."""
+    if np.minimum.reduce(tokens) < 0:
+        return "a token id is negative"
+    if sampled_count != np.count_nonzero(sampled_mask):
         return "the version spans do not cover the sampled tokens"
     # NaN is neither.
-    if not (np.minimum.reduce(t.logprobs) > -np.inf and np.maximum.reduce(t.logprobs) <= _SLACK):
+    if not (np.minimum.reduce(logprobs) > -np.inf and np.maximum.reduce(logprobs) <= _SLACK):
         return "a log-probability is not finite or above 0"
-    if np.count_nonzero(t.logprobs.astype(np.bool_) > t.sampled_mask):
+    if np.count_nonzero(logprobs.astype(np.bool_) > sampled_mask):
         return "a token that was not sampled has a log-probability"
-    if not 0 <= t.branch_offset <= length or np.count_nonzero(t.sampled_mask[: t.branch_offset]):
+    if not 0 <= branch_offset <= len(tokens) or np.count_nonzero(sampled_mask[:branch_offset]):
         return "the shared part of a branch lies outside it or is sampled"
-    return columns_fault(t.columns, row_count=1, token_count=length)
+    return None
 
 
 # A log-softmax in single precision may end a few ulps above 0.
