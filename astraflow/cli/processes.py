@@ -28,6 +28,23 @@ dataflow_app = typer.Typer(
 def _dataflow() -> None: ...
 
 
+@dataflow_app.command("compact")
+def compact_journal(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of the run; its hub has to be stopped.")],
+) -> None:
+    """Let a snapshot take the place of a run's journal, so that another release goes on from it.
+
+    With the release that wrote the journal: another one may decide otherwise, and refuses then.
+    """
+    import asyncio  # noqa: PLC0415
+
+    from astraflow.config.run_dir import RunDir  # noqa: PLC0415
+    from astraflow.dataflow.compaction import compact  # noqa: PLC0415
+
+    end = asyncio.run(compact(RunDir(run_dir)))
+    typer.echo(f"{run_dir}: the snapshot holds {end} records; any release that reads it goes on")
+
+
 @dataflow_app.command("serve")
 def serve_dataflow(
     recipe: RecipePath,

@@ -15,9 +15,11 @@ from astraflow.core.events import (
     TrainerRegistered,
 )
 from astraflow.core.ids import BatchId, MemberId, PolicyId, RolloutId, TaskId
+from astraflow.core.intake import UNDONE
 from astraflow.core.members import TrainerRegistration
 from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.core.run import Run
+from astraflow.core.tasks import TaskPurpose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,10 @@ class Audit:
         self._consumed: dict[PolicyId, set[RolloutId]] = defaultdict(set)
         self._task_faults: list[str] = []
         self._rollout_faults: list[str] = []
+        # Of what the journal says came for training: a hub records only what it has use for.
+        self._recorded: set[RolloutId] = set()
+        self._refused: list[str] = []
+        self._training: set[TaskId] = set()
 
     @property
     def accepted(self) -> Set[RolloutId]:
@@ -77,6 +83,8 @@ class Audit:
                 if effect.task.task_id in self._ended:
                     self._task_faults.append(f"{effect.task.task_id} is sent after its end")
                 self._tasks[effect.task.task_id] = effect.member_id
+                if effect.task.purpose is TaskPurpose.TRAIN:
+                    self._training.add(effect.task.task_id)
             elif isinstance(effect, CloseSession):
                 lost = [t for t, owner in self._tasks.items() if owner == effect.member_id]
                 for task_id in lost:
@@ -97,6 +105,7 @@ class Audit:
         tasks = (*self._task_faults, *(f"{task_id} never ended" for task_id in sorted(left)))
         return (
             LawCheck(name="books add up", faults=unbalanced),
+            LawCheck(name="every recorded rollout is in the books", faults=self._lost(run)),
             LawCheck(name="every task ends once", faults=tasks),
             LawCheck(
                 name="no rollout is in two trained batches", faults=tuple(self._rollout_faults)
@@ -106,6 +115,7 @@ class Audit:
     def _record_event(self, event: Event, answer: object) -> None:
         match event:
             case RolloutArrived():
+                self._record_arrival(event, answer)
                 if isinstance(answer, ItemAck) and answer.disposition is Disposition.ACCEPTED:
                     self._accept(event.rollout.rollout_id)
             case TaskFinished():
@@ -122,6 +132,31 @@ class Audit:
                     self._end_batch(event)
             case _:
                 pass
+
+    def _record_arrival(self, event: RolloutArrived, answer: object) -> None:
+        rollout = event.rollout
+        if isinstance(answer, ItemAck) and answer.disposition is Disposition.REJECTED:
+            self._refused.append(f"{rollout.rollout_id} was recorded and is refused on replay")
+        elif isinstance(answer, ItemAck) and answer.disposition is Disposition.DUPLICATE:
+            return
+        if rollout.task_id in self._training and rollout.outcome not in UNDONE:
+            self._recorded.add(rollout.rollout_id)
+
+    def _lost(self, run: Run) -> tuple[str, ...]:
+        """Return what was recorded and is nowhere in the books.
+
+        By count, since the books keep no names of what was trained on; of several policies some
+        may have ended, and want nothing of a rollout.
+        """
+        accounts = run.accounts()
+        if len(accounts) != 1:
+            return tuple(self._refused)
+        [account] = accounts
+        placed = account.issued_count - account.in_flight_count
+        if placed >= len(self._recorded):
+            return tuple(self._refused)
+        fault = f"{len(self._recorded)} rollouts are recorded, and the books have {placed}"
+        return (fault, *self._refused)
 
     def _accept(self, rollout_id: RolloutId) -> None:
         self.counts["rollouts_accepted"] += 1

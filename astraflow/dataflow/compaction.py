@@ -19,13 +19,13 @@ import structlog
 
 from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import RunDir
-from astraflow.core.errors import AstraflowError
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.dataflow.commits import Commits
 from astraflow.dataflow.recovery import beginning_of, replay
 from astraflow.storage.fault_points import FaultPoint, arm, hit
 from astraflow.storage.journal import Journal
 from astraflow.storage.lock import FileLock
-from astraflow.storage.sqlite import JournalReader
+from astraflow.storage.sqlite import JournalReader, SqliteJournal
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -63,6 +63,23 @@ async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
     finally:
         reader.close()
         lock.release()
+
+
+async def compact(run_dir: RunDir) -> int:
+    """Write the snapshot of a whole journal, for another release to go on from; return its end.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED when a hub has the journal, it is damaged, or this code
+            decides otherwise than it says; NOT_READY when there is none.
+    """
+    if not run_dir.journal.exists():
+        raise AstraflowError(Reason.NOT_READY, f"{run_dir.journal} does not exist")
+    journal = SqliteJournal.open(run_dir.journal)
+    try:
+        await write_snapshot_of(run_dir, journal.end)
+        return journal.end
+    finally:
+        await journal.close()
 
 
 async def compact_for_ever(

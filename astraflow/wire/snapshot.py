@@ -3,14 +3,22 @@
 Any object of the named modules is written by its attributes, so that a new rule of the hub needs
 nothing here. Objects that are shared stay shared. No code is read back: a class is looked up
 among those modules, and never called.
+
+A later release reads it as far as it can be sure: a class that moved to another module is found by
+its name, one that got another name by `RENAMED`, a new field of a dataclass has its default.
+Whatever else differs is refused by its name.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
+from dis import get_instructions
 from enum import Enum
+from functools import cache
 from importlib import import_module
+from itertools import pairwise
+from pkgutil import walk_packages
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +33,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _ABSENT = object()
 _UNREADABLE = (DecodeError, ValueError, LookupError, AttributeError, TypeError)
+
+RENAMED: Mapping[str, str] = {
+    "astraflow.dataflow.memory:Memory": "astraflow.dataflow.members:MemberDirectory",
+    "astraflow.dataflow.memory:Memory.roster": "history",
+    "astraflow.dataflow.roster:Roster": "astraflow.dataflow.members:MemberHistory",
+    "astraflow.dataflow.roster:Entry": "astraflow.dataflow.members:MemberRecord",
+}
+"""Classes, `module:Class`, and attributes, `module:Class.attribute`, that have another name now."""
 
 # Kind, names of attributes, values.
 _Apart = tuple[str, tuple[str, ...], Iterable[Any]]
@@ -199,10 +215,14 @@ class _Reader:
 
     def _make_ours(self, number: int, path: str, names: tuple[str, ...], node: pb.Node) -> None:
         kind = self._class(path)
+        names = tuple(RENAMED.get(f"{path}.{name}", name) for name in names)
         if issubclass(kind, Enum):
             self._made[number] = kind[node.values[0].text]
             return
         made = self._made[number] = object.__new__(kind)
+        if not is_dataclass(kind) and (missing := _assigned(kind).difference(names)):
+            missed = ", ".join(sorted(missing))
+            raise LookupError(f"{path} has gained {missed} in release {__version__}")
         for name, value in zip(names, node.values, strict=True):
             object.__setattr__(made, name, self._value(value))
         if is_dataclass(kind):
@@ -210,15 +230,57 @@ class _Reader:
 
     def _class(self, path: str) -> type[Any]:
         if path not in self._classes:
-            module, _, name = path.partition(":")
-            kind: Any = import_module(module)
-            for part in name.split("."):
-                kind = getattr(kind, part)
-            is_class = isinstance(kind, type)
-            if not (is_class and (path.startswith(self._modules) or issubclass(kind, PlugIn))):
+            kind = self._found(RENAMED.get(path, path))
+            here = f"{kind.__module__}:{kind.__qualname__}"
+            if not (here.startswith(self._modules) or issubclass(kind, PlugIn)):
                 raise LookupError(f"{path} is no part of a run's state")
             self._classes[path] = kind
         return self._classes[path]
+
+    def _found(self, path: str) -> type[Any]:
+        """Return a class by its path, or by its name where it moved to another module."""
+        module, _, name = path.partition(":")
+        found = _member(module, name)
+        if found is None:
+            floors = (each.rstrip(".") for each in self._modules if each.endswith("."))
+            others = {_member(other, name) for floor in floors for other in _modules_of(floor)}
+            found = next(iter(others - {None}), None) if len(others - {None}) == 1 else None
+        if found is None:
+            raise LookupError(f"there is no {path} in release {__version__}")
+        return found
+
+
+def _member(module: str, name: str) -> type[Any] | None:
+    """Return the class that a module defines under a name; None: it does not."""
+    try:
+        kind: Any = import_module(module)
+    except ImportError:
+        return None
+    for part in name.split("."):
+        kind = getattr(kind, part, None)
+    return kind if isinstance(kind, type) else None
+
+
+def _modules_of(package: str) -> Iterable[str]:
+    """Return the modules of a package, by name."""
+    path = import_module(package).__path__
+    return (each.name for each in walk_packages(path, f"{package}."))
+
+
+@cache
+def _assigned(kind: type[Any]) -> frozenset[str]:
+    """Return the attributes that the constructors of a class give to its instances."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        make = base.__dict__.get("__init__")
+        code = getattr(make, "__code__", None)
+        steps = list(get_instructions(code)) if code is not None else []
+        names |= {
+            step.argval
+            for before, step in pairwise(steps)
+            if step.opname == "STORE_ATTR" and before.argval == "self"
+        }
+    return frozenset(names)
 
 
 def _complete(made: object, kind: Any, names: tuple[str, ...]) -> None:

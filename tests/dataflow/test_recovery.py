@@ -8,17 +8,25 @@ from dataclasses import replace
 from pkgutil import resolve_name
 
 import pytest
+from grpc import StatusCode, aio
 
 from astraflow import __version__
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.ids import IdGenerator
 from astraflow.core.members import SessionResume
 from astraflow.core.rollouts import Disposition
+from astraflow.core.scheduler import training_capacity
 from astraflow.core.status import RunState
-from astraflow.dataflow.compaction import write_snapshot_of
+from astraflow.dataflow.compaction import compact, write_snapshot_of
+from astraflow.dataflow.servicers import Recovery
 from astraflow.launch.ledger import read_ledger
+from astraflow.rpc.channel import dial
+from astraflow.rpc.errors import raised_from
+from astraflow.rpc.server import start_server
 from astraflow.wire.rollout import decode_batch_header, encode_rollout
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1.ledger_service_pb2 import GetLedgerRequest
+from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub
 from astraflow_proto.dataflow.v1 import raas_service_pb2
 from astraflow_proto.dataflow.v1.raas_service_pb2_grpc import RaasServiceStub
 
@@ -228,6 +236,59 @@ async def test_a_journal_is_not_gone_on_with_by_code_that_decides_otherwise(
     assert error.reason is Reason.JOURNAL_FAILED
     assert "something else is decided here" in error.message
     assert f"release {__version__}" in error.message
+
+
+async def test_another_release_goes_on_from_a_snapshot(start_hub, recipe_of, monkeypatch):
+    """One upgrade of a live run: other code trains on what was acknowledged."""
+    recipe = recipe_of()
+    async with start_hub(recipe) as hub:
+        trainer, raas, task = await work(hub)
+        before = await books(hub)
+    assert await compact(hub.run_dir)
+    free, issue = training_capacity, IdGenerator.next
+    monkeypatch.setattr(
+        "astraflow.core.scheduler.training_capacity",
+        lambda member: replace(free(member), free=min(free(member).free, 2)),
+    )
+    monkeypatch.setattr(IdGenerator, "next", lambda self, kind: issue(self, kind) + "b")
+    monkeypatch.setattr("astraflow.dataflow.server.__version__", "another")
+    async with start_hub(recipe) as hub:
+        assert await books(hub) == before
+        again = hub.raas(live={"solver": 0})
+        await again.join(SessionResume(resume_token=raas.token, incarnation=1, held_task_ids=()))
+        sample = again.sample(task, task.sample_indexes[0])
+        ack = await again.send(await again.open_rollouts(), sample)
+        assert ack.disposition is Disposition.DUPLICATE
+        trained = hub.trainer()
+        trained.token, trained.next_version = trainer.token, 1
+        await asyncio.gather(again.work(), follow(trained))
+        status = await hub.serving
+    assert status.state is RunState.DONE
+    assert json.loads(hub.run_dir.status.read_text())["books"][0]["trained_count"] == 12
+    ledger = await read_ledger(hub.run_dir)
+    assert ledger.holds
+    assert ledger.counts["batches_trained"] == 3
+
+
+async def test_a_journal_is_compacted_only_while_no_hub_has_it(start_hub, recipe_of):
+    async with start_hub(recipe_of()) as hub:
+        await work(hub)
+        with pytest.raises(AstraflowError, match="held by another process"):
+            await compact(hub.run_dir)
+
+
+async def test_a_caller_waits_for_a_hub_that_recovers():
+    """It is answered with how far the hub is, and goes on when the hub serves."""
+    recovery = Recovery()
+    recovery.note(0.4)
+    async with await start_server(recovery.servicers) as server, dial(server.address) as channel:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await LedgerServiceStub(channel).GetLedger(GetLedgerRequest())
+    error = raised_from(caught.value)
+    assert caught.value.code() is StatusCode.UNAVAILABLE
+    assert (error.reason, error.retryable) == (Reason.NOT_READY, True)
+    assert error.message == "the hub is recovering, 40 %"
+    assert error.metadata["recovered_percent"] == "40"
 
 
 def leaves(group):

@@ -1,0 +1,83 @@
+"""A later release reads a snapshot as far as it can be sure, and refuses the rest by name."""
+
+import pytest
+
+from astraflow.core.errors import AstraflowError
+from astraflow.core.ids import IdGenerator, RunId
+from astraflow.core.rollouts import VersionSpan
+from astraflow.wire.snapshot import RENAMED, dump_state, load_state
+from astraflow_proto.journal.v1 import snapshot_pb2 as pb
+
+OURS = ("astraflow.core.",)
+
+
+@pytest.fixture
+def ids():
+    ids = IdGenerator(RunId("r"))
+    ids.next("task")
+    return ids
+
+
+def written(thing, change):
+    """A snapshot as another release would have written it."""
+    snapshot = pb.Snapshot.FromString(dump_state(thing, position=3, modules=OURS))
+    for shape in snapshot.shapes:
+        change(shape)
+    return snapshot.SerializeToString()
+
+
+def path_of(thing):
+    return f"{type(thing).__module__}:{type(thing).__qualname__}"
+
+
+def test_a_class_that_moved_is_found_by_its_name(ids):
+    def move(shape):
+        shape.kind = shape.kind.replace(type(ids).__module__, "astraflow.core.elsewhere")
+
+    read, position = load_state(written(ids, move), modules=OURS)
+    assert position == 3
+    assert read.next("task") == ids.next("task")
+
+
+def test_what_got_another_name_is_found_by_the_table(ids, monkeypatch):
+    old = "astraflow.core.mint:Mint"
+    attribute, *_ = vars(ids)
+    monkeypatch.setitem(RENAMED, old, path_of(ids))
+    monkeypatch.setitem(RENAMED, f"{old}.before", attribute)
+
+    def rename(shape):
+        if shape.kind == path_of(ids):
+            shape.kind = old
+            shape.names[list(shape.names).index(attribute)] = "before"
+
+    read, _ = load_state(written(ids, rename), modules=OURS)
+    assert read.next("task") == ids.next("task")
+
+
+def test_a_class_that_nobody_knows_is_refused_by_its_name(ids):
+    def rename(shape):
+        shape.kind = shape.kind.replace("IdGenerator", "Mint")
+
+    with pytest.raises(AstraflowError, match=r"there is no astraflow\.core\.\w+:Mint in release"):
+        load_state(written(ids, rename), modules=OURS)
+
+
+def test_an_attribute_that_an_older_release_lacks_is_refused_by_its_name(ids):
+    attribute, *_ = vars(ids)
+
+    def lose(shape):
+        if shape.kind == path_of(ids):
+            shape.names[list(shape.names).index(attribute)] = "before"
+
+    with pytest.raises(AstraflowError, match=f"IdGenerator has gained {attribute} in release"):
+        load_state(written(ids, lose), modules=OURS)
+
+
+def test_a_field_that_is_new_has_its_default():
+    span = VersionSpan(version=2, length=5)
+    snapshot = pb.Snapshot.FromString(dump_state(span, position=0, modules=OURS))
+    [shape] = [each for each in snapshot.shapes if each.kind == path_of(span)]
+    place = list(shape.names).index("policy_id")
+    del shape.names[place], snapshot.nodes[0].values[place]
+    read, _ = load_state(snapshot.SerializeToString(), modules=OURS)
+    assert read == span
