@@ -23,6 +23,8 @@ from astraflow_proto.rollout.v1 import rollout_pb2
 
 # Deciding so many items needs a few ms of the event loop.
 _BATCH_COUNT: Final = 64
+# Items that wait to be decided; then nothing more is read, but for the message at hand.
+_INBOX_COUNT: Final = 4 * _BATCH_COUNT
 # Items of one stream whose acks wait for the journal; then the peer waits.
 _UNACKED_COUNT: Final = 32 * _BATCH_COUNT
 
@@ -67,6 +69,8 @@ class Ingest:
         self._hub = hub
         self._inbox = deque[tuple[_Stream, _Item]]()
         self._is_due = False
+        self._may_read = asyncio.Event()
+        self._may_read.set()
 
     async def serve(
         self, member_id: MemberId, requests: AsyncIterator[pb.StreamRolloutsRequest], write: _Write
@@ -100,6 +104,8 @@ class Ingest:
                 if stream.unacked_count >= _UNACKED_COUNT:
                     stream.has_room.clear()
                     await stream.has_room.wait()
+                elif not self._may_read.is_set():
+                    await self._may_read.wait()
                 elif start + _BATCH_COUNT < len(items):
                     # Other members have their turn.
                     await asyncio.sleep(0)
@@ -110,6 +116,8 @@ class Ingest:
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._decide)
+        if len(self._inbox) >= _INBOX_COUNT:
+            self._may_read.clear()
 
     def _decide(self) -> None:
         """Decide what comes of the next items, and have them acknowledged once they are safe."""
@@ -118,6 +126,8 @@ class Ingest:
         batch = [inbox.popleft() for _ in range(min(len(inbox), _BATCH_COUNT))]
         if inbox:
             self._decide_soon()
+        if len(inbox) < _INBOX_COUNT:
+            self._may_read.set()
         acks: dict[_Stream, list[ItemAck]] = {}
         is_open = False
         for left, (stream, item) in zip(range(len(batch) - 1, -1, -1), batch, strict=True):
