@@ -10,7 +10,10 @@ from astraflow.dataflow.compaction import ended
 
 async def _python(program: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-S", "-c", program, stderr=asyncio.subprocess.PIPE
+        sys.executable,
+        *("-S", "-c", program),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
 
 

@@ -8,7 +8,6 @@ the same recipe gives files that do not belong there.
 import asyncio
 import os
 import random
-import resource
 import shutil
 import sqlite3
 import subprocess
@@ -227,11 +226,9 @@ def disk_full_while_compacting(at, copies):
     """The process that makes a snapshot finds no room."""
     with closing(sqlite3.connect(at / DATABASE)) as database:
         (end,) = database.execute("SELECT max(position) + 1 FROM records").fetchone()
+    command = [sys.executable, "-m", "astraflow.dataflow.compaction", str(at.parent), str(end)]
     done = subprocess.run(
-        [sys.executable, "-m", "astraflow.dataflow.compaction", str(at.parent), str(end)],
-        capture_output=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
+        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command], capture_output=True, check=False
     )
     assert done.returncode == 1, done.stderr
 
