@@ -19,7 +19,7 @@ from astraflow.telemetry.tracebacks import CodePlace, bounded, place_of, place_o
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class FailureLog:
+class NodeFailureLog:
     """Logs each cause once, with its traceback, and keeps what is sent of the others short.
 
     The 1st, 2nd, 4th, 8th ... failure of a cause carries its traceback: the run may have refused

@@ -31,7 +31,7 @@ from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCancellation, 
 from astraflow.core.versions import SourceKind
 from astraflow.engines.protocol import TellsExperts
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
-from astraflow.raas.failures import FailureLog
+from astraflow.raas.failures import NodeFailureLog
 from astraflow.raas.metrics import LoadMeter, MeteredEngine, NodeCounters, NodeView, count_families
 from astraflow.raas.policies import ServedModel, ServedPolicies
 from astraflow.raas.runner import EpisodeRunner, NodeWorkflow, Places, headroom
@@ -217,7 +217,7 @@ class RaasNode:
         self._puller = puller
         self._relays = relays
         self.metrics_address = ""
-        self._notes = FailureLog()
+        self._notes = NodeFailureLog()
         self._runner: EpisodeRunner | None = None
         self._client: RaasClient | None = None
         self._tasks: TaskStream | None = None

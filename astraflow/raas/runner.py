@@ -16,7 +16,7 @@ from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, TaskId, WorkflowId
 from astraflow.core.rollouts import Rollout, SampleFailure, TaskResult
 from astraflow.core.tasks import RolloutTask, TaskCancellation, TaskPurpose
-from astraflow.raas.failures import FailureLog
+from astraflow.raas.failures import NodeFailureLog
 from astraflow.raas.metrics import NodeCounters
 from astraflow.raas.policies import ServedPolicies
 from astraflow.telemetry.tracebacks import place_of_definition
@@ -268,7 +268,7 @@ class EpisodeRunner:
         self._results = results
         self._give_back = give_back
         self._group = group
-        self._notes = FailureLog()
+        self._notes = NodeFailureLog()
         self._held: dict[TaskId, HeldTask] = {}
         self._running_count = 0
         self._is_draining = False

@@ -5,7 +5,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from astraflow.core.errors import Failure, Reason
-from astraflow.raas.failures import FailureLog, report_unawaited
+from astraflow.raas.failures import NodeFailureLog, report_unawaited
 
 BUG = Failure(
     reason=Reason.SCORER_FAILED, message="odd", cause="KeyError at mine.py:3", traceback="here"
@@ -13,7 +13,7 @@ BUG = Failure(
 
 
 def test_a_traceback_is_sent_at_every_doubling():
-    notes = FailureLog()
+    notes = NodeFailureLog()
     with capture_logs() as logs:
         sent = [notes.record(BUG).traceback for _ in range(9)]
     assert sent == ["here", "here", "", "here", "", "", "", "here", ""]
@@ -24,7 +24,7 @@ def test_a_traceback_is_sent_at_every_doubling():
 
 
 def test_each_cause_is_told():
-    notes = FailureLog()
+    notes = NodeFailureLog()
     other = Failure(reason=Reason.MESSAGE_TOO_LARGE, message="too large")
     fault = Failure(reason=Reason.POLICY_FAULT, message="it hangs", cause="x", traceback="y")
     with capture_logs() as logs:

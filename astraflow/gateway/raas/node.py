@@ -23,7 +23,7 @@ from astraflow.gateway.raas.orders import Order, OrderQueue, item_of
 from astraflow.gateway.raas.weights import SenderWeights
 from astraflow.gateway.raas.workflows import SubmitPrompt, WorkflowRegistry
 from astraflow.raas.agents.endpoint import AGENT_TOKEN, AgentEndpoint
-from astraflow.raas.failures import FailureLog
+from astraflow.raas.failures import NodeFailureLog
 from astraflow.raas.metrics import NodeCounters, NodeView, count_families
 from astraflow.raas.policies import ServedModel, ServedPolicies
 from astraflow.raas.runner import EpisodeRunner, NodeWorkflow, Places
@@ -98,7 +98,7 @@ class DataflowNode:
             for policy_id, model in models.items()
         }
         self._tallies = NodeCounters()
-        self._notes = FailureLog()
+        self._notes = NodeFailureLog()
         self._group = asyncio.TaskGroup()
         self._exits = AsyncExitStack()
         self._loads: set[asyncio.Task[dict[str, Any]]] = set()
