@@ -18,8 +18,8 @@ from crash_ends.verdict import Verdict, judge
 
 _LOOK_S: Final = 0.01
 _DISK_STEPS: Final = 100
-_PLACE_S: Final = 20.0
-_END_S: Final = 60.0
+_PLACE_S: Final = 100.0
+_END_S: Final = 200.0
 # How fast the trainer gets on while one kill is on its way.
 _STEP_EVERY_S: Final = 0.04
 

@@ -32,6 +32,7 @@ def test_a_run_outlives_kills_around_its_snapshot(tmp_path):
     assert not report.missed
 
 
+@pytest.mark.long
 def test_members_bear_a_hub_that_is_killed_every_second(tmp_path):
     kills = kills_of_hubs(3, every_s=1.0)
     report = crash_run(tmp_path / "run", kills, chance=Random(9))

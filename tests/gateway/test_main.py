@@ -59,7 +59,7 @@ async def test_a_node_serves_a_dataflow_until_it_is_told_to_end(tmp_path):
         register(raas, "default", workflow_cls="single_turn", n_samples=2)
         data = {"prompt": "bca>", "answer": "abc"}
         raas.post("/submit", {"data": data, "workflow_id": "default"})
-        [item] = raas.post("/pull", {"timeout": 20})
+        [item] = raas.post("/pull", {"timeout": 100})
         return item["result"]
 
     warm_up = WarmUp(tutor="letter_sort", step_count=1, batch_size=4)

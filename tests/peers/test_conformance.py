@@ -62,6 +62,7 @@ async def test_a_member_in_another_language_passes_every_check(peers, role):
     assert await findings(role, command(peers, role)) == {}
 
 
+@pytest.mark.long
 @pytest.mark.peers
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_broken_member_fails_the_check_that_names_what_is_wrong(typescript, role):

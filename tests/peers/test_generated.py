@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-pytestmark = [pytest.mark.peers, pytest.mark.slow]
+pytestmark = [pytest.mark.peers, pytest.mark.long]
 
 
 def compile_with(*command):
