@@ -30,7 +30,8 @@ from astraflow.testing.run import start_run
 from astraflow.wire.versions import decode_version_info
 from astraflow_proto.weights.v1 import version_pb2
 
-_TTL_S: Final = 3.0
+# Also a machine with more to do than it can lets a member keep this.
+_TTL_S: Final = 6.0
 
 _STEPS: Final = 100_000
 

@@ -56,11 +56,11 @@ from pathlib import Path
 
 from astraflow.conformance.engine_bench import made_batch
 from astraflow.conformance.engine_bench import weights_of
-from astraflow.config.recipe import Trainer
+from astraflow.config.recipe import TrainerConfig
 from astraflow.core.errors import AstraflowError
 from astraflow.trainers.torch_engine import TorchEngine
 
-engine = TorchEngine(Trainer(max_tokens_per_pass=1 << 30), model_dir=Path(sys.argv[1]))
+engine = TorchEngine(TrainerConfig(max_tokens_per_pass=1 << 30), model_dir=Path(sys.argv[1]))
 engine.prepare()
 small, large = made_batch(14), made_batch(14, row_count=40_000)
 engine.train_step(small)
