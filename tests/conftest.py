@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import shutil
 import subprocess
 from collections import Counter, defaultdict
@@ -52,6 +53,10 @@ from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import (
 )
 from astraflow_proto.weights.v1 import version_service_pb2
 from astraflow_proto.weights.v1.version_service_pb2_grpc import add_VersionServiceServicer_to_server
+
+# Before torch is loaded, here and in all that is started: its threads would spin while they wait
+# for each other, and take the cores from those they wait for.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 JOIN_TOKEN = "join-secret"
 CUT = object()
