@@ -66,7 +66,7 @@ def round_bf16(values: np.ndarray, bits: np.ndarray) -> None:
         bits: u16[n], contiguous: where they go.
     """
     level = kernels.level()
-    if level is not kernels.Level.NUMPY:
+    if level is not kernels.KernelLevel.NUMPY:
         kernels.loops.round_bf16(level, values, bits)
         return
     given = values.view(np.uint32)

@@ -24,10 +24,10 @@ else:
     except ImportError:
         loops = None
 
-__all__ = ["Level", "forced", "level", "levels", "loops"]
+__all__ = ["KernelLevel", "forced", "level", "levels", "loops"]
 
 
-class Level(IntEnum):
+class KernelLevel(IntEnum):
     """Who does the work; those from PORTABLE on are compiled."""
 
     NUMPY = -1
@@ -36,10 +36,10 @@ class Level(IntEnum):
     AVX512 = 2
 
 
-_forced: list[Level] = []
+_forced: list[KernelLevel] = []
 
 
-def level() -> Level:
+def level() -> KernelLevel:
     """Return who does the work.
 
     Raises:
@@ -48,13 +48,13 @@ def level() -> Level:
     return _forced[-1] if _forced else _chosen()
 
 
-def levels() -> tuple[Level, ...]:
-    highest = Level.NUMPY if loops is None else loops.highest_level()
-    return tuple(each for each in Level if each <= highest)
+def levels() -> tuple[KernelLevel, ...]:
+    highest = KernelLevel.NUMPY if loops is None else loops.highest_level()
+    return tuple(each for each in KernelLevel if each <= highest)
 
 
 @contextmanager
-def forced(chosen: Level) -> Generator[None]:
+def forced(chosen: KernelLevel) -> Generator[None]:
     """Have the work done at one level of `levels()`, in all threads, for tests."""
     _forced.append(chosen)
     try:
@@ -64,7 +64,7 @@ def forced(chosen: Level) -> Generator[None]:
 
 
 @cache
-def _chosen() -> Level:
+def _chosen() -> KernelLevel:
     name = os.environ.get("ASTRAFLOW_KERNELS", "").upper()
     if name:
         if name not in [each.name for each in levels()]:
@@ -72,7 +72,7 @@ def _chosen() -> Level:
             raise AstraflowError(
                 Reason.INVALID_FIELD, f"ASTRAFLOW_KERNELS must be one of {names}, or unset"
             )
-        return Level[name]
+        return KernelLevel[name]
     if loops is None:
         structlog.get_logger().warning(
             "weights are coded by numpy, slowly: install a C compiler and astraflow again"

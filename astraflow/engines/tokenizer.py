@@ -24,7 +24,7 @@ class SpecialIds:
     never_sampled: frozenset[int]
 
 
-class Tokenizer(Protocol):
+class EngineTokenizer(Protocol):
     """What engines and workflows need of a tokenizer."""
 
     @property
@@ -162,7 +162,7 @@ class StopTexts:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, texts: Sequence[str], *, min_new_tokens: int = 0
+        self, tokenizer: EngineTokenizer, texts: Sequence[str], *, min_new_tokens: int = 0
     ) -> None:
         self._tokenizer = tokenizer
         self._texts = texts

@@ -8,7 +8,7 @@ from astraflow.client.trainer import TrainerBatch
 from astraflow.core.errors import AstraflowError, Reason
 
 
-class BatchStream:
+class BatchIterator:
     """Hands batches to a loop that iterates over them, one at a time, in a thread of its own.
 
     The loop that asks for the next batch has made a step of the one before. So an engine's

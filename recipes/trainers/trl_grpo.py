@@ -21,13 +21,13 @@ from astraflow import trainers
 from astraflow.config.loader import load_recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.trainers.rows import TrainRows
-from astraflow.trainers.streamed import BatchStream
+from astraflow.trainers.streamed import BatchIterator
 
 
 class Batches(IterableDataset):
     """The batches of a run, as GRPOTrainer computes its loss from them."""
 
-    def __init__(self, stream: BatchStream):
+    def __init__(self, stream: BatchIterator):
         self.stream = stream
 
     def __iter__(self):
@@ -75,7 +75,7 @@ class TrlEngine:
 
     def prepare(self):
         model = AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
-        self.stream = BatchStream()
+        self.stream = BatchIterator()
         self.trainer = StreamedGrpo(
             Batches(self.stream), model=model, args=GRPOConfig(**self.settings)
         )

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.trainers.streamed import BatchStream
+from astraflow.trainers.streamed import BatchIterator
 
 
 def test_a_step_is_made_when_the_next_batch_is_asked_for():
@@ -16,7 +16,7 @@ def test_a_step_is_made_when_the_next_batch_is_asked_for():
             threads.add(threading.current_thread())
             trained.append(batch)
 
-    stream = BatchStream()
+    stream = BatchIterator()
     stream.start(train)
     for number in range(3):
         stream.step(number)
@@ -31,7 +31,7 @@ def test_what_a_loop_raises_is_raised_where_it_is_waited_for():
             if batch == 1:
                 raise ValueError("odd shapes")
 
-    stream = BatchStream()
+    stream = BatchIterator()
     stream.start(train)
     stream.step(0)
     with pytest.raises(AstraflowError, match="ValueError: odd shapes") as caught:
@@ -51,7 +51,7 @@ def test_a_loop_with_a_limit_makes_its_last_step_and_says_that_it_is_over():
             if len(trained) == 2:
                 return
 
-    stream = BatchStream()
+    stream = BatchIterator()
     stream.start(train)
     stream.step(0)
     stream.step(1)
@@ -61,6 +61,6 @@ def test_a_loop_with_a_limit_makes_its_last_step_and_says_that_it_is_over():
 
 
 def test_a_loop_that_fails_before_its_first_batch_does_not_start():
-    stream = BatchStream()
+    stream = BatchIterator()
     with pytest.raises(AstraflowError, match="ZeroDivisionError"):
         stream.start(lambda: 1 / 0)

@@ -27,7 +27,7 @@ from astraflow.engines.embedded.shapes import padded_length, padded_rows
 from astraflow.engines.embedded.weights import Weights
 from astraflow.engines.protocol import Generation
 from astraflow.engines.routers import RouteTaps
-from astraflow.engines.tokenizer import SpecialIds, Tokenizer
+from astraflow.engines.tokenizer import EngineTokenizer, SpecialIds
 
 # Of one pass that reads running sequences anew: bounds the memory that it takes for a while.
 _TOKENS_PER_RECOMPUTE = 8192
@@ -399,7 +399,7 @@ def build_decoder_settings(
     architecture: Architecture,
     *,
     special: SpecialIds,
-    tokenizer: Tokenizer | None,
+    tokenizer: EngineTokenizer | None,
 ) -> DecoderSettings:
     """Return how a decoder works.
 

@@ -46,7 +46,7 @@ from astraflow.engines.embedded.worker import (
 )
 from astraflow.engines.protocol import EngineLoad, Generation, Watch
 from astraflow.engines.routers import routers_of
-from astraflow.engines.tokenizer import Tokenizer, load_tokenizer, read_special_ids
+from astraflow.engines.tokenizer import EngineTokenizer, load_tokenizer, read_special_ids
 
 Stage = Callable[[Weights | None, Collection[Weights]], Staged]
 
@@ -68,7 +68,7 @@ class Plan:
     model_dir: Path
     module: torch.nn.Module
     decoding: DecoderSettings
-    tokenizer: Tokenizer | None
+    tokenizer: EngineTokenizer | None
     grammars: Grammars | None
 
     @classmethod

@@ -12,7 +12,12 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Dtype, TensorUpdate, WeightUpdate
 from astraflow.engines.checks import apply_failed, check_part
 from astraflow.engines.served.routed_experts import ExpertLayout
-from astraflow.engines.tokenizer import SpecialIds, Tokenizer, load_tokenizer, read_special_ids
+from astraflow.engines.tokenizer import (
+    EngineTokenizer,
+    SpecialIds,
+    load_tokenizer,
+    read_special_ids,
+)
 
 _EXPONENTS = {
     Dtype.F16: np.uint16(0x7C00),
@@ -40,7 +45,7 @@ class ModelDescription:
     vocab_size: int
     max_context: int
     special: SpecialIds
-    tokenizer: Tokenizer | None
+    tokenizer: EngineTokenizer | None
     shapes: Mapping[str, tuple[int, ...]]
     experts: ExpertLayout | None = None
 
