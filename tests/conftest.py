@@ -53,6 +53,7 @@ from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import (
 )
 from astraflow_proto.weights.v1 import version_service_pb2
 from astraflow_proto.weights.v1.version_service_pb2_grpc import add_VersionServiceServicer_to_server
+from crash_ends.postgres import postgres_server
 
 # Before torch is loaded, here and in all that is started: its threads would spin while they wait
 # for each other, and take the cores from those they wait for.
@@ -464,3 +465,13 @@ def pem(tmp_path_factory):
     )
     subprocess.run(command.split(), check=True, capture_output=True)
     return Tls(certificate=certificate, key=key, ca=certificate)
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """The URL of a PostgreSQL server."""
+    try:
+        with postgres_server() as url:
+            yield url
+    except FileNotFoundError as error:
+        pytest.skip(str(error))

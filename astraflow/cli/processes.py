@@ -60,6 +60,12 @@ def serve_dataflow(
         ),
     ] = None,
     run_dir: RunFolder = None,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby", help="Wait until the hub that serves the run is gone, then go on with it."
+        ),
+    ] = False,
     tls_certificate: CertificateFile = None,
     tls_key: KeyFile = None,
     tls_ca: CaFile = None,
@@ -79,6 +85,7 @@ def serve_dataflow(
                 *(overrides or []),
                 *given("hub.listen", listen),
                 *given("hub.advertise", advertise),
+                *given("hub.journal.standby", standby or None),
                 *given("hub.tls.certificate", tls_certificate),
                 *given("hub.tls.key", tls_key),
                 *given("hub.tls.ca", tls_ca),

@@ -1,5 +1,6 @@
 """The processes of a recipe: hub, rollout nodes and how many of them, engines, gateway."""
 
+import re
 from math import ceil
 from pathlib import Path
 from typing import Literal, Self
@@ -20,12 +21,34 @@ class TlsConfig(Strict):
 class JournalConfig(Strict):
     """What of the run outlives the hub's process."""
 
-    kind: Literal["sqlite", "none"] = "sqlite"
-    """sqlite: a hub that died goes on where it was. none: its run dies with it."""
+    kind: Literal["sqlite", "postgres", "none"] = "sqlite"
+    """sqlite: a hub that died goes on where it was. postgres: on another host, too. none: its run
+    dies with it."""
     durability: Literal["process", "power"] = "process"
-    """What an acknowledgement survives: the death of the hub, or of the machine's power too."""
+    """What an acknowledgement survives: the death of the hub, or of the machine's power too; a
+    database does as it is set up, and waits for its disk with power."""
     compact_nbytes: int = Field(default=256 << 20, ge=1 << 16)
     """Bytes of records after which a snapshot takes their place."""
+    url: str | None = None
+    """postgres: of the database, as libpq takes it, such as postgresql://astra@db/runs; the
+    password comes from PGPASSWORD or a password file."""
+    schema_name: str | None = Field(default=None, min_length=1, max_length=63)
+    """postgres: of the run's own schema; unset: the name of the run's folder."""
+    lease_s: float = Field(default=5.0, ge=1)
+    """postgres: a hub that is silent for so long may be taken over from."""
+    standby: bool = False
+    """postgres: wait until the hub that serves the run is gone, then go on with it (--standby)."""
+
+    @model_validator(mode="after")
+    def _url_fits_the_kind(self) -> Self:
+        if (self.kind == "postgres") != (self.url is not None):
+            raise ValueError("url says where the database of kind postgres is; give both or none")
+        if self.url is not None and re.search(r"password\s*=|://[^/@:]*:[^/@]*@", self.url):
+            raise ValueError(
+                "url holds a password, and recipes are shown; give it in PGPASSWORD, or in a file"
+                " that PGPASSFILE or passfile= names"
+            )
+        return self
 
 
 class Metrics(Strict):

@@ -21,11 +21,11 @@ from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.dataflow.commits import Commits
+from astraflow.dataflow.journals import is_begun, open_journal, open_reader
 from astraflow.dataflow.recovery import beginning_of, replay
 from astraflow.storage.fault_points import FaultPoint, arm, hit
 from astraflow.storage.journal import Journal
 from astraflow.storage.lock import FileLock
-from astraflow.storage.sqlite import JournalReader, SqliteJournal
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -52,16 +52,15 @@ async def write_snapshot_of(run_dir: RunDir, end: int) -> None:
     """
     # One at a time, also when a hub that died left one behind: positions only rise.
     lock = FileLock.take(run_dir.snapshot.with_suffix(".lock"))
-    reader = JournalReader(run_dir.journal)
     try:
-        begin = beginning_of(load_recipe(run_dir.recipe, ()))
-        replica = await replay(reader, run_dir.snapshot, begin, end=end)
-        if replica is not None:
-            hit(FaultPoint.COMPACTION_REPLAYED)
-            replica.save(run_dir.snapshot, identity=reader.identity)
-            hit(FaultPoint.SNAPSHOT_PLACED)
+        recipe = load_recipe(run_dir.recipe, ())
+        with open_reader(recipe, run_dir) as (reader, snapshot):
+            replica = await replay(reader, snapshot, beginning_of(recipe), end=end)
+            if replica is not None:
+                hit(FaultPoint.COMPACTION_REPLAYED)
+                replica.save(snapshot, identity=reader.identity)
+                hit(FaultPoint.SNAPSHOT_PLACED)
     finally:
-        reader.close()
         lock.release()
 
 
@@ -72,9 +71,12 @@ async def compact(run_dir: RunDir) -> int:
         AstraflowError: JOURNAL_FAILED when a hub has the journal, it is damaged, or this code
             decides otherwise than it says; NOT_READY when there is none.
     """
-    if not run_dir.journal.exists():
+    if not run_dir.recipe.exists():
+        raise AstraflowError(Reason.NOT_READY, f"{run_dir.recipe} does not exist")
+    recipe = load_recipe(run_dir.recipe, ())
+    if not is_begun(recipe, run_dir):
         raise AstraflowError(Reason.NOT_READY, f"{run_dir.journal} does not exist")
-    journal = SqliteJournal.open(run_dir.journal)
+    journal = await open_journal(recipe, run_dir)
     try:
         await write_snapshot_of(run_dir, journal.end)
         return journal.end

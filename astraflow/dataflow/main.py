@@ -11,10 +11,11 @@ import structlog
 
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
-from astraflow.core.errors import AstraflowError
+from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import RunStopped
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.hub import Hub
+from astraflow.dataflow.journals import is_begun
 from astraflow.dataflow.server import serve_hub
 from astraflow.rpc.access import HubTokens
 from astraflow.rpc.address import join_address, split_address
@@ -49,7 +50,8 @@ def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> i
     """
     arm()
     run = RunDir(run_dir)
-    before = _before(run)
+    before = _before(recipe, run)
+    _must_share_tokens(recipe, before)
     tokens = tokens_from(os.environ, before)
     listen = _same_port(listen or recipe.hub.listen, before)
     status = asyncio.run(_serve(recipe, run, tokens, listen))
@@ -72,12 +74,27 @@ def tokens_from(environment: Mapping[str, str], before: HubEndpoint | None = Non
     )
 
 
-def _before(run: RunDir) -> HubEndpoint | None:
+def _before(recipe: Recipe, run: RunDir) -> HubEndpoint | None:
     """Return where the hub of this run was that died here."""
-    if run.journal.exists():
+    if is_begun(recipe, run):
         with suppress(AstraflowError):
             return run.read_endpoint()
     return None
+
+
+def _must_share_tokens(recipe: Recipe, before: HubEndpoint | None) -> None:
+    """Refuse a standby that members could not enter.
+
+    Raises:
+        AstraflowError: INVALID_FIELD.
+    """
+    if recipe.hub.journal.standby and before is None:
+        for name in (JOIN_TOKEN, OPERATOR_TOKEN):
+            if not os.environ.get(name):
+                raise AstraflowError(
+                    Reason.INVALID_FIELD,
+                    f"a standby needs the tokens of the hub that serves now: set {name} for both",
+                )
 
 
 def _same_port(listen: str, before: HubEndpoint | None) -> str:

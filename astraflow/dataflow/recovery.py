@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 import structlog
 
@@ -22,13 +21,13 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import Event, HubRestarted
 from astraflow.core.ids import RunId
 from astraflow.core.run import Run
+from astraflow.dataflow.journals import open_journal, snapshot_of
 from astraflow.dataflow.members import MemberDirectory
 from astraflow.dataflow.recipe_settings import run_settings
 from astraflow.dataflow.recorder import Line
 from astraflow.storage.fault_points import FaultPoint, hit
-from astraflow.storage.journal import InMemoryJournal, Journal, JournalRecords
-from astraflow.storage.snapshot import read_snapshot, write_snapshot
-from astraflow.storage.sqlite import Durability, SqliteJournal
+from astraflow.storage.journal import Journal, JournalRecords
+from astraflow.storage.snapshot import Snapshot
 from astraflow.wire.journal import RunOpened, read_record, record_bytes
 from astraflow.wire.snapshot import dump_state, load_state
 from astraflow.workflows.registry import see_working_directory
@@ -71,17 +70,17 @@ class Replica:
         self.lines: list[tuple[Line, datetime]] = []
 
     @classmethod
-    def load(cls, path: Path, *, identity: bytes = b"") -> "Replica | None":
+    def load(cls, snapshot: Snapshot, *, identity: bytes = b"") -> "Replica | None":
         """Return the replica of a snapshot; None: there is none.
 
         Args:
-            path: Of its file.
+            snapshot: Of a run.
             identity: Of the journal beside it; empty: of any.
 
         Raises:
             AstraflowError: JOURNAL_FAILED when it is damaged, or of another release or journal.
         """
-        data = read_snapshot(path, identity=identity)
+        data = snapshot.read(identity=identity)
         if data is None:
             return None
         # Algorithms of the user's own may lie beside them.
@@ -106,7 +105,7 @@ class Replica:
             )
         return cls(opened, begin(opened, recorded.time), MemberDirectory(), position=1)
 
-    def save(self, path: Path, *, identity: bytes) -> None:
+    def save(self, snapshot: Snapshot, *, identity: bytes) -> None:
         """Write a snapshot that belongs to a journal.
 
         Raises:
@@ -114,7 +113,7 @@ class Replica:
         """
         whole = (self.opened, self.run, self.directory)
         data = dump_state(whole, position=self.position, modules=_MODULES)
-        write_snapshot(path, data, identity=identity)
+        snapshot.write(data, identity=identity, position=self.position)
 
     def take(self, record: bytes, observe: Observer | None = None) -> None:
         """Let happen what the next record says.
@@ -202,7 +201,7 @@ async def open_run(
         AstraflowError: JOURNAL_FAILED when the journal is damaged, held by another hub, of another
             set-up or of another release, or cannot be written.
     """
-    journal = _open_journal(recipe, run_dir)
+    journal = await open_journal(recipe, run_dir)
     async with AsyncExitStack() as undo:
         undo.push_async_callback(journal.close)
         hit(FaultPoint.RECOVERY_OPENED)
@@ -210,9 +209,8 @@ async def open_run(
         # Nothing that is made here is garbage: to look for it takes a third of the time.
         gc.disable()
         try:
-            replica = await replay(
-                journal, run_dir.snapshot, beginning_of(recipe), on_progress=on_progress
-            )
+            snapshot = snapshot_of(recipe, run_dir)
+            replica = await replay(journal, snapshot, beginning_of(recipe), on_progress=on_progress)
         finally:
             gc.enable()
         if replica is None:
@@ -234,7 +232,7 @@ async def open_run(
 
 async def replay(
     journal: JournalRecords,
-    snapshot: Path,
+    snapshot: Snapshot,
     begin: Begin,
     *,
     end: int | None = None,
@@ -245,7 +243,7 @@ async def replay(
 
     Args:
         journal: What happened.
-        snapshot: File of what happened before it.
+        snapshot: What happened before it.
         begin: Makes the run that the first record names.
         end: Position to stop at; None: the last record.
         observe: Called with every event.
@@ -326,20 +324,6 @@ def settings_digest(recipe: Recipe) -> bytes:
     said["session_ttl_s"] = recipe.hub.session_ttl_s
     text = json.dumps(said, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-def _open_journal(recipe: Recipe, run_dir: RunDir) -> Journal:
-    settings = recipe.hub.journal
-    if settings.kind == "none":
-        return InMemoryJournal()
-    if run_dir.snapshot.exists() and not run_dir.journal.exists():
-        raise AstraflowError(
-            Reason.JOURNAL_FAILED,
-            f"{run_dir.journal} is missing, and the snapshot of its run is there; restore the "
-            "whole folder from one copy, or move it aside to begin the run anew from the trainer's "
-            "last checkpoint",
-        )
-    return SqliteJournal.open(run_dir.journal, durability=Durability(settings.durability))
 
 
 async def _begun(

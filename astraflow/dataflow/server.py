@@ -218,11 +218,20 @@ async def _see_through(
     try:
         await either(
             opened.hub.commits.run(),
+            _fenced(opened.journal),
             _keep(opened, recipe=recipe, run_dir=run_dir),
             _work(opened.hub, server),
         )
     finally:
         await asyncio.to_thread(opened.recorder.status, account.to_json())
+
+
+async def _fenced(journal: Journal | None) -> None:
+    """End with an error once another hub has the journal, also while nothing is to be written."""
+    if journal is None:
+        await asyncio.Event().wait()
+    else:
+        await journal.fenced()
 
 
 async def _keep(opened: OpenedHub, *, recipe: Recipe, run_dir: RunDir) -> None:

@@ -17,6 +17,7 @@ from astraflow.config.run_dir import RunDir
 from astraflow.core import errors
 from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
 from astraflow.core.status import RunState, RunStatus, StopMode
+from astraflow.dataflow.journals import is_begun
 from astraflow.launch.models import pinned, prepare_models
 from astraflow.launch.processes import RoleCommand, RoleProcess, Roles, RunTokens
 from astraflow.launch.run_folder import (
@@ -238,7 +239,7 @@ class Launcher:
         """Start a hub again that was killed; return the one that ended otherwise."""
         for _ in range(_HUB_RESTARTS):
             code = await hub.wait()
-            if code >= 0 or self.interrupts > 2 or not self.run_dir.journal.exists():
+            if code >= 0 or self.interrupts > 2 or not is_begun(self.recipe, self.run_dir):
                 break
             scene.progress.note(f"[yellow]the hub was killed ({code}); it goes on where it was[/]")
             hub = await self._start(hub.command, scene.lifeline)

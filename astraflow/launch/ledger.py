@@ -11,13 +11,14 @@ from rich.table import Table
 
 from astraflow.client.control import ControlClient
 from astraflow.config.loader import load_recipe
+from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import RunDir
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import PromptId
 from astraflow.core.status import DeadLetter, LedgerAccount
 from astraflow.dataflow.audit import Audit, LawCheck
+from astraflow.dataflow.journals import is_begun, open_reader
 from astraflow.dataflow.recovery import beginning_of, replay
-from astraflow.storage.sqlite import JournalReader
 
 # A hub that compacts its journal meanwhile makes a reading begin anew.
 _ATTEMPTS = 5
@@ -72,24 +73,24 @@ async def read_ledger(run_dir: RunDir) -> Ledger:
     Raises:
         AstraflowError: JOURNAL_FAILED, NOT_READY.
     """
-    if not run_dir.journal.exists():
+    if not run_dir.recipe.exists():
+        return await _ask_hub(run_dir)
+    recipe = load_recipe(run_dir.recipe, ())
+    if not is_begun(recipe, run_dir):
         return await _ask_hub(run_dir)
     for _ in range(_ATTEMPTS - 1):
         try:
-            return await _read_journal(run_dir)
+            return await _read_journal(recipe, run_dir)
         except AstraflowError:
             await asyncio.sleep(0.1)
-    return await _read_journal(run_dir)
+    return await _read_journal(recipe, run_dir)
 
 
-async def _read_journal(run_dir: RunDir) -> Ledger:
-    reader, audit = JournalReader(run_dir.journal), Audit()
-    try:
-        begin = beginning_of(load_recipe(run_dir.recipe, ()))
-        replica = await replay(reader, run_dir.snapshot, begin, observe=audit.record)
+async def _read_journal(recipe: Recipe, run_dir: RunDir) -> Ledger:
+    audit = Audit()
+    with open_reader(recipe, run_dir) as (reader, snapshot):
+        replica = await replay(reader, snapshot, beginning_of(recipe), observe=audit.record)
         records = (reader.first, reader.end)
-    finally:
-        reader.close()
     if replica is None:
         return _empty(records)
     return Ledger(

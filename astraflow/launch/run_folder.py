@@ -13,6 +13,7 @@ from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.status import RunState
+from astraflow.dataflow.journals import is_begun
 
 _RAAS = "raas-"
 
@@ -40,16 +41,22 @@ def reopen_run(run_dir: RunDir) -> Recipe:
             the hub still runs; RUN_ENDED when the run reached its end; INVALID_FIELD for a recipe
             that this release cannot read.
     """
-    for path, what in ((run_dir.recipe, "recipe"), (run_dir.journal, "journal")):
-        if not path.exists():
-            raise AstraflowError(
-                Reason.NOT_READY,
-                f"{run_dir.root} has no {what} to go on with ({path} is missing); give the folder "
-                "of a run that had hub.journal.kind sqlite, or start it anew with its recipe",
-            )
+    if not run_dir.recipe.exists():
+        raise _not_to_go_on(run_dir, "recipe", run_dir.recipe)
+    recipe = load_recipe(run_dir.recipe, ())
+    if not is_begun(recipe, run_dir):
+        raise _not_to_go_on(run_dir, "journal", run_dir.journal)
     must_be_dead(run_dir, "look at it with `astraflow status`")
     _must_not_be_over(run_dir)
-    return load_recipe(run_dir.recipe, ())
+    return recipe
+
+
+def _not_to_go_on(run_dir: RunDir, what: str, path: Path) -> AstraflowError:
+    return AstraflowError(
+        Reason.NOT_READY,
+        f"{run_dir.root} has no {what} to go on with ({path} is missing); give the folder "
+        "of a run that had hub.journal.kind sqlite or postgres, or start it anew with its recipe",
+    )
 
 
 def endpoint_before(run_dir: RunDir) -> HubEndpoint | None:

@@ -4,6 +4,7 @@ A record is bytes; what they mean is the business of who wrote them. Positions s
 0, grow by one per record and are never used twice, also after a trim.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
@@ -81,6 +82,14 @@ class Journal(Protocol):
         """
         ...
 
+    async def fenced(self) -> None:
+        """Wait until another process has taken the journal; for ever where none can.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED, in the end.
+        """
+        ...
+
     async def close(self) -> None:
         """Let nothing more be appended; repeating it is harmless."""
         ...
@@ -129,6 +138,10 @@ class InMemoryJournal:
         while self._records and self._first < before:
             self._records.popleft()
             self._first += 1
+
+    async def fenced(self) -> None:
+        """Wait for ever: nobody else has it."""
+        await asyncio.Event().wait()
 
     async def close(self) -> None:
         """Let nothing more be appended."""

@@ -1,8 +1,10 @@
-"""A snapshot's file: replaced whole, with a checksum, safe before it counts."""
+"""A snapshot: replaced whole, with a checksum, safe before it counts."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
+from typing import Protocol
 from zlib import crc32
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -16,17 +18,58 @@ _HEAD = Struct("<IQ")
 _IDENTITY_NBYTES = 16
 
 
-def write_snapshot(path: Path, data: bytes, *, identity: bytes) -> None:
-    """Replace a snapshot; on return it outlives the machine.
+class Snapshot(Protocol):
+    """What takes the place of a journal's old records; there whole, or not at all.
 
-    Args:
-        path: Of the file.
-        data: The state.
-        identity: Of the journal whose records it takes the place of.
-
-    Raises:
-        AstraflowError: JOURNAL_FAILED when it cannot be written; the one before is still there.
+    Its text says where it is.
     """
+
+    def write(self, data: bytes, *, identity: bytes, position: int) -> None:
+        """Replace it; on return it outlives the machine.
+
+        Args:
+            data: The state.
+            identity: Of the journal whose records it takes the place of.
+            position: Of the first record whose place it does not take.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when it cannot be written; the one before is still there.
+        """
+        ...
+
+    def read(self, *, identity: bytes) -> bytes | None:
+        """Return what was written last; None: nothing was.
+
+        Args:
+            identity: Of the journal beside it; empty: of any.
+
+        Raises:
+            AstraflowError: JOURNAL_FAILED when it cannot be read, is damaged or of another journal.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """A snapshot in a file of its own."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        """Return where it is, for people."""
+        return str(self.path)
+
+    def write(self, data: bytes, *, identity: bytes, position: int) -> None:
+        """Replace the file."""
+        del position
+        _write(self.path, data, identity)
+
+    def read(self, *, identity: bytes) -> bytes | None:
+        """Return what the file holds; None: there is none."""
+        return _read(self.path, identity)
+
+
+def _write(path: Path, data: bytes, identity: bytes) -> None:
     draft = path.with_name(path.name + ".draft")
     data = identity.ljust(_IDENTITY_NBYTES, b"\0") + data
     try:
@@ -48,16 +91,7 @@ def write_snapshot(path: Path, data: bytes, *, identity: bytes) -> None:
         ) from error
 
 
-def read_snapshot(path: Path, *, identity: bytes) -> bytes | None:
-    """Return what was written last; None: nothing was.
-
-    Args:
-        path: Of the file.
-        identity: Of the journal beside it; empty: of any.
-
-    Raises:
-        AstraflowError: JOURNAL_FAILED when it cannot be read, is damaged or of another journal.
-    """
+def _read(path: Path, identity: bytes) -> bytes | None:
     try:
         content = path.read_bytes()
     except FileNotFoundError:

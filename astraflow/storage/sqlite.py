@@ -405,6 +405,10 @@ class SqliteJournal:
         while await self._do(lambda: self._shrink(spare_nbytes // PAGE_NBYTES)):
             pass
 
+    async def fenced(self) -> None:
+        """Wait for ever: the lock is this process's own."""
+        await asyncio.Event().wait()
+
     async def close(self) -> None:
         """Let nothing more be appended; what was appended can still be read."""
         if not self._is_closed:

@@ -13,6 +13,7 @@ from astraflow.core.rollouts import Disposition
 from astraflow.dataflow.audit import Audit
 from astraflow.dataflow.recovery import beginning_of, replay
 from astraflow.launch.ledger import read_ledger
+from astraflow.storage.snapshot import SnapshotFile
 from crash_ends.archive import Archive
 from crash_ends.scene import POLICY, Scene, notes
 
@@ -108,7 +109,7 @@ async def _against_journal(
         samples.look(event, decision)
 
     begin = beginning_of(load_recipe(scene.run_dir.recipe, ()))
-    replica = await replay(archive, scene.root / "no snapshot", begin, observe=look)
+    replica = await replay(archive, SnapshotFile(scene.root / "no snapshot"), begin, observe=look)
     if replica is None:
         return ["there is no journal"]
     ledger = await read_ledger(scene.run_dir)

@@ -33,6 +33,7 @@ from astraflow.core.run import Run
 from astraflow.core.state import State
 from astraflow.core.versions import VersionLedger, VersionState
 from astraflow.dataflow.recovery import replay
+from astraflow.storage.snapshot import SnapshotFile
 from astraflow.storage.sqlite import SqliteJournal
 from astraflow.wire.journal import RunOpened, read_record, record_bytes, with_decision
 
@@ -312,7 +313,7 @@ CLOSE, HAS_CAPACITY = EvalAccumulator.close, LeaseTable.has_capacity.fget
 
 
 def test_the_same_code_replays_it_whole(recorded, tmp_path):
-    replica = asyncio.run(replay(recorded.journal, tmp_path / "none", recorded.begin))
+    replica = asyncio.run(replay(recorded.journal, SnapshotFile(tmp_path / "none"), recorded.begin))
     assert replica.position == len(recorded.records)
 
 
@@ -322,7 +323,7 @@ def test_code_that_decides_otherwise_is_refused_at_the_first_record(
 ):
     swapped(monkeypatch, *MUTATIONS[name])
     with pytest.raises(AstraflowError) as caught:
-        asyncio.run(replay(recorded.journal, tmp_path / "none", recorded.begin))
+        asyncio.run(replay(recorded.journal, SnapshotFile(tmp_path / "none"), recorded.begin))
     error = caught.value
     assert error.reason is Reason.JOURNAL_FAILED
     assert "this one, which wrote it" in error.message

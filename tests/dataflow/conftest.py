@@ -407,6 +407,12 @@ class FakeTrainer(Member):
 
 
 @pytest.fixture
+def raas_at():
+    """Return a RaaS that speaks over a channel."""
+    return lambda channel, name: FakeRaas(channel=channel, name=name)
+
+
+@pytest.fixture
 def reason_of():
     """Return the reason that a call is refused with."""
 

@@ -11,6 +11,7 @@ from astraflow.core.members import SessionResume
 from astraflow.core.status import RunState
 from astraflow.dataflow.recovery import beginning_of, replay
 from astraflow.launch.ledger import read_ledger
+from astraflow.storage.snapshot import SnapshotFile
 from astraflow.storage.sqlite import JournalReader
 
 
@@ -50,7 +51,7 @@ async def drawn(recipe, run_dir):
 
     reader = JournalReader(run_dir.journal)
     try:
-        await replay(reader, run_dir.snapshot, beginning_of(recipe), observe=look)
+        await replay(reader, SnapshotFile(run_dir.snapshot), beginning_of(recipe), observe=look)
     finally:
         reader.close()
     return found

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.storage.journal import InMemoryJournal, Journal
+from astraflow.storage.postgres import Place, PostgresJournal
 from astraflow.storage.sqlite import Durability, SqliteJournal
 
 JOURNALS: dict[str, Callable[[Path], Journal]] = {
@@ -15,10 +17,18 @@ JOURNALS: dict[str, Callable[[Path], Journal]] = {
     "sqlite_power": lambda path: SqliteJournal.open(path, durability=Durability.POWER),
 }
 
+# At the URL of a database.
+SERVED: dict[str, Callable[[str], Journal]] = {
+    "postgres": lambda url: PostgresJournal.open(Place(url=url, schema=uuid4().hex)),
+}
 
-@pytest.fixture(params=JOURNALS)
+
+@pytest.fixture(params=[*JOURNALS, *(pytest.param(k, marks=pytest.mark.postgres) for k in SERVED)])
 async def journal(request, tmp_path):
-    journal = JOURNALS[request.param](tmp_path / "journal.sqlite")
+    if request.param in SERVED:
+        journal = SERVED[request.param](request.getfixturevalue("postgres"))
+    else:
+        journal = JOURNALS[request.param](tmp_path / "journal.sqlite")
     yield journal
     await journal.close()
 

@@ -1,0 +1,59 @@
+"""A PostgreSQL server of its own, started from the binaries that Debian installs."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def postgres_binaries() -> Path | None:
+    """Return the folder of the newest server; None: there is none."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if found:
+        return found[-1].parent
+    here = shutil.which("initdb")
+    return Path(here).parent if here else None
+
+
+@contextmanager
+def postgres_server(host: str = "") -> Generator[str]:
+    """Start a server in a temporary folder; yield the URL of its database.
+
+    Args:
+        host: IP to listen on, which lets everybody in; empty: a socket in the folder.
+
+    Raises:
+        FileNotFoundError: None is installed.
+    """
+    binaries = postgres_binaries()
+    if binaries is None:
+        raise FileNotFoundError("PostgreSQL is missing: scripts/install_postgres.sh")
+    # Short: a socket's path has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="afpg") as root:
+        data = Path(root, "data")
+        # The server refuses to run as root.
+        user = {"user": "nobody", "group": "nogroup", "extra_groups": []} if not os.getuid() else {}
+        if user:
+            shutil.chown(root, "nobody", "nogroup")
+        make = [binaries / "initdb", "-D", data, "-U", "astra", "-A", "trust", "--no-locale", "-N"]
+        subprocess.run([*make, "-E", "UTF8"], check=True, stdout=subprocess.DEVNULL, **user)
+        if host:
+            with (data / "pg_hba.conf").open("a") as file:
+                file.write("host all all 0.0.0.0/0 trust\n")
+        command = [binaries / "postgres", "-D", data, "-k", root]
+        command += ["-c", f"listen_addresses={host}", "-c", "shared_buffers=64MB"]
+        with Path(root, "log").open("w") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, **user)
+        try:
+            ready = [binaries / "pg_isready", "-q", "-h", root, "-U", "astra"]
+            while subprocess.run(ready, check=False).returncode:
+                if process.poll() is not None:
+                    raise RuntimeError(Path(root, "log").read_text())
+            yield f"host={host or root} dbname=postgres user=astra"
+        finally:
+            # Not SIGTERM, which waits for clients.
+            process.send_signal(2)
+            process.wait()

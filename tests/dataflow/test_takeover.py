@@ -1,0 +1,168 @@
+"""A hub whose journal is in PostgreSQL: another one goes on with its run."""
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from uuid import uuid4
+
+import pytest
+from grpc.aio import AioRpcError
+
+from astraflow.client.control import ControlClient
+from astraflow.config.loader import dump_recipe
+from astraflow.config.run_dir import RunDir
+from astraflow.core.errors import AstraflowError
+from astraflow.core.members import SessionResume
+from astraflow.core.rollouts import Disposition
+from astraflow.dataflow.compaction import write_snapshot_of
+from astraflow.dataflow.main import JOIN_TOKEN, OPERATOR_TOKEN
+from astraflow.launch.ledger import read_ledger
+from astraflow.rpc.channel import dial
+from astraflow.wire.tasks import decode_rollout_task
+from astraflow_proto.control.v1.ledger_service_pb2 import GetLedgerRequest
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def journal(postgres):
+    return {"kind": "postgres", "url": postgres, "schema_name": uuid4().hex, "lease_s": 1}
+
+
+async def work(hub):
+    """Have one trainer and one node; return them with the node's first task, answered."""
+    trainer, raas = hub.trainer(), hub.raas()
+    await trainer.register()
+    await trainer.publish()
+    await raas.join()
+    await raas.report_version("solver", 0)
+    raas.live["solver"] = 0
+    tasks, rollouts = await raas.open_tasks(), await raas.open_rollouts()
+    task = decode_rollout_task((await tasks.read()).task)
+    await raas.answer(rollouts, task)
+    return trainer, raas, task
+
+
+async def books(hub):
+    response = await hub.ledger.GetLedger(GetLedgerRequest(), metadata=hub.operator)
+    (account,) = response.accounts
+    return account
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+async def test_a_run_goes_on_in_another_folder(
+    start_hub, serve_in, recipe_of, journal, tmp_path, is_compacted
+):
+    recipe = recipe_of(hub__journal=journal)
+    async with start_hub(recipe) as hub:
+        _, raas, task = await work(hub)
+        before, run_id = await books(hub), hub.hub.status().run_id
+        end = hub.hub.commits.ticket
+        if is_compacted:
+            await write_snapshot_of(hub.run_dir, end)
+    elsewhere = partial(serve_in, tmp_path / "elsewhere")
+    async with elsewhere(recipe) as hub:
+        assert hub.hub.status().run_id == run_id
+        assert await books(hub) == before
+        again = hub.raas(live={"solver": 0})
+        await again.join(SessionResume(resume_token=raas.token, incarnation=1, held_task_ids=()))
+        sample = again.sample(task, task.sample_indexes[0])
+        ack = await again.send(await again.open_rollouts(), sample)
+        assert ack.disposition is Disposition.DUPLICATE
+    ledger = await read_ledger(hub.run_dir)
+    assert ledger.source == "journal"
+    assert ledger.holds
+
+
+async def test_a_hub_beside_a_live_one_is_refused_and_a_standby_waits(
+    start_hub, serve_in, recipe_of, journal, tmp_path
+):
+    recipe = recipe_of(hub__journal=journal)
+    elsewhere = partial(serve_in, tmp_path / "elsewhere")
+    async with start_hub(recipe) as hub:
+        await work(hub)
+        before = await books(hub)
+        with pytest.raises(ExceptionGroup) as caught:
+            async with elsewhere(recipe):
+                pass
+        error = caught.value.exceptions[0]
+        assert isinstance(error, AstraflowError)
+        assert "--standby" in error.message
+        standby = recipe_of(hub__journal=journal | {"standby": True})
+        entered, done = asyncio.Event(), asyncio.Event()
+
+        async def wait():
+            async with elsewhere(standby) as other:
+                assert await books(other) == before
+                entered.set()
+                await done.wait()
+
+        waiting = asyncio.create_task(wait())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(entered.wait()), timeout=2)
+        assert await books(hub) == before
+    await entered.wait()
+    done.set()
+    await waiting
+
+
+@asynccontextmanager
+async def hub_process(folder, recipe, *options):
+    """Serve a recipe with the command, in a folder; yield the process."""
+    path = folder.with_suffix(".yaml")
+    path.write_text(dump_recipe(recipe))
+    command = [sys.executable, "-m", "astraflow", "dataflow", "serve", path, "--run-dir", folder]
+    tokens = {JOIN_TOKEN: "join", OPERATOR_TOKEN: "operator"}
+    process = await asyncio.create_subprocess_exec(
+        *command, *options, env=os.environ | tokens, stdout=PIPE, stderr=STDOUT
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+async def address_of(folder, process):
+    """Wait until a hub serves."""
+    while not RunDir(folder).endpoint.exists():
+        assert process.returncode is None, (await process.communicate())[0].decode()
+        await asyncio.sleep(0.02)
+    return RunDir(folder).read_endpoint().address
+
+
+@pytest.mark.slow
+async def test_a_hub_that_stood_still_meanwhile_acknowledges_nothing_and_ends(
+    recipe_of, journal, tmp_path, raas_at
+):
+    recipe = recipe_of(hub__journal=journal)
+    first, second = tmp_path / "first", tmp_path / "second"
+    async with AsyncExitStack() as exits:
+        old = await exits.enter_async_context(hub_process(first, recipe))
+        old_address = await address_of(first, old)
+        new = await exits.enter_async_context(hub_process(second, recipe, "--standby"))
+        async with dial(old_address) as channel:
+            raas = raas_at(channel, "raas-1")
+            await raas.join()
+            old.send_signal(signal.SIGSTOP)
+            # It lies in the old hub's socket when that one goes on.
+            late = asyncio.create_task(raas_at(channel, "raas-2").join())
+            new_address = await address_of(second, new)
+            old.send_signal(signal.SIGCONT)
+            words = (await old.communicate())[0].decode()
+            assert old.returncode == 1
+            assert "another hub has taken over" in words
+            with pytest.raises((AioRpcError, AstraflowError)):
+                await late
+        async with dial(new_address) as channel:
+            again = raas_at(channel, "raas-1")
+            await again.join(SessionResume(resume_token=raas.token, incarnation=1))
+            assert again.member_id == raas.member_id
+        async with ControlClient(new_address, token="operator") as control:
+            status = await control.get_run()
+        assert [each.name for each in status.members] == ["raas-1"]
