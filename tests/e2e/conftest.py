@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import URLError
 
 import psutil
 import pytest
@@ -147,3 +150,26 @@ def running(*arguments: str, run_dir: RunDir, cache: Path) -> Iterator[Run]:
             process.stdout.close()
     _, alive = psutil.wait_procs(family, timeout=100)
     assert not alive, f"left running: {alive}"
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Run, dict[str, str]]:
+    """A run of sort.yaml that went to its end, and what its roles measured on the way."""
+    scraped: dict[str, str] = {}
+    runs = tmp_path_factory.mktemp("runs")
+    with started("sort.yaml", "tracing.exporter=file", runs=runs, cache=cache) as run:
+        run.wait_for_steps(2)
+        for log in (run.run_dir.root / "logs").iterdir():
+            found = re.search(r"url=(http://\S+/metrics)", log.read_text())
+            if found:
+                scraped[log.stem] = scrape(found[1])
+        assert run.wait() == 0, run.output
+    return run, scraped
+
+
+def scrape(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url) as answer:
+            return answer.read().decode()
+    except URLError:
+        return ""

@@ -4,7 +4,7 @@ import pytest
 
 from .by_hand import by_hand
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 LOCKSTEP = (
     "policies.solver.model.warm_up.step_count=20",
@@ -38,7 +38,6 @@ def test_the_other_goes_on_alone_after_the_timeout(tmp_path, cache):
     assert ledger["holds"]
 
 
-@pytest.mark.long
 def test_the_run_stops_when_it_is_told_to(tmp_path, cache):
     stop = (*LOCKSTEP, "relation.on_timeout=stop")
     with by_hand("sort-pair.yaml", *stop, run_dir=tmp_path / "run", cache=cache) as run:

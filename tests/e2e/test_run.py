@@ -11,10 +11,8 @@ from .conftest import started
 pytestmark = pytest.mark.e2e
 
 
-def test_a_run_trains_and_leaves_everything_it_promises(tmp_path, cache):
-    with started("sort.yaml", runs=tmp_path, cache=cache) as run:
-        code = run.wait()
-    assert code == 0, run.output
+def test_a_run_trains_and_leaves_everything_it_promises(trained):
+    run, _ = trained
     summary = run.summary
     assert summary["state"] == "done"
     assert summary["steps"] == 8

@@ -10,7 +10,7 @@ from astraflow.config.run_dir import read_json_lines
 
 from .conftest import astraflow, started
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def kill_trainer(run):
@@ -19,7 +19,6 @@ def kill_trainer(run):
     psutil.wait_procs([trainer], timeout=100)
 
 
-@pytest.mark.long
 def test_a_trainer_killed_twice_reaches_the_last_step(tmp_path, cache):
     with started(
         "sort.yaml",
