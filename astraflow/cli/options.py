@@ -25,7 +25,12 @@ RunPath = Annotated[
     typer.Argument(metavar="RUN", help="Folder of the run, such as runs/sort.", show_default=False),
 ]
 HubAddress = Annotated[
-    str, typer.Option("--hub", help="host:port of the hub.", envvar="ASTRAFLOW_HUB")
+    str,
+    typer.Option(
+        "--hub",
+        help="host:port of the hub; of several, tried in turn, with commas.",
+        envvar="ASTRAFLOW_HUB",
+    ),
 ]
 JoinToken = Annotated[
     str,

@@ -85,7 +85,8 @@ class HubConfig(Strict):
     listen: str = "127.0.0.1:0"
     """host:port; port 0 takes a free one."""
     advertise: str | None = None
-    """How others dial it: auto, fqdn, or a host or IP; unset: as listened on."""
+    """How others dial it: auto, fqdn, a host or IP, or the host:port of all hubs with commas
+    between them; unset: as listened on."""
     session_ttl_s: float = Field(default=10.0, ge=0.5)
     """A member that says nothing for so long is gone, and what it held is issued again."""
     patience_s: float = Field(default=30.0, gt=0)

@@ -26,7 +26,7 @@ from astraflow.raas.metrics import node_families
 from astraflow.raas.node import NodeDeparture, NodeSettings, RaasNode
 from astraflow.raas.policies import ServedModel, load_models, policies_by_engine
 from astraflow.raas.updater import Puller
-from astraflow.rpc.address import is_loopback, split_address
+from astraflow.rpc.address import is_loopback, split_addresses
 from astraflow.rpc.tls import Tls
 from astraflow.telemetry.garbage import keep_for_good
 from astraflow.telemetry.logging import configure_logging
@@ -230,7 +230,7 @@ async def _relays(
 ) -> RelayServer | None:
     """Serve to others what is pulled, where they can dial it."""
     listen = recipe.raas.relay.listen
-    if listen is None and is_loopback(split_address(settings.hub)[0]):
+    if listen is None and all(is_loopback(host) for host, _ in split_addresses(settings.hub)):
         # All on one host: there others can dial it too.
         listen = "127.0.0.1:0"
     if recipe.raas.relay.mode == "off" or listen is None:

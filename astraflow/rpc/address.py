@@ -30,6 +30,15 @@ def split_address(address: str, field: str = "address") -> tuple[str, int]:
     return host[1:-1] if bracketed else host, int(port)
 
 
+def split_addresses(addresses: str, field: str = "address") -> list[tuple[str, int]]:
+    """Return hosts and ports of addresses with commas between them.
+
+    Raises:
+        AstraflowError: INVALID_FIELD as for `split_address`.
+    """
+    return [split_address(address.strip(), field) for address in addresses.split(",")]
+
+
 def join_address(host: str, port: int) -> str:
     """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -51,10 +60,12 @@ def advertised(host: str, port: int, advertise: str | None = None) -> str:
         port: What it listens on, never 0.
         advertise: `auto`: the IP of the interface that leads outside; `fqdn`: the full name of
             this machine; else a host or IP, with or without a port of its own (behind a port
-            map). None: as listened on, or as `auto` when it listens on all interfaces.
+            map), or several host:port with commas between them, of which this is one. None: as
+            listened on, or as `auto` when it listens on all interfaces.
 
     Raises:
-        AstraflowError: INVALID_FIELD when this machine has no full name.
+        AstraflowError: INVALID_FIELD when this machine has no full name, or one of several is not
+            host:port.
     """
     match advertise:
         case None:
@@ -63,6 +74,8 @@ def advertised(host: str, port: int, advertise: str | None = None) -> str:
             return join_address(_outside_ip(), port)
         case "fqdn":
             return join_address(_full_name(), port)
+        case given if "," in given:
+            return ",".join(join_address(*each) for each in split_addresses(given, "advertise"))
         case given if _has_port(given):
             return given
         case given:

@@ -1,11 +1,13 @@
 """Channels: how a peer is dialled, with limits and timings that both ends agree on."""
 
+import socket
 from typing import Final
 
 import grpc
 import grpc.aio
 
-from astraflow.rpc.address import is_loopback, split_address
+from astraflow.core.errors import AstraflowError, Reason
+from astraflow.rpc.address import is_loopback, join_address, split_addresses
 from astraflow.rpc.tls import Tls, channel_credentials
 
 MAX_MESSAGE_NBYTES: Final = 64 * 2**20
@@ -53,16 +55,27 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
 )
 
 
+# One of several addresses that falls silent is left for the next one after 10 s; the server allows
+# a ping every 5 s.
+_SEVERAL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
+    *(each for each in _CHANNEL_OPTIONS if not each[0].startswith("grpc.keepalive_time")),
+    ("grpc.keepalive_time_ms", 6_000),
+    ("grpc.keepalive_timeout_ms", 4_000),
+    # Proxies are for one name.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
 def dial_from_thread(address: str, *, tls: Tls | None = None) -> grpc.Channel:
     """Return a channel whose calls block: for a thread that no event loop may be needed for.
 
     Raises:
         AstraflowError: As `dial`.
     """
-    options = _options(address)
+    target, options = _target(address)
     if tls is None or tls.is_plain:
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, channel_credentials(tls), options=options)
+        return grpc.insecure_channel(target, options=options)
+    return grpc.secure_channel(target, channel_credentials(tls), options=options)
 
 
 def dial(address: str, *, tls: Tls | None = None) -> grpc.aio.Channel:
@@ -72,19 +85,48 @@ def dial(address: str, *, tls: Tls | None = None) -> grpc.aio.Channel:
     joining again before a stream.
 
     Args:
-        address: host:port.
+        address: host:port; several with commas between them are tried in turn, whenever there is
+            no connection. With TLS, all must show a certificate of the first one's host.
         tls: None or all unset: plain text.
 
     Raises:
-        AstraflowError: INVALID_FIELD for an address without a port, or an unreadable PEM file.
+        AstraflowError: INVALID_FIELD for an address without a port, one of several whose name is
+            unknown, or an unreadable PEM file.
     """
-    options = _options(address)
+    target, options = _target(address)
     if tls is None or tls.is_plain:
-        return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, channel_credentials(tls), options=options)
 
 
-def _options(address: str) -> tuple[tuple[str, int | str], ...]:
-    host, _ = split_address(address)
-    # A proxy of the environment cannot reach this machine's own loopback.
-    return (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", int(not is_loopback(host))))
+def _target(address: str) -> tuple[str, tuple[tuple[str, int | str], ...]]:
+    """Return what gRPC calls an address, and its options."""
+    places = split_addresses(address)
+    if len(places) == 1:
+        # A proxy of the environment cannot reach this machine's own loopback.
+        is_outside = not is_loopback(places[0][0])
+        return address, (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", int(is_outside)))
+    host = places[0][0]
+    names = (
+        ("grpc.default_authority", join_address(*places[0])),
+        ("grpc.ssl_target_name_override", host),
+    )
+    return _resolved(address, places), (*_SEVERAL_OPTIONS, *names)
+
+
+def _resolved(address: str, places: list[tuple[str, int]]) -> str:
+    """Return a target of several places; gRPC takes numbers of one family there."""
+    for family, scheme in ((socket.AF_INET, "ipv4"), (socket.AF_INET6, "ipv6")):
+        try:
+            found = [
+                join_address(str(socket.getaddrinfo(host, port, family)[0][4][0]), port)
+                for host, port in places
+            ]
+        except OSError:
+            continue
+        return f"{scheme}:{','.join(found)}"
+    raise AstraflowError(
+        Reason.INVALID_FIELD,
+        f"address: the hosts of {address} have neither an IPv4 address each nor an IPv6 address",
+        metadata={"field": "address"},
+    )

@@ -51,3 +51,34 @@ async def test_a_proxy_of_the_environment_does_not_stand_before_loopback(serve, 
 async def test_an_address_needs_a_port():
     with pytest.raises(AstraflowError, match="is not host:port"):
         dial("localhost")
+
+
+class Names:
+    """Answers with a name of its own."""
+
+    def __init__(self, name):
+        self.name = name
+
+    async def unary_unary(self, request, context):
+        return self.name
+
+
+async def test_several_addresses_are_tried_in_turn(serve):
+    async with serve(Names(b"second")) as second:
+        async with serve(Names(b"first")) as first:
+            both = f"localhost:{first.address.rpartition(':')[2]}, {second.address}"
+            channel = dial(both)
+            ask = channel.unary_unary("/test.Echo/unary_unary")
+            assert await ask(b"x") == b"first"
+        assert await ask(b"x", wait_for_ready=True) == b"second"
+        await channel.close()
+        async with dial(both) as late:
+            ask = late.unary_unary("/test.Echo/unary_unary")
+            assert await ask(b"x", wait_for_ready=True) == b"second"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1,nowhere", "127.0.0.1:1,no.such.host.invalid:2"])
+def test_each_of_several_addresses_must_be_one(address):
+    with pytest.raises(AstraflowError) as caught:
+        dial(address)
+    assert caught.value.reason is Reason.INVALID_FIELD
