@@ -56,11 +56,17 @@ class Loading:
         """Whether somebody tried to load a policy, nobody has it, and everybody failed."""
         if policy.policy_id in self._served or policy.end is not None:
             return False
-        pool = [m for m in self._state.sessions.pool if policy.policy_id in m.policies]
-        if any(policy.policy_id in member.live for member in pool):
+        sessions = self._state.sessions
+        if sessions.version_index.is_live(policy.policy_id):
             self._served.add(policy.policy_id)
             return False
-        return bool(pool) and all(_has_failed(member, policy) for member in pool)
+        has_failed = False
+        for member in sessions.pool:
+            if policy.policy_id in member.policies:
+                if not _has_failed(member, policy):
+                    return False
+                has_failed = True
+        return has_failed
 
     def _fail(self, policy: PolicyState) -> None:
         flow, cause = self._state.lifecycle, policy.load_failure

@@ -309,9 +309,9 @@ class Joining:
         """Take what a RaaS says of itself."""
         member.name = request.name
         member.keep_alive_time = now
-        member.relay_endpoint = request.relay_endpoint
         member.speed.capacity = request.capacity
-        member.policies = {served.policy_id: served for served in request.policies}
+        policies = {served.policy_id: served for served in request.policies}
+        member.serve(policies, request.relay_endpoint)
         for served in request.policies:
             policy = self._state.policies[served.policy_id]
             policy.identity = merge_identity(policy.identity, served.identity)

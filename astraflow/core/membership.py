@@ -174,9 +174,9 @@ def _stand(member: LiveRaas, report: VersionReport) -> None:
     match report.state:
         case VersionState.LIVE:
             member.go_live(policy_id, version)
-            member.failed.pop(policy_id, None)
+            member.set_failed(policy_id, None)
         case VersionState.FAILED:
-            member.failed[policy_id] = version
+            member.set_failed(policy_id, version)
         case VersionState.EVICTED:
             evicted.append(version)
         case VersionState.PULLING | VersionState.STAGED:

@@ -181,8 +181,16 @@ class Run:
         Raises:
             AstraflowError: POLICY_UNKNOWN.
         """
-        listed = self._state.policy(policy_id).versions.listed
+        listed = self.listed_versions(policy_id)
         return tuple(version_with_sources(self._state.sessions, info, caller) for info in listed)
+
+    def listed_versions(self, policy_id: PolicyId) -> tuple[VersionInfo, ...]:
+        """Return what can be pulled, oldest first, without the sources that the run adds.
+
+        Raises:
+            AstraflowError: POLICY_UNKNOWN.
+        """
+        return self._state.policy(policy_id).versions.listed
 
     def version_for(self, info: VersionInfo, caller: MemberId) -> VersionInfo:
         """Return what was announced with the sources that are best for one member now."""

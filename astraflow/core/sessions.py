@@ -1,6 +1,8 @@
 """Sessions: who takes part, until when, and what each member holds."""
 
-from collections.abc import Collection, Iterator
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from heapq import heappop, heappush, heapreplace
@@ -63,6 +65,7 @@ class LiveRaas(LiveMember):
         number: Rises by one per session that is opened.
         capacity_index: Where its credit for training is entered; None: nowhere.
         eval_capacity_index: The same for evaluations.
+        version_index: Where the versions of its engines are entered; None: nowhere.
     """
 
     policies: dict[PolicyId, ServedPolicy]
@@ -84,6 +87,7 @@ class LiveRaas(LiveMember):
     number: int = 0
     capacity_index: "CapacityIndex[LiveRaas] | None" = None
     eval_capacity_index: "CapacityIndex[LiveRaas] | None" = None
+    version_index: "VersionIndex | None" = None
 
     @property
     def serves_any(self) -> bool:
@@ -111,8 +115,27 @@ class LiveRaas(LiveMember):
 
     def go_live(self, policy_id: PolicyId, version: int) -> None:
         """Note the version that an engine samples with from now on."""
+        self._leave_versions()
         self.live[policy_id] = version
+        self._enter_versions()
         self._enter()
+
+    def set_failed(self, policy_id: PolicyId, version: int | None) -> None:
+        """Note the version that an engine failed to load; None: it has loaded one since."""
+        if version == self.failed.get(policy_id):
+            return
+        self._leave_versions()
+        if version is None:
+            del self.failed[policy_id]
+        else:
+            self.failed[policy_id] = version
+        self._enter_versions()
+
+    def serve(self, policies: dict[PolicyId, ServedPolicy], relay_endpoint: str) -> None:
+        """Note what it has engines for, and where it relays; "": nowhere."""
+        self._leave_versions()
+        self.policies, self.relay_endpoint = policies, relay_endpoint
+        self._enter_versions()
 
     def give_credit(
         self, max_outstanding: int, max_eval_outstanding: int | None = None, *, extra: int = 0
@@ -128,7 +151,8 @@ class LiveRaas(LiveMember):
         for index in (self.capacity_index, self.eval_capacity_index):
             if index is not None:
                 index.forget(self.member_id)
-        self.capacity_index = self.eval_capacity_index = None
+        self._leave_versions()
+        self.capacity_index = self.eval_capacity_index = self.version_index = None
 
     def measure(self, *, seconds: float, token_count: int) -> None:
         """Count an accepted rollout in its speed; its credit was given back before."""
@@ -163,6 +187,102 @@ class LiveRaas(LiveMember):
         if self.eval_capacity_index is not None:
             self.eval_capacity_index.note(self)
 
+    def _enter_versions(self) -> None:
+        if self.version_index is not None:
+            self.version_index.enter(self)
+
+    def _leave_versions(self) -> None:
+        if self.version_index is not None:
+            self.version_index.leave(self)
+
+
+class VersionIndex:
+    """The pool by the version that engines sample with; relays and others, in order of joining."""
+
+    def __init__(self) -> None:
+        # By policy, live version and kind, then by region, then by the version that failed.
+        self._members: dict[
+            tuple[PolicyId, int | None, bool], dict[str, dict[int | None, list[LiveRaas]]]
+        ] = defaultdict(dict)
+
+    def enter(self, member: LiveRaas) -> None:
+        """Enter a RaaS as it stands."""
+        for policy_id in member.policies | member.live:
+            regions = self._members[_key(member, policy_id)]
+            groups = regions.setdefault(member.region, {})
+            insort(groups.setdefault(member.failed.get(policy_id), []), member, key=_number)
+
+    def leave(self, member: LiveRaas) -> None:
+        """Take a RaaS out that stands as it was entered."""
+        for policy_id in member.policies | member.live:
+            key, failed = _key(member, policy_id), member.failed.get(policy_id)
+            regions = self._members[key]
+            groups = regions[member.region]
+            group = groups[failed]
+            del group[place_of(member, group)]
+            if not group:
+                del groups[failed]
+            if not groups:
+                del regions[member.region]
+            if not regions:
+                del self._members[key]
+
+    def is_live(self, policy_id: PolicyId) -> bool:
+        """Whether any engine holds a version of a policy."""
+        return any(
+            policy == policy_id and version is not None for policy, version, _ in self._members
+        )
+
+    def regions(self, policy_id: PolicyId, version: int | None) -> Collection[str]:
+        """Return the regions with relays that have a version live."""
+        return self._members.get((policy_id, version, True), {}).keys()
+
+    def group(
+        self,
+        policy_id: PolicyId,
+        version: int | None,
+        region: str,
+        *,
+        is_relay: bool,
+        but_failed: int | None = None,
+    ) -> Sequence[LiveRaas]:
+        """Return who has a version of a policy live, in the order in which they joined.
+
+        Args:
+            policy_id: Of the version.
+            version: None: no version is live there.
+            region: Of the members.
+            is_relay: Relays, or all others.
+            but_failed: Who failed to load this version last is left out; None: nobody.
+        """
+        regions = self._members.get((policy_id, version, is_relay), _NOWHERE)
+        groups = [
+            group
+            for failed, group in regions.get(region, _NOBODY).items()
+            if but_failed is None or failed != but_failed
+        ]
+        if len(groups) == 1:
+            return groups[0]
+        return sorted((member for group in groups for member in group), key=_number)
+
+
+_NOBODY: Mapping[int | None, list[LiveRaas]] = {}
+
+_NOWHERE: Mapping[str, Mapping[int | None, list[LiveRaas]]] = {}
+
+
+def place_of(member: LiveRaas, group: Sequence[LiveRaas]) -> int:
+    """Return how many of a group, in the order in which they joined, joined before a RaaS."""
+    return bisect_left(group, member.number, key=_number)
+
+
+def _key(member: LiveRaas, policy_id: PolicyId) -> tuple[PolicyId, int | None, bool]:
+    return policy_id, member.live.get(policy_id), bool(member.relay_endpoint)
+
+
+def _number(member: LiveRaas) -> int:
+    return member.number
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveTrainer(LiveMember):
@@ -195,6 +315,7 @@ class Sessions:
         source_record: What receivers said of sources of weights.
         capacity_index: The pool by free credit for training.
         eval_capacity_index: The same for evaluations; None: there are none.
+        version_index: The pool by what is live there.
     """
 
     eval_capacity_index: CapacityIndex[LiveRaas] | None = None
@@ -211,6 +332,7 @@ class Sessions:
         self.source_record = SourceRecord()
         self.capacity_index: CapacityIndex[LiveRaas] = CapacityIndex(unit=unit)
         self.eval_capacity_index = CapacityIndex(unit=1, is_eval=True) if has_evals else None
+        self.version_index = VersionIndex()
         self._members: dict[MemberId, LiveRaas | LiveTrainer] = {}
         self._pool: dict[MemberId, LiveRaas] = {}
         self._trainers: dict[PolicyId, LiveTrainer] = {}
@@ -292,6 +414,8 @@ class Sessions:
                 self.capacity_index,
                 self.eval_capacity_index,
             )
+            member.version_index = self.version_index
+            self.version_index.enter(member)
             self._pool[member.member_id] = member
         self._enter_end(member)
 

@@ -10,13 +10,14 @@ goes to the origin, and 2, 3 and 4 to 1. Who holds version 5 already comes befor
 When 0 stalls and two say so, it comes last in the tree until it reports something itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from heapq import nlargest
+from itertools import chain, islice
 from typing import Final
 
 from astraflow.core.ids import MemberId, PolicyId
-from astraflow.core.sessions import LiveRaas, LiveTrainer, Sessions
+from astraflow.core.sessions import LiveRaas, LiveTrainer, Sessions, place_of
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState, VersionInfo
 
 FANOUT: Final = 4
@@ -31,14 +32,18 @@ def sources_of(
 
     Near relays that hold it, near relays that pull it, then what is far: the fastest measured
     first, the origin before relays that were not measured. After them who has stalled, then object
-    stores. Who has lied is left out; an origin that has is the last resort.
+    stores. Who has lied is left out; an origin that has is the last resort. At most eight relays
+    are listed: what a pool of any size costs per caller is the same, but for a search among those
+    who start from the same version.
 
     Args:
         sessions: Who takes part.
         info: Of the version.
         caller: Who asks; None: nobody in particular, who is told of no relay that pulls.
     """
-    return _Ranking(sessions, info, caller).sources()
+    member = None if caller is None else sessions.find(caller)
+    region = "" if member is None else member.region
+    return _Ranking(sessions, info, caller, member, region).sources()
 
 
 def version_with_sources(
@@ -55,15 +60,18 @@ class _Ranking:
     sessions: Sessions
     info: VersionInfo
     caller: MemberId | None
+    member: LiveRaas | LiveTrainer | None
+    region: str
 
     def sources(self) -> tuple[SourceInfo, ...]:
-        live = [self._relay(each, SourceState.LIVE) for each in self._holders()]
-        near = [each for each in live if each.region == self._region]
-        far = [each for each in live if each.region != self._region]
+        holders = (self._relay(each, SourceState.LIVE) for each in self._others(self._holders()))
+        ahead = (self._relay(each, SourceState.PULLING) for each in self._others(self._ahead()))
+        near = list(islice(chain(holders, ahead), _LISTED_RELAYS))
         origin = self._origin()
         honest = [each for each in origin if not self._is_avoided(each.endpoint)]
-        far = sorted([*honest, *far], key=lambda each: -each.goodput_bytes_per_s)
-        listed = [*islice([*self._spread(near), *self._pulling()], _LISTED_RELAYS), *far]
+        far = [*honest, *self._far(_LISTED_RELAYS - len(near))]
+        far.sort(key=lambda each: -each.goodput_bytes_per_s)
+        listed = [*near, *far]
         listed.sort(key=lambda each: self._has_stalled(each.endpoint))
         last = [each for each in origin if each not in honest]
         return (*listed, *last, *(s for s in self.info.sources if not self._is_avoided(s.address)))
@@ -72,74 +80,90 @@ class _Ranking:
     def _policy_id(self) -> PolicyId:
         return self.info.policy_id
 
-    @property
-    def _region(self) -> str:
-        member = self._member
-        return "" if member is None else member.region
+    def _holders(self) -> Iterator[LiveRaas]:
+        """Yield the relays of the region that hold it, beginning with another for every caller."""
+        relays = self._group(self.info.version, self.region)
+        member = self.member
+        at = member.number % len(relays) if relays and isinstance(member, LiveRaas) else 0
+        yield from islice(relays, at, None)
+        yield from islice(relays, at)
 
-    @property
-    def _member(self) -> LiveRaas | LiveTrainer | None:
-        return None if self.caller is None else self.sessions.find(self.caller)
-
-    def _holders(self) -> list[LiveRaas]:
-        return [
-            each
-            for each in self._others(self.sessions.pool)
-            if each.live.get(self._policy_id) == self.info.version
-        ]
-
-    def _pulling(self) -> list[SourceInfo]:
-        """Return those ahead of the caller in the tree: its parent, the parent's, then the rest."""
-        member = self._member
-        if not isinstance(member, LiveRaas):
+    def _far(self, count: int) -> list[SourceInfo]:
+        """Return the relays of other regions that hold it, the fastest measured ones."""
+        version, record = self.info.version, self.sessions.source_record
+        regions = self.sessions.version_index.regions(self._policy_id, version)
+        far = [region for region in regions if region != self.region]
+        if not far or not count:
             return []
-        tree = self._tree(member)
-        place = tree.index(member)
-        relays = [each for each in tree[:place] if each.relay_endpoint]
-        before: list[LiveRaas] = []
-        while place and relays:
-            place = (place - 1) // FANOUT % len(relays)
-            before.append(relays[place])
-        rest = [each for each in relays if each not in before]
-        return [self._relay(each, SourceState.PULLING) for each in self._others([*before, *rest])]
+        relays = (each for region in far for each in self._group(version, region))
+        fastest = nlargest(
+            count,
+            self._others(relays),
+            key=lambda each: (
+                record.goodput_bytes_per_s(each.relay_endpoint, self.region),
+                -each.number,
+            ),
+        )
+        return [self._relay(each, SourceState.LIVE) for each in fastest]
 
-    def _tree(self, member: LiveRaas) -> list[LiveRaas]:
-        """Return the receivers that start from where a member starts: relays first."""
-        base = member.live.get(self._policy_id)
-        group = [
+    def _ahead(self) -> Iterator[LiveRaas]:
+        """Yield those ahead of the caller in the tree: its parent, the parent's, then the rest."""
+        member = self.member
+        if not isinstance(member, LiveRaas):
+            return
+        relays, place = self._tree(member)
+        count = min(place, len(relays))
+        before: list[LiveRaas] = []
+        while place and count:
+            place = (place - 1) // FANOUT % count
+            before.append(relays[place])
+        yield from before
+        yield from (each for each in islice(relays, count) if each not in before)
+
+    def _tree(self, member: LiveRaas) -> tuple[Sequence[LiveRaas], int]:
+        """Return the relays that start from where a member starts, and its place in their tree.
+
+        Who has stalled comes last of them, and those who are no relays behind them.
+        """
+        base, version = member.live.get(self._policy_id), self.info.version
+        relays = self._group(base, member.region, but_failed=version)
+        stalled = self.sessions.source_record.stalled
+        if stalled:
+            relays = sorted(relays, key=lambda each: each.relay_endpoint in stalled)
+        if not member.relay_endpoint:
+            others = self._group(base, member.region, but_failed=version, is_relay=False)
+            return relays, len(relays) + place_of(member, others)
+        if not stalled:
+            return relays, place_of(member, relays)
+        is_stalled = member.relay_endpoint in stalled
+        before = (
             each
-            for each in self.sessions.pool
-            if each is member
-            or (
-                self._policy_id in each.policies
-                and each.region == member.region
-                and each.live.get(self._policy_id) == base
-                and each.failed.get(self._policy_id) != self.info.version
-            )
-        ]
-        record = self.sessions.source_record
-        return sorted(
-            group,
-            key=lambda each: (not each.relay_endpoint, record.has_stalled(each.relay_endpoint)),
+            for each in relays
+            if ((each.relay_endpoint in stalled), each.number) < (is_stalled, member.number)
+        )
+        return relays, sum(1 for _ in before)
+
+    def _group(
+        self,
+        version: int | None,
+        region: str,
+        *,
+        but_failed: int | None = None,
+        is_relay: bool = True,
+    ) -> Sequence[LiveRaas]:
+        return self.sessions.version_index.group(
+            self._policy_id, version, region, is_relay=is_relay, but_failed=but_failed
         )
 
-    def _others(self, members: Iterable[LiveRaas]) -> list[LiveRaas]:
-        return [
-            each
-            for each in members
-            if each.relay_endpoint
-            and each.member_id != self.caller
-            and self.info.version not in each.evicted.get(self._policy_id, ())
-            and not self._is_avoided(each.relay_endpoint)
-        ]
-
-    def _spread(self, relays: list[SourceInfo]) -> list[SourceInfo]:
-        """Begin with another one for every caller."""
-        ids = [each.member_id for each in self.sessions]
-        if not relays or self.caller is None or self.caller not in ids:
-            return relays
-        at = ids.index(self.caller) % len(relays)
-        return relays[at:] + relays[:at]
+    def _others(self, members: Iterable[LiveRaas]) -> Iterator[LiveRaas]:
+        """Leave out the caller, and whom it should not ask."""
+        for each in members:
+            if (
+                each.member_id != self.caller
+                and self.info.version not in each.evicted.get(self._policy_id, ())
+                and not self._is_avoided(each.relay_endpoint)
+            ):
+                yield each
 
     def _relay(self, member: LiveRaas, state: SourceState) -> SourceInfo:
         return SourceInfo(
@@ -170,7 +194,7 @@ class _Ranking:
         ]
 
     def _goodput(self, address: str) -> float:
-        return self.sessions.source_record.goodput_bytes_per_s(address, self._region)
+        return self.sessions.source_record.goodput_bytes_per_s(address, self.region)
 
     def _has_stalled(self, address: str) -> bool:
         return self.sessions.source_record.has_stalled(address, self.caller)

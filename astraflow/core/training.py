@@ -174,8 +174,9 @@ class Training:
         sessions = self._state.sessions
         if sessions.capacity_index.has_credit(count):
             return True
-        is_large = any(member.max_outstanding >= count for member in sessions.pool)
-        return not is_large and sessions.capacity_index.has_credit(1)
+        if not sessions.capacity_index.has_credit(1):
+            return False
+        return not any(member.max_outstanding >= count for member in sessions.pool)
 
     def _take_prompt(self, place: MemberCapacity) -> Prompt:
         """Take the next prompt; a slow RaaS gets a short one of the next few."""

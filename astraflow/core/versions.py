@@ -342,6 +342,13 @@ class SourceRecord:
         """Take a sign of life of a source: it has stalled no longer."""
         self._stalled.pop(address, None)
 
+    @property
+    def stalled(self) -> frozenset[str]:
+        """Addresses that have stalled for two receivers and are silent since."""
+        return frozenset(
+            address for address, seen in self._stalled.items() if len(seen) >= _WITNESS_COUNT
+        )
+
     def has_stalled(self, address: str, member_id: MemberId | None = None) -> bool:
         """Whether a source has stalled for the caller, or two others, and is silent since."""
         witnesses = self._stalled.get(address, ())

@@ -310,7 +310,7 @@ class Hub:
         Raises:
             AstraflowError: POLICY_UNKNOWN.
         """
-        known = self.run.versions(policy_id, caller)
+        known = self.run.listed_versions(policy_id)
         async for info in self.executor.watches.versions(policy_id, known, after=after):
             yield await self.when_safe(self.run.version_for(info, caller))
 

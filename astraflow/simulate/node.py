@@ -172,7 +172,7 @@ class SimulatedNode:
         self.hub.workers[member_id] = self
         credit = self.pool.slots + self.pool.queue
         self.hub.apply(ev.CreditGiven(member_id=member_id, max_outstanding=credit))
-        known = self.hub.run.versions(POLICY)
+        known = self.hub.run.listed_versions(POLICY)
         if known:
             self.see(known[-1].version)
         self._after(_KEEP_ALIVE_SHARE * self.hub.settings.session_ttl.total_seconds(), self._speak)

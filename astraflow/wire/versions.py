@@ -1,7 +1,8 @@
 """astraflow.weights.v1: versions, who has them, how they come to be live or lie in a store."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Final
 
 from blake3 import blake3
 from google.protobuf.message import DecodeError
@@ -88,6 +89,35 @@ def decode_source(message: version_pb2.Source) -> SourceInfo:
         shard_count=message.shard_count,
         goodput_bytes_per_s=message.goodput_bytes_per_s,
     )
+
+
+class VersionEncoder:
+    """Encodes versions for many callers: what is the same for all of them once."""
+
+    def __init__(self) -> None:
+        # By policy and version: the patches, which may grow, and the message without sources.
+        self._known: dict[
+            tuple[PolicyId, int], tuple[tuple[PatchInfo, ...], version_pb2.VersionInfo]
+        ] = {}
+
+    def encode(self, info: VersionInfo) -> version_pb2.VersionInfo:
+        """Return the message of a version with the sources that one caller gets."""
+        key = info.policy_id, info.version
+        patches, known = self._known.get(key, ((), None))
+        if known is None or patches is not info.patches:
+            known = encode_version_info(replace(info, sources=()))
+            self._known.pop(key, None)
+            self._known[key] = info.patches, known
+            if len(self._known) > _KEPT:
+                del self._known[next(iter(self._known))]
+        message = version_pb2.VersionInfo()
+        message.CopyFrom(known)
+        message.sources.extend(map(encode_source, info.sources))
+        return message
+
+
+# Versions of all policies, encoded.
+_KEPT: Final = 256
 
 
 def encode_version_info(info: VersionInfo) -> version_pb2.VersionInfo:

@@ -74,6 +74,33 @@ def test_who_holds_the_version_comes_first_and_is_spread(world):
     assert {told(world, nodes[0])[0], told(world, nodes[1])[0]} == {"east2:1", "east3:1"}
 
 
+def test_eight_relays_are_listed_of_a_large_pool_and_near_ones_first(world):
+    trainer = published(world)
+    east, west, south = (pool(world, n, region=r) for n, r in ((12, "east"), (3, "west"), (1, "s")))
+    world.publish(trainer)
+    for node in (*east, *west):
+        world.report(node, 1)
+    near = told(world, east[0])
+    assert len(near) == 9
+    assert all(each.startswith("east") for each in near[:8])
+    assert near[8] == "solver:1"
+    between = told(world, west[0])
+    assert set(between[:2]) == {"west1:1", "west2:1"}
+    assert between[2:] == ["solver:1", *(f"east{number}:1" for number in range(6))]
+    assert len(told(world, south[0])) == 9
+
+
+def test_who_failed_to_load_a_version_feeds_nobody_until_the_next_one(world):
+    trainer = published(world)
+    nodes = pool(world, 3)
+    world.publish(trainer)
+    world.report(nodes[0], 1, state=VersionState.FAILED)
+    assert told(world, nodes[1]) == ["solver:1"]
+    assert told(world, nodes[2]) == ["east1:1", "solver:1"]
+    world.publish(trainer)
+    assert told(world, nodes[2], 2) == ["east0:1", "east1:1", "solver:1"]
+
+
 def test_regions_do_not_wait_for_each_other(world):
     trainer = published(world)
     east, west = pool(world, 2), pool(world, 2, region="west")

@@ -80,6 +80,7 @@ class VersionServicer:
         self._hub = hub
         self._access = access
         self._numbers = count()
+        self._encoder = versions.VersionEncoder()
 
     async def ListVersions(
         self, request: version_pb.ListVersionsRequest, context: Context
@@ -88,7 +89,7 @@ class VersionServicer:
         caller = self._access.anyone(context)
         known = self._hub.run.versions(PolicyId(request.policy_id), caller)
         told = await self._hub.when_safe(known)
-        return version_pb.ListVersionsResponse(versions=map(versions.encode_version_info, told))
+        return version_pb.ListVersionsResponse(versions=map(self._encoder.encode, told))
 
     async def WatchVersions(
         self, request: version_pb.WatchVersionsRequest, context: Context
@@ -100,7 +101,7 @@ class VersionServicer:
         purpose = f"versions/{next(self._numbers)}"
         async with exclusive_stream(self._hub.executor.streams, member_id, purpose, context):
             async for info in self._hub.watch_versions(policy_id, after, member_id):
-                version = versions.encode_version_info(info)
+                version = self._encoder.encode(info)
                 await context.write(version_pb.WatchVersionsResponse(version=version))
 
     async def ListSources(
