@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Generator
@@ -16,6 +17,12 @@ def postgres_binaries() -> Path | None:
         return found[-1].parent
     here = shutil.which("initdb")
     return Path(here).parent if here else None
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 @contextmanager
@@ -44,15 +51,16 @@ def postgres_server(host: str = "") -> Generator[str]:
             with (data / "pg_hba.conf").open("a") as file:
                 file.write("host all all 0.0.0.0/0 trust\n")
         command = [binaries / "postgres", "-D", data, "-k", root]
-        command += ["-c", f"listen_addresses={host}", "-c", "shared_buffers=64MB"]
+        port = free_port()
+        command += ["-p", str(port), "-c", f"listen_addresses={host}", "-c", "shared_buffers=64MB"]
         with Path(root, "log").open("w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, **user)
         try:
-            ready = [binaries / "pg_isready", "-q", "-h", root, "-U", "astra"]
+            ready = [binaries / "pg_isready", "-q", "-h", root, "-p", str(port), "-U", "astra"]
             while subprocess.run(ready, check=False).returncode:
                 if process.poll() is not None:
                     raise RuntimeError(Path(root, "log").read_text())
-            yield f"host={host or root} dbname=postgres user=astra"
+            yield f"host={host or root} port={port} dbname=postgres user=astra"
         finally:
             # Not SIGTERM, which waits for clients.
             process.send_signal(2)

@@ -66,8 +66,10 @@ class Scene:
         return Recipe.model_validate_json(self.recipe.read_text())
 
 
-def set_scene(root: Path, *, step_count: int, compact_nbytes: int) -> Scene:
-    """Make the folder of a run."""
+def set_scene(
+    root: Path, *, step_count: int, compact_nbytes: int, hub: Mapping[str, Any] | None = None
+) -> Scene:
+    """Make the folder of a run; `hub` has further keys of the recipe's hub."""
     root.mkdir(parents=True)
     scene = Scene(root)
     changes = {
@@ -75,6 +77,7 @@ def set_scene(root: Path, *, step_count: int, compact_nbytes: int) -> Scene:
         "rollouts.group_size": GROUP_SIZE,
         "hub.session_ttl_s": TTL_S,
         "hub.journal.compact_nbytes": compact_nbytes,
+        **{f"hub.{key}": value for key, value in (hub or {}).items()},
     }
     prompts = [{"prompt": f"row {number}"} for number in range(40 * step_count)]
     recipe = small_recipe(root, prompts=prompts, changes=changes)

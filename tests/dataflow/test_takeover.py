@@ -24,6 +24,8 @@ from astraflow.launch.ledger import read_ledger
 from astraflow.rpc.channel import dial
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1.ledger_service_pb2 import GetLedgerRequest
+from crash_ends.takeover import take_over
+from link.needs import LinkUnavailableError
 
 pytestmark = pytest.mark.postgres
 
@@ -166,3 +168,19 @@ async def test_a_hub_that_stood_still_meanwhile_acknowledges_nothing_and_ends(
         async with ControlClient(new_address, token="operator") as control:
             status = await control.get_run()
         assert [each.name for each in status.members] == ["raas-1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cuts",
+    [pytest.param(True, marks=pytest.mark.root, id="cable"), pytest.param(False, id="killed")],
+)
+def test_members_go_on_with_another_hub_when_the_host_of_theirs_is_lost(tmp_path, cuts):
+    try:
+        report = take_over(tmp_path / "run", cuts=cuts, lease_s=2.0)
+    except (FileNotFoundError, LinkUnavailableError) as error:
+        pytest.skip(str(error))
+    assert not report.verdict.faults
+    assert not report.untrained
+    # Cut off, it gave up by itself.
+    assert report.first_code == (1 if cuts else None)
