@@ -1,7 +1,6 @@
 """Sessions: who takes part, until when, and what each member holds."""
 
 from bisect import bisect_left, insort
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -203,12 +202,12 @@ class VersionIndex:
         # By policy, live version and kind, then by region, then by the version that failed.
         self._members: dict[
             tuple[PolicyId, int | None, bool], dict[str, dict[int | None, list[LiveRaas]]]
-        ] = defaultdict(dict)
+        ] = {}
 
     def enter(self, member: LiveRaas) -> None:
         """Enter a RaaS as it stands."""
         for policy_id in member.policies | member.live:
-            regions = self._members[_key(member, policy_id)]
+            regions = self._members.setdefault(_key(member, policy_id), {})
             groups = regions.setdefault(member.region, {})
             insort(groups.setdefault(member.failed.get(policy_id), []), member, key=_number)
 
