@@ -75,6 +75,7 @@ _STATUS: Final = {
     Reason.MESSAGE_TOO_LARGE: 413,
     Reason.OVERLOADED: 429,
     Reason.ENGINE_FAILED: 503,
+    Reason.NOT_READY: 503,
 }
 
 FieldsT = TypeVar("FieldsT", bound=BaseModel)
@@ -322,6 +323,9 @@ def _guarded(handler: Handler) -> Handler:
             return _failed(error)
         except ClientDisconnect:
             return Response(status_code=499)
+        except asyncio.CancelledError:
+            # The process ends; nobody else cancels a request.
+            return _failed(AstraflowError(Reason.NOT_READY, "the server ends", retryable=True))
         except Exception:
             log.exception("a request broke", path=request.url.path)
             return _failed(AstraflowError(Reason.INTERNAL, "the server failed; its log says why"))
