@@ -79,6 +79,11 @@ class Commits:
         """Number of the newest decision; wait for it with `passed`."""
         return self._decided_count
 
+    @property
+    def unsafe_count(self) -> int:
+        """Decisions that the journal does not hold yet."""
+        return self._decided_count - self._safe_count
+
     def put(self, decided: Decided) -> None:
         """Take a decision."""
         self._decided_count += 1

@@ -23,6 +23,9 @@ from astraflow_proto.rollout.v1 import rollout_pb2
 
 # Deciding so many items needs a few ms of the event loop.
 _BATCH_COUNT: Final = 64
+# Decisions that the journal may be behind; then no more of these are made until it holds them, for
+# an ack would wait the longer, and the thread of the journal for its turn.
+_UNSAFE_COUNT: Final = 2 * _BATCH_COUNT
 # Items that wait to be decided; then nothing more is read, but for the message at hand.
 _INBOX_COUNT: Final = 4 * _BATCH_COUNT
 # Items of one stream whose acks wait for the journal; then the peer waits.
@@ -122,6 +125,11 @@ class Ingest:
     def _decide(self) -> None:
         """Decide what comes of the next items, and have them acknowledged once they are safe."""
         self._is_due = False
+        commits = self._hub.commits
+        if commits.unsafe_count >= _UNSAFE_COUNT:
+            self._is_due = True
+            commits.then(commits.ticket - _BATCH_COUNT, self._decide)
+            return
         inbox = self._inbox
         batch = [inbox.popleft() for _ in range(min(len(inbox), _BATCH_COUNT))]
         if inbox:
@@ -141,7 +149,7 @@ class Ingest:
         if is_open:
             # Nothing came of the last one: what comes of those before it is decided now.
             self._hub.apply(Ticked())
-        self._hub.commits.then(self._hub.commits.ticket, lambda: _add(acks))
+        commits.then(commits.ticket, lambda: _add(acks))
 
     def _apply(self, item: _Item, *, goes_on: bool) -> tuple[ItemAck, bool]:
         """Return the ack of an item, and whether anything was decided for it.
