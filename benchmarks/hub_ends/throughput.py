@@ -123,8 +123,8 @@ async def measure_throughput(
         channel, *more = [
             await stack.enter_async_context(dial(hub.address)) for _ in range(node_count)
         ]
-        # Nodes take versions as often as a pool of few would: reports are no rollouts.
-        every = max(1, node_count // 16)
+        # A pool of many reports a version so many times: it comes every few batches.
+        every = min(4, max(1, node_count // 16))
         members = Members(channel, token_count, more=more, publish_every=every)
         credit = (1 << 16) if node_count == 1 else max(GROUP_SIZE, 4096 // node_count)
         load = Load(members, rate / node_count, item_count=item_count, credit=credit)
