@@ -29,7 +29,12 @@ from astraflow.trainers.likelihood import PassTokens, log_softmax_of
 from astraflow.trainers.model_files import save_model
 from astraflow.trainers.passes import passes_of
 from astraflow.trainers.rows import TrainRows
-from astraflow.trainers.supervised import batches_of, new_model, train_on_pairs
+from astraflow.trainers.supervised import (
+    Schedule,
+    new_model,
+    train_on_batches,
+    tutored_batches,
+)
 from astraflow.workflows.building import build_tutor
 from astraflow.workflows.letter_sort import prompt_rows
 from astraflow.workflows.tutors import Tutor, write_tokenizer
@@ -50,9 +55,10 @@ def make(folder: Path, tutor: Tutor, *, steps: int, seed: int) -> Path:
     """Write a warmed-up model whose weights are what bf16 can say."""
     write_tokenizer(folder / "tokenizer", tutor.alphabet)
     settings = WarmUp(tutor="letter_sort", step_count=steps, batch_size=64, learning_rate=2e-3)
+    schedule = Schedule.of(settings)
     module = new_model(tutor.model_config(), seed=seed)
-    pairs = batches_of(settings, tutor, tokenizer_dir=folder / "tokenizer", seed=seed)
-    train_on_pairs(module, pairs, settings)
+    pairs = tutored_batches(schedule, tutor, tokenizer_dir=folder / "tokenizer", seed=seed)
+    train_on_batches(module, pairs, schedule, report=print)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(parameter.bfloat16().float())
