@@ -86,7 +86,7 @@ def stamp(rows: Sequence[Row], settings: AdvantageSettings) -> None:
     """Give the rewarded rows of a group their advantage, and the group's mean and deviation.
 
     Rows are compared with those of the same agent. Mean and deviation are those of the rewards as
-    they came; length costs advantages only.
+    they came; length costs advantages only. Rows that are masked are compared with, and have none.
 
     Example: two samples whose first attempts got 1 and 0, and a second attempt, of the sample that
         failed, that got 1: advantages 0.5 and -0.5 of the first ones, 0 of the second.
@@ -98,7 +98,7 @@ def stamp(rows: Sequence[Row], settings: AdvantageSettings) -> None:
             counts = [row.trajectory.sampled_count for row in same]
             rewards -= [overlong_penalty(count, settings.overlong) for count in counts]
         for row, advantage in zip(same, advantages_of(rewards, settings).tolist(), strict=True):
-            row.advantage = advantage
+            row.advantage = 0.0 if row.is_masked else advantage
             row.group_mean = mean
             row.group_std = std
 

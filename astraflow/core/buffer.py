@@ -90,15 +90,18 @@ class FreshBuffer:
         """Take out what would be too old for a version.
 
         Returns:
-            The stale samples, and the groups that nothing is left of.
+            The stale samples, and the groups that nothing is left of that has a loss.
         """
         oldest = train_version - self._max_staleness
         stale: list[Sample] = []
         gone: list[FreshGroup] = []
         for group in self._too_old(oldest):
             self._count(group, -1)
-            stale += [sample for sample in group.samples if sample.min_version < oldest]
-            group.samples = tuple(s for s in group.samples if s.min_version >= oldest)
+            kept = tuple(s for s in group.samples if s.min_version >= oldest)
+            if all(sample.is_masked for sample in kept):
+                kept = ()
+            stale += [sample for sample in group.samples if sample not in kept]
+            group.samples = kept
             if group.samples:
                 self.put(group)
             else:

@@ -1,7 +1,7 @@
 """Curation: which prompts are asked, what of a group is trained on, which batches are refused."""
 
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -290,10 +290,12 @@ class GroupCompletion:
         """Let every filter drop what it does not keep, until nothing is left."""
         self._group_count += 1
         for name, each in self._filters:
-            mask = self._mask(name, each, group)
-            pairs = list(zip(group.samples, mask, strict=True))
-            kept = tuple(sample for sample, is_kept in pairs if is_kept)
-            gone = tuple(sample for sample, is_kept in pairs if not is_kept)
+            keeps = self._answers(name, each.keeps, group, default=True)
+            kept = tuple(
+                sample for sample, is_kept in zip(group.samples, keeps, strict=True) if is_kept
+            )
+            kept = self._masked(name, each, replace(group, samples=kept)) if kept else kept
+            gone = tuple(sample for sample in group.samples if sample not in kept)
             drops.append(Drop(samples=gone, reason=Reason.FILTERED, by=name))
             self._dropped_rollouts[name] += len(gone)
             self._dropped_groups[name] += not kept
@@ -304,14 +306,30 @@ class GroupCompletion:
         self.filtered_in_a_row = 0
         return group.samples
 
-    def _mask(self, name: str, each: RolloutFilter, group: WholeGroup) -> Sequence[bool]:
-        everything = [True] * len(group.samples)
-        mask = self._faults.call(f"filter {name}", everything, lambda: list(each.keeps(group)))
-        if len(mask) != len(group.samples):
-            what = f"{len(mask)} answers for {len(group.samples)} samples"
+    def _masked(self, name: str, each: RolloutFilter, group: WholeGroup) -> tuple[Sample, ...]:
+        """Mask what a filter wants masked; return nothing when nothing else is left."""
+        masks = self._answers(name, each.masks, group, default=False)
+        for sample, is_masked in zip(group.samples, masks, strict=True):
+            for row in sample.rows if is_masked else ():
+                row.is_masked = True
+        return () if all(sample.is_masked for sample in group.samples) else group.samples
+
+    def _answers(
+        self,
+        name: str,
+        ask: Callable[[WholeGroup], Sequence[bool]],
+        group: WholeGroup,
+        *,
+        default: bool,
+    ) -> Sequence[bool]:
+        """Return what a filter says of each sample."""
+        defaults = [default] * len(group.samples)
+        found = self._faults.call(f"filter {name}", defaults, lambda: list(ask(group)))
+        if len(found) != len(group.samples):
+            what = f"{len(found)} answers for {len(group.samples)} samples"
             self._faults.note(f"filter {name}", what)
-            return everything
-        return mask
+            return defaults
+        return found
 
 
 def _unrewarded(sample: Sample) -> Drop:

@@ -122,7 +122,7 @@ class Lease:
         return (self.policy_id, *(other for other in others if other != self.policy_id))
 
     def _loss_count(self, row: Row) -> int:
-        own = (None, self.policy_id)
+        own = () if row.is_masked else (None, self.policy_id)
         return sum(s.length for s in row.trajectory.version_spans if s.policy_id in own)
 
 

@@ -164,6 +164,8 @@ def _token_columns(
         )
         values["policy_index"] = samplers
         loss_mask = samplers == 0
+    if any(row.is_masked for row in rows):
+        loss_mask = loss_mask & ~np.repeat([row.is_masked for row in rows], lengths)
     advantages = np.repeat(np.array([row.advantage for row in rows], np.float32), lengths)
     advantages[~loss_mask] = 0
     values |= {

@@ -91,6 +91,7 @@ class Row:
         group_mean: Mean reward over the rows of the same agent in the group.
         group_std: Standard deviation of the same, of the population.
         use_count: Batches that it was trained on in.
+        is_masked: Whether it counts for baselines alone: no token of it has a loss.
     """
 
     trajectory: Trajectory
@@ -102,6 +103,7 @@ class Row:
     group_mean: float = nan
     group_std: float = nan
     use_count: int = 0
+    is_masked: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -122,6 +124,11 @@ class Sample:
     def is_rewarded(self) -> bool:
         """Whether every row has a reward that the policy earned."""
         return not any(isnan(row.reward) for row in self.rows)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether its rows have no loss."""
+        return any(row.is_masked for row in self.rows)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -1,6 +1,7 @@
 """Data algorithms in a whole run: what is asked, kept, refused, replayed, and in the books."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 
@@ -200,6 +201,54 @@ class TestFilters:
             (Reason.FILTERED, "truncated"): 2,
             (Reason.FILTERED, "zero_advantage"): 2,
         }
+
+    def test_what_is_masked_counts_for_the_baseline_and_has_no_loss(self, make_world):
+        world = make_world(
+            filters=(spec("truncated", action="mask"),),
+            group_size=3,
+            min_group_size=3,
+            groups_per_batch=1,
+            max_staleness=0,
+        )
+        trainer, node = world.started()
+        task = world.pop_task(node)
+        for index in task.sample_indexes:
+            world.send(node, task, index, reward=1.0, outcome=Outcome.TRUNCATED)
+        world.finish(node, task)
+        assert drops(world) == {(Reason.FILTERED, "truncated"): 3}
+        task = world.pop_task(node)
+        world.send(node, task, 0, reward=1.0)
+        world.send(node, task, 1, reward=0.0)
+        world.send(node, task, 2, reward=0.0, outcome=Outcome.TRUNCATED)
+        world.finish(node, task)
+        header, (part,) = world.pop_batch(trainer)
+        assert (header.row_count, header.loss_token_count) == (3, 2)
+        mask = part.values("loss_mask")
+        assert [mask[a:b].any() for a, b in pairwise(part.row_offsets)] == [True, True, False]
+        assert part.values("advantages")[mask].tolist() == pytest.approx([2 / 3, -1 / 3])
+        assert part.values("advantages")[~mask].tolist() == [0.0] * (header.token_count - 2)
+        assert part.values("rewards").tolist() == [1, 0, 0]
+        world.ack(trainer, header.batch_id)
+        assert world.account().trained_count == 3
+        assert world.account().is_balanced
+
+    def test_a_group_of_which_only_masked_samples_are_fresh_is_stale(self, make_world):
+        world = make_world(
+            filters=(spec("truncated", action="mask"),), groups_per_batch=1, max_staleness=1
+        )
+        trainer, node = world.started(credit=8)
+        old = world.pop_task(node)
+        world.send(node, old, 0, reward=1.0)
+        world.work(node)
+        for version in (1, 2):
+            world.train(trainer)
+            world.report(node, version)
+            world.work(node)
+        world.send(node, old, 1, outcome=Outcome.TRUNCATED, versions={"solver": (2,)})
+        world.finish(node, old)
+        world.train(trainer)
+        assert drops(world) == {(Reason.STALE, ""): 2}
+        assert world.account().is_balanced
 
     def test_too_little_left_drops_the_group(self, make_world):
         world = make_world(filters=(spec(f"{HERE}:First"),), min_group_size=2, max_staleness=0)

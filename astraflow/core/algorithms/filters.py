@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from astraflow.core.algorithms.finding import with_options
 from astraflow.core.algorithms.points import RolloutFilter, WholeGroup
@@ -93,23 +93,36 @@ class Truncated(RolloutFilter):
     """Keeps rollouts that came to their own end.
 
     What was cut at a limit of tokens has a reward that says little of what it would have been
-    (overlong filtering, DAPO, arXiv 2503.14476, section 3.4).
+    (overlong filtering, DAPO, arXiv 2503.14476, section 3.4). Example: rewards 1, 0 and 0, the last
+    one cut. Dropped, the others have advantages 0.5 and -0.5; masked, as in the paper, the baseline
+    is that of all three: 2/3 and -1/3, and the last one is in the batch without a loss.
 
     Attributes:
         max_share: Drop the whole group when more than this share of it was cut.
+        action: drop: before baselines. mask: they count for them, and no loss token is theirs.
     """
 
     max_share: float = 1.0
+    action: Literal["drop", "mask"] = "drop"
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_share <= 1:
             raise ValueError("max_share must be in [0, 1]")
 
     def keeps(self, group: WholeGroup) -> Sequence[bool]:
-        """Return for each sample whether it came to its end."""
-        is_whole = [rollout.outcome is not Outcome.TRUNCATED for rollout in group.rollouts]
-        cut_share = is_whole.count(False) / len(is_whole)
-        return is_whole if cut_share <= self.max_share else [False] * len(is_whole)
+        """Return for each sample whether it came to its end, or is masked."""
+        is_cut = _is_cut(group)
+        if is_cut.count(True) / len(is_cut) > self.max_share:
+            return [False] * len(is_cut)
+        return [self.action == "mask" or not cut for cut in is_cut]
+
+    def masks(self, group: WholeGroup) -> Sequence[bool]:
+        """Return for each sample whether it was cut."""
+        return _is_cut(group)
+
+
+def _is_cut(group: WholeGroup) -> list[bool]:
+    return [rollout.outcome is Outcome.TRUNCATED for rollout in group.rollouts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

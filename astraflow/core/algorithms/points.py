@@ -159,6 +159,13 @@ class RolloutFilter(PlugIn):
         """Return for each sample whether it is kept."""
         raise NotImplementedError
 
+    def masks(self, group: WholeGroup) -> Sequence[bool]:
+        """Return for each sample that is kept whether it counts for baselines alone.
+
+        It is in the batch with a loss mask of zeros. A group of nothing else is dropped.
+        """
+        return [False] * len(group.samples)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsedGroup:

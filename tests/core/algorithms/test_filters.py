@@ -44,6 +44,13 @@ def test_rollouts_that_were_cut_are_dropped(whole):
     assert Truncated(max_share=0.4).keeps(group) == [False] * 4
 
 
+def test_rollouts_that_were_cut_may_be_masked(whole):
+    group = whole((1.0, 1, CUT), (0.0, 1, DONE))
+    mask = Truncated(action="mask")
+    assert (mask.keeps(group), mask.masks(group)) == ([True, True], [True, False])
+    assert Truncated(action="mask", max_share=0.4).keeps(group) == [False, False]
+
+
 def test_a_group_goes_to_the_policies_that_have_a_rule_for_it(whole, prompt):
     route = Route(policies={"small": ({"data_sets": ["easy"]}, {"max_reward": 0.5})})
     easy = prompt(data_set="easy")
