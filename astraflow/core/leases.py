@@ -32,6 +32,7 @@ class Lease:
         train_version: Version that its rows are trained on; staleness counts from it.
         groups: Fresh ones, in the order of their issue.
         replayed: Groups that were trained on before; in the books they stay trained.
+        replayed_weights: Factor on the loss of each of them.
         metrics: Numbers for the log.
         acks: What ranks have said so far.
         deliveries: How often each rank was sent it.
@@ -43,6 +44,7 @@ class Lease:
     train_version: int
     groups: tuple[FreshGroup, ...]
     replayed: tuple[FreshGroup, ...] = ()
+    replayed_weights: tuple[float, ...] = ()
     metrics: Mapping[str, float]
     acks: dict[int, BatchOutcome] = field(default_factory=dict[int, BatchOutcome])
     deliveries: dict[int, int] = field(default_factory=dict[int, int])
@@ -74,9 +76,12 @@ class Lease:
         lengths = [len(row.trajectory.tokens) for row in rows]
         policy_ids = self._policy_ids(rows)
         heads = tuple(group.head for group in (*self.groups, *self.replayed))
+        weights = self._loss_weights()
+        chosen = share_out(lengths, world_size)[rank]
         parts = Share(
             self.batch_id,
-            [rows[index] for index in share_out(lengths, world_size)[rank]],
+            [rows[index] for index in chosen],
+            loss_weights=weights and [weights[index] for index in chosen],
             max_tokens=max_tokens,
             group_indexes={head.group_id: i for i, head in enumerate(heads)},
             policy_ids=policy_ids,
@@ -115,6 +120,15 @@ class Lease:
             token_count=int(self.metrics["batch/sampled_tokens"]),
             staleness_counts=Counter(self.train_version - sample.min_version for sample in samples),
         )
+
+    def _loss_weights(self) -> list[float] | None:
+        """Return the factor on the loss of each row; None: 1 for all."""
+        if all(weight == 1 for weight in self.replayed_weights):
+            return None
+        found = [1.0 for sample in self.samples for _ in sample.rows]
+        for group, weight in zip(self.replayed, self.replayed_weights, strict=True):
+            found += [weight for sample in group.samples for _ in sample.rows]
+        return found
 
     def _policy_ids(self, rows: list[Row]) -> tuple[PolicyId, ...]:
         spans = (span for row in rows for span in row.trajectory.version_spans)

@@ -28,6 +28,8 @@ _TOKEN_NBYTES = 25
 # A part of so many takes about 1.4 MB, and some ms from rows to the wire.
 _TOKENS_PER_PART = 1 << 16
 
+LOSS_WEIGHTS = "loss_weights"
+
 # Numbers on the wire: the order in which `rollout.proto` and `trajectory.proto` count.
 OUTCOME_NUMBERS = {outcome: number for number, outcome in enumerate(Outcome, start=1)}
 FINISH_NUMBERS = {finish: number for number, finish in enumerate(FinishReason, start=1)}
@@ -80,6 +82,7 @@ class Share(Sequence[BatchPart]):
         max_tokens: int,
         group_indexes: Mapping[GroupId, int],
         policy_ids: Sequence[PolicyId],
+        loss_weights: Sequence[float] | None = None,
     ) -> None:
         """Take rows as they are now.
 
@@ -89,6 +92,7 @@ class Share(Sequence[BatchPart]):
             max_tokens: Per part, at most; 0: as many as travel well.
             group_indexes: Positions in the header's groups.
             policy_ids: The header's; the first is the batch's own.
+            loss_weights: Factor on the loss of each row; None: 1 for all.
         """
         travels = _MAX_PART_NBYTES // max(map(_token_nbytes, rows), default=_TOKEN_NBYTES)
         bound = min(max_tokens or _TOKENS_PER_PART, MAX_TOKENS_PER_PART, travels)
@@ -99,6 +103,7 @@ class Share(Sequence[BatchPart]):
         self._runs = split([len(row.trajectory.tokens) for row in rows], bound)
         self._group_indexes = group_indexes
         self._policy_ids = policy_ids
+        self._loss_weights = loss_weights
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -132,6 +137,9 @@ class Share(Sequence[BatchPart]):
         columns["use_count"] = _row_column(self._use_counts[self._runs[index]], np.int32)
         columns |= _route_column(rows, lengths)
         columns |= _shared_columns(rows, taken=columns)
+        if self._loss_weights is not None:
+            factors = np.array(self._loss_weights[self._runs[index]], np.float32)
+            columns[LOSS_WEIGHTS] = _weighted(columns.get(LOSS_WEIGHTS), factors, lengths)
         return BatchPart(
             batch_id=self._batch_id,
             index=index,
@@ -233,6 +241,12 @@ def _shared_columns(rows: Sequence[Row], *, taken: Mapping[str, Column]) -> dict
         if name not in taken and len(arrays) == len(rows):
             columns[name] = Column(axis=column.axis, values=np.concatenate(arrays))
     return columns
+
+
+def _weighted(own: Column | None, factors: np.ndarray, lengths: np.ndarray) -> Column:
+    """Return loss weights, those of a workflow times a factor for each row."""
+    weights = np.repeat(factors, lengths)
+    return Column(axis=ColumnAxis.TOKEN, values=weights if own is None else own.values * weights)
 
 
 def _alike(one: Column, other: Column) -> bool:

@@ -213,6 +213,7 @@ class PolicyState:
             train_version=train_version,
             groups=groups,
             replayed=replayed,
+            replayed_weights=self.replay.loss_weights(replayed),
             metrics=metrics,
         )
         self.lease_table.leases[batch_id] = lease

@@ -12,6 +12,7 @@ Example:
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 from astraflow.core.algorithms.finding import Faults, replay_order
 from astraflow.core.algorithms.points import Dice, PlugInSpec, UsedGroup
@@ -44,6 +45,7 @@ class _Kept:
     group: FreshGroup
     use_count: int = 1
     is_leased: bool = False
+    loss_weight: float = 1.0
 
 
 class ReplayBuffer:
@@ -117,10 +119,16 @@ class ReplayBuffer:
             )
             for kept in found
         ]
-        picked = self._faults.call("replay order", [], self._pick, groups, count)
+        picked = self._faults.call("replay order", {}, self._pick, groups, count)
+        for index, weight in picked.items():
+            found[index].loss_weight = weight
         taken = [found[index] for index in picked]
         self._lease(taken, is_leased=True)
         return tuple(kept.group for kept in taken)
+
+    def loss_weights(self, groups: Sequence[FreshGroup]) -> tuple[float, ...]:
+        """Return the factor on the loss of each group that was just taken."""
+        return tuple(kept.loss_weight for kept in self._here(groups))
 
     def use(self, fresh: Sequence[FreshGroup], again: Sequence[FreshGroup]) -> None:
         """Note that groups were trained on, for the first time or again."""
@@ -186,9 +194,14 @@ class ReplayBuffer:
         # 0.3 * 10 is a little less than 3.
         return int(due + 1e-6)
 
-    def _pick(self, groups: Sequence[UsedGroup], count: int) -> list[int]:
-        picked = dict.fromkeys(self._order.pick(groups, count, self._dice))
-        return sorted([index for index in picked if 0 <= index < len(groups)][:count])
+    def _pick(self, groups: Sequence[UsedGroup], count: int) -> dict[int, float]:
+        """Return the weights of what is picked, by position."""
+        found = dict.fromkeys(self._order.pick(groups, count, self._dice))
+        picked = sorted([index for index in found if 0 <= index < len(groups)][:count])
+        weights = [float(weight) for weight in self._order.loss_weights(groups, picked)]
+        if not all(isfinite(weight) and weight >= 0 for weight in weights):
+            raise ValueError(f"loss weights {weights}")
+        return dict(zip(picked, weights, strict=True))
 
     def _eligible(self, train_version: int) -> list[_Kept]:
         oldest = train_version - self._settings.max_staleness

@@ -181,7 +181,7 @@ def _loss_tokens(parts: Sequence[BatchPart], offsets: np.ndarray) -> LossTokens:
             rows=rows,
             sampler_logprobs=_column(parts, "logprobs")[positions],
             advantages=_column(parts, "advantages")[positions],
-            weights=_optional(parts, "loss_weights", positions),
+            weights=_loss_weights(parts)[positions],
             # Greedy sampling reports the log-probabilities of the logits as they are.
             temperatures=np.where(temperature > 0, temperature, np.float32(1))[rows],
         ),
@@ -212,10 +212,16 @@ def _column(parts: Sequence[BatchPart], name: str) -> np.ndarray:
     return np.concatenate([part.values(name) for part in parts])
 
 
-def _optional(parts: Sequence[BatchPart], name: str, positions: np.ndarray) -> np.ndarray:
-    if all(name in part.columns for part in parts):
-        return _column(parts, name)[positions]
-    return np.ones(len(positions), np.float32)
+def _loss_weights(parts: Sequence[BatchPart]) -> np.ndarray:
+    """Return f32[T]; parts without the column have 1."""
+    return np.concatenate(
+        [
+            part.values("loss_weights")
+            if "loss_weights" in part.columns
+            else np.ones(part.token_count, np.float32)
+            for part in parts
+        ]
+    )
 
 
 def _routes(parts: Sequence[BatchPart]) -> np.ndarray | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from astraflow.core.algorithms.points import (
@@ -319,6 +320,30 @@ class TestServing:
         assert world.batch_lines[-1].metrics["data/replay/frac"] == 0.5
         uses_of = {r.rollout.rollout_id: r.placements[0].use_count for r in world.run.rollouts()}
         assert uses_of["group-r-4/0/0"] == 2
+
+    def test_importance_weights_come_with_the_rows(self, make_world):
+        order = spec("prioritised", offset=0.1, beta=1.0)
+        replay = ReplaySettings(ratio=0.5, order=order, max_staleness=1)
+        world = make_world(serving={"replay": replay})
+        trainer, node = world.started(credit=32)
+        answer(world, node, (1, 0), (1, 1))
+        _, (part,) = world.batches[trainer, 0][0]
+        assert "loss_weights" not in part.columns
+        world.train(trainer)
+        world.report(node, 1)
+        answer(world, node, (1, 0))
+        found = set()
+        for _ in range(32):
+            header, (part,) = world.pop_batch(trainer)
+            weights = [1.0] * part.token_count
+            if "loss_weights" in part.columns:
+                weights = part.values("loss_weights").tolist()
+            fresh, again = np.split(weights, part.row_offsets[[2]])
+            assert set(fresh) == {1.0}
+            found.add((header.groups[1].prompt_id, *set(again.round(3).tolist())))
+            world.ack(trainer, header.batch_id, "returned")
+        # The mean |advantage| is 0.5 or 0: what is picked six times as often weighs a sixth.
+        assert found == {("p0", 0.167), ("p1", 1.0)}
 
     def test_returned_batches_give_their_replays_back(self, make_world):
         world = make_world(serving={"replay": ReplaySettings(ratio=0.5, max_staleness=1)})

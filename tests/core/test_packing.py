@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -63,6 +65,17 @@ def test_runs_cover_all_rows_in_order_within_the_bound(lengths, bound):
     assert [i for run in runs for i in range(run.start, run.stop)] == list(range(len(lengths)))
     for run in runs:
         assert sum(lengths[run]) <= bound or run.stop - run.start == 1
+
+
+def test_loss_weights_of_rows_are_times_those_of_the_workflow(rows):
+    (part,) = packed(rows, loss_weights=[0.5, 1.0])
+    assert part.values("loss_weights").tolist() == [0.5] * 5 + [1.0] * 2
+    for row in rows:
+        own = np.full(len(row.trajectory.tokens), 3, np.float32)
+        column = Column(axis=ColumnAxis.TOKEN, values=own)
+        row.trajectory = replace(row.trajectory, columns={"loss_weights": column})
+    (part,) = packed(rows, loss_weights=[0.5, 1.0])
+    assert part.values("loss_weights").tolist() == [1.5] * 5 + [3.0] * 2
 
 
 def test_rows_lie_end_to_end_with_their_columns(rows):

@@ -28,6 +28,14 @@ def test_loss_tokens_are_those_under_the_mask(make_rows, to_part):
     assert (loss.weights == 1).all()
 
 
+def test_parts_without_loss_weights_have_1(make_rows, to_part):
+    rows = make_rows(2)
+    rows[1]["loss_weights"] = np.full(len(rows[1]["tokens"]), 0.25, np.float32)
+    loss = TrainRows.from_parts([to_part(rows[:1]), to_part(rows[1:], index=1)]).loss
+    assert set(loss.weights[loss.rows == 0]) == {1.0}
+    assert set(loss.weights[loss.rows == 1]) == {0.25}
+
+
 def test_greedy_rows_keep_their_logits(make_rows, to_part):
     rows = make_rows(2)
     rows[0]["temperature"], rows[1]["temperature"] = 0.0, 0.5

@@ -194,6 +194,11 @@ class ReplayOrder(PlugIn):
         """Return the positions of up to `count` groups; 0 < count <= len(groups)."""
         raise NotImplementedError
 
+    def loss_weights(self, groups: Sequence[UsedGroup], picked: Sequence[int]) -> Sequence[float]:
+        """Return a factor on the loss of each group that was picked, in that order."""
+        del groups
+        return [1.0] * len(picked)
+
 
 class BatchGuard(PlugIn):
     """Refuses a batch that should not be trained on.

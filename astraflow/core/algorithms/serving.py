@@ -1,7 +1,7 @@
 """Batch serving: what is replayed, and which batches are refused."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 
 from astraflow.core.algorithms.points import CLOSE, BatchGuard, Dice, ReplayOrder, UsedGroup
@@ -41,19 +41,32 @@ class Prioritised(ReplayOrder):
     and offset 0: of groups with mean |advantage| 0.3 and 0.1, equally stale, the first is picked
     three times as often.
 
+    What is picked more often counts for less: with N groups to pick from, of which one is picked
+    with probability P, its loss has the weight (N P) ** -beta, over the largest of these (section
+    3.4). Example: with beta 1 the first group above has the weight 1/3, the second one 1. Where all
+    are picked there was no choice: all weights are 1.
+
     Attributes:
         alpha: 0: all alike; 1: in proportion.
         offset: Keeps groups of equal rewards from never being picked.
         staleness_decay: Factor for each version of staleness.
+        beta: 0: no weights; 1: what is trained on has no bias by the choice.
+        beta_batches: Over so many batches with replays beta rises to 1, linearly; None: it stays.
+        batch_count: Batches so far.
     """
 
     alpha: float = 1.0
     offset: float = 0.01
     staleness_decay: float = 1.0
+    beta: float = 0.0
+    beta_batches: int | None = None
+    batch_count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         if self.alpha < 0 or self.offset < 0 or not 0 < self.staleness_decay <= 1:
             raise ValueError("alpha and offset must be at least 0, staleness_decay in (0, 1]")
+        if not 0 <= self.beta <= 1 or (self.beta_batches is not None and self.beta_batches < 1):
+            raise ValueError("beta must be in [0, 1], beta_batches at least 1")
 
     def weight(self, used: UsedGroup) -> float:
         """Return how likely a group is to be picked, relative to others."""
@@ -63,8 +76,28 @@ class Prioritised(ReplayOrder):
 
     def pick(self, groups: Sequence[UsedGroup], count: int, dice: Dice) -> Sequence[int]:
         """Return positions, likeliest first where all else is equal."""
-        keys = [log(1 - dice.roll()) / max(self.weight(used), 1e-12) for used in groups]
+        self.batch_count += 1
+        keys = [log(1 - dice.roll()) / weight for weight in self._weights(groups)]
         return sorted(range(len(groups)), key=lambda index: -keys[index])[:count]
+
+    def loss_weights(self, groups: Sequence[UsedGroup], picked: Sequence[int]) -> Sequence[float]:
+        """Return the importance weights of what was picked, of those of all groups."""
+        if len(picked) == len(groups):
+            return [1.0] * len(picked)
+        weights = self._weights(groups)
+        # (N P) ** -beta over the largest of them: N and the sum of the weights cancel out.
+        least, beta = min(weights), self._beta
+        return [(weights[index] / least) ** -beta for index in picked]
+
+    @property
+    def _beta(self) -> float:
+        if self.beta_batches is None:
+            return self.beta
+        share = min(1.0, (self.batch_count - 1) / self.beta_batches)
+        return self.beta + share * (1 - self.beta)
+
+    def _weights(self, groups: Sequence[UsedGroup]) -> list[float]:
+        return [max(self.weight(used), 1e-12) for used in groups]
 
 
 @dataclass(slots=True, kw_only=True)

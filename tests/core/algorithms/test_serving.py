@@ -1,4 +1,5 @@
 from collections import Counter
+from math import log2
 
 import pytest
 
@@ -37,6 +38,34 @@ def test_prioritised_picks_what_teaches_more(used, dice):
 def test_prioritised_prefers_what_is_less_stale(used):
     order = Prioritised(staleness_decay=0.5)
     assert order.weight(used(1, 0.3)) == 4 * order.weight(used(2, 0.3, staleness=2))
+
+
+def test_what_is_picked_more_often_weighs_less(used):
+    groups = [used(1, 0.3), used(2, 0.1), used(3, 0.2)]
+    whole = Prioritised(offset=0.0, beta=1.0)
+    assert whole.loss_weights(groups, [0, 1]) == pytest.approx([1 / 3, 1])
+    assert whole.loss_weights(groups, [0, 1, 2]) == [1.0, 1.0, 1.0]
+    half = Prioritised(offset=0.0, beta=0.5)
+    assert half.loss_weights(groups, [2]) == pytest.approx([2**-0.5])
+    assert Prioritised(offset=0.0).loss_weights(groups, [0, 2]) == [1.0, 1.0]
+
+
+def test_weighted_picks_are_on_average_what_picks_of_all_alike_are(used, dice):
+    groups = [used(1, 0.3), used(2, 0.1), used(3, 0.2)]
+    order, total = Prioritised(offset=0.0, beta=1.0), Counter()
+    for _ in range(6000):
+        (index,) = order.pick(groups, 1, dice)
+        total[index] += order.loss_weights(groups, [index])[0]
+    assert [total[index] / 1000 for index in range(3)] == pytest.approx([1, 1, 1], abs=0.1)
+
+
+def test_beta_rises_to_1(used, dice):
+    groups = [used(1, 0.2), used(2, 0.1)]
+    order, betas = Prioritised(offset=0.0, beta=0.4, beta_batches=2), []
+    for _ in range(4):
+        order.pick(groups, 1, dice)
+        betas.append(-log2(order.loss_weights(groups, [0])[0]))
+    assert betas == pytest.approx([0.4, 0.7, 1.0, 1.0])
 
 
 def test_repeated_prompts_are_unfit(fresh):
