@@ -1,21 +1,19 @@
 """Versions by way of a shared directory: from one process to another that cannot reach it."""
 
 import shutil
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import Reason
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import SourceInfo, SourceKind, SourceState
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.fetch.puller import PullFailed, WeightPuller
 from astraflow.weights.patches.shard_layout import Shard
 from astraflow.weights.publish.background import candidate_patches
-from astraflow.weights.publish.object_store import Bucket, ObjectWriter
+from astraflow.weights.publish.object_store import ObjectWriter
 from astraflow.weights.publish.publisher import WeightPublisher, combined
 from astraflow.wire.versions import read_manifest
 
@@ -253,41 +251,6 @@ async def test_large_tensors_are_read_in_several_blocks(tools, tmp_path, puller)
     assert stored.training.is_live(tools.live(pulled.update))
 
 
-@pytest.mark.parametrize("url", ["bucket/run", "file://", "python://x", "file:///a::file:///b"])
-def test_an_address_that_is_no_store_is_refused(url):
-    with pytest.raises(AstraflowError) as caught:
-        Bucket(url)
-    assert caught.value.reason is Reason.INVALID_FIELD
-
-
-def test_a_store_whose_package_is_missing_says_so(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(AstraflowError, match=r"astraflow\[store\]") as caught:
-        Bucket("s3://bucket/run")
-    assert caught.value.reason is Reason.CAPABILITY_MISSING
-
-
-def test_a_bucket_in_memory_reads_what_it_wrote():
-    bucket = Bucket("memory://test_a_bucket/run")
-    assert bucket.names() == []
-    bucket.write("a/b", b"0123456789")
-    bucket.write_parts("a/c", [b"01", b"23"])
-    assert bucket.read("a/b", 2, 4) == b"23"
-    assert bucket.names("a") == ["b", "c"]
-    bucket.remove("a")
-    bucket.remove("a")
-    with pytest.raises(FileNotFoundError):
-        bucket.read("a/b")
-
-
-def test_a_store_that_refuses_an_object_is_a_typed_error_for_who_writes():
-    bucket = Bucket("memory://test_no_bucket/run")
-    bucket.write("file", b"no folder")
-    with pytest.raises(AstraflowError) as caught:
-        bucket.write("file/a", b"1")
-    assert caught.value.reason is Reason.SOURCE_UNREACHABLE
-
-
 class Ranks:
     """A training of which each rank publishes and writes its own shard; rank 0 tells the run."""
 
@@ -390,13 +353,3 @@ async def test_who_lacks_a_shard_refuses_the_version(ranks, puller, tmp_path):
     with pytest.raises(PullFailed) as caught:
         await ranks.pull(puller)
     assert caught.value.reason is Reason.VERSION_EVICTED
-
-
-def test_ranks_write_one_object_at_once(tmp_path):
-    bucket = Bucket(f"file://{tmp_path}")
-    content = bytes(1 << 20)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: bucket.write("folder/layout", content), range(40)))
-
-    assert bucket.read("folder/layout") == content
-    assert bucket.names("folder") == ["layout"]

@@ -18,9 +18,10 @@ from astraflow.codec.chunks import Chunk
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.tensors import Layout
 from astraflow.core.versions import PatchInfo
+from astraflow.storage.buckets import Bucket
 from astraflow.weights.patches.routes import is_readable, itself, steps
 from astraflow.weights.patches.shard_layout import WHOLE
-from astraflow.weights.publish.object_store import Bucket, layout_name, manifest_name, patch_name
+from astraflow.weights.publish.object_store import layout_name, manifest_name, patch_name
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
 from astraflow.wire.versions import PatchObject, VersionManifest, read_manifest
 from astraflow.wire.weights import SentChunk, decode_layout
