@@ -101,6 +101,9 @@ class RolloutsConfig(Strict):
     max_failed_groups: int = Field(default=32, ge=1)
     """The run fails after so many groups in a row of which every rollout failed, for whatever
     reason."""
+    max_filtered_groups: int = Field(default=1024, ge=1)
+    """The run fails after so many groups in a row of which `filters` left less than min_group_size
+    to every policy; from a quarter of it on it warns."""
     max_failed_share: float = Field(default=0.5, gt=0, le=1)
     """The run fails when more than this share of the last 128 rollouts (32 at least) failed by a
     fault of a workflow, scorer or environment; above 0.2 it warns. 1: it goes on whatever fails."""

@@ -214,8 +214,8 @@ class GroupCompletion:
     """Completes the groups of one policy: rewards, filters, size, advantages.
 
     Attributes:
-        filtered_in_a_row: Groups that filters left nothing of, since the last one that was kept.
-        last_filter: Which of them dropped the last one.
+        filtered_in_a_row: Groups that filters left too little of, since the last one that was kept.
+        last_filter: Who dropped some of the last one of these: a filter, or no_reward.
     """
 
     def __init__(
@@ -253,8 +253,11 @@ class GroupCompletion:
             whole = self._whole(group.prompt, kept, train_version, run_time)
             kept = self._sift(whole, drops)
         if len(kept) < self._min_group_size:
+            if by := [drop.by for drop in drops if drop.by and drop.samples]:
+                self.filtered_in_a_row, self.last_filter = self.filtered_in_a_row + 1, by[-1]
             drops.append(Drop(samples=kept, reason=Reason.GROUP_INCOMPLETE))
             return Completed(kept=(), drops=tuple(drops))
+        self.filtered_in_a_row = 0
         stamp([row for sample in kept for row in sample.rows], self._advantages)
         return Completed(kept=kept, drops=tuple(drops))
 
@@ -301,9 +304,7 @@ class GroupCompletion:
             self._dropped_groups[name] += not kept
             group = replace(group, samples=kept)
             if not kept:
-                self.filtered_in_a_row, self.last_filter = self.filtered_in_a_row + 1, name
-                return kept
-        self.filtered_in_a_row = 0
+                break
         return group.samples
 
     def _masked(self, name: str, each: RolloutFilter, group: WholeGroup) -> tuple[Sample, ...]:

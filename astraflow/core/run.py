@@ -82,6 +82,7 @@ def policy_status(policy: PolicyState) -> PolicyStatus:
         buffer_nbytes=policy.buffer_nbytes,
         replay_nbytes=policy.replay.nbytes,
         leased_batch_count=len(policy.lease_table.leases),
+        filtered_group_count=policy.completion.filtered_in_a_row,
     )
 
 

@@ -62,6 +62,8 @@ class RolloutSettings:
         max_attempts: Of one sample, when engines or environments fail.
         max_failed_groups: The run fails after so many groups in a row of which every
             rollout failed.
+        max_filtered_groups: The run fails after so many groups in a row that filters left too
+            little of for any policy.
         max_failed_share: The run fails when more of the last rollouts did; 1: never.
         keeps_together: One RaaS samples a whole group, if any can.
         mix: How data sets are mixed, at least one phase; the first from version 0.
@@ -77,6 +79,7 @@ class RolloutSettings:
     timeout: timedelta = timedelta(seconds=120)
     max_attempts: int = 3
     max_failed_groups: int = 32
+    max_filtered_groups: int = 1024
     max_failed_share: float = 0.5
     keeps_together: bool = True
     mix: tuple[MixPhaseSettings, ...] = (MixPhaseSettings(weights={"train": 1.0}),)

@@ -143,6 +143,7 @@ class PolicyStatus:
     buffer_nbytes: int = 0
     replay_nbytes: int = 0
     leased_batch_count: int = 0
+    filtered_group_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -266,6 +266,7 @@ class Training:
         if is_failed or group.loss_count >= self._state.settings.rollouts.max_attempts:
             self._bury(group, now)
         self._count_failed(group, is_failed=is_failed)
+        self._fail_when_filtered()
 
     def _bury(self, group: TrainGroup, now: datetime) -> None:
         """Give up a prompt of which every rollout failed, or that lost member after member."""
@@ -291,6 +292,21 @@ class Training:
                 metadata=last.metadata,
                 cause=last.cause,
                 traceback=last.traceback or state.failures.traceback_of(last.cause),
+            )
+
+    def _fail_when_filtered(self) -> None:
+        """Let filters that leave nothing to anybody for too long end the run."""
+        live = [policy.completion for policy in live_policies(self._state)]
+        count = min((each.filtered_in_a_row for each in live), default=0)
+        if count >= self._state.settings.rollouts.max_filtered_groups:
+            self._state.lifecycle.fail(
+                Failure(
+                    reason=Reason.FILTERED,
+                    message=f"filters left too little of the last {count} groups "
+                    f"(rollouts.max_filtered_groups), of the last one {live[0].last_filter}: "
+                    "no batch would ever be full; look at the rewards (all alike?) and at what "
+                    "the filters drop (data/filter/* in `astraflow status`)",
+                )
             )
 
 

@@ -88,7 +88,10 @@ def _too_few(
     dropped = policy.completion.filtered_in_a_row
     if dropped >= wanted:
         by = policy.completion.last_filter
-        message = f"filters dropped the last {dropped} groups, the last one {by}"
+        bound = state.settings.rollouts.max_filtered_groups
+        message = (
+            f"filters dropped the last {dropped} groups, the last one {by}; {bound} end the run"
+        )
         yield _link(WaitCause.ALL_DROPPED, waiter, message)
     if state.lifecycle.is_paused:
         yield _link(WaitCause.PAUSED, waiter, "an operator paused the run")

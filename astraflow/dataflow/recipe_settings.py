@@ -114,6 +114,7 @@ def _rollouts(rollouts: config.RolloutsConfig, size_of: Callable[[str], int]) ->
         timeout=timedelta(seconds=rollouts.timeout_s),
         max_attempts=rollouts.max_attempts,
         max_failed_groups=rollouts.max_failed_groups,
+        max_filtered_groups=rollouts.max_filtered_groups,
         max_failed_share=rollouts.max_failed_share,
         keeps_together=rollouts.keep_together,
         mix=tuple(

@@ -118,6 +118,8 @@ WARN_SHARE = 0.2
 
 """Of the last training rollouts; when more fail the user is warned."""
 
+_WARN_SHARE_FILTERED = 0.25
+
 _MAX_TOLD = 24
 
 
@@ -131,7 +133,7 @@ class RunProgress:
         self._printed_step = -1
         # Whether its traceback was printed, by cause.
         self._told: dict[str, bool] = {}
-        self._is_warned = False
+        self._is_warned = self._is_warned_of_filters = False
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -149,6 +151,7 @@ class RunProgress:
     def show(self, status: RunStatus) -> None:
         """Show the state of the run; a failure of a kind that is new, with its traceback."""
         self._print_failures(status.failures)
+        self._print_filtered(min(policy.filtered_group_count for policy in status.policies))
         if self._console.is_terminal:
             self._live.update(self._table(status), refresh=True)
             return
@@ -174,6 +177,16 @@ class RunProgress:
             self._console.print(self._warning(report), soft_wrap=True)
         # Shares that waver around the bound are one warning.
         self._is_warned = share > (WARN_SHARE / 2 if self._is_warned else WARN_SHARE)
+
+    def _print_filtered(self, count: int) -> None:
+        """Warn once that filters leave nothing of group after group."""
+        most = self._recipe.rollouts.max_filtered_groups
+        is_many = count > most * _WARN_SHARE_FILTERED
+        if is_many and not self._is_warned_of_filters:
+            what = f"filters left too little of the last {count} groups to train on; at {most}"
+            what += " the run ends (rollouts.max_filtered_groups)"
+            self._console.print(Text(f"warning: {what}", style="yellow"), soft_wrap=True)
+        self._is_warned_of_filters = is_many
 
     def _warning(self, report: FailureReport) -> Text:
         most = self._recipe.rollouts.max_failed_share

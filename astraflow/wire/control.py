@@ -195,6 +195,7 @@ _POLICY_NUMBERS = (
     "buffer_nbytes",
     "replay_nbytes",
     "leased_batch_count",
+    "filtered_group_count",
 )
 
 

@@ -283,6 +283,48 @@ class TestFilters:
         links = world.run.explain("solver", world.clock.now())
         assert all(link.cause is not WaitCause.ALL_DROPPED for link in links)
 
+    @pytest.mark.parametrize(
+        ("name", "options", "by"),
+        [
+            ("zero_advantage", {}, "zero_advantage"),
+            (f"{HERE}:First", {"min_group_size": 2}, f"{HERE}:First"),
+        ],
+    )
+    def test_filters_that_leave_nothing_for_long_end_the_run(self, make_world, name, options, by):
+        world = make_world(filters=(spec(name),), max_filtered_groups=5, **options)
+        _, node = world.started()
+        answer(world, node, (1, 1), (1, 1), (0, 0), (0, 0))
+        assert world.policy().filtered_group_count == 4
+        assert world.state is RunState.RUNNING
+        answer(world, node, (1, 1))
+        failure = world.run.status(world.clock.now()).failure
+        assert failure.reason is Reason.FILTERED
+        assert f"the last 5 groups (rollouts.max_filtered_groups), of the last one {by}" in (
+            failure.message
+        )
+        assert world.account().is_balanced
+
+    def test_one_group_that_is_kept_ends_the_row_of_filtered_ones(self, make_world):
+        world = make_world(filters=(spec("zero_advantage"),), max_filtered_groups=2)
+        trainer, node = world.started()
+        answer(world, node, (1, 1), (1, 0), (0, 0), (0, 1))
+        world.train(trainer)
+        world.report(node, 1)
+        answer(world, node, (1, 1), (1, 0), (0, 0))
+        assert world.state is RunState.RUNNING
+
+    def test_what_goes_to_another_policy_is_not_filtered(self, make_world):
+        rules = {"verifier": [{"min_reward": 1.0}], "solver": [{"max_reward": 0.5}]}
+        world = make_world(
+            policies=("solver", "verifier"),
+            filters=(spec("route", policies=rules),),
+            max_filtered_groups=2,
+        )
+        _, node = world.started()
+        answer(world, node, (0, 0), (0, 0), (0, 0))
+        assert world.policy("verifier").filtered_group_count == 3
+        assert world.state is RunState.RUNNING
+
     def test_a_filter_that_answers_wrongly_ends_the_run(self, make_world):
         world = make_world(filters=(spec(f"{HERE}:TooFew"),))
         _, node = world.started()

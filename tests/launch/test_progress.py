@@ -35,7 +35,7 @@ def report(*, failed=0, count=128, last=LAST):
     )
 
 
-def status(failures, *, step=0):
+def status(failures, *, step=0, filtered=0):
     policy = PolicyStatus(
         policy_id="solver",
         version=step,
@@ -45,6 +45,7 @@ def status(failures, *, step=0):
         fresh_count=0,
         leased_count=0,
         trained_count=0,
+        filtered_group_count=filtered,
     )
     return RunStatus(
         run_id="r",
@@ -64,12 +65,14 @@ def shown(tmp_path):
         tmp_path, workflow="single_turn", scorer="exact", prompts=[{"prompt": "1"}]
     )
 
-    def show(*reports):
+    def show(*reports, filtered=()):
         console = Console(width=200, force_terminal=False, no_color=True)
         with console.capture() as captured:
             progress = RunProgress(console, recipe)
             for step, each in enumerate(reports):
                 progress.show(status(each, step=100 * step))
+            for count in filtered:
+                progress.show(status(report(), filtered=count))
         return captured.get()
 
     return show
@@ -98,6 +101,12 @@ def test_the_user_is_warned_once_and_again_after_better_times(shown):
     text = shown(bad, better, bad, good, bad)
     assert text.count("warning: 31% of the last 128 training rollouts failed") == 2
     assert "above 50% the run ends (rollouts.max_failed_share)" in text
+
+
+def test_the_user_is_warned_once_of_filters_that_leave_nothing(shown):
+    text = shown(filtered=(256, 300, 600, 0, 700))
+    assert "filters left too little of the last 300 groups" in text
+    assert text.count("at 1024 the run ends (rollouts.max_filtered_groups)") == 2
 
 
 def test_nobody_is_warned_before_enough_have_finished(shown):

@@ -105,7 +105,7 @@ class FailureCause(_message.Message):
     def __init__(self, cause: _Optional[str] = ..., count: _Optional[int] = ..., last: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., first_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class PolicyStatus(_message.Message):
-    __slots__ = ("policy_id", "version", "step", "open_group_count", "max_open_group_count", "fresh_count", "leased_count", "trained_count", "replay_count", "drops", "staleness_counts", "wait_fraction", "mean_reward", "tokens_per_s", "metrics", "window", "buffer_group_count", "buffer_nbytes", "replay_nbytes", "leased_batch_count")
+    __slots__ = ("policy_id", "version", "step", "open_group_count", "max_open_group_count", "fresh_count", "leased_count", "trained_count", "replay_count", "drops", "staleness_counts", "wait_fraction", "mean_reward", "tokens_per_s", "metrics", "window", "buffer_group_count", "buffer_nbytes", "replay_nbytes", "leased_batch_count", "filtered_group_count")
     class StalenessCountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class PolicyStatus(_message.Message):
     BUFFER_NBYTES_FIELD_NUMBER: _ClassVar[int]
     REPLAY_NBYTES_FIELD_NUMBER: _ClassVar[int]
     LEASED_BATCH_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
     policy_id: str
     version: int
     step: int
@@ -160,7 +161,8 @@ class PolicyStatus(_message.Message):
     buffer_nbytes: int
     replay_nbytes: int
     leased_batch_count: int
-    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., open_group_count: _Optional[int] = ..., max_open_group_count: _Optional[int] = ..., fresh_count: _Optional[int] = ..., leased_count: _Optional[int] = ..., trained_count: _Optional[int] = ..., replay_count: _Optional[int] = ..., drops: _Optional[_Iterable[_Union[DropCount, _Mapping]]] = ..., staleness_counts: _Optional[_Mapping[int, int]] = ..., wait_fraction: _Optional[float] = ..., mean_reward: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., buffer_group_count: _Optional[int] = ..., buffer_nbytes: _Optional[int] = ..., replay_nbytes: _Optional[int] = ..., leased_batch_count: _Optional[int] = ...) -> None: ...
+    filtered_group_count: int
+    def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., open_group_count: _Optional[int] = ..., max_open_group_count: _Optional[int] = ..., fresh_count: _Optional[int] = ..., leased_count: _Optional[int] = ..., trained_count: _Optional[int] = ..., replay_count: _Optional[int] = ..., drops: _Optional[_Iterable[_Union[DropCount, _Mapping]]] = ..., staleness_counts: _Optional[_Mapping[int, int]] = ..., wait_fraction: _Optional[float] = ..., mean_reward: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., buffer_group_count: _Optional[int] = ..., buffer_nbytes: _Optional[int] = ..., replay_nbytes: _Optional[int] = ..., leased_batch_count: _Optional[int] = ..., filtered_group_count: _Optional[int] = ...) -> None: ...
 
 class DropCount(_message.Message):
     __slots__ = ("reason", "filter", "count")
