@@ -91,7 +91,10 @@ class RolloutsConfig(Strict):
     timeout_s: float = Field(default=120.0, gt=0)
     """For one rollout, from its start."""
     max_attempts: int = Field(default=3, ge=1)
-    """Of one sample, when engines or environments fail."""
+    """Of one sample, when engines or environments fail; a node that is lost uses up none."""
+    max_lost: int = Field(default=10, ge=1)
+    """A prompt is given up, as a dead letter, after so many nodes that were killed, cut off or
+    preempted while they held samples of it: it may be what kills them."""
     keep_together: bool = True
     """One node samples a whole group, so that it reads the prompt once. Off: a group is spread over
     the pool, and is whole sooner when few groups are open."""

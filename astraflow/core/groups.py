@@ -14,7 +14,13 @@ from astraflow.core.tasks import Prompt, RolloutTask, TaskPurpose
 
 # Another attempt would fail the same way.
 _LASTING = frozenset(
-    {Reason.CONTEXT_TOO_LONG, Reason.MESSAGE_TOO_LARGE, Reason.INVALID_FIELD, Reason.CODE_UNKNOWN}
+    {
+        Reason.CONTEXT_TOO_LONG,
+        Reason.MESSAGE_TOO_LARGE,
+        Reason.INVALID_FIELD,
+        Reason.CODE_UNKNOWN,
+        Reason.PROMPT_POISONED,
+    }
 )
 # As many as DeadLetter shows.
 _KEPT_FAILURES = 16
@@ -27,7 +33,7 @@ class SampleSlot:
     Attributes:
         holder: The task that it is out with; None: it waits to be issued.
         issue_count: Tasks that it was part of.
-        failure_count: Of these, those that failed by no orderly return.
+        failure_count: Of these, those that failed and were neither returned nor lost.
         is_done: Answered or given up.
     """
 

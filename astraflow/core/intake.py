@@ -267,18 +267,33 @@ class Intake:
     def lose(
         self, member: LiveRaas, assignment: Assignment, now: datetime, *, is_lost: bool
     ) -> None:
-        """Issue again what a member held whose session ended."""
+        """Issue again what a member held whose session ended, unless it may have ended it."""
         self._end(member, assignment)
+        group = assignment.group
         if assignment.open_indexes:
-            assignment.group.lost[assignment.task_id] = assignment
-            assignment.group.loss_count += is_lost
+            group.lost[assignment.task_id] = assignment
+            group.loss_count += is_lost
         member.reissued_count += bool(assignment.open_indexes)
         failure = Failure(
             reason=Reason.MEMBER_LOST,
             message=f"the session of {member.name} ended",
             retryable=True,
         )
-        self._reissue(assignment, failure, now, is_counted=is_lost)
+        self._reissue(assignment, failure, now, is_counted=False)
+        if is_lost and group.loss_count >= self._state.settings.rollouts.max_lost:
+            self._give_up(group, now)
+
+    def _give_up(self, group: SampleGroup, now: datetime) -> None:
+        """Issue no more of a prompt that member after member was lost with."""
+        if group.group_id not in self._state.groups:
+            return
+        failure = Failure(
+            reason=Reason.PROMPT_POISONED,
+            message=f"{group.loss_count} members were lost while they held samples of prompt "
+            f"{group.prompt.prompt_id} (rollouts.max_lost); see whether it is what kills them",
+        )
+        for index in group.unissued:
+            self._try_again(group, index, failure, now, is_counted=False)
 
     def expire(self, now: datetime) -> None:
         """Issue again what is out for too long; its RaaS keeps the credit until it answers."""
@@ -378,8 +393,18 @@ class Intake:
         by: TaskId,
     ) -> None:
         """Have a sample issued again, or give it up; one that is out elsewhere stays there."""
-        if group.slots[index].holder != by:
-            return
+        if group.slots[index].holder == by:
+            self._try_again(group, index, failure, now, is_counted=is_counted)
+
+    def _try_again(
+        self,
+        group: SampleGroup,
+        index: int,
+        failure: Failure,
+        now: datetime,
+        *,
+        is_counted: bool,
+    ) -> None:
         attempts = self._state.settings.rollouts.max_attempts
         is_over = group.fail(index, failure, max_attempts=attempts, is_counted=is_counted)
         if isinstance(group, TrainGroup):

@@ -335,8 +335,8 @@ class Scheduler:
 
     def _has_suspect(self, member: LiveRaas) -> bool:
         """Whether a member holds such a prompt: then another one would share its fate."""
-        attempts = self._state.settings.rollouts.max_attempts
-        return any(is_suspect(each.group, attempts) for each in member.assignments.values())
+        most = self._state.settings.rollouts.max_lost
+        return any(is_suspect(each.group, most) for each in member.assignments.values())
 
 
 def _slacks(
@@ -354,12 +354,12 @@ def _slacks(
     return slack
 
 
-def is_suspect(group: SampleGroup, max_attempts: int) -> bool:
+def is_suspect(group: SampleGroup, max_lost: int) -> bool:
     """Whether one more lost member gives a prompt up.
 
     Several of them are never at one member: when that is lost, it tells which one did it.
     """
-    return 0 < group.loss_count >= max_attempts - 1
+    return 0 < group.loss_count >= max_lost - 1
 
 
 def slack_s(

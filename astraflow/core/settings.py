@@ -60,6 +60,7 @@ class RolloutSettings:
         min_group_size: A group with fewer rewarded rollouts is dropped.
         timeout: For one rollout, from its start.
         max_attempts: Of one sample, when engines or environments fail.
+        max_lost: A prompt is given up after so many members that were lost with samples of it.
         max_failed_groups: The run fails after so many groups in a row of which every
             rollout failed.
         max_filtered_groups: The run fails after so many groups in a row that filters left too
@@ -78,6 +79,7 @@ class RolloutSettings:
     min_group_size: int = 1
     timeout: timedelta = timedelta(seconds=120)
     max_attempts: int = 3
+    max_lost: int = 10
     max_failed_groups: int = 32
     max_filtered_groups: int = 1024
     max_failed_share: float = 0.5

@@ -204,7 +204,7 @@ class Training:
         return is_done
 
     def _is_suspect(self, group: TrainGroup) -> bool:
-        return is_suspect(group, self._state.settings.rollouts.max_attempts)
+        return is_suspect(group, self._state.settings.rollouts.max_lost)
 
     def _issue_again(self, group: TrainGroup, now: datetime) -> bool:
         """Issue what is unissued; False when some of it has to wait."""
@@ -263,7 +263,7 @@ class Training:
         for policy_id in group.policies:
             self._state.policies[policy_id].complete(group, now - self._state.start_time)
         is_failed = bool(group.failures) and not group.has_reward
-        if is_failed or group.loss_count >= self._state.settings.rollouts.max_attempts:
+        if is_failed or group.loss_count >= self._state.settings.rollouts.max_lost:
             self._bury(group, now)
         self._count_failed(group, is_failed=is_failed)
         self._fail_when_filtered()

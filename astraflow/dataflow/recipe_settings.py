@@ -113,6 +113,7 @@ def _rollouts(rollouts: config.RolloutsConfig, size_of: Callable[[str], int]) ->
         min_group_size=rollouts.min_group_size,
         timeout=timedelta(seconds=rollouts.timeout_s),
         max_attempts=rollouts.max_attempts,
+        max_lost=rollouts.max_lost,
         max_failed_groups=rollouts.max_failed_groups,
         max_filtered_groups=rollouts.max_filtered_groups,
         max_failed_share=rollouts.max_failed_share,

@@ -54,7 +54,7 @@ def test_late_rollout_of_somebody_else_is_not_taken(make_world):
 
 def poisoned_world(make_world, poison="p0", **more):
     """Whoever holds the poisoned prompt dies; everybody else works; nodes come back as new ones."""
-    world = make_world(max_attempts=3, max_staleness=0, **more)
+    world = make_world(max_lost=3, max_staleness=0, **more)
     trainer, node = world.started(credit=16)
     nodes, lives = [node], 1
     for _ in range(40):
@@ -78,8 +78,48 @@ def test_prompt_that_kills_is_given_up_and_takes_no_other_with_it(make_world):
     world, _ = poisoned_world(make_world, groups_per_batch=4)
     (letter,) = world.run.dead_letters()
     assert letter.prompt.prompt_id == "p0"
-    assert {failure.reason for failure in letter.failures} == {Reason.MEMBER_LOST}
+    *lost, last = letter.failures
+    assert {failure.reason for failure in lost} == {Reason.MEMBER_LOST, Reason.PROMPT_POISONED}
+    assert last.reason is Reason.PROMPT_POISONED
+    assert "3 members were lost while they held samples of prompt p0" in last.message
+    drops = {drop.reason: drop.count for drop in world.account().drops}
+    assert drops == {Reason.PROMPT_POISONED: 2}
     assert world.run.status(world.clock.now()).dead_letter_count == 1
+    assert world.account().is_balanced
+
+
+def test_nodes_that_are_lost_use_up_no_attempt(make_world):
+    world = make_world(max_attempts=2, groups_per_batch=1, max_staleness=0)
+    _, node = world.started(credit=2)
+    for life in range(5):
+        kill(world, node)
+        node = world.join(f"node{life}", credit=2)
+        world.report(node, 0)
+    for _ in range(2):
+        task = world.pop_task(node)
+        assert task.prompt.prompt_id == "p0"
+        world.finish(node, task, failures=[(0, ENGINE), (1, ENGINE)])
+    assert [letter.attempt_count for letter in world.run.dead_letters()] == [7]
+    drops = {drop.reason: drop.count for drop in world.account().drops}
+    assert drops == {Reason.ENGINE_FAILED: 2}
+
+
+def test_what_waits_of_a_prompt_that_kills_is_not_issued_any_more(make_world):
+    world = make_world(
+        max_lost=2, group_size=3, groups_per_batch=1, max_staleness=0, keeps_together=False
+    )
+    _, first = world.started(credit=1)
+    second = world.join("second", credit=1)
+    world.report(second, 0)
+    for node in (first, second):
+        world.pop_task(node)
+    kill(world, first)
+    kill(world, second)
+    third = world.join("third", credit=3)
+    world.report(third, 0)
+    assert {task.prompt.prompt_id for task in world.tasks[third]} == {"p1"}
+    (letter,) = world.run.dead_letters()
+    assert letter.prompt.prompt_id == "p0"
     assert world.account().is_balanced
 
 
