@@ -28,13 +28,10 @@ import yaml
 from astraflow.client.control import ControlClient
 from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
-from astraflow.core.batches import BatchOutcome
+from astraflow.core.batches import AckBatch, BatchOutcome, StreamBatches
 from astraflow.core.effects import SendBatch
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import (
-    BatchAcked,
-    BatchStreamOpened,
-    CreditGiven,
     MemberKeptAlive,
     RolloutArrived,
     TaskFinished,
@@ -43,7 +40,7 @@ from astraflow.core.events import (
 )
 from astraflow.core.members import Contract, JoinPool, RegisterTrainer, ServedPolicy
 from astraflow.core.rollouts import Outcome, Rollout, TaskResult, VersionSpan
-from astraflow.core.tasks import RegisteredCode, RolloutTask
+from astraflow.core.tasks import RegisteredCode, RolloutTask, TaskCredit
 from astraflow.core.versions import VersionReport, VersionState, WeightEndpoint
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.server import serve_hub
@@ -218,7 +215,7 @@ class _Members:
         )
         self._trainer = registration.session.member_id
         await self._publish(0)
-        stream = BatchStreamOpened(
+        stream = StreamBatches(
             member_id=self._trainer, rank=0, world_size=1, max_outstanding=2, max_tokens=0
         )
         self._batches = await hub.open_batches(stream)
@@ -233,7 +230,7 @@ class _Members:
         )
         self._node = membership.session.member_id
         self._tasks = hub.executor.outboxes.tasks(self._node)
-        await hub.take(CreditGiven(member_id=self._node, max_outstanding=_CREDIT))
+        await hub.take(TaskCredit(member_id=self._node, max_outstanding=_CREDIT))
         await self._live(0)
 
     async def work(self) -> None:
@@ -277,7 +274,7 @@ class _Members:
         await self._live(self._version + 1)
         self._version += 1
         await self._hub.take(
-            BatchAcked(
+            AckBatch(
                 member_id=self._trainer,
                 batch_id=batch.header.batch_id,
                 outcome=BatchOutcome.CONSUMED,

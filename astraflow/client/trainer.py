@@ -5,7 +5,6 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any, Self
 
 from astraflow.client.loop_thread import LoopThread
@@ -330,8 +329,8 @@ class TrainerClient:
             outcome=outcome,
             step=step,
             rank=rank,
-            wait=timedelta(seconds=wait_s),
-            train=timedelta(seconds=train_s),
+            wait_s=wait_s,
+            train_s=train_s,
             metrics=metrics or {},
             checkpoint_id=checkpoint_id,
         )

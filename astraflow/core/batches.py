@@ -2,13 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from enum import StrEnum
 
 import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import BatchId, GroupId, PolicyId, PromptId, RolloutId, TrajectoryId
+from astraflow.core.ids import (
+    NOBODY,
+    BatchId,
+    GroupId,
+    MemberId,
+    PolicyId,
+    PromptId,
+    RolloutId,
+    TrajectoryId,
+)
 from astraflow.core.rollouts import Column, columns_fault
 
 
@@ -146,15 +154,24 @@ class EndOfData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBatches:
-    """What one rank of a trainer asks for; see StreamBatchesRequest.
+    """A rank of a trainer opens its stream, perhaps again. Answer: None.
+
+    What the rank has to see follows as effects: batches that are not acknowledged, whole and in
+    order, the end of the data, a directive.
 
     Attributes:
+        member_id: The trainer; the hub knows it by the call's session.
         rank: 0 .. world_size - 1.
         world_size: Ranks that share every batch; equal on all of them.
-        max_tokens: Tokens per part, at most; 0: no limit.
-        max_outstanding: Batches unsettled at once; 1 is strict, 2 prefetches one.
+        max_tokens: Tokens per part, at most; 0: no limit but the message's.
+        max_outstanding: Batches without an ack at once; 1 is strict, 2 prefetches one.
+
+    Raises:
+        AstraflowError: SESSION_ENDED; REQUEST_CONFLICT when ranks differ in world_size;
+            INVALID_FIELD.
     """
 
+    member_id: MemberId = NOBODY
     rank: int = 0
     world_size: int = 1
     max_tokens: int = 0
@@ -163,24 +180,29 @@ class StreamBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AckBatch:
-    """What settles a batch; see AckBatchRequest.
+    """A rank of a trainer, or all at once, settles a batch. Answer: bool, whether it is settled.
 
     Attributes:
+        member_id: The trainer; the hub knows it by the call's session.
         batch_id: Which.
         rank: None: for all ranks.
         outcome: What became of it.
-        step: Optimizer steps done, this batch included.
+        step: Optimizer steps done, this batch included; 0: one more than before.
         checkpoint_id: Written after this batch; empty: none.
-        wait: From the previous ack to the header of this batch; None: not measured.
-        train: From the header of this batch to this ack; None: not measured.
+        wait_s: From the previous ack to the header of this batch; 0: not measured.
+        train_s: From the header of this batch to this ack; 0: not measured.
         metrics: Numbers for the log.
+
+    Raises:
+        AstraflowError: SESSION_ENDED, BATCH_UNKNOWN, LEASE_LOST, REQUEST_CONFLICT.
     """
 
+    member_id: MemberId = NOBODY
     batch_id: BatchId
     rank: int | None = None
     outcome: BatchOutcome
-    step: int
+    step: int = 0
     checkpoint_id: str = ""
-    wait: timedelta | None = None
-    train: timedelta | None = None
+    wait_s: float = 0.0
+    train_s: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from astraflow.core.batches import BatchOutcome, EndCause, EndOfData
+from astraflow.core.batches import AckBatch, BatchOutcome, EndCause, EndOfData, StreamBatches
 from astraflow.core.effects import RecordBatch, SendBatch, SendEndOfData, SendPublishOrder
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.events import BatchAcked, BatchStreamOpened
 from astraflow.core.ids import BatchId
 from astraflow.core.leases import Lease, RankStream
 from astraflow.core.pacing import blocker_of
@@ -25,7 +24,7 @@ class Batching:
         self._training = training
         self._saving = saving
 
-    def open_stream(self, member: LiveTrainer, event: BatchStreamOpened) -> None:
+    def open_stream(self, member: LiveTrainer, event: StreamBatches) -> None:
         """Let a rank listen, and send it again what it has not settled.
 
         Raises:
@@ -48,7 +47,7 @@ class Batching:
         if policy.progress.is_ordered:
             self._state.do(SendPublishOrder(member_id=member.member_id))
 
-    def ack(self, member: LiveTrainer, event: BatchAcked, now: datetime) -> bool:
+    def ack(self, member: LiveTrainer, event: AckBatch, now: datetime) -> bool:
         """Settle a batch once every rank agrees; return whether it is settled.
 
         The ack of the newest batch may come again to name a checkpoint that was written since.
@@ -146,7 +145,7 @@ class Batching:
         )
         self._state.do(SendBatch(member_id=member.member_id, rank=rank, header=header, parts=parts))
 
-    def _regain(self, policy: PolicyState, lease: Lease, event: BatchAcked) -> bool:
+    def _regain(self, policy: PolicyState, lease: Lease, event: AckBatch) -> bool:
         """Let a late ack count while nobody else holds a row; False: there is nothing to do.
 
         Raises:
@@ -163,7 +162,7 @@ class Batching:
         policy.lease_table.leases[lease.batch_id] = policy.lease_table.lost.pop(lease.batch_id)
         return True
 
-    def _close(self, policy: PolicyState, lease: Lease, event: BatchAcked, now: datetime) -> None:
+    def _close(self, policy: PolicyState, lease: Lease, event: AckBatch, now: datetime) -> None:
         policy.lease_table.complete(lease, event.outcome)
         match event.outcome:
             case BatchOutcome.CONSUMED:
@@ -194,7 +193,7 @@ class Batching:
         )
 
 
-def _must_agree(event: BatchAcked, settled: BatchOutcome) -> None:
+def _must_agree(event: AckBatch, settled: BatchOutcome) -> None:
     if event.outcome is not settled:
         raise AstraflowError(
             Reason.REQUEST_CONFLICT,

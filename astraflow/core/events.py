@@ -9,70 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from astraflow.core.batches import BatchOutcome
+from astraflow.core.batches import AckBatch, StreamBatches
 from astraflow.core.errors import Failure
-from astraflow.core.ids import BatchId, EvalRunId, MemberId, PolicyId, PromptId, RolloutId, TaskId
+from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId, RolloutId, TaskId
 from astraflow.core.members import JoinPool, RaasLoad, RegisterTrainer, TrainerLoad
 from astraflow.core.rollouts import Rollout, TaskResult
 from astraflow.core.status import StopMode
-from astraflow.core.tasks import Prompt
+from astraflow.core.tasks import Prompt, TaskCredit
 from astraflow.core.versions import VersionInfo, VersionReport
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchStreamOpened:
-    """A rank of a trainer opens its stream, perhaps again. Answer: None.
-
-    What the rank has to see follows as effects: batches that are not settled, whole and in
-    order, the end of the data, a directive.
-
-    Attributes:
-        member_id: The trainer.
-        rank: 0 .. world_size - 1.
-        world_size: Ranks that share every batch.
-        max_outstanding: Batches unsettled at once.
-        max_tokens: Per part; 0: no limit but the message's.
-
-    Raises:
-        AstraflowError: SESSION_ENDED; REQUEST_CONFLICT when ranks differ in world_size;
-            INVALID_FIELD.
-    """
-
-    member_id: MemberId
-    rank: int = 0
-    world_size: int = 1
-    max_outstanding: int = 1
-    max_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchAcked:
-    """A rank of a trainer, or all at once, settles a batch. Answer: bool, whether it is settled.
-
-    Attributes:
-        member_id: The trainer.
-        batch_id: Which.
-        outcome: What became of it.
-        rank: None: for all ranks.
-        step: Optimizer steps done, this batch included; 0: one more than before.
-        checkpoint_id: Written after this batch; empty: none.
-        wait_s: From the previous ack to the header.
-        train_s: From the header to this ack.
-        metrics: Numbers for the log.
-
-    Raises:
-        AstraflowError: SESSION_ENDED, BATCH_UNKNOWN, LEASE_LOST, REQUEST_CONFLICT.
-    """
-
-    member_id: MemberId
-    batch_id: BatchId
-    outcome: BatchOutcome
-    rank: int | None = None
-    step: int = 0
-    checkpoint_id: str = ""
-    wait_s: float = 0.0
-    train_s: float = 0.0
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,26 +292,6 @@ class VersionReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreditGiven:
-    """A RaaS bounds its work from now on (TaskOpen, TaskCredit). Answer: None.
-
-    Attributes:
-        member_id: Who.
-        max_outstanding: Samples without an accepted rollout in its unfinished tasks; 0 pauses.
-        max_eval_outstanding: Of these, for evaluations; None: all.
-        max_eval_extra: Samples of evaluations beyond `max_outstanding`.
-
-    Raises:
-        AstraflowError: SESSION_ENDED.
-    """
-
-    member_id: MemberId
-    max_outstanding: int
-    max_eval_outstanding: int | None = None
-    max_eval_extra: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskNacked:
     """A RaaS gives a task back unstarted. Answer: None; one that it does not hold is ignored."""
 
@@ -421,8 +345,8 @@ class TaskFinished:
 
 
 Event = (
-    BatchStreamOpened
-    | BatchAcked
+    StreamBatches
+    | AckBatch
     | PromptsOffered
     | PromptRequeued
     | EvalPromptsOffered
@@ -444,7 +368,7 @@ Event = (
     | VersionPublished
     | PublishRequested
     | VersionReported
-    | CreditGiven
+    | TaskCredit
     | TaskNacked
     | RolloutArrived
     | RolloutRepeated

@@ -1,11 +1,13 @@
 """Ids: opaque strings, prefixed so that people can tell what they name."""
 
 from collections import Counter
-from typing import NewType
+from typing import Final, NewType
 
 RunId = NewType("RunId", str)
 
 MemberId = NewType("MemberId", str)
+
+NOBODY: Final = MemberId("")
 
 PolicyId = NewType("PolicyId", str)
 

@@ -12,12 +12,13 @@ from astraflow.core.effects import (
     SendScrubOrder,
 )
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.events import CreditGiven, Event, MemberKeptAlive
+from astraflow.core.events import Event, MemberKeptAlive
 from astraflow.core.ids import MemberId
 from astraflow.core.intake import Intake
 from astraflow.core.members import Directive, DirectiveKind, RaasLoad, TrainerLoad
 from astraflow.core.sessions import LiveMember, LiveRaas, LiveTrainer
 from astraflow.core.state import State
+from astraflow.core.tasks import TaskCredit
 from astraflow.core.versions import VersionReport, VersionState
 
 _EVICTED_COUNT: Final = 8
@@ -57,7 +58,7 @@ class Membership:
         member = self._state.sessions.find(event.member_id)
         return member is not None and not self._state.sessions.is_silent(member, now)
 
-    def give_credit(self, member: LiveRaas, event: CreditGiven) -> None:
+    def give_credit(self, member: LiveRaas, event: TaskCredit) -> None:
         """Bound the work of a RaaS from now on.
 
         Raises:

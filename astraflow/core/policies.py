@@ -7,11 +7,10 @@ from astraflow.core.accounting import SampleAccounting
 from astraflow.core.admission import OpenGroups, PolicyProgress
 from astraflow.core.algorithms.finding import Faults
 from astraflow.core.algorithms.points import Dice
-from astraflow.core.batches import EndCause
+from astraflow.core.batches import AckBatch, EndCause
 from astraflow.core.buffer import FreshBuffer
 from astraflow.core.curation import BatchGuards, GroupCompletion
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.events import BatchAcked
 from astraflow.core.groups import TrainGroup
 from astraflow.core.ids import BatchId
 from astraflow.core.leases import Lease, LeaseTable
@@ -289,7 +288,7 @@ class PolicyState:
             kept.add(group.number)
         return kept
 
-    def consume(self, lease: Lease, ack: BatchAcked, now: datetime) -> dict[str, float]:
+    def consume(self, lease: Lease, ack: AckBatch, now: datetime) -> dict[str, float]:
         """Count the groups of a batch as trained; return the batch's metrics."""
         step = self.progress.note_batch(ack.step)
         self.lineage.add(lease, step)

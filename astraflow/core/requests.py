@@ -169,7 +169,7 @@ def _offer(run: Components, event: ev.PromptsOffered) -> None:
 
 
 def _open_stream(
-    run: Components, member: LiveTrainer, event: ev.BatchStreamOpened, now: datetime
+    run: Components, member: LiveTrainer, event: ev.StreamBatches, now: datetime
 ) -> None:
     run.batching.open_stream(member, event)
     if not event.rank:
@@ -213,7 +213,7 @@ REQUESTS: Final[Mapping[type[Any], RequestKind]] = {
     ev.TaskNacked: _raas(
         "task_nacked", lambda run, node, e, now: run.intake.nack(node, e.task_id, e.failure, now)
     ),
-    ev.CreditGiven: _raas(
+    ev.TaskCredit: _raas(
         "credit_given", lambda run, node, e, _now: run.membership.give_credit(node, e)
     ),
     ev.VersionReported: _raas(
@@ -224,8 +224,8 @@ REQUESTS: Final[Mapping[type[Any], RequestKind]] = {
         lambda run, _node, e, _now: run.pacing.request(run.state.policy(e.policy_id)),
     ),
     # Trainers.
-    ev.BatchStreamOpened: _trainer("batch_stream_opened", _open_stream),
-    ev.BatchAcked: _trainer(
+    ev.StreamBatches: _trainer("batch_stream_opened", _open_stream),
+    ev.AckBatch: _trainer(
         "batch_acked", lambda run, trainer, e, now: run.batching.ack(trainer, e, now)
     ),
     ev.VersionPublished: _trainer("version_published", _publish),

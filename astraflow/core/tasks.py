@@ -7,7 +7,16 @@ from enum import StrEnum
 from typing import Any
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import EvalRunId, GroupId, PolicyId, PromptId, TaskId, WorkflowId
+from astraflow.core.ids import (
+    NOBODY,
+    EvalRunId,
+    GroupId,
+    MemberId,
+    PolicyId,
+    PromptId,
+    TaskId,
+    WorkflowId,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,14 +255,19 @@ class CancelReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCredit:
-    """Bounds the work of a RaaS; less than what is out stops new tasks and cancels none.
+    """A RaaS bounds its work from now on; less than what is out cancels none. Answer: None.
 
     Attributes:
-        max_outstanding: Samples of unfinished tasks at once; 0 pauses.
-        max_eval_outstanding: Of them, what evaluations may take; None: all.
+        member_id: Who; the hub knows it by the stream's session.
+        max_outstanding: Samples without an accepted rollout in its unfinished tasks; 0 pauses.
+        max_eval_outstanding: Of these, for evaluations; None: all.
         max_eval_extra: Samples of evaluations beyond `max_outstanding`.
+
+    Raises:
+        AstraflowError: SESSION_ENDED.
     """
 
+    member_id: MemberId = NOBODY
     max_outstanding: int
     max_eval_outstanding: int | None = None
     max_eval_extra: int = 0

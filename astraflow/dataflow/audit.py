@@ -4,16 +4,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from astraflow.core.batches import BatchOutcome, BatchPart
+from astraflow.core.batches import AckBatch, BatchOutcome, BatchPart
 from astraflow.core.effects import CloseSession, Decision, SendBatch, SendTask
-from astraflow.core.events import (
-    BatchAcked,
-    Event,
-    RolloutArrived,
-    TaskFinished,
-    TaskNacked,
-    TrainerRegistered,
-)
+from astraflow.core.events import Event, RolloutArrived, TaskFinished, TaskNacked, TrainerRegistered
 from astraflow.core.ids import BatchId, MemberId, PolicyId, RolloutId, TaskId
 from astraflow.core.intake import UNDONE
 from astraflow.core.members import TrainerRegistration
@@ -127,7 +120,7 @@ class Audit:
             case TrainerRegistered():
                 if isinstance(answer, TrainerRegistration):
                     self._roll_back(event.request.policy_id, answer.rolled_back_batch_count)
-            case BatchAcked():
+            case AckBatch():
                 if answer is True and event.batch_id not in self._settled:
                     self._end_batch(event)
             case _:
@@ -179,7 +172,7 @@ class Audit:
             self._consumed[policy_id] -= rollouts
         del lineage[max(0, len(lineage) - count) :]
 
-    def _end_batch(self, event: BatchAcked) -> None:
+    def _end_batch(self, event: AckBatch) -> None:
         self._settled.add(event.batch_id)
         rollouts = self._batches.pop(event.batch_id, None)
         if event.outcome is not BatchOutcome.CONSUMED:

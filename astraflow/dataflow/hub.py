@@ -16,11 +16,11 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from astraflow.core.autoscale import ScaleAdvice
+from astraflow.core.batches import StreamBatches
 from astraflow.core.clock import Clock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.evals import EvalRun
 from astraflow.core.events import (
-    BatchStreamOpened,
     Event,
     RaasJoined,
     RolloutArrived,
@@ -251,7 +251,7 @@ class Hub:
         event = decided.event
         if isinstance(event, RolloutArrived):
             self.counters.ack.observe((self._clock.now() - decided.time).total_seconds())
-        if isinstance(event, BatchStreamOpened):
+        if isinstance(event, StreamBatches):
             self.executor.outboxes.open_batches(event.member_id, event.rank)
         for effect in decided.effects:
             self.executor.carry_out(effect, decided.time)
@@ -291,7 +291,7 @@ class Hub:
         log.info("trainer joined", member=registration.session.member_id, name=request.name)
         return registration
 
-    async def open_batches(self, event: BatchStreamOpened) -> Outbox[BatchItem]:
+    async def open_batches(self, event: StreamBatches) -> Outbox[BatchItem]:
         """Return what the stream of one rank has to send, from what is not settled on."""
         await self.take(event)
         return self.executor.outboxes.batches(event.member_id, event.rank)

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from astraflow.core.batches import AckBatch
 from astraflow.core.effects import CloseSession, Effect, RecordRollout, RecordVersion, SendTask
 from astraflow.core.errors import Reason
 from astraflow.core.events import (
-    BatchAcked,
     Event,
     HubRestarted,
     MemberKeptAlive,
@@ -113,7 +113,7 @@ class MemberHistory:
         if member_id in self._entries:
             self._entries[member_id].accepted_count += 1
 
-    def train(self, ack: BatchAcked) -> None:
+    def train(self, ack: AckBatch) -> None:
         """Note how long a trainer waited for a batch and trained on it."""
         entry = self._entries.get(ack.member_id)
         if entry is None:
@@ -212,7 +212,7 @@ class MemberDirectory:
                 self.policies[answer.session.member_id] = event.request.policy_id
             case MemberKeptAlive(), _:
                 self.history.report(event.member_id, event.load)
-            case BatchAcked(), True:
+            case AckBatch(), True:
                 self.history.train(event)
             case HubRestarted(), _:
                 self.expect_all()

@@ -5,8 +5,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
+from astraflow.core.batches import AckBatch
 from astraflow.core.effects import Effect, RecordRollout, SendBatch, SendTask
-from astraflow.core.events import BatchAcked, Event, TaskFinished
+from astraflow.core.events import Event, TaskFinished
 from astraflow.core.ids import BatchId, GroupId, RunId, TaskId
 from astraflow.core.tasks import RolloutTask, TaskPurpose
 from astraflow.telemetry.traces import context_below, group_context, is_tracing, record
@@ -46,7 +47,7 @@ class HubTraces:
         """Record what an event ends."""
         if isinstance(event, TaskFinished):
             self._end_task(event)
-        elif isinstance(event, BatchAcked) and answer is True:
+        elif isinstance(event, AckBatch) and answer is True:
             self._end_batch(event)
 
     def _task(self, effect: SendTask, now_ns: int) -> SendTask:
@@ -113,7 +114,7 @@ class HubTraces:
             _keep(self._batches, header.batch_id, (effect, now_ns))
         return effect
 
-    def _end_batch(self, event: BatchAcked) -> None:
+    def _end_batch(self, event: AckBatch) -> None:
         held = self._batches.pop(event.batch_id, None)
         if held is None:
             return

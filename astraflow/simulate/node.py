@@ -171,7 +171,7 @@ class SimulatedNode:
         self.member_id = member_id
         self.hub.workers[member_id] = self
         credit = self.pool.slots + self.pool.queue
-        self.hub.apply(ev.CreditGiven(member_id=member_id, max_outstanding=credit))
+        self.hub.apply(ev.TaskCredit(member_id=member_id, max_outstanding=credit))
         known = self.hub.run.listed_versions(POLICY)
         if known:
             self.see(known[-1].version)

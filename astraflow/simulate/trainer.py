@@ -56,7 +56,7 @@ class SimulatedTrainer:
         self._member_id = registration.session.member_id
         self.hub.trainer = self._take
         self._publish(0)
-        opened = ev.BatchStreamOpened(member_id=self._member_id, max_outstanding=settings.prefetch)
+        opened = ev.StreamBatches(member_id=self._member_id, max_outstanding=settings.prefetch)
         self.hub.apply(opened)
         self._speak()
 
@@ -88,7 +88,7 @@ class SimulatedTrainer:
         self._publish(len(self.steps))
         self._is_busy, self._free_since = False, timeline.seconds
         self.hub.apply(
-            ev.BatchAcked(
+            ev.AckBatch(
                 member_id=self._member_id,
                 batch_id=batch.header.batch_id,
                 outcome=BatchOutcome.CONSUMED,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import timedelta
 from time import perf_counter, time_ns
 from typing import Protocol, Self
 
@@ -394,8 +393,8 @@ class TrainingLoop:
             outcome=BatchOutcome.CONSUMED,
             step=step.number,
             metrics=metrics,
-            wait=timedelta(seconds=batch.wait_s),
-            train=timedelta(seconds=train_s),
+            wait_s=batch.wait_s,
+            train_s=train_s,
         )
         self.client.ack_later(
             self.saves.last, more=lambda: self._costs(published), checkpoint=checkpoint

@@ -1,6 +1,7 @@
 """Pieces that all packages use: enums, times, spans, tensors, JSON, optional fields."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -8,7 +9,9 @@ from math import prod
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -17,6 +20,9 @@ from astraflow.core.tensors import Dtype
 from astraflow_proto.common.v1 import tensor_pb2
 
 Member = TypeVar("Member", bound=StrEnum)
+
+TABLES: dict[type[StrEnum], "EnumTable[Any]"] = {}
+"""The tables that there are, by the core enum."""
 
 
 class EnumTable(Generic[Member]):
@@ -53,6 +59,7 @@ class EnumTable(Generic[Member]):
         if unspecified is not None:
             self._numbers[unspecified] = 0
             self._members[0] = unspecified
+        TABLES[core] = self
 
     @property
     def numbers(self) -> Mapping[Member, int]:
@@ -76,6 +83,14 @@ class EnumTable(Generic[Member]):
                 f"{number} is no {self._what}",
                 metadata={"field": self._what},
             ) from None
+
+
+def enum_table(core: Any, wire: EnumDescriptor) -> EnumTable[Any]:
+    """Return the table of a core enum; without one, the one by the name of the wire's enum."""
+    if core not in TABLES:
+        prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", wire.name).upper()
+        EnumTable(core, EnumTypeWrapper(wire), prefix)
+    return TABLES[core]
 
 
 DTYPES = EnumTable(Dtype, tensor_pb2.Dtype, "DTYPE")

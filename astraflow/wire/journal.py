@@ -1,33 +1,24 @@
 """astraflow.journal.v1, records: every event of a run, with its time."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from astraflow.core import events as ev
 from astraflow.core.batches import AckBatch, StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId, RolloutId, TaskId
-from astraflow.core.members import JoinPool, RaasLoad
+from astraflow.core.ids import EvalRunId, MemberId
+from astraflow.core.members import JoinPool
 from astraflow.core.requests import REQUESTS
-from astraflow.core.tasks import Prompt, TaskCredit
-from astraflow.wire import common, control, raas, rollout, tasks, trainer, versions
-from astraflow.wire.fields import decode_time, optional, optional_span, set_span, set_time
+from astraflow.core.tasks import TaskCredit
+from astraflow.wire import raas, tasks, trainer
+from astraflow.wire.converters import FieldRule, converter
+from astraflow.wire.fields import decode_time, set_time
 from astraflow_proto.journal.v1 import record_pb2 as pb
-from astraflow_proto.rollout.v1 import rollout_pb2, task_pb2
-
-Made = TypeVar(
-    "Made",
-    ev.BatchAcked,
-    ev.BatchStreamOpened,
-    ev.CreditGiven,
-    AckBatch,
-    StreamBatches,
-    TaskCredit,
-)
+from astraflow_proto.rollout.v1 import rollout_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,25 +38,7 @@ class RunOpened:
     software: str
 
 
-def write_opened(entry: RunOpened) -> pb.RunOpened:
-    return pb.RunOpened(
-        run_id=entry.run_id,
-        settings_digest=entry.settings_digest,
-        data_set_sizes=entry.data_set_sizes,
-        software=entry.software,
-    )
-
-
-def read_opened(message: pb.RunOpened) -> RunOpened:
-    return RunOpened(
-        run_id=message.run_id,
-        settings_digest=message.settings_digest,
-        data_set_sizes=dict(message.data_set_sizes),
-        software=message.software,
-    )
-
-
-def write_joined(event: ev.RaasJoined | ev.TrainerRegistered) -> pb.Joined:
+def _encode_joined(event: ev.RaasJoined | ev.TrainerRegistered) -> pb.Joined:
     message = pb.Joined(token_digest=event.secrets.token, resumes=event.resumes or "")
     request = event.request
     if request.resume is not None:
@@ -77,7 +50,7 @@ def write_joined(event: ev.RaasJoined | ev.TrainerRegistered) -> pb.Joined:
     return message
 
 
-def read_joined(message: pb.Joined) -> ev.RaasJoined | ev.TrainerRegistered:
+def _decode_joined(message: pb.Joined) -> ev.RaasJoined | ev.TrainerRegistered:
     secrets = ev.SessionSecrets(token=message.token_digest, transfer_token=b"")
     resumes = MemberId(message.resumes) if message.resumes else None
     if message.WhichOneof("member") == "raas":
@@ -87,57 +60,34 @@ def read_joined(message: pb.Joined) -> ev.RaasJoined | ev.TrainerRegistered:
     return ev.TrainerRegistered(request=request, secrets=secrets, resumes=resumes)
 
 
-def write_kept_alive(event: ev.MemberKeptAlive) -> pb.MemberKeptAlive:
-    message = pb.MemberKeptAlive(member_id=event.member_id)
-    if isinstance(event.load, RaasLoad):
-        message.raas.CopyFrom(common.encode_raas_load(event.load))
-    elif event.load is not None:
-        message.trainer.CopyFrom(common.encode_trainer_load(event.load))
-    return message
+def _encode_credit(credit: TaskCredit) -> pb.CreditGiven:
+    return pb.CreditGiven(member_id=credit.member_id, credit=raas.encode_task_credit(credit))
 
 
-def read_kept_alive(message: pb.MemberKeptAlive) -> ev.MemberKeptAlive:
-    member_id = MemberId(message.member_id)
-    match message.WhichOneof("load"):
-        case "raas":
-            load = common.decode_raas_load(message.raas)
-        case "trainer":
-            load = common.decode_trainer_load(message.trainer)
-        case _:
-            load = None
-    return ev.MemberKeptAlive(member_id=member_id, load=load)
+def _decode_credit(message: pb.CreditGiven) -> TaskCredit:
+    return replace(raas.decode_task_credit(message.credit), member_id=MemberId(message.member_id))
 
 
-def write_credit(event: ev.CreditGiven) -> pb.CreditGiven:
-    credit = raas.encode_task_credit(_made(TaskCredit, event))
-    return pb.CreditGiven(member_id=event.member_id, credit=credit)
+def _encode_stream(stream: StreamBatches) -> pb.BatchStreamOpened:
+    message = trainer.encode_stream_batches(stream)
+    return pb.BatchStreamOpened(member_id=stream.member_id, stream=message)
 
 
-def read_credit(message: pb.CreditGiven) -> ev.CreditGiven:
-    credit = raas.decode_task_credit(message.credit)
-    return _made(ev.CreditGiven, credit, member_id=MemberId(message.member_id))
-
-
-def write_stream(event: ev.BatchStreamOpened) -> pb.BatchStreamOpened:
-    stream = trainer.encode_stream_batches(_made(StreamBatches, event))
-    return pb.BatchStreamOpened(member_id=event.member_id, stream=stream)
-
-
-def read_stream(message: pb.BatchStreamOpened) -> ev.BatchStreamOpened:
+def _decode_stream(message: pb.BatchStreamOpened) -> StreamBatches:
     stream = trainer.decode_stream_batches(message.stream)
-    return _made(ev.BatchStreamOpened, stream, member_id=MemberId(message.member_id))
+    return replace(stream, member_id=MemberId(message.member_id))
 
 
-def write_acked(event: ev.BatchAcked) -> pb.BatchAcked:
-    ack = trainer.encode_ack_batch(_made(AckBatch, event))
+def _encode_ack(ack: AckBatch) -> pb.BatchAcked:
+    # The seconds are kept to the last bit, which a Duration is not.
+    message = trainer.encode_ack_batch(replace(ack, wait_s=0.0, train_s=0.0))
     return pb.BatchAcked(
-        member_id=event.member_id, ack=ack, wait_s=event.wait_s, train_s=event.train_s
+        member_id=ack.member_id, ack=message, wait_s=ack.wait_s, train_s=ack.train_s
     )
 
 
-def read_acked(message: pb.BatchAcked) -> ev.BatchAcked:
-    return _made(
-        ev.BatchAcked,
+def _decode_ack(message: pb.BatchAcked) -> AckBatch:
+    return replace(
         trainer.decode_ack_batch(message.ack),
         member_id=MemberId(message.member_id),
         wait_s=message.wait_s,
@@ -145,17 +95,7 @@ def read_acked(message: pb.BatchAcked) -> ev.BatchAcked:
     )
 
 
-def _made(kind: type[Made], source: object, **more: object) -> Made:
-    """Return an object with what a source has under the names of its fields, and `more`."""
-    names = (each.name for each in fields(kind) if each.name not in more)
-    return kind(**more, **{name: getattr(source, name) for name in names if hasattr(source, name)})
-
-
-def read_prompts(messages: Iterable[task_pb2.Prompt]) -> tuple[Prompt, ...]:
-    return tuple(map(tasks.decode_prompt, messages))
-
-
-def write_eval_prompts(event: ev.EvalPromptsOffered) -> pb.EvalPromptsOffered:
+def _encode_eval_prompts(event: ev.EvalPromptsOffered) -> pb.EvalPromptsOffered:
     data_sets = [
         pb.DataSetPrompts(data_set=name, prompts=map(tasks.encode_prompt, prompts))
         for name, prompts in event.prompts.items()
@@ -163,18 +103,11 @@ def write_eval_prompts(event: ev.EvalPromptsOffered) -> pb.EvalPromptsOffered:
     return pb.EvalPromptsOffered(eval_run_id=event.eval_run_id, data_sets=data_sets)
 
 
-def read_eval_prompts(message: pb.EvalPromptsOffered) -> ev.EvalPromptsOffered:
-    prompts = {each.data_set: read_prompts(each.prompts) for each in message.data_sets}
+def _decode_eval_prompts(message: pb.EvalPromptsOffered) -> ev.EvalPromptsOffered:
+    prompts = {
+        each.data_set: tuple(map(tasks.decode_prompt, each.prompts)) for each in message.data_sets
+    }
     return ev.EvalPromptsOffered(eval_run_id=EvalRunId(message.eval_run_id), prompts=prompts)
-
-
-def read_eval_created(message: pb.EvalCreated) -> ev.EvalCreated:
-    return ev.EvalCreated(
-        request_id=message.request_id,
-        suite=message.suite,
-        versions={PolicyId(name): version for name, version in message.versions.items()},
-        pool_share=optional(message, "pool_share"),
-    )
 
 
 Entry = ev.Event | RunOpened
@@ -202,7 +135,7 @@ def record_bytes(
         record.rollout_arrived.rollout.CopyFrom(received)
         return record.SerializeToString()
     kind = type(entry)
-    getattr(record, _field(kind)).CopyFrom(_FORMS[kind].encode(entry))
+    getattr(record, _field(kind)).CopyFrom(_FUNCTIONS[kind][0](entry))
     return record.SerializeToString()
 
 
@@ -238,7 +171,7 @@ def read_record(data: bytes) -> JournalRecord:
     try:
         record = pb.Record.FromString(data)
         field = record.WhichOneof("event")
-        entry = _FIELDS[field].decode(getattr(record, field))
+        entry = _DECODERS[field](getattr(record, field))
         return JournalRecord(
             entry=entry,
             time=decode_time(record.time),
@@ -253,149 +186,38 @@ def read_record(data: bytes) -> JournalRecord:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How the fields of an entry go into its message, and come back."""
-
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
-
-
-def _with_grace(message: Any, event: Any) -> Any:
-    set_span(message.grace, event.grace)
-    return message
-
-
-def _bare(message: type[Any], event: type[Any]) -> _Form:
-    return _Form(lambda _: message(), lambda _: event())
-
-
-def _of_member(message: type[Any], event: type[Any], /, **parts: tuple[Any, Any, str]) -> _Form:
-    """Return the form of an event with a member_id and parts, each (encode, decode, field)."""
-
-    def encode(said: Any) -> Any:
-        fields = {name: code(getattr(said, own)) for own, (code, _, name) in parts.items()}
-        return message(member_id=said.member_id, **fields)
-
-    def decode(read: Any) -> Any:
-        fields = {own: code(getattr(read, name)) for own, (_, code, name) in parts.items()}
-        return event(member_id=MemberId(read.member_id), **fields)
-
-    return _Form(encode, decode)
-
-
-def _policy_ids(names: Iterable[str]) -> tuple[PolicyId, ...]:
-    return tuple(map(PolicyId, names))
-
-
-_FAILURE = (common.encode_failure, common.decode_failure, "failure")
-
-_FORMS: dict[type[Any], _Form] = {
-    RunOpened: _Form(write_opened, read_opened),
-    ev.HubRestarted: _Form(
-        lambda event: pb.HubRestarted(software=event.software),
-        lambda message: ev.HubRestarted(software=message.software),
+_FUNCTIONS: Mapping[type[Any], tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    RunOpened: converter(RunOpened, pb.RunOpened),
+    ev.HubRestarted: converter(ev.HubRestarted, pb.HubRestarted),
+    ev.RaasJoined: (_encode_joined, _decode_joined),
+    ev.TrainerRegistered: (_encode_joined, _decode_joined),
+    ev.MemberKeptAlive: converter(ev.MemberKeptAlive, pb.MemberKeptAlive),
+    ev.FailureReported: converter(ev.FailureReported, pb.FailureReported),
+    ev.MemberLeft: converter(ev.MemberLeft, pb.SessionLeft),
+    TaskCredit: (_encode_credit, _decode_credit),
+    ev.TaskNacked: converter(ev.TaskNacked, pb.TaskNacked),
+    ev.RolloutArrived: converter(ev.RolloutArrived, pb.RolloutArrived),
+    ev.RolloutRepeated: converter(ev.RolloutRepeated, pb.RolloutRepeated),
+    ev.TaskFinished: converter(ev.TaskFinished, pb.TaskFinished),
+    StreamBatches: (_encode_stream, _decode_stream),
+    AckBatch: (_encode_ack, _decode_ack),
+    ev.VersionPublished: converter(
+        ev.VersionPublished, pb.VersionPublished, info=FieldRule(name="version")
     ),
-    ev.RaasJoined: _Form(write_joined, read_joined),
-    ev.TrainerRegistered: _Form(write_joined, read_joined),
-    ev.MemberKeptAlive: _Form(write_kept_alive, read_kept_alive),
-    ev.FailureReported: _of_member(pb.FailureReported, ev.FailureReported, failure=_FAILURE),
-    ev.MemberLeft: _of_member(pb.SessionLeft, ev.MemberLeft, message=(str, str, "message")),
-    ev.CreditGiven: _Form(write_credit, read_credit),
-    ev.TaskNacked: _of_member(
-        pb.TaskNacked,
-        ev.TaskNacked,
-        task_id=(str, TaskId, "task_id"),
-        failure=_FAILURE,
-    ),
-    ev.RolloutArrived: _of_member(
-        pb.RolloutArrived,
-        ev.RolloutArrived,
-        rollout=(rollout.encode_rollout, rollout.decode_rollout, "rollout"),
-    ),
-    ev.RolloutRepeated: _of_member(
-        pb.RolloutRepeated,
-        ev.RolloutRepeated,
-        rollout_id=(str, RolloutId, "rollout_id"),
-        policy_ids=(list, _policy_ids, "policy_ids"),
-    ),
-    ev.TaskFinished: _of_member(
-        pb.TaskFinished,
-        ev.TaskFinished,
-        result=(rollout.encode_task_result, rollout.decode_task_result, "result"),
-    ),
-    ev.BatchStreamOpened: _Form(write_stream, read_stream),
-    ev.BatchAcked: _Form(write_acked, read_acked),
-    ev.VersionPublished: _of_member(
-        pb.VersionPublished,
-        ev.VersionPublished,
-        info=(versions.encode_version_info, versions.decode_version_info, "version"),
-    ),
-    ev.VersionReported: _of_member(
-        pb.VersionReported,
-        ev.VersionReported,
-        report=(versions.encode_version_report, versions.decode_version_report, "report"),
-    ),
-    ev.PublishRequested: _of_member(
-        pb.PublishRequested,
-        ev.PublishRequested,
-        policy_id=(str, PolicyId, "policy_id"),
-    ),
-    ev.PromptsOffered: _Form(
-        lambda e: pb.PromptsOffered(
-            prompts=map(tasks.encode_prompt, e.prompts),
-            data_set=e.data_set,
-            is_last=e.is_last,
-            is_again=e.is_again,
-        ),
-        lambda m: ev.PromptsOffered(
-            prompts=read_prompts(m.prompts),
-            data_set=m.data_set,
-            is_last=m.is_last,
-            is_again=m.is_again,
-        ),
-    ),
-    ev.EvalPromptsOffered: _Form(write_eval_prompts, read_eval_prompts),
-    ev.EvalCreated: _Form(
-        lambda e: pb.EvalCreated(
-            request_id=e.request_id,
-            suite=e.suite,
-            versions={str(name): version for name, version in e.versions.items()},
-            pool_share=e.pool_share,
-        ),
-        read_eval_created,
-    ),
-    ev.EvalCancelled: _Form(
-        lambda e: pb.EvalCancelled(eval_run_id=e.eval_run_id),
-        lambda m: ev.EvalCancelled(eval_run_id=EvalRunId(m.eval_run_id)),
-    ),
-    ev.RunPaused: _bare(pb.RunPaused, ev.RunPaused),
-    ev.RunResumed: _bare(pb.RunResumed, ev.RunResumed),
-    ev.SaveRequested: _Form(
-        lambda e: pb.SaveRequested(checkpoint_id=e.checkpoint_id),
-        lambda m: ev.SaveRequested(checkpoint_id=m.checkpoint_id),
-    ),
-    ev.PromptRequeued: _Form(
-        lambda e: pb.PromptRequeued(prompt_id=e.prompt_id),
-        lambda m: ev.PromptRequeued(prompt_id=PromptId(m.prompt_id)),
-    ),
-    ev.MemberDrained: _Form(
-        lambda e: _with_grace(pb.MemberDrained(member_id=e.member_id), e),
-        lambda m: ev.MemberDrained(
-            member_id=MemberId(m.member_id), grace=optional_span(m, "grace")
-        ),
-    ),
-    ev.RunStopped: _Form(
-        lambda e: _with_grace(pb.RunStopped(mode=control.encode_stop_mode(e.mode)), e),
-        lambda m: ev.RunStopped(
-            mode=control.decode_stop_mode(m.mode), grace=optional_span(m, "grace")
-        ),
-    ),
-    ev.RunBroken: _Form(
-        lambda e: pb.RunBroken(failure=common.encode_failure(e.failure)),
-        lambda m: ev.RunBroken(failure=common.decode_failure(m.failure)),
-    ),
-    ev.Ticked: _bare(pb.Ticked, ev.Ticked),
+    ev.VersionReported: converter(ev.VersionReported, pb.VersionReported),
+    ev.PublishRequested: converter(ev.PublishRequested, pb.PublishRequested),
+    ev.PromptsOffered: converter(ev.PromptsOffered, pb.PromptsOffered),
+    ev.EvalPromptsOffered: (_encode_eval_prompts, _decode_eval_prompts),
+    ev.EvalCreated: converter(ev.EvalCreated, pb.EvalCreated),
+    ev.EvalCancelled: converter(ev.EvalCancelled, pb.EvalCancelled),
+    ev.RunPaused: converter(ev.RunPaused, pb.RunPaused),
+    ev.RunResumed: converter(ev.RunResumed, pb.RunResumed),
+    ev.SaveRequested: converter(ev.SaveRequested, pb.SaveRequested),
+    ev.PromptRequeued: converter(ev.PromptRequeued, pb.PromptRequeued),
+    ev.MemberDrained: converter(ev.MemberDrained, pb.MemberDrained),
+    ev.RunStopped: converter(ev.RunStopped, pb.RunStopped),
+    ev.RunBroken: converter(ev.RunBroken, pb.RunBroken),
+    ev.Ticked: converter(ev.Ticked, pb.Ticked),
 }
 
 
@@ -403,4 +225,4 @@ def _field(kind: type[Any]) -> str:
     return "run_opened" if kind is RunOpened else REQUESTS[kind].journal
 
 
-_FIELDS = {_field(kind): form for kind, form in _FORMS.items()}
+_DECODERS = {_field(kind): decode for kind, (_, decode) in _FUNCTIONS.items()}

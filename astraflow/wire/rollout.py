@@ -1,10 +1,9 @@
 """astraflow.rollout.v1: rollouts, their trajectories, and batches."""
 
 from collections.abc import Mapping, MutableMapping
-from typing import Any
 
-from astraflow.core.batches import BatchGroup, BatchHeader, BatchPart, EndCause, EndOfData
-from astraflow.core.ids import BatchId, GroupId, PolicyId, PromptId, RolloutId, TaskId, TrajectoryId
+from astraflow.core.batches import BatchHeader, BatchPart, EndOfData
+from astraflow.core.ids import BatchId, GroupId, PolicyId, RolloutId, TaskId, TrajectoryId
 from astraflow.core.rollouts import (
     Column,
     ColumnAxis,
@@ -12,13 +11,13 @@ from astraflow.core.rollouts import (
     KvPolicy,
     Outcome,
     Rollout,
-    SampleFailure,
     TaskResult,
     Trajectory,
     VersionSpan,
 )
 from astraflow.core.tensors import Dtype
 from astraflow.wire.common import decode_failure, encode_failure
+from astraflow.wire.converters import converted, converter, least
 from astraflow.wire.fields import (
     EnumTable,
     at_least,
@@ -70,6 +69,9 @@ def decode_columns(messages: Mapping[str, column_pb2.Column]) -> dict[str, Colum
     }
 
 
+_encode_version_span, _decode_version_span = converter(VersionSpan, trajectory_pb2.VersionSpan)
+
+
 def encode_trajectory(trajectory: Trajectory) -> trajectory_pb2.Trajectory:
     message = trajectory_pb2.Trajectory(
         trajectory_id=trajectory.trajectory_id,
@@ -89,24 +91,6 @@ def encode_trajectory(trajectory: Trajectory) -> trajectory_pb2.Trajectory:
     fill_tensor(message.logprobs, trajectory.logprobs)
     fill_columns(message.columns, trajectory.columns)
     return message
-
-
-def _encode_version_span(span: VersionSpan) -> trajectory_pb2.VersionSpan:
-    return trajectory_pb2.VersionSpan(
-        version=span.version,
-        length=span.length,
-        kv=KV_POLICIES.encode(span.kv),
-        policy_id=span.policy_id or "",
-    )
-
-
-def _decode_version_span(message: trajectory_pb2.VersionSpan) -> VersionSpan:
-    return VersionSpan(
-        version=message.version,
-        length=message.length,
-        kv=KV_POLICIES.decode(message.kv),
-        policy_id=PolicyId(message.policy_id) if message.policy_id else None,
-    )
 
 
 def decode_trajectory(message: trajectory_pb2.Trajectory) -> Trajectory:
@@ -180,78 +164,27 @@ def decode_rollout(message: rollout_pb2.Rollout) -> Rollout:
     )
 
 
-def encode_task_result(result: TaskResult) -> rollout_pb2.TaskResult:
-    failures = [
-        rollout_pb2.SampleFailure(
-            sample_index=each.sample_index, failure=encode_failure(each.failure)
-        )
-        for each in result.failures
-    ]
-    return rollout_pb2.TaskResult(
-        task_id=result.task_id, rollout_count=result.rollout_count, failures=failures
-    )
+converted(Rollout, rollout_pb2.Rollout, encode_rollout, decode_rollout)
+
+encode_task_result, decode_task_result = converter(
+    TaskResult, rollout_pb2.TaskResult, task_id=required, rollout_count=least(0)
+)
 
 
-def decode_task_result(message: rollout_pb2.TaskResult) -> TaskResult:
-    failures = [
-        SampleFailure(sample_index=each.sample_index, failure=decode_failure(each.failure))
-        for each in message.failures
-    ]
-    return TaskResult(
-        task_id=TaskId(required(message.task_id, "task_id")),
-        rollout_count=at_least(message.rollout_count, 0, "rollout_count"),
-        failures=tuple(failures),
-    )
+def _must_be_of_world(header: BatchHeader) -> None:
+    if not 0 <= header.rank < header.world_size:
+        raise invalid("rank", f"{header.rank} is none of {header.world_size}")
 
 
-END_CAUSES = EnumTable(EndCause, batch_pb2.EndCause, "END_CAUSE")
-
-
-def encode_batch_header(header: BatchHeader) -> batch_pb2.BatchHeader:
-    fields: dict[str, Any] = {
-        name: getattr(header, name) for name in BatchHeader.__slots__ if name != "groups"
-    }
-    return batch_pb2.BatchHeader(groups=map(_encode_group, header.groups), **fields)
-
-
-def _encode_group(group: BatchGroup) -> batch_pb2.BatchGroup:
-    return batch_pb2.BatchGroup(**{name: getattr(group, name) for name in BatchGroup.__slots__})
-
-
-def decode_batch_header(message: batch_pb2.BatchHeader) -> BatchHeader:
-    """Read a BatchHeader.
-
-    Raises:
-        AstraflowError: INVALID_FIELD when ids are missing or a rank is none of the world's.
-    """
-    if not 0 <= message.rank < message.world_size:
-        raise invalid("rank", f"{message.rank} is none of {message.world_size}")
-    return BatchHeader(
-        batch_id=BatchId(required(message.batch_id, "batch_id")),
-        policy_id=PolicyId(required(message.policy_id, "policy_id")),
-        version=message.version,
-        rank=message.rank,
-        world_size=message.world_size,
-        part_count=at_least(message.part_count, 0, "part_count"),
-        row_count=message.row_count,
-        token_count=message.token_count,
-        loss_token_count=message.loss_token_count,
-        groups=tuple(map(_decode_group, message.groups)),
-        policy_ids=tuple(map(PolicyId, message.policy_ids)),
-        delivery_count=at_least(message.delivery_count, 1, "delivery_count"),
-        metrics=dict(message.metrics),
-    )
-
-
-def _decode_group(message: batch_pb2.BatchGroup) -> BatchGroup:
-    return BatchGroup(
-        group_id=GroupId(message.group_id),
-        prompt_id=PromptId(message.prompt_id),
-        data_set=message.data_set,
-        epoch=message.epoch,
-        sample_count=message.sample_count,
-        traceparent=message.traceparent,
-    )
+encode_batch_header, decode_batch_header = converter(
+    BatchHeader,
+    batch_pb2.BatchHeader,
+    check=_must_be_of_world,
+    batch_id=required,
+    policy_id=required,
+    part_count=least(0),
+    delivery_count=least(1),
+)
 
 
 def encode_batch_part(part: BatchPart) -> batch_pb2.BatchPart:
@@ -281,14 +214,4 @@ def decode_batch_part(message: batch_pb2.BatchPart) -> BatchPart:
     )
 
 
-def encode_end_of_data(end: EndOfData) -> batch_pb2.EndOfData:
-    return batch_pb2.EndOfData(cause=END_CAUSES.encode(end.cause), batch_count=end.batch_count)
-
-
-def decode_end_of_data(message: batch_pb2.EndOfData) -> EndOfData:
-    """Read an EndOfData.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for an unknown cause.
-    """
-    return EndOfData(cause=END_CAUSES.decode(message.cause), batch_count=message.batch_count)
+encode_end_of_data, decode_end_of_data = converter(EndOfData, batch_pb2.EndOfData)

@@ -9,15 +9,12 @@ from typing import Self
 
 from astraflow.core.ids import PolicyId
 from astraflow.core.versions import CodecProfile, LaneKind
-from astraflow.wire.fields import at_least, invalid, optional, optional_time, required, set_time
+from astraflow.wire.converters import FieldRule, converted, converter, least
+from astraflow.wire.fields import invalid, required
 from astraflow.wire.weights import (
     DIGEST_NBYTES,
-    LANES,
-    PROFILES,
     PatchIndex,
     SentChunk,
-    decode_patch_index,
-    encode_patch_index,
 )
 from astraflow_proto.weights.v1 import layout_pb2, transfer_pb2
 
@@ -132,40 +129,6 @@ SentItem = TransferPlan | SentChunk | Waiting
 """What comes of a pull."""
 
 
-def encode_transfer_spec(spec: TransferSpec) -> transfer_pb2.TransferSpec:
-    return transfer_pb2.TransferSpec(
-        policy_id=spec.policy_id,
-        version=spec.version,
-        base_version=spec.base_version,
-        layout_digest=spec.layout_digest,
-        profiles=map(PROFILES.encode, spec.profiles),
-        goodput_bytes_per_s=spec.goodput_bytes_per_s,
-        core_count=spec.core_count,
-        max_memory_nbytes=spec.max_memory_nbytes,
-        ranges=[layout_pb2.ByteRange(offset=each.start, nbytes=len(each)) for each in spec.ranges],
-        want_chunks=map(_encode_chunk_set, spec.want_chunks),
-        have_chunks=map(_encode_chunk_set, spec.have_chunks),
-        ahead=spec.is_ahead,
-    )
-
-
-def decode_transfer_spec(message: transfer_pb2.TransferSpec) -> TransferSpec:
-    return TransferSpec(
-        policy_id=PolicyId(required(message.policy_id, "policy_id")),
-        version=at_least(message.version, 0, "version"),
-        base_version=optional(message, "base_version"),
-        layout_digest=message.layout_digest,
-        profiles=tuple(map(PROFILES.decode, message.profiles)),
-        goodput_bytes_per_s=message.goodput_bytes_per_s,
-        core_count=at_least(message.core_count, 0, "core_count"),
-        max_memory_nbytes=at_least(message.max_memory_nbytes, 0, "max_memory_nbytes"),
-        ranges=tuple(_decode_byte_range(each) for each in message.ranges),
-        want_chunks=tuple(map(_decode_chunk_set, message.want_chunks)),
-        have_chunks=tuple(map(_decode_chunk_set, message.have_chunks)),
-        is_ahead=message.ahead,
-    )
-
-
 def _encode_chunk_set(chunks: ChunkSet) -> transfer_pb2.ChunkSet:
     runs = [transfer_pb2.IndexRange(first=run.start, count=len(run)) for run in chunks.indexes]
     return transfer_pb2.ChunkSet(root_digest=chunks.root_digest, indexes=runs)
@@ -182,42 +145,32 @@ def _decode_chunk_set(message: transfer_pb2.ChunkSet) -> ChunkSet:
     return ChunkSet(root_digest=message.root_digest, indexes=tuple(runs))
 
 
+def _encode_byte_range(part: range) -> layout_pb2.ByteRange:
+    return layout_pb2.ByteRange(offset=part.start, nbytes=len(part))
+
+
 def _decode_byte_range(message: layout_pb2.ByteRange) -> range:
     if message.offset < 0 or message.nbytes < 1:
         raise invalid("ranges", "a range needs an offset of at least 0 and at least 1 byte")
     return range(message.offset, message.offset + message.nbytes)
 
 
-def encode_transfer_plan(plan: TransferPlan) -> transfer_pb2.TransferPlan:
-    message = transfer_pb2.TransferPlan(
-        transfer_id=plan.transfer_id,
-        patches=map(encode_patch_index, plan.patches),
-        chunk_count=plan.chunk_count,
-        payload_nbytes=plan.payload_nbytes,
-        endpoints=map(_encode_lane_endpoint, plan.endpoints),
-        token=plan.token,
-    )
-    set_time(message.expire_time, plan.expire_time)
-    return message
+converted(ChunkSet, transfer_pb2.ChunkSet, _encode_chunk_set, _decode_chunk_set)
 
+converted(range, layout_pb2.ByteRange, _encode_byte_range, _decode_byte_range)
 
-def decode_transfer_plan(message: transfer_pb2.TransferPlan) -> TransferPlan:
-    return TransferPlan(
-        transfer_id=message.transfer_id,
-        patches=tuple(map(decode_patch_index, message.patches)),
-        chunk_count=at_least(message.chunk_count, 0, "chunk_count"),
-        payload_nbytes=at_least(message.payload_nbytes, 0, "payload_nbytes"),
-        endpoints=tuple(map(_decode_lane_endpoint, message.endpoints)),
-        token=message.token,
-        expire_time=optional_time(message, "expire_time"),
-    )
+encode_transfer_spec, decode_transfer_spec = converter(
+    TransferSpec,
+    transfer_pb2.TransferSpec,
+    policy_id=required,
+    version=least(0),
+    core_count=least(0),
+    max_memory_nbytes=least(0),
+    is_ahead=FieldRule(name="ahead"),
+)
 
+converter(LaneEndpoint, transfer_pb2.LaneEndpoint, address=required)
 
-def _encode_lane_endpoint(endpoint: LaneEndpoint) -> transfer_pb2.LaneEndpoint:
-    return transfer_pb2.LaneEndpoint(lane=LANES.encode(endpoint.lane), address=endpoint.address)
-
-
-def _decode_lane_endpoint(message: transfer_pb2.LaneEndpoint) -> LaneEndpoint:
-    return LaneEndpoint(
-        lane=LANES.decode(message.lane), address=required(message.address, "address")
-    )
+encode_transfer_plan, decode_transfer_plan = converter(
+    TransferPlan, transfer_pb2.TransferPlan, chunk_count=least(0), payload_nbytes=least(0)
+)

@@ -9,7 +9,8 @@ from blake3 import blake3
 from astraflow.codec.chunks import Chunk, ChunkHeader, Compression, Encoding
 from astraflow.core.tensors import Layout, TensorSpec
 from astraflow.core.versions import CodecProfile, LaneKind, PatchInfo
-from astraflow.wire.fields import DTYPES, EnumTable, at_least, invalid, optional, required
+from astraflow.wire.converters import converter, least, sized
+from astraflow.wire.fields import DTYPES, EnumTable, at_least, invalid, required
 from astraflow_proto.weights.v1 import layout_pb2, patch_pb2, transfer_pb2
 
 PROFILES = EnumTable(CodecProfile, patch_pb2.CodecProfile, "CODEC_PROFILE")
@@ -82,46 +83,23 @@ def decode_layout(message: layout_pb2.Layout) -> Layout:
     return Layout(tensors=tuple(specs), nbytes=message.nbytes)
 
 
-def encode_patch_info(patch: PatchInfo) -> patch_pb2.PatchInfo:
-    return patch_pb2.PatchInfo(
-        base_version=patch.base_version,
-        version=patch.version,
-        profile=PROFILES.encode(patch.profile),
-        codec_version=patch.codec_version,
-        root_digest=patch.root_digest,
-        chunk_count=patch.chunk_count,
-        payload_nbytes=patch.payload_nbytes,
-        shard_rank=patch.shard_rank,
-        shard_count=patch.shard_count,
-    )
+def _must_be_sound(patch: PatchInfo) -> None:
+    base = patch.base_version
+    if base is not None and not 0 <= base < patch.version:
+        raise invalid("base_version", f"{base} is not older than {patch.version}")
+    if not 0 <= patch.shard_rank < patch.shard_count:
+        raise invalid("shard_rank", f"{patch.shard_rank} is none of {patch.shard_count}")
 
 
-def decode_patch_info(message: patch_pb2.PatchInfo) -> PatchInfo:
-    """Read a PatchInfo.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for a digest of another size, a base that is not older, or
-            a shard that is none of the count's.
-    """
-    base = optional(message, "base_version")
-    if base is not None and not 0 <= base < message.version:
-        raise invalid("base_version", f"{base} is not older than {message.version}")
-    if len(message.root_digest) != DIGEST_NBYTES:
-        raise invalid("root_digest", f"needs {DIGEST_NBYTES} bytes")
-    if not 0 <= message.shard_rank < message.shard_count:
-        raise invalid("shard_rank", f"{message.shard_rank} is none of {message.shard_count}")
-    return PatchInfo(
-        base_version=base,
-        version=at_least(message.version, 0, "version"),
-        profile=PROFILES.decode(message.profile),
-        codec_version=message.codec_version,
-        root_digest=message.root_digest,
-        chunk_count=at_least(message.chunk_count, 0, "chunk_count"),
-        payload_nbytes=at_least(message.payload_nbytes, 0, "payload_nbytes"),
-        shard_rank=message.shard_rank,
-        shard_count=message.shard_count,
-    )
-
+encode_patch_info, decode_patch_info = converter(
+    PatchInfo,
+    patch_pb2.PatchInfo,
+    check=_must_be_sound,
+    version=least(0),
+    root_digest=sized(DIGEST_NBYTES),
+    chunk_count=least(0),
+    payload_nbytes=least(0),
+)
 
 ENCODINGS = EnumTable(Encoding, patch_pb2.Encoding, "ENCODING")
 
@@ -166,35 +144,15 @@ def digest_of(chunk: Chunk) -> bytes:
     return chunk_digest(encode_chunk_header(chunk.header), chunk.payload)
 
 
-def encode_chunk_header(header: ChunkHeader) -> patch_pb2.ChunkHeader:
-    return patch_pb2.ChunkHeader(
-        index=header.index,
-        offset=header.offset,
-        nbytes=header.nbytes,
-        dtype=DTYPES.encode(header.dtype),
-        encoding=ENCODINGS.encode(header.encoding),
-        compression=COMPRESSIONS.encode(header.compression),
-        payload_nbytes=header.payload_nbytes,
-        changed_count=header.changed_count,
-    )
-
-
-def decode_chunk_header(message: patch_pb2.ChunkHeader) -> ChunkHeader:
-    """Read a ChunkHeader; whether it can be true of a layout is checked with the layout.
-
-    Raises:
-        AstraflowError: INVALID_FIELD.
-    """
-    return ChunkHeader(
-        index=at_least(message.index, 0, "index"),
-        offset=at_least(message.offset, 0, "offset"),
-        nbytes=at_least(message.nbytes, 1, "nbytes"),
-        dtype=DTYPES.decode(message.dtype),
-        encoding=ENCODINGS.decode(message.encoding),
-        compression=COMPRESSIONS.decode(message.compression),
-        payload_nbytes=at_least(message.payload_nbytes, 0, "payload_nbytes"),
-        changed_count=at_least(message.changed_count, 0, "changed_count"),
-    )
+encode_chunk_header, decode_chunk_header = converter(
+    ChunkHeader,
+    patch_pb2.ChunkHeader,
+    index=least(0),
+    offset=least(0),
+    nbytes=least(1),
+    payload_nbytes=least(0),
+    changed_count=least(0),
+)
 
 
 def encode_sent_chunk(sent: SentChunk) -> patch_pb2.Chunk:
@@ -212,22 +170,12 @@ def decode_sent_chunk(message: patch_pb2.Chunk) -> SentChunk:
     )
 
 
-def encode_patch_index(index: PatchIndex) -> patch_pb2.PatchIndex:
-    return patch_pb2.PatchIndex(
-        patch=encode_patch_info(index.patch),
-        chunk_digests=index.chunk_digests,
-        shared_tables=index.shared_tables,
-    )
+def _must_have_digests(index: PatchIndex) -> None:
+    digests, count = index.chunk_digests, index.patch.chunk_count
+    if len(digests) != count or any(len(each) != DIGEST_NBYTES for each in digests):
+        raise invalid("chunk_digests", f"need {count} of {DIGEST_NBYTES} bytes")
 
 
-def decode_patch_index(message: patch_pb2.PatchIndex) -> PatchIndex:
-    """Read a PatchIndex.
-
-    Raises:
-        AstraflowError: INVALID_FIELD; DIGEST_MISMATCH is the caller's to find.
-    """
-    digests = tuple(message.chunk_digests)
-    patch = decode_patch_info(message.patch)
-    if len(digests) != patch.chunk_count or any(len(each) != DIGEST_NBYTES for each in digests):
-        raise invalid("chunk_digests", f"need {patch.chunk_count} of {DIGEST_NBYTES} bytes")
-    return PatchIndex(patch=patch, chunk_digests=digests, shared_tables=message.shared_tables)
+encode_patch_index, decode_patch_index = converter(
+    PatchIndex, patch_pb2.PatchIndex, check=_must_have_digests
+)

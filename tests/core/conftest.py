@@ -281,7 +281,7 @@ class World:
         return member
 
     def credit(self, member, count, **more):
-        self.apply(ev.CreditGiven(member_id=member, max_outstanding=count, **more))
+        self.apply(ev.TaskCredit(member_id=member, max_outstanding=count, **more))
 
     def register(self, policy="solver", *, resumes=None, incarnation=1, held=(), **changes):
         resume = None
@@ -304,7 +304,7 @@ class World:
     def open_stream(self, trainer, *, rank=0, **more):
         self.batches.pop((trainer, rank), None)
         self.ends.pop((trainer, rank), None)
-        self.apply(ev.BatchStreamOpened(member_id=trainer, rank=rank, **more))
+        self.apply(ev.StreamBatches(member_id=trainer, rank=rank, **more))
 
     def publish(self, trainer, policy="solver", *, version=None, step=None, digest=None):
         if version is None:
@@ -367,7 +367,7 @@ class World:
 
     def ack(self, trainer, batch_id, outcome=BatchOutcome.CONSUMED, **more):
         return self.apply(
-            ev.BatchAcked(member_id=trainer, batch_id=batch_id, outcome=outcome, **more)
+            ev.AckBatch(member_id=trainer, batch_id=batch_id, outcome=outcome, **more)
         )
 
     def pop_batch(self, trainer, rank=0):

@@ -123,7 +123,7 @@ def test_what_a_dead_node_held_is_issued_again(world):
     assert {t.group_id for t in again} == held
     assert [t.sample_indexes for t in again if t.group_id == task.group_id] == [(1,)]
     with pytest.raises(AstraflowError, match="SESSION_ENDED"):
-        world.apply(ev.CreditGiven(member_id=node, max_outstanding=1))
+        world.apply(ev.TaskCredit(member_id=node, max_outstanding=1))
 
 
 def test_task_that_takes_too_long_is_issued_again_elsewhere(world):

@@ -120,8 +120,8 @@ def test_node_that_cannot_load_a_version_gets_no_work_for_it(make_world):
 def test_roles_do_not_mix(world):
     trainer, node = world.started()
     for event in (
-        ev.CreditGiven(member_id=trainer, max_outstanding=1),
-        ev.BatchStreamOpened(member_id=node),
+        ev.TaskCredit(member_id=trainer, max_outstanding=1),
+        ev.StreamBatches(member_id=node),
     ):
         with pytest.raises(AstraflowError, match="ROLE_NOT_ALLOWED"):
             world.apply(event)

@@ -203,7 +203,7 @@ def test_group_is_spread_when_it_need_not_stay_together(make_world):
     world.open_stream(trainer)
     nodes = [world.join(name, credit=8) for name in "ab"]
     for node in nodes:
-        world.apply(ev.CreditGiven(member_id=node, max_outstanding=0))
+        world.apply(ev.TaskCredit(member_id=node, max_outstanding=0))
         world.report(node, 0)
     world.apply(ev.RunPaused())
     for node in nodes:

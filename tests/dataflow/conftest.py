@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -371,8 +370,8 @@ class FakeTrainer(Member):
         ack = AckBatch(
             batch_id=batch_id,
             outcome=outcome,
-            wait=timedelta(seconds=1),
-            train=timedelta(seconds=3),
+            wait_s=1,
+            train_s=3,
             **fields,
         )
         with translate_errors():

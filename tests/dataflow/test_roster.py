@@ -2,9 +2,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from astraflow.core.batches import BatchOutcome
+from astraflow.core.batches import AckBatch, BatchOutcome
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.events import BatchAcked
 from astraflow.core.members import Contract, JoinPool, RaasLoad, RegisterTrainer, TrainerLoad
 from astraflow.core.versions import VersionReport, VersionState
 from astraflow.dataflow.members import MemberHistory
@@ -29,7 +28,7 @@ def row_of(roster, member_id):
 
 
 def ack(step, wait_s, train_s):
-    return BatchAcked(
+    return AckBatch(
         member_id="t",
         batch_id=f"b-{step}",
         outcome=BatchOutcome.CONSUMED,

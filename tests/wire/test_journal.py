@@ -8,8 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astraflow.core import events as ev
+from astraflow.core.batches import AckBatch, StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import RegisterTrainer, SessionResume
+from astraflow.core.tasks import TaskCredit
 from astraflow.wire.journal import RunOpened, read_record, record_bytes, with_decision
 from astraflow.wire.rollout import encode_rollout
 from astraflow.wire.snapshot import dump_state, load_state
@@ -25,9 +27,9 @@ SECRETS = ev.SessionSecrets(token=b"digest", transfer_token=b"")
 def entries(draw, kind):
     """One event, its secrets as the journal keeps them."""
     if kind not in (ev.RaasJoined, ev.TrainerRegistered):
-        if kind is ev.BatchStreamOpened:
+        if kind is StreamBatches:
             return draw(built(kind, rank=st.just(1), world_size=st.just(4)))
-        return draw(strategy_of(kind))
+        return draw(built(kind) if kind in (AckBatch, TaskCredit) else strategy_of(kind))
     drawn = built(kind, secrets=st.just(SECRETS))
     event = draw(drawn)
     resume = draw(st.none() | built(SessionResume, resume_token=st.just(b"")))

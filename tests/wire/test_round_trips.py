@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 import astraflow.wire
 from astraflow.core.autoscale import ScaleAdvice
-from astraflow.core.batches import BatchHeader, BatchPart, StreamBatches
+from astraflow.core.batches import AckBatch, BatchHeader, BatchPart, StreamBatches
+from astraflow.core.ids import NOBODY
 from astraflow.core.members import JoinPool, ServedPolicy
 from astraflow.core.rollouts import (
     REWARDED,
@@ -32,7 +33,7 @@ from astraflow.core.rollouts import (
     Trajectory,
     spans_of,
 )
-from astraflow.core.tasks import RolloutTask, SamplingParams, TaskPurpose, VersionRange
+from astraflow.core.tasks import RolloutTask, SamplingParams, TaskCredit, TaskPurpose, VersionRange
 from astraflow.core.tensors import Dtype, Layout
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.wire.transfers import ChunkSet
@@ -237,8 +238,8 @@ def ranges() -> st.SearchStrategy[VersionRange]:
     return st.builds(VersionRange, min=low, max=high)
 
 
-def shares(kind: Any) -> Callable[[], st.SearchStrategy[Any]]:
-    return lambda: built(kind, rank=st.integers(0, 3), world_size=st.integers(4, 8))
+def shares(kind: Any, **more: Any) -> Callable[[], st.SearchStrategy[Any]]:
+    return lambda: built(kind, rank=st.integers(0, 3), world_size=st.integers(4, 8), **more)
 
 
 @st.composite
@@ -272,7 +273,12 @@ SPECIAL: Mapping[Any, Callable[[], st.SearchStrategy[Any]]] = {
     JoinPool: lambda: built(JoinPool, policies=st.tuples(built(ServedPolicy))),
     BatchHeader: shares(BatchHeader),
     ScaleAdvice: advices,
-    StreamBatches: shares(StreamBatches),
+    # On the wire the call's session says who; an ack's seconds are there to the microsecond.
+    StreamBatches: shares(StreamBatches, member_id=st.just(NOBODY)),
+    TaskCredit: lambda: built(TaskCredit, member_id=st.just(NOBODY)),
+    AckBatch: lambda: built(
+        AckBatch, member_id=st.just(NOBODY), wait_s=st.just(0.25), train_s=st.just(0.0)
+    ),
 }
 
 

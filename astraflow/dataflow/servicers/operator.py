@@ -205,7 +205,7 @@ class ControlServicer:
     ) -> control_pb.StopRunResponse:
         """End the run and every session."""
         self._access.operator(context)
-        mode, grace = control.decode_stop_mode(request.mode), optional_span(request, "grace")
+        mode, grace = control.STOP_MODES.decode(request.mode), optional_span(request, "grace")
         await self._hub.take(RunStopped(mode=mode, grace=grace))
         return control_pb.StopRunResponse()
 
@@ -296,10 +296,10 @@ class LedgerServicer:
             selection=repr(selection).encode(),
         )
         is_full = request.view == ledger_pb.ROLLOUT_VIEW_FULL
-        listed = ledger_pb.ListRolloutsResponse(
-            rollouts=[control.encode_rollout_record(r, with_trajectories=is_full) for r in page],
-            next_page_token=next_token,
-        )
+        records = [control.encode_rollout_record(record) for record in page]
+        for record in () if is_full else records:
+            record.rollout.ClearField("trajectories")
+        listed = ledger_pb.ListRolloutsResponse(rollouts=records, next_page_token=next_token)
         return await self._hub.when_safe(listed)
 
     async def ListDeadLetters(

@@ -3,13 +3,14 @@
 # ruff: noqa: N802 - methods are named by the contract
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
 
-from astraflow.core.events import CreditGiven, TaskNacked
+from astraflow.core.events import TaskNacked
 from astraflow.core.ids import MemberId, TaskId
 from astraflow.core.members import Directive, MemberRole
 from astraflow.core.rollouts import ItemAck
-from astraflow.core.tasks import RolloutTask
+from astraflow.core.tasks import RolloutTask, TaskCredit
 from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.ingest import Ingest
 from astraflow.dataflow.stream_outboxes import TaskItem
@@ -70,7 +71,7 @@ async def _write_acks(context: Context, acks: Sequence[ItemAck]) -> None:
     await context.write(pb.StreamRolloutsResponse(acks=map(wire.encode_item_ack, acks)))
 
 
-def _steering(member_id: MemberId, request: pb.StreamTasksRequest) -> CreditGiven | TaskNacked:
+def _steering(member_id: MemberId, request: pb.StreamTasksRequest) -> TaskCredit | TaskNacked:
     match request.WhichOneof("request"):
         case "open":
             credit = wire.decode_task_credit(request.open.credit)
@@ -84,12 +85,7 @@ def _steering(member_id: MemberId, request: pb.StreamTasksRequest) -> CreditGive
             )
         case _:
             raise invalid("request", "on StreamTasks it is open, credit or nack")
-    return CreditGiven(
-        member_id=member_id,
-        max_outstanding=credit.max_outstanding,
-        max_eval_outstanding=credit.max_eval_outstanding,
-        max_eval_extra=credit.max_eval_extra,
-    )
+    return replace(credit, member_id=member_id)
 
 
 def _task_event(item: TaskItem) -> pb.StreamTasksResponse:

@@ -3,13 +3,12 @@
 # ruff: noqa: N802 - methods are named by the contract
 
 import asyncio
-from datetime import timedelta
+from dataclasses import replace
 from functools import partial
 
-from astraflow.core.batches import AckBatch, EndOfData, StreamBatches
+from astraflow.core.batches import EndOfData
 from astraflow.core.effects import SendBatch, SendPublishOrder, SendSaveOrder, SendScrubOrder
-from astraflow.core.events import BatchAcked, BatchStreamOpened, VersionPublished
-from astraflow.core.ids import MemberId
+from astraflow.core.events import VersionPublished
 from astraflow.core.members import Directive, MemberRole
 from astraflow.core.status import WaitReason
 from astraflow.dataflow.hub import Hub
@@ -54,7 +53,7 @@ class TrainerServicer:
     async def StreamBatches(self, request: pb.StreamBatchesRequest, context: Context) -> None:
         """Send batches as they become ready; while there is none, say why."""
         member_id = self._access.member(context, MemberRole.TRAINER)
-        asked = wire.decode_stream_batches(request)
+        stream = replace(wire.decode_stream_batches(request), member_id=member_id)
 
         async def send(item: BatchItem) -> None:
             if isinstance(item, SendBatch):
@@ -64,9 +63,9 @@ class TrainerServicer:
 
         explain = partial(self._hub.explain, member_id)
         async with exclusive_stream(
-            self._hub.executor.streams, member_id, f"batches/{asked.rank}", context
+            self._hub.executor.streams, member_id, f"batches/{stream.rank}", context
         ):
-            outbox = await self._hub.open_batches(_opened(member_id, asked))
+            outbox = await self._hub.open_batches(stream)
             await either(
                 outbox.deliver(send),
                 explain_waits(outbox, explain, interval_s=self._wait_interval_s),
@@ -75,7 +74,9 @@ class TrainerServicer:
     async def AckBatch(self, request: pb.AckBatchRequest, context: Context) -> pb.AckBatchResponse:
         """Settle a batch."""
         member_id = self._access.member(context, MemberRole.TRAINER)
-        is_settled = await self._hub.take(_acked(member_id, wire.decode_ack_batch(request)))
+        is_settled = await self._hub.take(
+            replace(wire.decode_ack_batch(request), member_id=member_id)
+        )
         hit(FaultPoint.BATCH_SETTLED)
         return pb.AckBatchResponse(settled=is_settled)
 
@@ -88,34 +89,6 @@ class TrainerServicer:
         next_version = await self._hub.take(VersionPublished(member_id=member_id, info=info))
         hit(FaultPoint.VERSION_SAFE)
         return pb.PublishVersionResponse(next_version=next_version)
-
-
-def _opened(member_id: MemberId, asked: StreamBatches) -> BatchStreamOpened:
-    return BatchStreamOpened(
-        member_id=member_id,
-        rank=asked.rank,
-        world_size=asked.world_size,
-        max_outstanding=asked.max_outstanding,
-        max_tokens=asked.max_tokens,
-    )
-
-
-def _acked(member_id: MemberId, ack: AckBatch) -> BatchAcked:
-    return BatchAcked(
-        member_id=member_id,
-        batch_id=ack.batch_id,
-        outcome=ack.outcome,
-        rank=ack.rank,
-        step=ack.step,
-        checkpoint_id=ack.checkpoint_id,
-        wait_s=_seconds(ack.wait),
-        train_s=_seconds(ack.train),
-        metrics=ack.metrics,
-    )
-
-
-def _seconds(span: timedelta | None) -> float:
-    return 0.0 if span is None else span.total_seconds()
 
 
 async def _send_batch(batch: SendBatch, context: Context) -> None:
