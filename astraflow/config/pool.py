@@ -217,6 +217,20 @@ class Raas(Strict):
         return ceil(self.capacity / 10) if self.eval_extra is None else self.eval_extra
 
 
+class Restarts(Strict):
+    """How often `astraflow run` starts what died again within a window; beyond that it gives up."""
+
+    raas: int = Field(default=3, ge=0)
+    """Of all nodes together; where one is given up the others go on, and without any the run
+    fails."""
+    trainer: int = Field(default=16, ge=0)
+    """Of each trainer that a signal killed; else the run fails."""
+    hub: int = Field(default=16, ge=0)
+    """Of a hub that a signal killed; else the run fails."""
+    window_s: float = Field(default=600.0, gt=0)
+    """Restarts that are longer ago do not count."""
+
+
 class AutoscaleConfig(Strict):
     """How large the pool may be, and how `astraflow autoscale` changes it."""
 

@@ -42,6 +42,7 @@ from astraflow.config.pool import (
     Metrics,
     Raas,
     RelayConfig,
+    Restarts,
     TlsConfig,
     Tracing,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "Relation",
     "RelayConfig",
     "ReplayConfig",
+    "Restarts",
     "RolloutsConfig",
     "Sampling",
     "Sapo",
@@ -123,6 +125,7 @@ class Recipe(Strict):
     raas: Raas = Raas()
     autoscale: AutoscaleConfig = AutoscaleConfig()
     hub: HubConfig = HubConfig()
+    restarts: Restarts = Restarts()
     metrics: Metrics = Metrics()
     tracing: Tracing = Tracing()
     track: tuple[str, ...] = ("tensorboard",)

@@ -4,15 +4,17 @@ import asyncio
 import os
 import signal
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
 from astraflow.client.control import ControlClient
 from astraflow.config.loader import dump_recipe
-from astraflow.config.recipe import Recipe
+from astraflow.config.recipe import Recipe, Restarts
 from astraflow.config.run_dir import RunDir
 from astraflow.core import errors
 from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
@@ -38,13 +40,42 @@ _HUB_START_S = 60.0
 
 _END_S = 20.0
 
-_RAAS_RESTARTS = 3
-
-_HUB_RESTARTS = 16
-
-_TRAINER_RESTARTS = 16
-
 _TRAINER = "trainer-"
+
+
+class RestartLimit:
+    """Bounds how often a run starts again what died, each role by itself.
+
+    Example:
+        Of 3 in 600 s the fourth, after 599 s, is refused; after 600 s the first does not count.
+    """
+
+    def __init__(self, settings: Restarts) -> None:
+        self._settings = settings
+        self._times: dict[str, deque[float]] = {}
+
+    def allow(
+        self, key: Literal["raas", "trainer", "hub"], now_s: float, *, name: str = ""
+    ) -> bool:
+        """Return whether it may be started again now, and count it.
+
+        Args:
+            key: Of the recipe's `restarts`.
+            now_s: On a clock that never goes back.
+            name: Tells those apart that are counted by themselves.
+        """
+        times = self._times.setdefault(key + name, deque())
+        while times and times[0] <= now_s - self._settings.window_s:
+            times.popleft()
+        is_allowed = len(times) < getattr(self._settings, key)
+        if is_allowed:
+            times.append(now_s)
+        return is_allowed
+
+    def reached(self, key: Literal["raas", "trainer", "hub"]) -> str:
+        """Return for people why it is not started again."""
+        count, window_s = getattr(self._settings, key), self._settings.window_s
+        return f"it is not started again: {count} restarts in {window_s:g} s (restarts.{key})"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +90,8 @@ class Launcher:
         is_resumed: Whether trainers go on from checkpoints.
         checkpoint_id: The one that all of them begin with; empty: the last of each.
         first_raas: Number of the first rollout node.
+        limit: Of what is started again.
+        refusals: Why processes were not started again, by name.
     """
 
     recipe: Recipe
@@ -74,6 +107,11 @@ class Launcher:
     interrupts: int = 0
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     last: RunStatus | None = None
+    limit: RestartLimit = field(init=False)
+    refusals: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        self.limit = RestartLimit(self.recipe.restarts)
 
     async def run(self) -> tuple[str, str | None]:
         """Run to the end; return the state and, where it failed, why."""
@@ -223,23 +261,27 @@ class Launcher:
             # Started again it would say the same.
             if code == CONFIGURATION_EXIT or not is_raas:
                 break
-            if self.raas_count >= self.recipe.raas.count + _RAAS_RESTARTS:
+            if not self._may_restart(process, "raas"):
                 break
             scene.progress.note(f"[yellow]{name} ended ({code}); what it held is issued again[/]")
             process = await self._start_raas(scene.roles, scene.hub, scene.lifeline)
         is_spare = is_raas and code != CONFIGURATION_EXIT
         if is_spare and self._has_nodes():
-            scene.progress.note(f"[yellow]{name} ended ({code}); the other nodes go on[/]")
+            why = self.refusals[name]
+            scene.progress.note(f"[yellow]{name} ended ({code}); {why}; the other nodes go on[/]")
             return
-        self.failure = f"{name} ended with {_named(code)}:\n{process.last_words()}"
+        why = "".join(f"; {why}" for why in [self.refusals.get(name)] if why)
+        self.failure = f"{name} ended with {_named(code)}{why}:\n{process.last_words()}"
         with suppress(AstraflowError):
             await scene.control.stop_run(StopMode.CANCEL)
 
     async def _guard_hub(self, hub: RoleProcess, scene: "_Scene") -> RoleProcess:
         """Start a hub again that was killed; return the one that ended otherwise."""
-        for _ in range(_HUB_RESTARTS):
+        while True:
             code = await hub.wait()
             if code >= 0 or self.interrupts > 2 or not is_begun(self.recipe, self.run_dir):
+                break
+            if not self._may_restart(hub, "hub"):
                 break
             scene.progress.note(f"[yellow]the hub was killed ({code}); it goes on where it was[/]")
             hub = await self._start(hub.command, scene.lifeline)
@@ -248,9 +290,11 @@ class Launcher:
     async def _guard_trainer(self, trainer: RoleProcess, scene: "_Scene") -> RoleProcess:
         """Start a trainer again that was killed; return the one that ended otherwise."""
         policy = trainer.command.name.removeprefix(_TRAINER)
-        for _ in range(_TRAINER_RESTARTS):
+        while True:
             code = await trainer.wait()
             if code >= 0 or self.interrupts > 2 or self._is_over():
+                break
+            if not self._may_restart(trainer, "trainer", name=policy):
                 break
             scene.progress.note(
                 f"[yellow]the trainer of {policy} was killed ({code}); it goes on from its last "
@@ -259,6 +303,15 @@ class Launcher:
             command = scene.roles.trainer(policy, scene.hub, resume=True)
             trainer = await self._start(command, scene.lifeline)
         return trainer
+
+    def _may_restart(
+        self, process: RoleProcess, key: Literal["raas", "trainer", "hub"], *, name: str = ""
+    ) -> bool:
+        """Whether a process that ended may be started again; else note why not."""
+        is_allowed = self.limit.allow(key, time.monotonic(), name=name)
+        if not is_allowed:
+            self.refusals[process.command.name] = self.limit.reached(key)
+        return is_allowed
 
     def _has_nodes(self) -> bool:
         return any(_is_raas(each) and each.exit_code is None for each in self.processes)
