@@ -131,8 +131,8 @@ class Commits:
             self._complete(group)
 
     def _complete(self, group: list[Decided]) -> None:
+        self.nbytes += sum([len(decided.record) for decided in group])
         for decided in group:
-            self.nbytes += len(decided.record)
             self._carry_out(decided)
             hit(FaultPoint.CARRIED_OUT_HALF)
         self._safe_count += len(group)

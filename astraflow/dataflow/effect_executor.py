@@ -39,6 +39,7 @@ from astraflow.dataflow.watches import Watches
 from astraflow.rpc.access import ended_error, fenced_error
 from astraflow.rpc.concurrency import Outbox
 from astraflow.rpc.streams import StreamClosed, StreamRegistry
+from astraflow.telemetry.traces import is_tracing
 
 log = structlog.get_logger(__name__)
 
@@ -80,10 +81,14 @@ class EffectExecutor:
 
     def carry_out(self, effect: Effect, now: datetime) -> None:
         """Do what one effect asks for."""
-        effect = self.traces.stamp(effect, now)
+        if is_tracing():
+            effect = self.traces.stamp(effect, now)
         self.directory.see(effect, now)
         self.counters.see(effect, self.directory.history)
         match effect:
+            # The most frequent one first: each line is a question.
+            case RecordRollout():
+                self._record_rollout(effect, now)
             case SendTask() | SendCancellation() | SendDirective():
                 self.outboxes.post(effect)
             case SendBatch() | SendEndOfData():
@@ -104,8 +109,6 @@ class EffectExecutor:
         match effect:
             case AnnounceVersion():
                 self.watches.announce(effect.info)
-            case RecordRollout():
-                self._record_rollout(effect, now)
             case RecordBatch():
                 self._recorder.batch(
                     now,

@@ -167,6 +167,8 @@ class Hub:
         self.max_apply_s = 0.0
         # About what a replay of the records since the snapshot takes, in CPU seconds.
         self.replay_s = 0.0
+        # CPU seconds of the thread where a chain of events began of which each goes on; None: none.
+        self._chain_s: float | None = None
         self._data_sets = data_sets
         self._sources = sources
         self._path_of = recorder.saved_path
@@ -208,6 +210,7 @@ class Hub:
         *,
         received: rollout_pb2.Rollout | None = None,
         goes_on: bool = False,
+        now: datetime | None = None,
     ) -> Any:
         """Decide what comes of an event; it is carried out when the journal holds it.
 
@@ -215,6 +218,7 @@ class Hub:
             event: What happens.
             received: The message that a RolloutArrived came in.
             goes_on: Whether the next event comes at once, as `Run.apply`.
+            now: When; None: at this moment.
 
         Returns:
             The answer that the event's docstring names; it is safe after `safe`.
@@ -222,12 +226,18 @@ class Hub:
         Raises:
             AstraflowError: As the event's docstring says; nothing has changed then.
         """
-        now, started = self._clock.now(), time.thread_time()
+        now = self._clock.now() if now is None else now
+        if self._chain_s is None:
+            self._chain_s = time.thread_time()
         kept = without_secrets(event)
         record = b""
         if self._keeps_records:
             record = record_bytes(kept, now, received=received, goes_on=goes_on)
-        outcome = self.run.apply(event, now, goes_on=goes_on)
+        try:
+            outcome = self.run.apply(event, now, goes_on=goes_on)
+        except AstraflowError:
+            self._chain_s = None
+            raise
         if self._keeps_records:
             record = with_decision(record, outcome.digest)
         self.event_count += 1
@@ -240,23 +250,23 @@ class Hub:
                 record=record,
             )
         )
-        took_s = time.thread_time() - started
-        self.replay_s += took_s
-        self.max_apply_s = max(self.max_apply_s, took_s)
         if not goes_on:
+            took_s = time.thread_time() - self._chain_s
+            self._chain_s = None
+            self.replay_s += took_s
+            self.max_apply_s = max(self.max_apply_s, took_s)
             self._deadline.refresh()
         return outcome.answer
 
     def _carry_out(self, decided: Decided) -> None:
         event = decided.event
-        if isinstance(event, RolloutArrived):
-            self.counters.ack.observe((self._clock.now() - decided.time).total_seconds())
         if isinstance(event, StreamBatches):
             self.executor.outboxes.open_batches(event.member_id, event.rank)
         for effect in decided.effects:
             self.executor.carry_out(effect, decided.time)
-        self.executor.traces.see(event, decided.answer)
-        self.directory.note(event, decided.answer, decided.time)
+        if not isinstance(event, RolloutArrived):
+            self.executor.traces.see(event, decided.answer)
+            self.directory.note(event, decided.answer, decided.time)
         self.executor.watches.touch()
 
     async def read_prompts(self) -> None:

@@ -8,6 +8,7 @@ one go, and each stream gets its acks in one message.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import datetime
 from typing import Final, TypeAlias
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -137,10 +138,10 @@ class Ingest:
         if len(inbox) < _INBOX_COUNT:
             self._may_read.set()
         acks: dict[_Stream, list[ItemAck]] = {}
-        is_open = False
+        is_open, now = False, self._hub.now()
         for left, (stream, item) in zip(range(len(batch) - 1, -1, -1), batch, strict=True):
             try:
-                ack, is_decided = self._apply(item, goes_on=left > 0)
+                ack, is_decided = self._apply(item, now, goes_on=left > 0)
             except Exception as error:  # noqa: BLE001 - ends the stream that it came on
                 stream.fail(error)
                 continue
@@ -149,9 +150,16 @@ class Ingest:
         if is_open:
             # Nothing came of the last one: what comes of those before it is decided now.
             self._hub.apply(Ticked())
-        commits.then(commits.ticket, lambda: _add(acks))
+        commits.then(commits.ticket, lambda: self._acknowledge(acks, now))
 
-    def _apply(self, item: _Item, *, goes_on: bool) -> tuple[ItemAck, bool]:
+    def _acknowledge(self, acks: dict[_Stream, list[ItemAck]], since: datetime) -> None:
+        count = 0
+        for stream, those in acks.items():
+            stream.add(those)
+            count += len(those)
+        self._hub.counters.ack.observe((self._hub.now() - since).total_seconds(), count)
+
+    def _apply(self, item: _Item, now: datetime, *, goes_on: bool) -> tuple[ItemAck, bool]:
         """Return the ack of an item, and whether anything was decided for it.
 
         A rollout that is of no use is not applied: so a node that sends the same ones for ever does
@@ -162,15 +170,10 @@ class Ingest:
         event, received = item
         refusal = self._hub.run.refusal(event) if isinstance(event, RolloutArrived) else None
         if refusal is None:
-            return self._hub.apply(event, received=received, goes_on=goes_on), True
+            return self._hub.apply(event, received=received, goes_on=goes_on, now=now), True
         if refusal.event is not None:
-            return self._hub.apply(refusal.event, goes_on=goes_on), True
+            return self._hub.apply(refusal.event, goes_on=goes_on, now=now), True
         return refusal.ack, False
-
-
-def _add(acks: dict[_Stream, list[ItemAck]]) -> None:
-    for stream, those in acks.items():
-        stream.add(those)
 
 
 async def _answer(stream: _Stream, write: _Write) -> None:

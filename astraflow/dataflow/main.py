@@ -20,7 +20,7 @@ from astraflow.dataflow.server import serve_hub
 from astraflow.rpc.access import HubTokens
 from astraflow.rpc.address import join_address, split_address
 from astraflow.storage.fault_points import FaultPoint, arm, hit
-from astraflow.telemetry.garbage import collect_rarely, keep_for_good
+from astraflow.telemetry.garbage import collect_rarely, keep_for_good, reuse_memory
 
 log = structlog.get_logger(__name__)
 
@@ -119,6 +119,7 @@ async def _serve(recipe: Recipe, run: RunDir, tokens: HubTokens, listen: str | N
         )
         keep_for_good()
         collect_rarely()
+        reuse_memory()
         run.write_endpoint(endpoint)
         hit(FaultPoint.RECOVERY_SERVING)
 

@@ -184,13 +184,13 @@ class MemberDirectory:
     def see(self, effect: Effect, now: datetime) -> None:
         """Take note of what the run asks for."""
         match effect:
+            case RecordRollout():
+                self.history.accept(effect.member_id)
             case SendTask():
                 if self.first_task_time is None and effect.task.purpose is TaskPurpose.TRAIN:
                     self.first_task_time = now
             case CloseSession():
                 self._close(effect, now)
-            case RecordRollout():
-                self.history.accept(effect.member_id)
             case RecordVersion():
                 self.history.update(effect.member_id, effect.report)
             case _:

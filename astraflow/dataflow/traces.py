@@ -10,7 +10,7 @@ from astraflow.core.effects import Effect, RecordRollout, SendBatch, SendTask
 from astraflow.core.events import Event, TaskFinished
 from astraflow.core.ids import BatchId, GroupId, RunId, TaskId
 from astraflow.core.tasks import RolloutTask, TaskPurpose
-from astraflow.telemetry.traces import context_below, group_context, is_tracing, record
+from astraflow.telemetry.traces import context_below, group_context, record
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -29,9 +29,7 @@ class HubTraces:
         self._batches = OrderedDict[BatchId, tuple[SendBatch, int]]()
 
     def stamp(self, effect: Effect, now: datetime) -> Effect:
-        """Return an effect with the contexts of its groups; the same one when nobody traces."""
-        if not is_tracing():
-            return effect
+        """Return an effect with the contexts of its groups."""
         match effect:
             case SendTask() if effect.task.purpose is TaskPurpose.TRAIN:
                 return self._task(effect, _ns(now))

@@ -1,6 +1,8 @@
-"""Garbage collection: what a process keeps for good is not looked through again and again."""
+"""Memory of long processes: what is kept for good is not looked through again and again."""
 
+import ctypes
 import gc
+from contextlib import suppress
 
 
 def keep_for_good() -> None:
@@ -21,3 +23,21 @@ def collect_rarely() -> None:
     times less often.
     """
     gc.set_threshold(10_000, 10, 100)
+
+
+# mallopt's numbers, of malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGE_NBYTES = 32 << 20
+
+
+def reuse_memory() -> None:
+    """Have the allocator keep what is let go, for a process through which large messages pass.
+
+    glibc gives blocks of 128 KiB and more back to the kernel each time, which fills the next one
+    with zeros page by page: an eighth of what a hub does under load. Up to 32 MiB a block and
+    128 MiB at the end of the heap are kept. Nothing happens with another allocator.
+    """
+    with suppress(OSError, AttributeError):
+        allocator = ctypes.CDLL(None)
+        allocator.mallopt(_M_MMAP_THRESHOLD, _LARGE_NBYTES)
+        allocator.mallopt(_M_TRIM_THRESHOLD, 4 * _LARGE_NBYTES)

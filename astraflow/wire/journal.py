@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -128,21 +129,57 @@ def record_bytes(
         received: The rollout of a RolloutArrived as it came, so that it is not encoded again.
         goes_on: Whether the next record came together with it.
     """
+    # Fields of a message may follow each other in pieces.
+    head = _head(time, goes_on)
+    if received is not None and isinstance(entry, ev.RolloutArrived):
+        body, member = received.SerializeToString(), _member(entry.member_id)
+        length = _varint(len(body))
+        arrived = _varint(len(member) + len(_ROLLOUT_TAG) + len(length) + len(body))
+        return b"".join((head, _ARRIVED_TAG, arrived, member, _ROLLOUT_TAG, length, body))
+    kind = type(entry)
+    record = pb.Record()
+    getattr(record, _field(kind)).CopyFrom(_FUNCTIONS[kind][0](entry))
+    return head + record.SerializeToString()
+
+
+@lru_cache(maxsize=8)
+def _head(time: datetime, goes_on: bool) -> bytes:
     record = pb.Record(goes_on=goes_on)
     set_time(record.time, time)
-    if received is not None and isinstance(entry, ev.RolloutArrived):
-        record.rollout_arrived.member_id = entry.member_id
-        record.rollout_arrived.rollout.CopyFrom(received)
-        return record.SerializeToString()
-    kind = type(entry)
-    getattr(record, _field(kind)).CopyFrom(_FUNCTIONS[kind][0](entry))
     return record.SerializeToString()
+
+
+@lru_cache(maxsize=4096)
+def _member(member_id: MemberId) -> bytes:
+    return pb.RolloutArrived(member_id=member_id).SerializeToString()
+
+
+def _varint(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
+
+
+# Of protobuf: bytes with their length before them, and four bytes.
+_DELIMITED, _FIXED32 = 2, 5
+
+_ARRIVED_TAG, _ROLLOUT_TAG, _DECISION_TAG = (
+    _varint(message.DESCRIPTOR.fields_by_name[name].number << 3 | wire_type)
+    for message, name, wire_type in (
+        (pb.Record, "rollout_arrived", _DELIMITED),
+        (pb.RolloutArrived, "rollout", _DELIMITED),
+        (pb.Record, "decision", _FIXED32),
+    )
+)
 
 
 def with_decision(record: bytes, digest: int) -> bytes:
     """Return a record with the digest of what was decided."""
-    # Fields of one message may follow each other in pieces.
-    return record + pb.Record(decision=digest).SerializeToString()
+    return b"".join((record, _DECISION_TAG, digest.to_bytes(4, "little")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
