@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 from astraflow.core.ids import MemberId
@@ -83,6 +84,15 @@ class Speed:
         return self.token_s * max(1.0, (outstanding + count) / max(self.load, self.capacity))
 
 
+def _fastest(speeds: Iterable[Speed]) -> Speed | None:
+    """Return the first one that nobody beats; None: nobody was measured."""
+    fastest, token_s = None, inf
+    for speed in speeds:
+        if 0 < speed.token_s < token_s:
+            fastest, token_s = speed, speed.token_s
+    return fastest
+
+
 class Measured:
     """What is expected of the pool and of prompts.
 
@@ -122,8 +132,7 @@ class Measured:
         weight = _WEIGHT if self._tokens else 1.0
         self._tokens += weight * (token_count - self._tokens)
         if self._count % _LOOK_EVERY == 0:
-            known = (speed for speed in speeds if speed.is_known)
-            self._fastest = min(known, key=lambda speed: speed.token_s, default=None)
+            self._fastest = _fastest(speeds)
         # Nobody is slow beside what the fastest one was before it slowed down itself.
         self.fastest_token_s = self._fastest.token_s if self._fastest else 0.0
         self._count += 1

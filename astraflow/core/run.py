@@ -99,21 +99,20 @@ class Run:
         Args:
             event: What happens.
             now: When.
-            goes_on: Whether another event follows at once that came together with this one: unless
-                a group became whole, what comes of both is decided with that one.
+            goes_on: Whether another event follows at once that came together with this one: what
+                comes of both is decided with that one.
 
         Raises:
             AstraflowError: As the event's docstring says; nothing has changed then.
         """
         state = self._state
         changes_nothing = self._components.membership.is_plain_renewal(event, now)
-        group_count = len(state.groups)
         try:
             answer = take(self._components, event, now)
         except AstraflowError:
             state.take_effects()
             raise
-        if not changes_nothing and not (goes_on and len(state.groups) == group_count):
+        if not (goes_on or changes_nothing):
             self._advance(now)
         return Decision(answer=answer, effects=state.take_effects())
 

@@ -169,6 +169,7 @@ class Hub:
         self.replay_s = 0.0
         # CPU seconds of the thread where a chain of events began of which each goes on; None: none.
         self._chain_s: float | None = None
+        self._together: list[tuple[Event, asyncio.Future[Any]]] = []
         self._data_sets = data_sets
         self._sources = sources
         self._path_of = recorder.saved_path
@@ -194,6 +195,34 @@ class Hub:
             return self.apply(event)
         finally:
             await self.safe()
+
+    async def take_with_others(self, event: Event) -> Any:
+        """Let something happen, as `take`, decided together with what else came meanwhile."""
+        if not self._together:
+            asyncio.get_running_loop().call_soon(self._decide_together)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._together.append((event, answer))
+        try:
+            return await answer
+        finally:
+            await self.safe()
+
+    def _decide_together(self) -> None:
+        together, self._together = self._together, []
+        is_open, now = False, self.now()
+        for left, (event, answer) in zip(range(len(together) - 1, -1, -1), together, strict=True):
+            try:
+                decided = self.apply(event, goes_on=left > 0, now=now)
+            except Exception as error:  # noqa: BLE001 - raised where it was asked for
+                if not answer.done():
+                    answer.set_exception(error)
+                continue
+            is_open = left > 0
+            if not answer.done():
+                answer.set_result(decided)
+        if is_open:
+            # What comes of those before one that was refused.
+            self.apply(Ticked())
 
     async def safe(self, ticket: int | None = None) -> None:
         """Wait until what was decided so far is safe, or up to a ticket of `commits`."""

@@ -91,12 +91,14 @@ class TestEventsThatComeTogether:
         world.send(node, second, second.sample_indexes[0])
         assert len(world.tasks[node]) == there + 2
 
-    def test_a_group_that_became_whole_waits_for_nothing(self, make_world):
+    def test_a_group_that_became_whole_is_in_a_batch_after_the_last_one(self, make_world):
         world = make_world(groups_per_batch=1)
         trainer, node = world.started()
-        task = world.pop_task(node)
+        task, other = world.pop_task(node), world.pop_task(node)
         world.goes_on = True
         world.send(node, task, 0)
-        assert not world.batches
         world.send(node, task, 1)
+        assert not world.batches
+        world.goes_on = False
+        world.send(node, other, 0)
         assert world.batches[trainer, 0]

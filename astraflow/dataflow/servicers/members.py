@@ -119,7 +119,8 @@ class VersionServicer:
         """Take where a version stands on the caller."""
         member_id = self._access.member(context)
         report = versions.decode_version_report(request)
-        await self._hub.take(VersionReported(member_id=member_id, report=report))
+        # A pool reports a version at about the same time.
+        await self._hub.take_with_others(VersionReported(member_id=member_id, report=report))
         return version_pb.ReportVersionResponse()
 
     async def RequestPublish(
