@@ -235,7 +235,6 @@ async def replay(
     snapshot: Snapshot,
     begin: Begin,
     *,
-    end: int | None = None,
     observe: Observer | None = None,
     on_progress: OnProgress | None = None,
 ) -> Replica | None:
@@ -245,14 +244,24 @@ async def replay(
         journal: What happened.
         snapshot: What happened before it.
         begin: Makes the run that the first record names.
-        end: Position to stop at; None: the last record.
         observe: Called with every event.
         on_progress: Called now and then with the share of the records that is replayed.
 
     Raises:
         AstraflowError: JOURNAL_FAILED; what `begin` raises.
     """
-    end = journal.end if end is None else end
+    replica = await replica_of(journal, snapshot, begin)
+    if replica is not None:
+        await catch_up(replica, journal, observe=observe, on_progress=on_progress)
+    return replica
+
+
+async def replica_of(journal: JournalRecords, snapshot: Snapshot, begin: Begin) -> Replica | None:
+    """Return what a snapshot, or the first record of a journal, comes to; None: neither is there.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED; what `begin` raises.
+    """
     replica = await asyncio.to_thread(Replica.load, snapshot, identity=journal.identity)
     if replica is not None and replica.position > journal.end:
         raise AstraflowError(
@@ -262,11 +271,34 @@ async def replay(
             "whole folder from one copy, or move it aside to begin the run anew from the trainer's "
             "last checkpoint",
         )
-    if replica is None:
-        if not end:
-            return None
+    if replica is None and journal.end:
         replica = Replica.begin((await journal.read(0, limit=1))[0], begin)
-    start = replica.position
+    return replica
+
+
+async def catch_up(
+    replica: Replica,
+    journal: JournalRecords,
+    *,
+    end: int | None = None,
+    observe: Observer | None = None,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Let happen what a journal says since.
+
+    Args:
+        replica: Goes on.
+        journal: What happened.
+        end: Position to stop at; None: the last record.
+        observe: Called with every event.
+        on_progress: Called now and then with the share of the records that is replayed.
+
+    Raises:
+        AstraflowError: JOURNAL_FAILED.
+    """
+    end, start = journal.end if end is None else end, replica.position
+    if end > journal.end:
+        raise AstraflowError(Reason.JOURNAL_FAILED, f"the journal has no record {end - 1}")
     reading = asyncio.ensure_future(_read(journal, start, end))
     try:
         while replica.position < end:
@@ -281,7 +313,6 @@ async def replay(
             await asyncio.sleep(0)
     finally:
         reading.cancel()
-    return replica
 
 
 async def _read(journal: JournalRecords, start: int, end: int) -> Sequence[bytes]:

@@ -226,9 +226,12 @@ def disk_full_while_compacting(at, copies):
     """The process that makes a snapshot finds no room."""
     with closing(sqlite3.connect(at / DATABASE)) as database:
         (end,) = database.execute("SELECT max(position) + 1 FROM records").fetchone()
-    command = [sys.executable, "-m", "astraflow.dataflow.compaction", str(at.parent), str(end)]
+    command = [sys.executable, "-m", "astraflow.dataflow.compaction", str(at.parent)]
     done = subprocess.run(
-        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command], capture_output=True, check=False
+        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command],
+        input=f"{end}\n".encode(),
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 1, done.stderr
 
