@@ -1,4 +1,7 @@
-"""Arenas: memory of a puller that a source on the same host writes into."""
+"""Arenas: memory of a puller that a source on the same host writes into.
+
+A source can write into it at any time, so what it brought is copied out before it is verified.
+"""
 
 import fcntl
 import mmap
@@ -27,7 +30,7 @@ def arena_nbytes(plan: TransferPlan) -> int:
 
 
 class Arena:
-    """Where the payloads of one transfer lie; what it was cut from is reused after it."""
+    """Where a source puts the payloads of one transfer; its memory is reused after it."""
 
     def __init__(self, memory: "_Memory") -> None:
         # It closes the descriptor when it goes.
@@ -35,18 +38,23 @@ class Arena:
         self.descriptor = memory.descriptor
         self.nbytes = memory.nbytes
         # Views of it hold it, so that its end is the end of the last of them.
-        self._bytes = np.frombuffer(memory.map, np.uint8)
-        memory.user = weakref.ref(self._bytes)
+        self._taken = np.frombuffer(memory.taken.data, np.uint8)
+        self._at = 0
+        memory.user = weakref.ref(self._taken)
 
     def payload(self, offset: int, nbytes: int) -> memoryview:
-        """Return a view of a payload; the pages live as long as it does.
+        """Copy a payload out of the arena; return a view of the copy, not to be written.
 
         Raises:
             AstraflowError: CHUNK_INVALID when it would not lie inside.
         """
-        if not 0 <= offset <= offset + nbytes <= self.nbytes:
+        first, self._at = self._at, self._at + nbytes
+        if not 0 <= offset <= offset + nbytes <= self.nbytes or self._at > self.nbytes:
             raise bad_frame("a payload lies outside of the arena")
-        return self._bytes[offset : offset + nbytes].data
+        # Not at the source's offset: it could name the same one twice.
+        part = self._taken[first : self._at]
+        np.copyto(part, self._memory.shared[offset : offset + nbytes])
+        return part.data.toreadonly()
 
 
 class ArenaPool:
@@ -82,7 +90,9 @@ class _Memory:
         os.ftruncate(self.descriptor, self.nbytes)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
-        self.map = mmap.mmap(self.descriptor, self.nbytes, prot=mmap.PROT_READ)
+        mapped = mmap.mmap(self.descriptor, self.nbytes, prot=mmap.PROT_READ)
+        self.shared = np.frombuffer(mapped, np.uint8)
+        self.taken = np.empty(self.nbytes, np.uint8)
         self.user: Callable[[], object | None] = lambda: None
 
     @property

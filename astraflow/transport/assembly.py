@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from bisect import bisect
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Final
@@ -30,20 +31,50 @@ UNPLANNED_COUNT: Final = 1 << 16
 
 _HIGH_NBYTES: Final = 256 << 20
 
+# Of a part that does not end its chunk: noting it takes less than it brings.
+_MIN_PART_NBYTES: Final = 4 << 10
+
 _Key = tuple[int, int]
 
 
 class _Staged:
-    """A chunk of which some bytes are here."""
+    """A chunk of which some bytes are here.
 
-    __slots__ = ("buffer", "header", "missing", "view")
+    Every byte is claimed once, by the connection that announces it. So when none is missing, nobody
+    is left who may write.
+    """
+
+    __slots__ = ("_buffer", "_claimed", "header", "missing")
 
     def __init__(self, header: ChunkHeader) -> None:
         self.header = header
         # Not zeroed: a chunk is handed out when all its bytes came, and then verified.
-        self.buffer = np.empty(header.payload_nbytes, np.uint8)
-        self.view = self.buffer.data
+        self._buffer = np.empty(header.payload_nbytes, np.uint8)
+        # First and end of what was announced, rising.
+        self._claimed: list[tuple[int, int]] = []
         self.missing = header.payload_nbytes
+
+    def claim(self, first: int, nbytes: int) -> memoryview:
+        """Return where bytes go, for who brings them alone.
+
+        Raises:
+            AstraflowError: CHUNK_INVALID.
+        """
+        end, size = first + nbytes, len(self._buffer)
+        least = min(_MIN_PART_NBYTES, max(size - first, min(size, 1)))
+        if end > size or nbytes < least:
+            raise bad_frame("a part is too short, or longer than what its chunk has")
+        at = bisect(self._claimed, (first, end))
+        neighbours = self._claimed[max(at - 1, 0) : at + 1]
+        if any(other_first < end and first < other_end for other_first, other_end in neighbours):
+            raise bad_frame("two frames bring the same bytes of a chunk")
+        self._claimed.insert(at, (first, end))
+        return self._buffer.data[first:end]
+
+    def frozen(self) -> memoryview:
+        """Return the payload, which nobody can write to from now on."""
+        self._buffer.flags.writeable = False
+        return self._buffer.data
 
 
 class ChunkAssembly:
@@ -99,11 +130,7 @@ class ChunkAssembly:
         Raises:
             AstraflowError: CHUNK_INVALID.
         """
-        staged = self._staged_for(frame)
-        end = frame.body_offset + frame.body_nbytes
-        if end > frame.payload_nbytes or frame.body_nbytes > staged.missing:
-            raise bad_frame("it brings more bytes than its chunk has")
-        return staged.view[frame.body_offset : end]
+        return self._staged_for(frame).claim(frame.body_offset, frame.body_nbytes)
 
     def touch(self) -> None:
         self._activity += 1
@@ -117,7 +144,7 @@ class ChunkAssembly:
         staged.missing -= frame.body_nbytes
         if staged.missing == 0:
             del self._staged[key]
-            self._hand_out(frame, staged.header, staged.view)
+            self._hand_out(frame, staged.header, staged.frozen())
 
     def take_whole(self, frame: Frame, payload: memoryview) -> None:
         """Take a chunk whose payload lies somewhere already.
@@ -328,6 +355,8 @@ class FrameInbox:
                 payload = self._arena.payload(frame.body_offset, frame.payload_nbytes)
                 self._assembly.take_whole(frame, payload)
             case FrameKind.CHUNK:
+                # Who brought the bytes can write to them no more.
+                body.release()
                 self._assembly.filled(frame)
             case FrameKind.PLAN:
                 self._filled_plan(frame)

@@ -121,7 +121,7 @@ async def test_lies_are_refused_before_memory_is_given(inbox, plan, chunks):
 
 async def test_before_the_plan_memory_is_bounded_too(inbox, tools):
     header = replace(tools.chunk_of(0, 1).header, payload_nbytes=4 << 20)
-    frame = Frame(kind=FrameKind.CHUNK, body_nbytes=1, payload_nbytes=4 << 20)
+    frame = Frame(kind=FrameKind.CHUNK, body_nbytes=4096, payload_nbytes=4 << 20)
     last = UNPLANNED_NBYTES >> 22
     for index in range(last):
         inbox.place(replace(frame, header=replace(header, index=index)))
