@@ -17,10 +17,11 @@ from astraflow.transport.frames import (
     Frame,
     FrameKind,
     bad_frame,
+    plan_nbytes,
     read_failure,
     read_plan,
 )
-from astraflow.wire.transfers import SentItem, TransferPlan, Waiting
+from astraflow.wire.transfers import SentItem, TransferBound, TransferPlan, Waiting
 from astraflow.wire.weights import SentChunk
 
 UNPLANNED_NBYTES: Final = 64 << 20
@@ -30,6 +31,7 @@ UNPLANNED_COUNT: Final = 1 << 16
 """How many chunks may."""
 
 _HIGH_NBYTES: Final = 256 << 20
+_NO_LIMIT: Final = 1 << 62
 
 # Of a part that does not end its chunk: noting it takes less than it brings.
 _MIN_PART_NBYTES: Final = 4 << 10
@@ -80,20 +82,31 @@ class _Staged:
 class ChunkAssembly:
     """Takes the frames of one transfer, from any number of connections, in any order.
 
-    What it holds is bounded: by the plan's payload_nbytes and chunk_count, before the plan by
-    64 MiB. Whoever exceeds that, contradicts himself or repeats a chunk has lied (CHUNK_INVALID).
+    What it holds is bounded: by what the run registered, and by the plan's payload_nbytes and
+    chunk_count, before the plan by 64 MiB. Whoever exceeds that, contradicts himself or repeats a
+    chunk has lied (CHUNK_INVALID).
     """
 
-    def __init__(self, *, stall_timeout_s: float, on_pressure: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        *,
+        stall_timeout_s: float,
+        on_pressure: Callable[[bool], None],
+        bound: TransferBound | None,
+    ) -> None:
         """Start empty.
 
         Args:
             stall_timeout_s: A source that sends nothing for so long is given up.
+            bound: By what the run registered; None: nothing of it is.
             on_pressure: Called with True when the reader is behind by 256 MiB, with False when
                 it has caught up.
         """
         self._plan: TransferPlan | None = None
         self._stall_timeout_s = stall_timeout_s
+        self._bound = bound or TransferBound(
+            patch_count=UNPLANNED_COUNT, chunk_count=_NO_LIMIT, payload_nbytes=_NO_LIMIT
+        )
         self._on_pressure = on_pressure
         self._is_pressed = False
         self._staged: dict[_Key, _Staged] = {}
@@ -114,10 +127,16 @@ class ChunkAssembly:
         """Take the plan.
 
         Raises:
-            AstraflowError: CHUNK_INVALID for a second one, or one that what came contradicts.
+            AstraflowError: CHUNK_INVALID for a second one, or one that what came contradicts;
+                PATCH_UNKNOWN for one that has more than the run registered.
         """
         if self._plan is not None:
             raise bad_frame("a transfer has one plan, not two")
+        bound = self._bound
+        if plan.payload_nbytes > bound.payload_nbytes or plan.chunk_count > bound.chunk_count:
+            raise AstraflowError(
+                Reason.PATCH_UNKNOWN, "the plan has more than what the run registered"
+            )
         self._plan = plan
         for key in self._begun:
             self._check_place(*key)
@@ -259,7 +278,9 @@ class ChunkAssembly:
         plan = self._plan
         max_nbytes = UNPLANNED_NBYTES if plan is None else plan.payload_nbytes
         max_count = UNPLANNED_COUNT if plan is None else plan.chunk_count
-        if self._claimed_nbytes > max_nbytes or len(self._begun) > max_count:
+        if self._claimed_nbytes > min(max_nbytes, self._bound.payload_nbytes) or len(
+            self._begun
+        ) > min(max_count, self._bound.chunk_count):
             raise bad_frame("there are more chunks or bytes than the plan says")
 
     def _hand_out(self, frame: Frame, header: ChunkHeader, payload: memoryview) -> None:
@@ -296,6 +317,7 @@ class FrameInbox:
         stall_timeout_s: float,
         on_pressure: Callable[[bool], None] = lambda _: None,
         on_plan: Callable[[TransferPlan], Arena | None] = lambda _: None,
+        bound: TransferBound | None = None,
     ) -> None:
         """Start empty.
 
@@ -303,8 +325,12 @@ class FrameInbox:
             stall_timeout_s: A source that sends nothing for so long is given up.
             on_pressure: See Assembly.
             on_plan: Called with the plan; returns where payloads will lie, None: in frames.
+            bound: By what the run registered; None: nothing of it is.
         """
-        self._assembly = ChunkAssembly(stall_timeout_s=stall_timeout_s, on_pressure=on_pressure)
+        self._assembly = ChunkAssembly(
+            stall_timeout_s=stall_timeout_s, on_pressure=on_pressure, bound=bound
+        )
+        self._max_plan_nbytes = MAX_PLAN_NBYTES if bound is None else plan_nbytes(bound)
         self._on_plan = on_plan
         self._arena: Arena | None = None
         self.since_s: float | None = None
@@ -382,7 +408,7 @@ class FrameInbox:
         return self._assembly.items()
 
     def _place_plan(self, frame: Frame) -> memoryview:
-        if not self._plan_body and 0 < frame.payload_nbytes <= MAX_PLAN_NBYTES:
+        if not self._plan_body and 0 < frame.payload_nbytes <= self._max_plan_nbytes:
             self._plan_body = memoryview(bytearray(frame.payload_nbytes))
             self._plan_missing = frame.payload_nbytes
         end = frame.body_offset + frame.body_nbytes

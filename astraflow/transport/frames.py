@@ -19,6 +19,7 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.wire.common import decode_failure, encode_failure
 from astraflow.wire.fields import DTYPES
 from astraflow.wire.transfers import (
+    TransferBound,
     TransferPlan,
     TransferSpec,
     decode_transfer_plan,
@@ -67,6 +68,11 @@ MAX_CALL_NBYTES: Final = 1 << 20
 
 MAX_PLAN_NBYTES: Final = 64 << 20
 """Largest body of PLAN and FAILURE."""
+
+# Shared tables of a patch have 16 KiB for each dtype.
+_PATCH_ROOM_NBYTES: Final = 128 << 10
+_DIGEST_ROOM_NBYTES: Final = 40
+_PLAN_ROOM_NBYTES: Final = 16 << 10
 
 
 class FrameKind(IntEnum):
@@ -223,6 +229,12 @@ def plan_parts(plan: TransferPlan, segment_nbytes: int) -> Iterator[tuple[bytes,
             payload_nbytes=len(body),
         )
         yield pack(header), part
+
+
+def plan_nbytes(bound: TransferBound) -> int:
+    """Return what the message of a plan has at most: digests of its chunks, tables of patches."""
+    room = _PLAN_ROOM_NBYTES + bound.chunk_count * _DIGEST_ROOM_NBYTES
+    return min(MAX_PLAN_NBYTES, room + bound.patch_count * _PATCH_ROOM_NBYTES)
 
 
 def read_plan(body: bytes) -> TransferPlan:

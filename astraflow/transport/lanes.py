@@ -29,6 +29,7 @@ from astraflow.wire.transfers import (
     ChunkSet,
     LaneEndpoint,
     SentItem,
+    TransferBound,
     TransferPlan,
     TransferSpec,
     Waiting,
@@ -183,7 +184,7 @@ async def requested_items(
     session: Session, spec: TransferSpec, transfer_token: bytes
 ) -> AsyncGenerator[SentItem]:
     """Ask for a version over connections that stand, and yield what comes."""
-    session.begin()
+    session.begin(spec.bound)
     session.ask(spec, transfer_token)
     async with aclosing(session.items()) as items:
         async for item in items:
@@ -289,7 +290,7 @@ class Lanes:
                 and session.is_idle
             ):
                 speculative = replace(spec, is_ahead=True)
-                session.begin()
+                session.begin(spec.bound)
                 session.ask(speculative, transfer_token)
                 source.ready = speculative, session
                 return
@@ -369,7 +370,10 @@ class Lanes:
         source.is_known = True
         try:
             session = await open_directly(
-                endpoint, transfer_token, stall_timeout_s=self._stall_timeout_s
+                endpoint,
+                transfer_token,
+                bound=spec.bound,
+                stall_timeout_s=self._stall_timeout_s,
             )
             if session is not None:
                 session.ask(spec, transfer_token)
@@ -397,7 +401,7 @@ class Lanes:
         plan_s = time.monotonic() - started
         for place in self._reachable(plan):
             try:
-                return await self._connect(place, plan, plan_s)
+                return await self._connect(place, plan, plan_s, spec.bound)
             except AstraflowError as error:
                 log.warning("a lane cannot be reached", lane=place.lane, why=str(error))
         source.plain_until = started + _PLAIN_S
@@ -413,21 +417,30 @@ class Lanes:
             if place.lane is lane and (lane is not LaneKind.SHM or is_same_host(place.address))
         ]
 
-    async def _connect(self, place: LaneEndpoint, plan: TransferPlan, plan_s: float) -> Session:
+    async def _connect(
+        self, place: LaneEndpoint, plan: TransferPlan, plan_s: float, bound: TransferBound | None
+    ) -> Session:
         match place.lane:
             case LaneKind.SHM:
                 return await open_shm(
-                    place.address, plan, pool=self._arenas, stall_timeout_s=self._stall_timeout_s
+                    place.address,
+                    plan,
+                    bound=bound,
+                    pool=self._arenas,
+                    stall_timeout_s=self._stall_timeout_s,
                 )
             case LaneKind.TCP:
                 return await open_tcp(
                     place.address,
                     plan,
+                    bound=bound,
                     count=connection_count(plan, plan_s),
                     stall_timeout_s=self._stall_timeout_s,
                 )
             case LaneKind.UCX:
-                return await open_ucx(place.address, plan, stall_timeout_s=self._stall_timeout_s)
+                return await open_ucx(
+                    place.address, plan, bound=bound, stall_timeout_s=self._stall_timeout_s
+                )
             case _:
                 raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{place.lane} is not spoken here")
 

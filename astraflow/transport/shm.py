@@ -24,7 +24,7 @@ from astraflow.transport.sockets import kept, readable, tune
 from astraflow.transport.stream_host import ClaimTransfer, StreamHost
 from astraflow.transport.stream_session import SocketSession
 from astraflow.transport.transfers import OpenTransfer, Secrets
-from astraflow.wire.transfers import TransferPlan
+from astraflow.wire.transfers import TransferBound, TransferPlan
 from astraflow.wire.weights import SentChunk
 
 SOCKET_NAME: Final = "lane"
@@ -49,7 +49,12 @@ def is_same_host(address: str) -> bool:
 
 
 async def open_shm(
-    address: str, plan: TransferPlan, *, pool: ArenaPool, stall_timeout_s: float
+    address: str,
+    plan: TransferPlan,
+    *,
+    bound: TransferBound | None,
+    pool: ArenaPool,
+    stall_timeout_s: float,
 ) -> SocketSession:
     """Connect to a source on this host and begin its transfer.
 
@@ -68,10 +73,11 @@ async def open_shm(
         session.send_descriptor(arena(lent.nbytes), lent.descriptor)
         return lent
 
-    # A source hands a transfer over once: without memory another lane must still find it.
-    pool.take(arena_nbytes(plan))
     session = SocketSession(LaneKind.SHM, stall_timeout_s=stall_timeout_s, arena_for=arena_for)
-    session.begin()
+    session.begin(bound)
+    # A source hands a transfer over once: without memory another lane must still find it.
+    if bound is None or plan.payload_nbytes <= bound.payload_nbytes:
+        pool.take(arena_nbytes(plan))
     await session.open(plan.token, dial)
     try:
         # Only now is there a connection over which the arena can go.

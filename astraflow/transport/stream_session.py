@@ -11,7 +11,7 @@ from astraflow.transport.arenas import Arena
 from astraflow.transport.assembly import FrameInbox, source_lost
 from astraflow.transport.frames import HEADER_NBYTES, Frame, bad_frame, hello, request, unpack
 from astraflow.transport.sockets import Tasks
-from astraflow.wire.transfers import SentItem, TransferPlan, TransferSpec
+from astraflow.wire.transfers import SentItem, TransferBound, TransferPlan, TransferSpec
 
 CONNECT_TIMEOUT_S: Final = 5.0
 
@@ -90,9 +90,18 @@ class SocketSession:
             await self.close()
             raise source_lost("no connection of the lane could be made")
 
-    def begin(self, plan: TransferPlan | None = None) -> None:
-        """Expect a transfer; without a plan it comes in a frame, or through `take_plan`."""
+    def begin(self, bound: TransferBound | None, plan: TransferPlan | None = None) -> None:
+        """Expect a transfer; without a plan it comes in a frame, or through `take_plan`.
+
+        Args:
+            bound: By what the run registered; None: nothing of it is.
+            plan: Known already.
+
+        Raises:
+            AstraflowError: As `take_plan`.
+        """
         self._inbox = FrameInbox(
+            bound=bound,
             stall_timeout_s=self._stall_timeout_s,
             on_pressure=self._hold,
             on_plan=lambda known: self._arena_for(self, known),

@@ -16,7 +16,7 @@ from astraflow.transport.sockets import kept, tune
 from astraflow.transport.stream_host import ClaimTransfer, StreamHost
 from astraflow.transport.stream_session import Dial, SocketSession
 from astraflow.transport.transfers import OpenStanding, OpenTransfer, Secrets
-from astraflow.wire.transfers import TransferPlan
+from astraflow.wire.transfers import TransferBound, TransferPlan
 
 NEAR_CONNECTION_COUNT: Final = 4
 FAR_CONNECTION_COUNT: Final = 96
@@ -47,7 +47,12 @@ def connection_count(plan: TransferPlan, plan_s: float) -> int:
 
 
 async def open_tcp(
-    address: str, plan: TransferPlan, *, count: int, stall_timeout_s: float
+    address: str,
+    plan: TransferPlan,
+    *,
+    bound: TransferBound | None,
+    count: int,
+    stall_timeout_s: float,
 ) -> SocketSession:
     """Connect to where a plan says, and begin its transfer.
 
@@ -55,7 +60,7 @@ async def open_tcp(
         AstraflowError: SOURCE_UNREACHABLE; INVALID_FIELD for an address without a port.
     """
     session = SocketSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s)
-    session.begin(plan if plan.patches else None)
+    session.begin(bound, plan if plan.patches else None)
     dial = await _dialler(*split_address(address))
     await session.open(plan.token, dial, count=count)
     return session
@@ -67,7 +72,7 @@ def direct_port(port: int) -> int:
 
 
 async def open_directly(
-    endpoint: str, secret: bytes, *, stall_timeout_s: float
+    endpoint: str, secret: bytes, *, bound: TransferBound | None, stall_timeout_s: float
 ) -> SocketSession | None:
     """Connect to where a source has its TCP lane as a rule, without asking over gRPC first.
 
@@ -83,7 +88,7 @@ async def open_directly(
     if await _is_this_machine(host):
         return None
     session = SocketSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s)
-    session.begin()
+    session.begin(bound)
     await session.open(
         prove(secret),
         await _dialler(host, direct_port(port)),

@@ -38,7 +38,7 @@ from astraflow.transport.frames import (
 from astraflow.transport.sockets import Tasks
 from astraflow.transport.stream_host import ClaimTransfer
 from astraflow.transport.transfers import OpenTransfer, Secrets, StandingTransfer, Transfer
-from astraflow.wire.transfers import TransferPlan, TransferSpec
+from astraflow.wire.transfers import TransferBound, TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk
 
 Result = TypeVar("Result")
@@ -149,8 +149,8 @@ class UcxSession:
         """Whether it stands and another transfer can begin."""
         return not self.is_ended and self._items is None
 
-    def begin(self, plan: TransferPlan | None = None) -> None:
-        """Expect a transfer; without a plan it comes in a frame."""
+    def begin(self, bound: TransferBound | None, plan: TransferPlan | None = None) -> None:
+        """Expect a transfer; without a plan it comes in a frame. See StreamSession."""
         items = self._items = asyncio.Queue[_Item]()
         loop = asyncio.get_running_loop()
 
@@ -158,7 +158,7 @@ class UcxSession:
             with suppress(RuntimeError):  # The loop has been closed: nobody waits.
                 loop.call_soon_threadsafe(items.put_nowait, item)
 
-        self._receiving = self._thread.start(self._receive(plan, post))
+        self._receiving = self._thread.start(self._receive(bound, plan, post))
 
     def ask(self, spec: TransferSpec, secret: bytes) -> None:
         """Ask for a version; what fails shows in `items`."""
@@ -185,9 +185,11 @@ class UcxSession:
             self._receiving.cancel()
         await self._thread.start(abort(self._endpoint))
 
-    async def _receive(self, plan: TransferPlan | None, post: Any) -> None:
+    async def _receive(
+        self, bound: TransferBound | None, plan: TransferPlan | None, post: Any
+    ) -> None:
         """Receive one transfer, in the thread of UCX."""
-        inbox = FrameInbox(stall_timeout_s=self._stall_timeout_s)
+        inbox = FrameInbox(stall_timeout_s=self._stall_timeout_s, bound=bound)
         if plan is not None:
             inbox.take_plan(plan)
         async with asyncio.TaskGroup() as group:
@@ -213,7 +215,9 @@ class UcxSession:
             inbox.fail(error)
 
 
-async def open_ucx(address: str, plan: TransferPlan, *, stall_timeout_s: float) -> UcxSession:
+async def open_ucx(
+    address: str, plan: TransferPlan, *, bound: TransferBound | None, stall_timeout_s: float
+) -> UcxSession:
     """Connect to where a plan says, and begin its transfer.
 
     Raises:
@@ -222,7 +226,7 @@ async def open_ucx(address: str, plan: TransferPlan, *, stall_timeout_s: float) 
     thread = ucx_thread()
     endpoint = await thread.start(_connected(thread, *split_address(address), plan.token))
     session = UcxSession(thread, endpoint, stall_timeout_s=stall_timeout_s)
-    session.begin(plan)
+    session.begin(bound, plan)
     return session
 
 

@@ -50,6 +50,21 @@ class ChunkSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransferBound:
+    """What a transfer has at most, by what the run registered.
+
+    Attributes:
+        patch_count: Patches of its plan.
+        chunk_count: Of all of them.
+        payload_nbytes: Of all of them.
+    """
+
+    patch_count: int
+    chunk_count: int
+    payload_nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferSpec:
     """What a puller wants, has and can do; see `weights/v1/transfer.proto`.
 
@@ -66,6 +81,7 @@ class TransferSpec:
         want_chunks: Only these; empty: all.
         have_chunks: Not these.
         is_ahead: The version may be still to come: it is sent as it is made.
+        bound: Who sends more lies; None: what is asked for was not registered. It does not travel.
     """
 
     policy_id: PolicyId
@@ -80,6 +96,7 @@ class TransferSpec:
     want_chunks: tuple[ChunkSet, ...] = ()
     have_chunks: tuple[ChunkSet, ...] = ()
     is_ahead: bool = False
+    bound: TransferBound | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

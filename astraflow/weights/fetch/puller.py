@@ -16,11 +16,13 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from astraflow.codec.chunks import CHUNK_NBYTES
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
 from astraflow.core.tensors import WeightUpdate
 from astraflow.core.versions import SourceKind, SourceReport, VersionInfo
 from astraflow.rpc.tls import Tls
+from astraflow.transport.assembly import UNPLANNED_NBYTES
 from astraflow.weights.disk.copy import DiskCopy
 from astraflow.weights.fetch.holding import Holding
 from astraflow.weights.fetch.lanes import (
@@ -32,9 +34,11 @@ from astraflow.weights.fetch.lanes import (
 )
 from astraflow.weights.fetch.sources import Fetch, FetchSettings, MeasuredLink, SourceMemory
 from astraflow.weights.patches.incoming import IncomingVersion, PipelinedDecoder
-from astraflow.weights.patches.routes import payload_nbytes
+from astraflow.weights.patches.layout_frame import LayoutFrame
+from astraflow.weights.patches.routes import itself, payload_nbytes, steps
 from astraflow.weights.patches.state import HeldState, stage
 from astraflow.weights.serve.relay import WeightRelay
+from astraflow.wire.transfers import TransferBound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +258,8 @@ class WeightPuller:
         spec = IncomingVersion(
             replace(target, version=target.version + 1), {}, base_version=target.version
         ).spec(goodput_bytes_per_s=link.goodput_bytes_per_s)
+        bound = _speculative_bound(known, self._holding.frame)
+        spec = replace(spec, max_memory_nbytes=bound.payload_nbytes, bound=bound)
         if address is None or max(known, default=0) > target.version:
             await self._lane.forget_ready(spec)
         else:
@@ -341,6 +347,29 @@ class WeightPuller:
             stage=timedelta(seconds=time.monotonic() - decoded),
         )
         return update
+
+
+def _speculative_bound(
+    known: Mapping[int, VersionInfo], frame: LayoutFrame | None
+) -> TransferBound:
+    """Return what is taken of a version that nobody has registered yet.
+
+    That is twice the largest patch between neighbours that the run knows, and all of the layout
+    where it knows none; 64 MiB in any case.
+    """
+    forward = [
+        sum(patch.payload_nbytes for patch in step.patches)
+        for info in known.values()
+        for step in steps(info.patches, itself)
+        if step.base_version == info.version - 1
+    ]
+    layout = None if frame is None else frame.layout
+    most = 2 * max(forward) if forward else (layout.nbytes if layout else UNPLANNED_NBYTES)
+    return TransferBound(
+        patch_count=1,
+        chunk_count=layout.nbytes // CHUNK_NBYTES + len(layout.tensors) if layout else 1,
+        payload_nbytes=min(max(most, CHUNK_NBYTES), UNPLANNED_NBYTES),
+    )
 
 
 async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:

@@ -14,6 +14,7 @@ from typing import Final
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import SourceInfo, SourceKind, SourceReport, SourceState, VersionInfo
+from astraflow.transport.frames import SourceError
 from astraflow.weights.fetch.lanes import ChunkLane, ListVersions, PullListener, joined
 from astraflow.weights.heartbeat import StallTimeouts, StallWatch, watched
 from astraflow.weights.patches.incoming import IncomingVersion
@@ -417,6 +418,11 @@ class Fetch:
                 async for item in items:
                     ration.take(item)
                     yield item
+        except AstraflowError as error:
+            # What it answers is no lie; what no honest source sends is.
+            if error.reason is Reason.CHUNK_INVALID and not isinstance(error, SourceError):
+                stats.bad_chunk_count += 1
+            raise
         finally:
             stats.learn(watch)
 

@@ -7,18 +7,19 @@ decoded counts only once the state that all of it makes is verified; see `state.
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import groupby, islice
 from time import perf_counter
 
 import numpy as np
 
 from astraflow.codec.changes import Change
-from astraflow.codec.chunks import Chunk
+from astraflow.codec.chunks import CHUNK_NBYTES, Chunk
 from astraflow.codec.decode import decode_change
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import PatchInfo, VersionInfo
 from astraflow.weights.patches.layout_frame import LayoutFrame
-from astraflow.weights.patches.routes import is_readable, itself, steps
+from astraflow.weights.patches.routes import is_readable, itself, registered_bound, steps
 from astraflow.weights.patches.state import CompletePatch, HeldState, bits_in
 from astraflow.wire.transfers import ChunkSet, TransferPlan, TransferSpec
 from astraflow.wire.weights import PatchIndex, SentChunk, digest_of
@@ -93,6 +94,10 @@ class IncomingVersion:
         for root, number in want:
             wanted.setdefault(root, []).append(number)
         have = [ChunkSet.of(root, chunks) for root, chunks in self._chunks.items() if chunks]
+        bound = registered_bound(self._known, self.base_version, self.target.version)
+        if bound is not None and want:
+            wanted_nbytes = min(bound.payload_nbytes, len(want) * CHUNK_NBYTES)
+            bound = replace(bound, chunk_count=len(want), payload_nbytes=wanted_nbytes)
         return TransferSpec(
             policy_id=self.target.policy_id,
             version=self.target.version,
@@ -102,6 +107,7 @@ class IncomingVersion:
             core_count=os.cpu_count() or 0,
             want_chunks=tuple(ChunkSet.of(root, each) for root, each in wanted.items()),
             have_chunks=tuple(have),
+            bound=bound,
         )
 
     def planned_patches(self) -> Iterator[tuple[PatchIndex, dict[int, Chunk]]]:

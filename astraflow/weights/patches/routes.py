@@ -6,6 +6,7 @@ from typing import Final, Generic, TypeVar
 
 from astraflow.codec.chunks import CODEC_VERSION
 from astraflow.core.versions import CodecProfile, PatchInfo, VersionInfo
+from astraflow.wire.transfers import TransferBound
 
 PROFILES: Final = (CodecProfile.FAST, CodecProfile.COMPACT)
 """What is coded and decoded by this release."""
@@ -172,6 +173,44 @@ def payload_nbytes(known: Mapping[int, VersionInfo], base: int | None, target: i
         if sums and version not in costs:
             costs[version] = min(sums)
     return costs.get(target)
+
+
+def registered_bound(
+    known: Mapping[int, VersionInfo], base: int | None, target: int
+) -> TransferBound | None:
+    """Return what a way of registered patches from a base to a version has at most.
+
+    With patches (nothing -> 0: 100), (0 -> 1: 5), (1 -> 2: 5) and (0 -> 2: 7 bytes) it is 10 bytes
+    in 2 patches from 0 to 2.
+
+    Args:
+        known: Versions as the run told them.
+        base: What is held; None: nothing.
+        target: What is wanted.
+
+    Returns:
+        None when no way is known.
+    """
+    most: dict[int | None, tuple[int, int, int]] = {base: (0, 0, 0)}
+    for version in sorted(known):
+        if base is not None and version <= base:
+            continue
+        for step in steps(filter(is_readable, known[version].patches), itself):
+            if step.base_version not in most:
+                continue
+            sizes = (
+                len(step.patches),
+                sum(patch.chunk_count for patch in step.patches),
+                sum(patch.payload_nbytes for patch in step.patches),
+            )
+            way = [sum(each) for each in zip(most[step.base_version], sizes, strict=True)]
+            before = most.get(version, (0, 0, 0))
+            patches, chunks, nbytes = map(max, way, before)
+            most[version] = patches, chunks, nbytes
+    if target not in most or target == base:
+        return None
+    patches, chunks, nbytes = most[target]
+    return TransferBound(patch_count=patches, chunk_count=chunks, payload_nbytes=nbytes)
 
 
 def is_readable(patch: PatchInfo) -> bool:

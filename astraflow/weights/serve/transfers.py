@@ -229,7 +229,8 @@ class SpeculativeTransfer:
     def _is_within_bounds(self, chunk: Chunk) -> bool:
         """Whether a reader takes one more chunk: before the plan that is bounded."""
         nbytes, count = self._sent_nbytes + len(chunk.payload), self._sent_count + 1
-        is_bounded = nbytes <= UNPLANNED_NBYTES and count <= UNPLANNED_COUNT
+        most = self._spec.max_memory_nbytes or UNPLANNED_NBYTES
+        is_bounded = nbytes <= min(UNPLANNED_NBYTES, most) and count <= UNPLANNED_COUNT
         return self._plan is not None or is_bounded
 
     def _rest(self) -> ServedTransfer:
@@ -242,8 +243,15 @@ class SpeculativeTransfer:
 
     def _planned(self, patch: StoredPatch) -> TransferPlan:
         self._store.note(self._spec.version, self._spec.base_version, self._link)
-        self._plan = self._plan_for((patch,), _places(patch))
-        return self._plan
+        plan = self._plan_for((patch,), _places(patch))
+        if 0 < self._spec.max_memory_nbytes < plan.payload_nbytes:
+            raise AstraflowError(
+                Reason.MEMORY_EXCEEDED,
+                f"version {plan.patches[0].patch.version} has {plan.payload_nbytes} bytes, which"
+                " are too many to send before it is announced",
+            )
+        self._plan = plan
+        return plan
 
     @property
     def _link(self) -> Link:
