@@ -430,8 +430,10 @@ class TrainerConfig(Strict):
     """Versions between sampling and training, at most. 0 is synchronous."""
     sync: Sync = Sync()
     lanes: LaneChoice = "auto"
-    """Over which weights are served, gRPC in any case: auto is shared memory and TCP, beside TLS
-    shared memory alone; or a list of grpc, tcp, shm, ucx."""
+    """Over which weights are served, gRPC in any case: auto is shared memory and TCP; or a list of
+    grpc, tcp, shm, ucx."""
+    encrypt_lanes: bool | None = None
+    """Whether the lanes that leave the host are encrypted; unset: beside TLS."""
     broadcast: Broadcast | None = None
     """Unset: versions are pulled alone."""
     prefetch: int = Field(default=1, ge=1, le=8)

@@ -156,7 +156,7 @@ class EngineSettings(Strict):
 class RelayConfig(Strict):
     """Rollout nodes pass on what they pull, so that a region costs the trainer one transfer.
 
-    Over gRPC and, where `raas.lanes` has tcp and there is no TLS, over TCP.
+    Over gRPC and, where `raas.lanes` has tcp, over TCP.
     """
 
     mode: Literal["auto", "off"] = "auto"
@@ -204,6 +204,9 @@ class Raas(Strict):
     lanes: LaneChoice = "auto"
     """Over which weights are pulled, the most wanted first, and relayed; gRPC is the way out in any
     case."""
+    encrypt_lanes: bool | None = None
+    """Whether the lanes that leave the host are encrypted, those of the relay too, and sources in
+    the clear asked over gRPC; unset: beside TLS."""
     sources: Literal["auto", "store"] = "auto"
     """Where weights come from. auto: whoever has them, nearest first. store: the object store
     alone, for pools that cannot reach the trainer."""

@@ -209,7 +209,11 @@ def _puller(
     policy_id: PolicyId,
 ) -> Puller:
     """Return what gets the weights of a policy: by broadcast, where there is one, or pulled."""
-    lane = AnyLane(tls=settings.tls, lanes=chosen_lanes(recipe.raas.lanes, settings.tls))
+    lane = AnyLane(
+        tls=settings.tls,
+        lanes=chosen_lanes(recipe.raas.lanes),
+        encrypts=recipe.raas.encrypt_lanes,
+    )
     pulling = partial(
         WeightPuller,
         policy_id,
@@ -238,8 +242,11 @@ async def _relays(
     if settings.tls is not None and settings.tls.certificate is None:
         log.warning("no weights are relayed: the node has no certificate to serve with")
         return None
-    lanes = chosen_lanes(recipe.raas.lanes, settings.tls)
-    relays = RelayServer(policy_ids, lanes=lanes)
+    relays = RelayServer(
+        policy_ids,
+        lanes=chosen_lanes(recipe.raas.lanes),
+        encrypts=recipe.raas.encrypt_lanes,
+    )
     await relays.start(listen=listen, advertise=recipe.raas.relay.advertise, tls=settings.tls)
     log.info("relaying weights", endpoint=relays.endpoint)
     return relays

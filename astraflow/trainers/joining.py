@@ -95,7 +95,8 @@ def joined(
                 advertise=place.advertise,
                 tls=place.tls,
                 loop=loop,
-                lanes=served_lanes(settings, place.tls),
+                lanes=served_lanes(settings),
+                encrypts=settings.encrypt_lanes,
             )
         )
         register = _registration(
@@ -160,7 +161,7 @@ def _take_place(
         sleep(_TAKEN_RETRY_S)
 
 
-def served_lanes(settings: TrainerConfig, tls: Tls | None) -> tuple[LaneKind, ...] | None:
+def served_lanes(settings: TrainerConfig) -> tuple[LaneKind, ...] | None:
     """Return the lanes beside gRPC; None: the usual ones."""
-    lanes = chosen_lanes(settings.lanes, tls)
+    lanes = chosen_lanes(settings.lanes)
     return None if lanes is None else tuple(lane for lane in lanes if lane is not LaneKind.GRPC)

@@ -1,17 +1,11 @@
-"""Frames: how chunks look on lanes other than gRPC. docs/weights.md has the bytes.
+"""Frames: how chunks look on lanes other than gRPC. docs/weights.md has the bytes."""
 
-Who asks over a lane proves that he knows the secret of the run, without sending it: a lane may end
-at a port where somebody else listens, and he learns nothing.
-"""
-
-import secrets
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from blake3 import blake3
 from google.protobuf.message import DecodeError
 
 from astraflow.codec.chunks import CHUNK_NBYTES, ChunkHeader
@@ -31,37 +25,13 @@ from astraflow.wire.weights import COMPRESSIONS, ENCODINGS, SentChunk
 from astraflow_proto.common.v1 import failure_pb2
 from astraflow_proto.weights.v1 import transfer_pb2
 
-_CONTEXT: Final = "astraflow weights v1: proofs of the transfer secret on lanes"
-_NONCE_NBYTES: Final = 32
-PROOF_NBYTES: Final = 64
-"""A nonce and the BLAKE3 of nonce and message, keyed with what is derived from the secret."""
-
-
-def prove(secret: bytes, message: bytes = b"") -> bytes:
-    """Return a proof, 64 bytes, that the maker of a message knows a secret."""
-    nonce = secrets.token_bytes(_NONCE_NBYTES)
-    return nonce + _mac(secret, nonce + message)
-
-
-def is_proven(proof: bytes, message: bytes, known: Sequence[bytes]) -> bool:
-    """Whether a proof was made with one of the secrets; an empty secret proves nothing."""
-    if len(proof) != PROOF_NBYTES:
-        return False
-    nonce, given = proof[:_NONCE_NBYTES], proof[_NONCE_NBYTES:]
-    macs = [_mac(secret, nonce + message) for secret in known if secret]
-    # No early exit: every comparison is made.
-    return bool(sum(secrets.compare_digest(given, mac) for mac in macs))
-
-
-def _mac(secret: bytes, message: bytes) -> bytes:
-    key = blake3(secret, derive_key_context=_CONTEXT).digest()
-    return blake3(message, key=key).digest()
-
-
 MAGIC: Final = b"AFL1"
 _HEADER: Final = struct.Struct("<4sBBBBIIIIqqqqq")
 HEADER_NBYTES: Final = _HEADER.size
 """64."""
+
+PROOF_NBYTES: Final = 32
+"""Of the proof that a REQUEST begins with."""
 
 MAX_CALL_NBYTES: Final = 1 << 20
 """Largest body of a frame that a puller sends: lists of chunks that it has."""
@@ -78,7 +48,6 @@ _PLAN_ROOM_NBYTES: Final = 16 << 10
 class FrameKind(IntEnum):
     """What a frame carries."""
 
-    HELLO = 1
     REQUEST = 2
     ARENA = 3
     PLAN = 4
@@ -97,7 +66,7 @@ class Frame:
         body_offset: Where in the whole payload the body belongs. CHUNK in an arena: where in the
             arena the payload begins.
         payload_nbytes: Of the whole payload, of which the body may be a part.
-        patch_index: CHUNK: of which patch of the plan. HELLO: number of connections to come.
+        patch_index: CHUNK: of which patch of the plan.
         header: CHUNK: of the chunk.
     """
 
@@ -177,33 +146,27 @@ def chunk_frame(sent: SentChunk, *, body_nbytes: int, body_offset: int) -> Frame
     )
 
 
-def hello(token: bytes, *, connection_count: int = 1) -> bytes:
-    """Return the frame that begins every connection.
-
-    Its body is the token of a planned transfer, or a proof of the run's secret by which the
-    connections of a group know each other.
-    """
-    return _whole(FrameKind.HELLO, token, patch_index=connection_count)
-
-
-def request(spec: TransferSpec, secret: bytes) -> bytes:
+def request(spec: TransferSpec, proof_of: Callable[[bytes], bytes]) -> bytes:
     """Return the frame that asks for a version over connections that stand.
 
-    Body: a proof of the run's transfer secret (64 bytes), a TransferSpec message.
+    Body: a proof of the run's transfer secret (32 bytes), a TransferSpec message.
     """
     message = encode_transfer_spec(spec).SerializeToString()
-    return _whole(FrameKind.REQUEST, prove(secret, message) + message)
+    return _whole(FrameKind.REQUEST, proof_of(message) + message)
 
 
-def read_request(body: bytes, secrets: Sequence[bytes]) -> TransferSpec:
+def read_request(body: bytes, is_proven: Callable[[bytes, bytes], bool]) -> TransferSpec:
     """Read the body of a REQUEST.
 
+    Args:
+        body: Proof and message.
+        is_proven: Whether a proof is one of a message.
+
     Raises:
-        AstraflowError: TOKEN_INVALID when it proves none of the secrets; CHUNK_INVALID,
-            INVALID_FIELD.
+        AstraflowError: TOKEN_INVALID when it proves nothing; CHUNK_INVALID, INVALID_FIELD.
     """
     proof, content = body[:PROOF_NBYTES], body[PROOF_NBYTES:]
-    if not is_proven(proof, content, secrets):
+    if not is_proven(proof, content):
         raise AstraflowError(
             Reason.TOKEN_INVALID, "a request does not prove the secret of the run; join it"
         )
@@ -277,11 +240,8 @@ def read_failure(body: bytes) -> AstraflowError:
     )
 
 
-def _whole(kind: FrameKind, body: bytes, *, patch_index: int = 0) -> bytes:
-    header = Frame(
-        kind=kind, body_nbytes=len(body), payload_nbytes=len(body), patch_index=patch_index
-    )
-    return pack(header) + body
+def _whole(kind: FrameKind, body: bytes) -> bytes:
+    return pack(Frame(kind=kind, body_nbytes=len(body), payload_nbytes=len(body))) + body
 
 
 def _parse(

@@ -20,13 +20,13 @@ from typing import Final, Protocol
 
 from astraflow.core.errors import AstraflowError
 from astraflow.transport.frames import (
-    HEADER_NBYTES,
     chunk_frames,
     failure_frame,
     pack,
     plan_parts,
     waiting_frame,
 )
+from astraflow.transport.handshake import Channel
 from astraflow.transport.sockets import (
     LONG_WAY_S,
     Tasks,
@@ -147,15 +147,16 @@ class Carrier(Protocol):
     """Brings chunks into the form in which one lane sends them.
 
     Attributes:
-        is_prompt: Whether the puller answers what comes first: it is not kept back for more.
+        is_prompt: Whether the puller answers what comes first: it is not kept back for more. Such
+            a lane is never sealed.
     """
 
     is_prompt: bool
 
     def adopt(self, connection: socket.socket) -> None: ...
 
-    async def read_header(self, connection: socket.socket) -> bytes:
-        """Receive the header of a frame.
+    async def read_header(self, connection: socket.socket, nbytes: int) -> bytes:
+        """Receive the header of a frame, or its record.
 
         Raises:
             EOFError, OSError: The peer is gone.
@@ -197,8 +198,8 @@ class InlineCarrier:
                 self._paced.append(connection)
         self._is_first = False
 
-    async def read_header(self, connection: socket.socket) -> bytes:
-        return await receive(connection, HEADER_NBYTES)
+    async def read_header(self, connection: socket.socket, nbytes: int) -> bytes:
+        return await receive(connection, nbytes)
 
     async def begin(self, plan: TransferPlan | None) -> None:
         """Set the pace by what the transfer before met."""
@@ -234,12 +235,13 @@ class ConnectionGroup:
         self._feeding: asyncio.Task[None] | None = None
         self._closing = asyncio.Lock()
 
-    def join(self, connection: socket.socket) -> None:
+    def join(self, connection: socket.socket, channel: Channel) -> None:
+        """Send over a connection, sealed as its channel does."""
         parts = self._parts if self._connections else self._first_parts
         self._first = self._first or connection
         self._connections.add(connection)
         self.carrier.adopt(connection)
-        self._tasks.start(self._send(connection, parts))
+        self._tasks.start(self._send(connection, channel, parts))
 
     def begin(self, transfer: Transfer, *, with_plan: bool) -> None:
         before = self._feeding
@@ -330,14 +332,17 @@ class ConnectionGroup:
         self._first_unsent_count += 1
         await self._first_parts.put(part)
 
-    async def _send(self, connection: socket.socket, parts: "asyncio.Queue[Part]") -> None:
+    async def _send(
+        self, connection: socket.socket, channel: Channel, parts: "asyncio.Queue[Part]"
+    ) -> None:
         try:
             while True:
                 batch = [await parts.get()]
                 while not parts.empty() and _nbytes(batch) < _BRIEF_NBYTES:
                     batch.append(parts.get_nowait())
                 async with asyncio.timeout(_SEND_TIMEOUT_S):
-                    await send_all(connection, [*chain.from_iterable(batch)])
+                    records = chain.from_iterable(map(channel.sealed, batch))
+                    await send_all(connection, [*records])
                 for _ in batch:
                     parts.task_done()
                 if parts is self._first_parts:

@@ -13,6 +13,7 @@ from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import split_address
 from astraflow.rpc.tls import Tls
 from astraflow.transport.shm import ShmHost
+from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.tcp import TcpHost, direct_port
 from astraflow.transport.transfers import (
     Awaited,
@@ -30,29 +31,14 @@ DEFAULT_HOSTED: Final = (LaneKind.SHM, LaneKind.TCP)
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-def hosted_lanes(tls: Tls | None) -> tuple[LaneKind, ...]:
-    """Return what is served unless told otherwise: with TLS nothing that leaves the host."""
-    return DEFAULT_HOSTED if tls is None or tls.is_plain else (LaneKind.SHM,)
+def chosen_lanes(names: Sequence[str]) -> tuple[LaneKind, ...] | None:
+    """Return the lanes of a recipe, in its order; `auto`: None."""
+    return None if names == "auto" else tuple(map(LaneKind, names))
 
 
-def chosen_lanes(names: Sequence[str], tls: Tls | None) -> tuple[LaneKind, ...] | None:
-    """Return the lanes of a recipe, in its order; `auto`: None.
-
-    Raises:
-        AstraflowError: INVALID_FIELD for lanes in the clear beside TLS.
-    """
-    if names == "auto":
-        return None
-    lanes = tuple(map(LaneKind, names))
-    clear = [lane for lane in lanes if lane in (LaneKind.TCP, LaneKind.UCX)]
-    if clear and tls is not None and not tls.is_plain:
-        raise AstraflowError(
-            Reason.INVALID_FIELD,
-            f"lanes: {', '.join(clear)} would carry weights in the clear beside TLS; leave out, "
-            "or choose auto",
-            metadata={"field": "lanes"},
-        )
-    return lanes
+def is_encrypted(chosen: bool | None, tls: Tls | None) -> bool:
+    """Whether lanes that leave the host are encrypted: as a recipe says, else beside TLS."""
+    return chosen if chosen is not None else tls is not None and not tls.is_plain
 
 
 class LaneHosts:
@@ -67,6 +53,12 @@ class LaneHosts:
         self._transfers = Transfers(clock=clock)
         self._endpoints: list[LaneEndpoint] = []
         self._hosts = AsyncExitStack()
+        self._stream_hosts: list[StreamHost] = []
+
+    @property
+    def connection_count(self) -> int:
+        """Connections that stand, or want to, over local sockets and TCP."""
+        return sum(each.connection_count for each in self._stream_hosts)
 
     @property
     def endpoints(self) -> tuple[LaneEndpoint, ...]:
@@ -81,6 +73,7 @@ class LaneHosts:
         advertised: str,
         lanes: Sequence[LaneKind] = DEFAULT_HOSTED,
         stand_ready: OpenStanding | None = None,
+        seals: bool = False,
     ) -> None:
         """Serve.
 
@@ -93,6 +86,7 @@ class LaneHosts:
             lanes: Which ones; a host that has no shared memory serves the others.
             stand_ready: Opens a transfer of a version that is still to come, over TCP; None: none
                 is.
+            seals: Whether what leaves the host is encrypted.
 
         Raises:
             AstraflowError: INVALID_FIELD when a lane cannot listen there.
@@ -109,15 +103,20 @@ class LaneHosts:
                         open_transfer=open_transfer,
                         secrets=secrets,
                         stand_ready=stand_ready,
+                        seals=seals,
                     )
                     self._hosts.push_async_callback(tcp.close)
+                    self._stream_hosts.append(tcp)
                     return tcp.start(here, there, ports=(direct_port(port), 0))
                 case LaneKind.SHM:
                     shm = ShmHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
                     self._hosts.push_async_callback(shm.close)
+                    self._stream_hosts.append(shm)
                     return shm.start()
                 case LaneKind.UCX:
-                    ucx = UcxHost(claim=claim, open_transfer=open_transfer, secrets=secrets)
+                    ucx = UcxHost(
+                        claim=claim, open_transfer=open_transfer, secrets=secrets, seals=seals
+                    )
                     self._hosts.push_async_callback(ucx.close)
                     return await ucx.start(there)
                 case _:

@@ -21,6 +21,7 @@ from astraflow.rpc.tls import Tls
 from astraflow.transport.arenas import ArenaPool
 from astraflow.transport.frames import SourceError
 from astraflow.transport.grpc_lane import GrpcLane
+from astraflow.transport.hosts import is_encrypted
 from astraflow.transport.shm import is_same_host, open_shm
 from astraflow.transport.stream_session import SocketSession
 from astraflow.transport.tcp import connection_count, open_directly, open_tcp
@@ -211,20 +212,22 @@ class Lanes:
         tls: Tls | None = None,
         stall_timeout_s: float = 30.0,
         lanes: Sequence[LaneKind] | None = None,
+        encrypts: bool | None = None,
     ) -> None:
         """Start without a connection.
 
         Args:
-            tls: Of gRPC; None: plain text. With TLS chunks travel over no lane that is in the
-                clear: shared memory and gRPC only.
+            tls: Of gRPC; None: plain text.
             stall_timeout_s: A source that sends nothing for so long is given up.
             lanes: In order of preference; None: shared memory, TCP, gRPC. gRPC is always there.
+            encrypts: Whether a source whose other lanes leave the host in the clear is asked over
+                gRPC; None: with TLS.
         """
-        is_plain = tls is None or tls.is_plain
+        self._must_seal = is_encrypted(encrypts, tls)
         self._lanes = [
             lane
             for lane in (DEFAULT_LANES if lanes is None else lanes)
-            if lane is not LaneKind.GRPC and (is_plain or lane is LaneKind.SHM)
+            if lane is not LaneKind.GRPC
         ]
         self._stall_timeout_s = stall_timeout_s
         self._grpc = GrpcLane(tls=tls, stall_timeout_s=stall_timeout_s)
@@ -374,6 +377,7 @@ class Lanes:
                 transfer_token,
                 bound=spec.bound,
                 stall_timeout_s=self._stall_timeout_s,
+                must_seal=self._must_seal,
             )
             if session is not None:
                 session.ask(spec, transfer_token)
@@ -436,10 +440,15 @@ class Lanes:
                     bound=bound,
                     count=connection_count(plan, plan_s),
                     stall_timeout_s=self._stall_timeout_s,
+                    must_seal=self._must_seal,
                 )
             case LaneKind.UCX:
                 return await open_ucx(
-                    place.address, plan, bound=bound, stall_timeout_s=self._stall_timeout_s
+                    place.address,
+                    plan,
+                    bound=bound,
+                    stall_timeout_s=self._stall_timeout_s,
+                    must_seal=self._must_seal,
                 )
             case _:
                 raise AstraflowError(Reason.LANE_UNAVAILABLE, f"{place.lane} is not spoken here")

@@ -18,12 +18,12 @@ from typing import Final
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.transport.arenas import Arena, ArenaPool, aligned, arena_nbytes
-from astraflow.transport.frames import HEADER_NBYTES, arena, bad_frame, chunk_frame, pack
+from astraflow.transport.frames import arena, bad_frame, chunk_frame, pack
 from astraflow.transport.groups import Part
 from astraflow.transport.sockets import kept, readable, tune
-from astraflow.transport.stream_host import ClaimTransfer, StreamHost
+from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import SocketSession
-from astraflow.transport.transfers import OpenTransfer, Secrets
+from astraflow.transport.transfers import ClaimTransfer, OpenTransfer, Secrets
 from astraflow.wire.transfers import TransferBound, TransferPlan
 from astraflow.wire.weights import SentChunk
 
@@ -102,7 +102,11 @@ class ShmHost(StreamHost):
         self, *, claim: ClaimTransfer, open_transfer: OpenTransfer, secrets: Secrets
     ) -> None:
         super().__init__(
-            claim=claim, open_transfer=open_transfer, secrets=secrets, carrier=ArenaCarrier
+            LaneKind.SHM,
+            claim=claim,
+            open_transfer=open_transfer,
+            secrets=secrets,
+            carrier=ArenaCarrier,
         )
         self._directory: Path | None = None
 
@@ -150,7 +154,7 @@ class ArenaCarrier:
     def adopt(self, connection: socket.socket) -> None:
         """Return; a local connection needs nothing."""
 
-    async def read_header(self, connection: socket.socket) -> bytes:
+    async def read_header(self, connection: socket.socket, nbytes: int) -> bytes:
         """Receive the header of a frame; an arena's descriptor comes with it.
 
         Raises:
@@ -158,9 +162,9 @@ class ArenaCarrier:
             OSError: The peer is gone.
         """
         data = b""
-        while len(data) < HEADER_NBYTES:
+        while len(data) < nbytes:
             try:
-                got, descriptors, _, _ = socket.recv_fds(connection, HEADER_NBYTES - len(data), 1)
+                got, descriptors, _, _ = socket.recv_fds(connection, nbytes - len(data), 1)
             except BlockingIOError:
                 await readable(connection)
                 continue

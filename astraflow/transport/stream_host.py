@@ -2,37 +2,45 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from astraflow.core.errors import AstraflowError
+from astraflow.core.versions import LaneKind
 from astraflow.transport.frames import (
     HEADER_NBYTES,
     MAX_CALL_NBYTES,
-    Frame,
     FrameKind,
     bad_frame,
-    failure_frame,
-    is_proven,
     read_request,
     unpack,
 )
 from astraflow.transport.groups import Carrier, ConnectionGroup
-from astraflow.transport.sockets import Tasks, readable, receive, send_all, tune
+from astraflow.transport.handshake import HELLO_NBYTES, Channel, SourceHandshake
+from astraflow.transport.sockets import Tasks, end, readable, receive, send_all, tune
 from astraflow.transport.transfers import (
-    Awaited,
+    ClaimTransfer,
     OpenStanding,
     OpenTransfer,
     Secrets,
     StandingTransfer,
-    Transfer,
 )
 
-_HELLO_TIMEOUT_S: Final = 10.0
+_HELLO_TIMEOUT_S: Final = 5.0
 _MAX_CONNECTIONS: Final = 4096
+# More that have proven nothing push the oldest out. Eight far pullers at once bring 768.
+_MAX_UNPROVEN: Final = 1024
 _BACKLOG: Final = 512
 
-ClaimTransfer = Callable[[bytes], Transfer | Awaited]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """Connections that belong together, and the secret that all of them prove."""
+
+    connections: ConnectionGroup
+    secret: bytes
 
 
 class StreamHost:
@@ -40,32 +48,40 @@ class StreamHost:
 
     def __init__(
         self,
+        lane: LaneKind,
         *,
         claim: ClaimTransfer,
         open_transfer: OpenTransfer,
         secrets: Secrets,
         carrier: Callable[[], Carrier],
         stand_ready: OpenStanding | None = None,
+        seals: bool = False,
     ) -> None:
         """Prepare; `listen` starts it.
 
         Args:
+            lane: That is served.
             claim: Hands over the transfer of a token, or raises.
             open_transfer: Opens another one for a puller whose connections stand.
             secrets: Of the run: who proves one may ask.
             carrier: Makes what each group sends its chunks with.
             stand_ready: Opens a transfer of a version that is still to come; None: none is.
+            seals: Whether connections are encrypted.
         """
+        self._lane = lane
+        self._seals = seals
         self._claim = claim
         self._open_transfer = open_transfer
         self._secrets = secrets
         self._carrier = carrier
         self._stand_ready = stand_ready
         self._tasks = Tasks()
-        self._groups: dict[bytes, ConnectionGroup] = {}
+        self._groups: dict[bytes, _Group] = {}
         self._listeners: list[socket.socket] = []
         self._count = 0
         self._connections: set[socket.socket] = set()
+        # The oldest first.
+        self._unproven: dict[socket.socket, None] = {}
 
     @property
     def connection_count(self) -> int:
@@ -84,7 +100,7 @@ class StreamHost:
         for connection in self._connections:
             connection.close()
         for group in list(self._groups.values()):
-            await group.close()
+            await group.connections.close()
         self._groups.clear()
         for listener in self._listeners:
             listener.close()
@@ -101,9 +117,12 @@ class StreamHost:
             connection.setblocking(False)
             if self._count >= _MAX_CONNECTIONS:
                 connection.close()
-            else:
-                self._connections.add(connection)
-                self._tasks.start(self._serve(connection))
+                continue
+            if len(self._unproven) >= _MAX_UNPROVEN:
+                end(next(iter(self._unproven)))
+            self._connections.add(connection)
+            self._unproven[connection] = None
+            self._tasks.start(self._serve(connection))
 
     async def _serve(self, connection: socket.socket) -> None:
         self._count += 1
@@ -116,45 +135,69 @@ class StreamHost:
         finally:
             self._count -= 1
             self._connections.discard(connection)
+            self._unproven.pop(connection, None)
             connection.close()
 
     async def _welcome(self, connection: socket.socket) -> None:
+        handshake = SourceHandshake(self._lane, seals=self._seals)
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
-            frame, token = await _read(connection, receive(connection, HEADER_NBYTES))
-        if frame.kind is not FrameKind.HELLO:
-            raise bad_frame("a connection begins with a token")
+            await send_all(connection, [handshake.greeting])
+            hello = await receive(connection, HELLO_NBYTES)
+        # Who proves nothing learns nothing: his connection ends.
+        name = handshake.group_of(hello)
+        group = self._groups.get(name)
+        if group is None:
+            group = self._found(name, partial(handshake.is_proven, hello))
+        elif not handshake.is_proven(hello, group.secret):
+            return
+        self._unproven.pop(connection, None)
         try:
-            group = self._groups.get(token) or self._found(token)
-        except AstraflowError as error:
-            await send_all(connection, [failure_frame(error)])
-            raise
-        try:
-            group.join(connection)
+            welcome, channel = handshake.welcome(hello, group.secret)
+            await send_all(connection, [welcome])
+            group.connections.join(connection, channel)
             while True:
-                await self._obey(connection, group)
+                await self._obey(connection, channel, group.connections)
         finally:
             # The puller asks for what is missing in another way.
-            self._groups.pop(token, None)
-            await group.close()
+            self._groups.pop(name, None)
+            await group.connections.close()
 
-    def _found(self, token: bytes) -> ConnectionGroup:
-        """Begin a group with the first connection that has its token."""
-        transfer = None if is_proven(token, b"", self._secrets()) else self._claim(token)
-        group = self._groups[token] = ConnectionGroup(self._carrier())
+    def _found(self, name: bytes, is_proven: Callable[[bytes], bool]) -> _Group:
+        """Begin a group with the first of its connections.
+
+        Raises:
+            AstraflowError: TOKEN_INVALID when it proves no secret.
+        """
+        proven = [secret for secret in self._secrets() if is_proven(secret)]
+        if proven:
+            secret, transfer = proven[0], None
+        else:
+            secret, transfer = self._claim(is_proven)
+        connections = ConnectionGroup(self._carrier())
+        group = self._groups[name] = _Group(connections, secret)
         if isinstance(transfer, StandingTransfer):
-            group.stand_ready(transfer)
+            connections.stand_ready(transfer)
         elif transfer is not None:
-            group.begin(transfer, with_plan=False)
+            connections.begin(transfer, with_plan=False)
         return group
 
-    async def _obey(self, connection: socket.socket, group: ConnectionGroup) -> None:
-        frame, body = await _read(connection, group.carrier.read_header(connection))
+    async def _obey(
+        self, connection: socket.socket, channel: Channel, group: ConnectionGroup
+    ) -> None:
+        header_nbytes = channel.record_nbytes(HEADER_NBYTES)
+        header = await group.carrier.read_header(connection, header_nbytes)
+        frame = unpack(channel.opened(header))
+        if frame.body_nbytes > MAX_CALL_NBYTES:
+            raise bad_frame("it is larger than what a puller may send")
+        record = await receive(connection, channel.record_nbytes(frame.body_nbytes))
+        body = channel.opened(record)
         if frame.kind is FrameKind.ARENA:
             return
         if frame.kind is not FrameKind.REQUEST:
             raise bad_frame("only a puller's requests are expected here")
         try:
-            spec = read_request(body, self._secrets())
+            known = self._secrets()
+            spec = read_request(body, lambda proof, text: channel.is_proven(proof, text, known))
             standing = None if self._stand_ready is None else self._stand_ready(spec)
             if standing is None:
                 group.begin(self._open_transfer(spec), with_plan=True)
@@ -162,11 +205,3 @@ class StreamHost:
                 group.stand_ready(standing)
         except AstraflowError as error:
             group.refuse(error)
-
-
-async def _read(connection: socket.socket, header: Awaitable[bytes]) -> tuple[Frame, bytes]:
-    """Read one frame of a puller; they are small."""
-    frame = unpack(await header)
-    if frame.body_nbytes > MAX_CALL_NBYTES:
-        raise bad_frame("it is larger than what a puller may send")
-    return frame, await receive(connection, frame.body_nbytes)

@@ -3,13 +3,23 @@
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Any, Final
+
+import numpy as np
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.transport.arenas import Arena
 from astraflow.transport.assembly import FrameInbox, source_lost
-from astraflow.transport.frames import HEADER_NBYTES, Frame, bad_frame, hello, request, unpack
+from astraflow.transport.frames import HEADER_NBYTES, Frame, bad_frame, request, unpack
+from astraflow.transport.handshake import (
+    GREETING_NBYTES,
+    WELCOME_NBYTES,
+    Channel,
+    PullerHandshake,
+    new_group,
+)
 from astraflow.transport.sockets import Tasks
 from astraflow.wire.transfers import SentItem, TransferBound, TransferPlan, TransferSpec
 
@@ -34,6 +44,7 @@ class SocketSession:
         lane: LaneKind,
         *,
         stall_timeout_s: float,
+        must_seal: bool = False,
         arena_for: Callable[["SocketSession", TransferPlan], Arena | None] = lambda _, __: None,
     ) -> None:
         """Start without a connection.
@@ -41,11 +52,13 @@ class SocketSession:
         Args:
             lane: That it is of.
             stall_timeout_s: A source that sends nothing for so long is given up.
+            must_seal: Whether a source that does not encrypt is left.
             arena_for: Called with the session and each plan; returns where payloads will lie,
                 None: in frames.
         """
         self.lane = lane
         self._stall_timeout_s = stall_timeout_s
+        self._must_seal = must_seal
         self._arena_for = arena_for
         self._connections: list[_Connection] = []
         self._tasks = Tasks()
@@ -70,7 +83,7 @@ class SocketSession:
 
     async def open(
         self,
-        token: bytes,
+        secret: bytes,
         dial: Dial,
         *,
         count: int = 1,
@@ -78,17 +91,26 @@ class SocketSession:
     ) -> None:
         """Connect, at once and in parallel; return when the first connection stands.
 
+        Args:
+            secret: What is proven: of the run, or of the planned transfer.
+            dial: Makes a connection.
+            count: Of connections.
+            timeout_s: What one may take until it stands.
+
         Raises:
-            AstraflowError: SOURCE_UNREACHABLE when none could be made in time.
+            AstraflowError: SOURCE_UNREACHABLE when none could be made in time; CHUNK_INVALID where
+                something else listens; LANE_UNAVAILABLE when the source must seal, and does not.
         """
         self._left = count
-        first = hello(token, connection_count=count)
+        group = new_group()
         for _ in range(count):
-            self._tasks.start(self._connect(dial, first, timeout_s))
+            handshake = PullerHandshake(self.lane, group, secret, must_seal=self._must_seal)
+            self._tasks.start(self._connect(dial, handshake, timeout_s))
         await self._connected.wait()
         if not self._connections:
+            error = self._ending or source_lost("no connection of the lane could be made")
             await self.close()
-            raise source_lost("no connection of the lane could be made")
+            raise error
 
     def begin(self, bound: TransferBound | None, plan: TransferPlan | None = None) -> None:
         """Expect a transfer; without a plan it comes in a frame, or through `take_plan`.
@@ -136,7 +158,8 @@ class SocketSession:
             raise
 
     def ask(self, spec: TransferSpec, secret: bytes) -> None:
-        self._connections[0].write(request(spec, secret))
+        first = self._connections[0]
+        first.send(request(spec, partial(first.channel.prove, secret)))
 
     def send_descriptor(self, frame: bytes, descriptor: int) -> None:
         """Send a frame with a file descriptor, to a peer on this host."""
@@ -180,6 +203,16 @@ class SocketSession:
         for connection in self._connections:
             await connection.closed.wait()
 
+    def drop(self, connection: "_Connection") -> None:
+        """Go on without a connection that the source has not welcomed: nothing came over it.
+
+        The first one carries requests, so that without it there is no session.
+        """
+        if connection in self._connections[1:]:
+            self._connections.remove(connection)
+        elif connection in self._connections:
+            self.end(source_lost("the source did not welcome the first connection of the lane"))
+
     def place(self, frame: Frame) -> memoryview:
         if self._inbox is None:
             raise bad_frame("it belongs to no transfer")
@@ -197,40 +230,74 @@ class SocketSession:
         for connection in self._connections:
             connection.hold(is_pressed)
 
-    async def _connect(self, dial: Dial, first: bytes, timeout_s: float) -> None:
+    async def _connect(self, dial: Dial, handshake: PullerHandshake, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                sock = await dial()
-            connection = _Connection(self, sock, first)
-            await asyncio.get_running_loop().create_connection(lambda: connection, sock=sock)
+                connection = await self._greeted(await dial(), handshake)
             self._connections.append(connection)
             self._connected.set()
         except (OSError, TimeoutError):
             # Fewer connections are slower, and still right.
             pass
+        except AstraflowError as error:
+            self.end(error)
         finally:
             self._left -= 1
             if not self._left:
                 self._connected.set()
 
+    async def _greeted(self, sock: socket.socket, handshake: PullerHandshake) -> "_Connection":
+        """Return a connection over which can be asked."""
+        connection = _Connection(self, sock, handshake)
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=sock)
+        try:
+            await connection.greeted
+        except BaseException:
+            connection.abort()
+            raise
+        if self._ending is None and not connection.closed.is_set():
+            return connection
+        connection.abort()
+        raise ConnectionError("it has ended meanwhile")
+
+
+# A buffer for records of this size is kept from one to the next.
+_SCRATCH_NBYTES: Final = 128 << 10
+
 
 class _Connection(asyncio.BufferedProtocol):
-    """One connection: headers into one place, bodies straight to where they belong."""
+    """One connection: headers into one place, bodies straight to where they belong.
 
-    def __init__(self, session: SocketSession, sock: socket.socket, first: bytes) -> None:
+    Attributes:
+        greeted: Done once the source's greeting was answered; fails with what came instead.
+    """
+
+    def __init__(
+        self, session: SocketSession, sock: socket.socket, handshake: PullerHandshake
+    ) -> None:
         self.sock = sock
         self.closed = asyncio.Event()
+        self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._session = session
-        self._first = first
+        self._handshake = handshake
+        self._channel: Channel | None = None
+        self._is_welcome = False
         self._transport: Any = None
-        self._header = memoryview(bytearray(HEADER_NBYTES))
-        self._target = self._header
+        self._target = self._header = memoryview(bytearray(GREETING_NBYTES))
         self._filled = 0
         self._frame: Frame | None = None
+        # Where the body of the frame belongs, and records that are still to be opened.
+        self._place = memoryview(b"")
+        self._scratch = memoryview(b"")
+
+    @property
+    def channel(self) -> Channel:
+        if self._channel is None:
+            raise source_lost("the connection does not stand yet")
+        return self._channel
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self.write(self._first)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
@@ -242,17 +309,28 @@ class _Connection(asyncio.BufferedProtocol):
         self._session.touch()
         try:
             while self._filled == len(self._target):
+                self._filled = 0
                 self._advance()
         except AstraflowError as error:
-            self._session.end(error)
+            if self.greeted.done():
+                self._session.end(error)
+            else:
+                self.greeted.set_exception(error)
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the session: what was under way here is lost."""
         self.closed.set()
-        self._session.end(source_lost(f"a connection of the lane was lost ({exc or 'ended'})"))
+        if not self.greeted.done():
+            self.greeted.set_exception(ConnectionError("the source ended before its greeting"))
+        elif not self._is_welcome:
+            self._session.drop(self)
+        else:
+            self._session.end(source_lost(f"a connection of the lane was lost ({exc or 'ended'})"))
 
-    def write(self, data: bytes) -> None:
-        self._transport.write(data)
+    def send(self, frame: bytes) -> None:
+        for record in self.channel.sealed([frame]):
+            self._transport.write(record)
 
     def hold(self, is_pressed: bool) -> None:
         if is_pressed:
@@ -261,14 +339,38 @@ class _Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     def _advance(self) -> None:
-        frame = self._frame
-        if frame is None:
-            self._frame = frame = unpack(self._header)
-            self._target = self._session.place(frame)
+        if self._channel is None:
+            self._transport.write(self._handshake.hello(bytes(self._target)))
+            self._channel = self._handshake.channel()
+            self._target = memoryview(bytearray(WELCOME_NBYTES))
+            self.greeted.set_result(None)
+        elif not self._is_welcome:
+            self._handshake.check(bytes(self._target))
+            self._is_welcome = True
+            header_nbytes = self._channel.record_nbytes(HEADER_NBYTES)
+            self._target = self._header = memoryview(bytearray(header_nbytes))
+        elif self._frame is None:
+            self._frame = unpack(self._channel.opened(bytes(self._header)))
+            self._place = self._session.place(self._frame)
+            self._target = self._body_target()
         else:
-            body, self._target, self._frame = self._target, self._header, None
+            frame, body, self._frame = self._frame, self._place, None
+            if self._target is not body:
+                self._channel.open_into(self._target, body)
+            self._target, self._place = self._header, memoryview(b"")
             self._session.filled(frame, body)
-        self._filled = 0
+
+    def _body_target(self) -> memoryview:
+        """Return where a body is received: its place, or room for its record."""
+        nbytes = self.channel.record_nbytes(len(self._place))
+        if nbytes == len(self._place):
+            return self._place
+        if nbytes > _SCRATCH_NBYTES:
+            return np.empty(nbytes, np.uint8).data
+        if nbytes > len(self._scratch):
+            self._scratch = np.empty(nbytes, np.uint8).data
+        return self._scratch[:nbytes]

@@ -10,12 +10,11 @@ from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.address import join_address, split_address
 from astraflow.transport.assembly import source_lost
-from astraflow.transport.frames import prove
 from astraflow.transport.groups import InlineCarrier
 from astraflow.transport.sockets import kept, tune
-from astraflow.transport.stream_host import ClaimTransfer, StreamHost
+from astraflow.transport.stream_host import StreamHost
 from astraflow.transport.stream_session import Dial, SocketSession
-from astraflow.transport.transfers import OpenStanding, OpenTransfer, Secrets
+from astraflow.transport.transfers import ClaimTransfer, OpenStanding, OpenTransfer, Secrets
 from astraflow.wire.transfers import TransferBound, TransferPlan
 
 NEAR_CONNECTION_COUNT: Final = 4
@@ -53,13 +52,14 @@ async def open_tcp(
     bound: TransferBound | None,
     count: int,
     stall_timeout_s: float,
+    must_seal: bool,
 ) -> SocketSession:
     """Connect to where a plan says, and begin its transfer.
 
     Raises:
         AstraflowError: SOURCE_UNREACHABLE; INVALID_FIELD for an address without a port.
     """
-    session = SocketSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s)
+    session = SocketSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s, must_seal=must_seal)
     session.begin(bound, plan if plan.patches else None)
     dial = await _dialler(*split_address(address))
     await session.open(plan.token, dial, count=count)
@@ -72,7 +72,12 @@ def direct_port(port: int) -> int:
 
 
 async def open_directly(
-    endpoint: str, secret: bytes, *, bound: TransferBound | None, stall_timeout_s: float
+    endpoint: str,
+    secret: bytes,
+    *,
+    bound: TransferBound | None,
+    stall_timeout_s: float,
+    must_seal: bool,
 ) -> SocketSession | None:
     """Connect to where a source has its TCP lane as a rule, without asking over gRPC first.
 
@@ -87,10 +92,10 @@ async def open_directly(
     host, port = split_address(endpoint)
     if await _is_this_machine(host):
         return None
-    session = SocketSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s)
+    session = SocketSession(LaneKind.TCP, stall_timeout_s=stall_timeout_s, must_seal=must_seal)
     session.begin(bound)
     await session.open(
-        prove(secret),
+        secret,
         await _dialler(host, direct_port(port)),
         count=FAR_CONNECTION_COUNT,
         timeout_s=_DIRECT_TIMEOUT_S,
@@ -142,13 +147,16 @@ class TcpHost(StreamHost):
         open_transfer: OpenTransfer,
         secrets: Secrets,
         stand_ready: OpenStanding | None = None,
+        seals: bool = False,
     ) -> None:
         super().__init__(
+            LaneKind.TCP,
             claim=claim,
             open_transfer=open_transfer,
             secrets=secrets,
             carrier=InlineCarrier,
             stand_ready=stand_ready,
+            seals=seals,
         )
 
     def start(self, host: str, advertised_host: str, *, ports: Sequence[int] = (0,)) -> str:

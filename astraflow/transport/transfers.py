@@ -62,6 +62,9 @@ class Awaited(StandingTransfer, Protocol):
         ...
 
 
+ClaimTransfer = Callable[[Callable[[bytes], bool]], tuple[bytes, Transfer | Awaited]]
+"""Hands over the transfer whose token is proven, with the token; raises TOKEN_INVALID."""
+
 OpenTransfer = Callable[[TransferSpec], Transfer]
 """Opens a transfer; raises what `Pull` answers."""
 
@@ -114,23 +117,22 @@ class Transfers:
             expire_time=self._clock.now() + self._ttl,
         )
 
-    def claim(self, token: bytes) -> Transfer | Awaited:
-        """Hand a transfer over to a lane, once; the lane closes it.
+    def claim(self, is_proven: Callable[[bytes], bool]) -> tuple[bytes, Transfer | Awaited]:
+        """Hand a transfer over to a lane, once, with its token; the lane closes it.
+
+        Args:
+            is_proven: Whether who claims it knows a token.
 
         Raises:
-            AstraflowError: TOKEN_INVALID when none that waits has this token.
+            AstraflowError: TOKEN_INVALID when he knows that of none that waits.
         """
         # No early exit: how long it takes tells nothing of the tokens.
-        found = [
-            transfer_id
-            for transfer_id, each in self._waiting.items()
-            if secrets.compare_digest(each.token, token)
-        ]
+        found = [name for name, each in self._waiting.items() if is_proven(each.token)]
         if not found:
             raise AstraflowError(
                 Reason.TOKEN_INVALID, "no transfer that waits here has this token; plan one"
             )
-        return self._take(found[0])
+        return self._waiting[found[0]].token, self._take(found[0])
 
     def renew(self, transfer_id: str) -> datetime:
         """Move the expiry of an unclaimed transfer on.

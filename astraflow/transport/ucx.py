@@ -7,9 +7,9 @@ where it is installed, else its predecessor `ucp`; both are extras.
 import asyncio
 import importlib
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, closing, suppress
-from functools import cache
+from functools import cache, partial
 from threading import Thread
 from typing import Any, Final, TypeVar
 
@@ -24,20 +24,32 @@ from astraflow.transport.frames import (
     HEADER_NBYTES,
     MAX_CALL_NBYTES,
     Frame,
-    FrameKind,
     bad_frame,
     chunk_frames,
     failure_frame,
-    hello,
     pack,
     plan_parts,
     read_request,
     request,
     unpack,
 )
+from astraflow.transport.handshake import (
+    GREETING_NBYTES,
+    HELLO_NBYTES,
+    WELCOME_NBYTES,
+    Channel,
+    PullerHandshake,
+    SourceHandshake,
+    new_group,
+)
 from astraflow.transport.sockets import Tasks
-from astraflow.transport.stream_host import ClaimTransfer
-from astraflow.transport.transfers import OpenTransfer, Secrets, StandingTransfer, Transfer
+from astraflow.transport.transfers import (
+    ClaimTransfer,
+    OpenTransfer,
+    Secrets,
+    StandingTransfer,
+    Transfer,
+)
 from astraflow.wire.transfers import TransferBound, TransferPlan, TransferSpec
 from astraflow.wire.weights import SentChunk
 
@@ -78,7 +90,7 @@ def ucx_thread() -> UcxThread:
     )
 
 
-async def send_frame(endpoint: Any, header: bytes, body: bytes | memoryview = b"") -> None:
+async def send_records(endpoint: Any, records: Sequence[bytes | memoryview]) -> None:
     """Send a frame as one message, or two.
 
     Raises:
@@ -87,21 +99,32 @@ async def send_frame(endpoint: Any, header: bytes, body: bytes | memoryview = b"
     try:
         # Messages of one tag arrive in the order in which they were begun.
         await asyncio.gather(
-            *(endpoint.send(np.frombuffer(each, np.uint8)) for each in (header, body) if len(each))
+            *(endpoint.send(np.frombuffer(each, np.uint8)) for each in records if len(each))
         )
     except Exception as error:  # see `_failure`
         raise _failure(error) from error
 
 
-async def receive_header(endpoint: Any) -> Frame:
+async def receive_record(endpoint: Any, nbytes: int) -> bytes:
+    """Receive a message of at most so many bytes; a shorter one ends in zeros.
+
+    Raises:
+        AstraflowError: CHUNK_INVALID when it is longer; SOURCE_UNREACHABLE.
+    """
+    record = np.zeros(nbytes, np.uint8)
+    if nbytes:
+        await receive_into(endpoint, record)
+    return record.tobytes()
+
+
+async def receive_header(endpoint: Any, channel: Channel) -> Frame:
     """Receive the header of a frame.
 
     Raises:
         AstraflowError: CHUNK_INVALID, SOURCE_UNREACHABLE.
     """
-    header = np.empty(HEADER_NBYTES, np.uint8)
-    await receive_into(endpoint, header)
-    return unpack(header.data)
+    record = await receive_record(endpoint, channel.record_nbytes(HEADER_NBYTES))
+    return unpack(channel.opened(record))
 
 
 async def receive_into(endpoint: Any, array: np.ndarray) -> None:
@@ -135,8 +158,11 @@ class UcxSession:
         lane: UCX.
     """
 
-    def __init__(self, thread: UcxThread, endpoint: Any, *, stall_timeout_s: float) -> None:
+    def __init__(
+        self, thread: UcxThread, endpoint: Any, channel: Channel, *, stall_timeout_s: float
+    ) -> None:
         self.lane = LaneKind.UCX
+        self._channel = channel
         self._thread = thread
         self._endpoint = endpoint
         self._stall_timeout_s = stall_timeout_s
@@ -162,7 +188,8 @@ class UcxSession:
 
     def ask(self, spec: TransferSpec, secret: bytes) -> None:
         """Ask for a version; what fails shows in `items`."""
-        self._thread.start(_send_quietly(self._endpoint, request(spec, secret)))
+        frame = request(spec, partial(self._channel.prove, secret))
+        self._thread.start(_send_quietly(self._endpoint, self._channel.sealed(_split(frame))))
 
     async def items(self) -> AsyncGenerator[TransferPlan | SentChunk]:
         """Yield the plan and the chunks of the transfer that began; see StreamSession."""
@@ -206,9 +233,13 @@ class UcxSession:
     async def _read(self, inbox: FrameInbox) -> None:
         try:
             while not inbox.is_over:
-                frame = await receive_header(self._endpoint)
+                frame = await receive_header(self._endpoint, self._channel)
                 body = inbox.place(frame)
-                if len(body):
+                if self._channel.is_sealed and len(body):
+                    nbytes = self._channel.record_nbytes(len(body))
+                    record = await receive_record(self._endpoint, nbytes)
+                    self._channel.open_into(memoryview(record), body)
+                elif len(body):
                     await receive_into(self._endpoint, np.frombuffer(body, np.uint8))
                 inbox.filled(frame, body)
         except AstraflowError as error:
@@ -216,16 +247,23 @@ class UcxSession:
 
 
 async def open_ucx(
-    address: str, plan: TransferPlan, *, bound: TransferBound | None, stall_timeout_s: float
+    address: str,
+    plan: TransferPlan,
+    *,
+    bound: TransferBound | None,
+    stall_timeout_s: float,
+    must_seal: bool,
 ) -> UcxSession:
     """Connect to where a plan says, and begin its transfer.
 
     Raises:
-        AstraflowError: SOURCE_UNREACHABLE; LANE_UNAVAILABLE without UCX.
+        AstraflowError: SOURCE_UNREACHABLE; LANE_UNAVAILABLE without UCX, or when the source must
+            seal, and does not.
     """
     thread = ucx_thread()
-    endpoint = await thread.start(_connected(thread, *split_address(address), plan.token))
-    session = UcxSession(thread, endpoint, stall_timeout_s=stall_timeout_s)
+    handshake = PullerHandshake(LaneKind.UCX, new_group(), plan.token, must_seal=must_seal)
+    endpoint = await thread.start(_connected(thread, *split_address(address), handshake))
+    session = UcxSession(thread, endpoint, handshake.channel(), stall_timeout_s=stall_timeout_s)
     session.begin(bound, plan)
     return session
 
@@ -235,12 +273,13 @@ async def abort(endpoint: Any) -> None:
     endpoint.abort()
 
 
-async def _connected(thread: UcxThread, host: str, port: int, token: bytes) -> Any:
+async def _connected(thread: UcxThread, host: str, port: int, handshake: PullerHandshake) -> Any:
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             endpoint = await thread.ucx.create_endpoint(host, port)
-            first = hello(token)
-            await send_frame(endpoint, first[:HEADER_NBYTES], first[HEADER_NBYTES:])
+            greeting = await receive_record(endpoint, GREETING_NBYTES)
+            await send_records(endpoint, [handshake.hello(greeting)])
+            handshake.check(await receive_record(endpoint, WELCOME_NBYTES))
     except AstraflowError:
         raise
     except Exception as error:  # its classes differ between the two modules
@@ -249,19 +288,29 @@ async def _connected(thread: UcxThread, host: str, port: int, token: bytes) -> A
         return endpoint
 
 
-async def _send_quietly(endpoint: Any, frame: bytes) -> None:
+async def _send_quietly(endpoint: Any, records: Sequence[bytes | memoryview]) -> None:
     with suppress(AstraflowError):
-        await send_frame(endpoint, frame[:HEADER_NBYTES], frame[HEADER_NBYTES:])
+        await send_records(endpoint, records)
+
+
+def _split(frame: bytes) -> list[bytes]:
+    return [frame[:HEADER_NBYTES], frame[HEADER_NBYTES:]]
 
 
 _PIPELINE_COUNT: Final = 4
+_MAX_UNPROVEN: Final = 64
 
 
 class UcxHost:
     """Serves transfers over UCX endpoints, one after the other on each."""
 
     def __init__(
-        self, *, claim: ClaimTransfer, open_transfer: OpenTransfer, secrets: Secrets
+        self,
+        *,
+        claim: ClaimTransfer,
+        open_transfer: OpenTransfer,
+        secrets: Secrets,
+        seals: bool = False,
     ) -> None:
         """Prepare; `start` serves.
 
@@ -269,7 +318,10 @@ class UcxHost:
             claim: Hands over the transfer of a token, or raises.
             open_transfer: Opens another one for a puller whose endpoint stands.
             secrets: Of the run: who proves one may ask.
+            seals: Whether endpoints are encrypted.
         """
+        self._seals = seals
+        self._unproven_count = 0
         self._claim = claim
         self._open_transfer = open_transfer
         self._secrets = secrets
@@ -310,79 +362,91 @@ class UcxHost:
             await thread.start(abort(endpoint))
 
     async def _converse(self, endpoint: Any) -> None:
-        frame, token = await self._read(endpoint)
-        if frame.kind is not FrameKind.HELLO:
-            raise bad_frame("an endpoint begins with a token")
-        try:
-            transfer = self._claimed(token)
-        except AstraflowError as error:
-            await self._fail(endpoint, error)
-            raise
+        transfer, channel = await self._welcomed(endpoint)
         sending = Tasks()
         try:
-            before = sending.start(self._send(endpoint, transfer, with_plan=False))
+            before = sending.start(self._send(endpoint, channel, transfer, with_plan=False))
             while True:
                 # A read that is always open finds a puller that leaves in mid-transfer.
-                _, body = await self._read(endpoint)
+                body = await ucx_thread().start(_read(endpoint, channel))
                 await asyncio.wait([before])
-                before = sending.start(self._answer(endpoint, body))
+                before = sending.start(self._answer(endpoint, channel, body))
         finally:
             await sending.close()
 
-    def _claimed(self, token: bytes) -> Transfer:
-        transfer = self._claim(token)
+    async def _welcomed(self, endpoint: Any) -> tuple[Transfer, Channel]:
+        """Return what the puller has planned, once both ends have proven its token.
+
+        Raises:
+            AstraflowError: TOKEN_INVALID, SOURCE_UNREACHABLE, SOURCE_TIMEOUT; LANE_UNAVAILABLE
+                for a transfer of which nothing is known yet.
+        """
+        thread, handshake = ucx_thread(), SourceHandshake(LaneKind.UCX, seals=self._seals)
+        if self._unproven_count >= _MAX_UNPROVEN:
+            raise AstraflowError(Reason.LANE_UNAVAILABLE, "too many endpoints have proven nothing")
+        self._unproven_count += 1
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                await thread.start(send_records(endpoint, [handshake.greeting]))
+                hello = await thread.start(receive_record(endpoint, HELLO_NBYTES))
+        except TimeoutError:
+            raise AstraflowError(Reason.SOURCE_TIMEOUT, "the puller proves nothing") from None
+        finally:
+            self._unproven_count -= 1
+        secret, transfer = self._claim(partial(handshake.is_proven, hello))
         if isinstance(transfer, StandingTransfer):
             raise AstraflowError(Reason.LANE_UNAVAILABLE, "UCX sends what is planned already")
-        return transfer
+        welcome, channel = handshake.welcome(hello, secret)
+        await thread.start(send_records(endpoint, [welcome]))
+        return transfer, channel
 
-    async def _answer(self, endpoint: Any, body: bytes) -> None:
+    async def _answer(self, endpoint: Any, channel: Channel, body: bytes) -> None:
+        known = self._secrets()
         try:
-            transfer = self._open_transfer(read_request(body, self._secrets()))
+            spec = read_request(body, lambda proof, text: channel.is_proven(proof, text, known))
+            transfer = self._open_transfer(spec)
         except AstraflowError as error:
-            await self._fail(endpoint, error)
+            await self._fail(endpoint, channel, error)
         else:
-            await self._send(endpoint, transfer, with_plan=True)
+            await self._send(endpoint, channel, transfer, with_plan=True)
 
-    async def _send(self, endpoint: Any, transfer: Transfer, *, with_plan: bool) -> None:
+    async def _send(
+        self, endpoint: Any, channel: Channel, transfer: Transfer, *, with_plan: bool
+    ) -> None:
         """Send a transfer; what fails on this side is told."""
         with closing(transfer):
             try:
                 if with_plan:
-                    for header, part in plan_parts(transfer.plan, CHUNK_NBYTES):
-                        await ucx_thread().start(send_frame(endpoint, header, part))
-                await self._send_chunks(endpoint, transfer)
+                    for frame in plan_parts(transfer.plan, CHUNK_NBYTES):
+                        await ucx_thread().start(send_records(endpoint, channel.sealed(frame)))
+                await self._send_chunks(endpoint, channel, transfer)
             except AstraflowError as error:
-                await self._fail(endpoint, error)
+                await self._fail(endpoint, channel, error)
 
-    async def _send_chunks(self, endpoint: Any, transfer: Transfer) -> None:
+    async def _send_chunks(self, endpoint: Any, channel: Channel, transfer: Transfer) -> None:
         under_way: deque[asyncio.Future[None]] = deque()
         async with aclosing(transfer.chunks()) as chunks:
             async for sent in chunks:
                 for frame, body in chunk_frames(sent, CHUNK_NBYTES):
-                    under_way.append(ucx_thread().start(send_frame(endpoint, pack(frame), body)))
+                    records = channel.sealed([pack(frame), body])
+                    under_way.append(ucx_thread().start(send_records(endpoint, records)))
                 if len(under_way) >= _PIPELINE_COUNT:
                     await under_way.popleft()
         await asyncio.gather(*under_way)
 
-    async def _fail(self, endpoint: Any, error: AstraflowError) -> None:
-        frame = failure_frame(error)
-        head, body = frame[:HEADER_NBYTES], frame[HEADER_NBYTES:]
+    async def _fail(self, endpoint: Any, channel: Channel, error: AstraflowError) -> None:
+        records = channel.sealed(_split(failure_frame(error)))
         with suppress(AstraflowError):  # Who has left need not know.
-            await ucx_thread().start(send_frame(endpoint, head, body))
-
-    async def _read(self, endpoint: Any) -> tuple[Frame, bytes]:
-        """Read one frame of a puller; they are small."""
-        return await ucx_thread().start(_read(endpoint))
+            await ucx_thread().start(send_records(endpoint, records))
 
 
-async def _read(endpoint: Any) -> tuple[Frame, bytes]:
-    frame = await receive_header(endpoint)
+async def _read(endpoint: Any, channel: Channel) -> bytes:
+    """Read the body of one frame of a puller; they are small."""
+    frame = await receive_header(endpoint, channel)
     if frame.body_nbytes > MAX_CALL_NBYTES:
         raise bad_frame("it is larger than what a puller may send")
-    body = np.empty(frame.body_nbytes, np.uint8)
-    if frame.body_nbytes:
-        await receive_into(endpoint, body)
-    return frame, body.tobytes()
+    record = await receive_record(endpoint, channel.record_nbytes(frame.body_nbytes))
+    return channel.opened(record)
 
 
 async def _close(listener: Any) -> None:

@@ -45,8 +45,10 @@ class OurLane:
         places: Places,
         runner: asyncio.Runner,
         make: Callable[[], GrpcLane | Lanes],
+        *,
+        place: str = "weights",
     ) -> None:
-        self._endpoint = places["weights"]
+        self._endpoint = places[place]
         self._spec = TransferSpec(
             policy_id=POLICY, version=0, layout_digest=bytes.fromhex(places["layout_digest"])
         )
@@ -73,14 +75,18 @@ class OurLane:
         return nbytes
 
 
-SUBJECTS: Final = ("lanes", "grpc lane", "published", "plain grpc", "warm stream")
+LANES: Final = (LaneKind.TCP, LaneKind.GRPC)
+SUBJECTS: Final = ("lanes", "encrypted", "grpc lane", "published", "plain grpc", "warm stream")
 
 
 def subjects(address: str, places: Places, runner: asyncio.Runner) -> dict[str, Subject]:
     """Return all ways by name."""
     nbytes = places["nbytes"]
     return {
-        "lanes": OurLane(places, runner, lambda: Lanes(lanes=(LaneKind.TCP, LaneKind.GRPC))),
+        "lanes": OurLane(places, runner, lambda: Lanes(lanes=LANES)),
+        "encrypted": OurLane(
+            places, runner, lambda: Lanes(lanes=LANES, encrypts=True), place="encrypted"
+        ),
         "grpc lane": OurLane(places, runner, GrpcLane),
         "published": PublishedStreams(address, places["published"], nbytes),
         "plain grpc": PlainGrpc(address, places["grpc"]),

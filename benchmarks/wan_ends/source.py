@@ -28,11 +28,16 @@ def main() -> None:
     publisher = WeightPublisher(POLICY, layout)
     info = publisher.publish(0, {"w": np.frombuffer(data, np.uint8)})
     grpc_server, grpc_port = serve_grpc(address, data)
-    with WeightServer(publisher, listen=f"{address}:0") as server:
+    with (
+        WeightServer(publisher, listen=f"{address}:0") as server,
+        WeightServer(publisher, listen=f"{address}:0", encrypts=True) as encrypted,
+    ):
         server.set_transfer_token(TOKEN)
+        encrypted.set_transfer_token(TOKEN)
         places = {
             "nbytes": nbytes,
             "weights": server.endpoint,
+            "encrypted": encrypted.endpoint,
             "layout_digest": info.layout_digest.hex(),
             "grpc": grpc_port,
             "warm": serve_sockets(address, data, buffer_nbytes=None),

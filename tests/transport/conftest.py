@@ -103,7 +103,7 @@ class Source:
     async def at_once(self, number):
         del number
 
-    async def start(self, lanes=DEFAULT_HOSTED, listen="127.0.0.1:0"):
+    async def start(self, lanes=DEFAULT_HOSTED, listen="127.0.0.1:0", *, seals=False):
         self.hosts = LaneHosts(clock=SystemClock())
         self.server = await start_server(
             [Servicer(add=add_TransferServiceServicer_to_server, methods=self)], listen=listen
@@ -115,6 +115,7 @@ class Source:
             listen=listen,
             advertised=self.address,
             lanes=lanes,
+            seals=seals,
         )
 
     async def stop(self):

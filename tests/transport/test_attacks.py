@@ -1,14 +1,36 @@
 """What a peer who lies, or knows no secret, can make of a transfer."""
 
+import asyncio
 import os
+import socket
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 
+import psutil
 import pytest
 
 from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.versions import LaneKind
+from astraflow.rpc.address import split_address
 from astraflow.transport.arenas import ArenaPool
 from astraflow.transport.assembly import FrameInbox
-from astraflow.transport.frames import chunk_frame, chunk_frames
+from astraflow.transport.frames import (
+    HEADER_NBYTES,
+    FrameKind,
+    chunk_frame,
+    chunk_frames,
+    read_failure,
+    request,
+    unpack,
+)
+from astraflow.transport.handshake import (
+    GREETING_NBYTES,
+    WELCOME_NBYTES,
+    PullerHandshake,
+    SourceHandshake,
+    new_group,
+)
 from astraflow.wire.transfers import TransferPlan
 from astraflow.wire.weights import PatchIndex, SentChunk
 
@@ -109,3 +131,190 @@ def test_two_payloads_of_an_arena_never_share_memory():
     assert bytes(first) == b"a" * 100
     with pytest.raises(AstraflowError, match="outside"):
         arena.payload(0, 100)
+
+
+SECRET = b"secret of the run"
+
+
+def shaken(source, puller):
+    """Return both ends' channels after a handshake."""
+    hello = puller.hello(source.greeting)
+    welcome, channel = source.welcome(hello, SECRET)
+    puller.check(welcome)
+    return hello, channel, puller.channel()
+
+
+@pytest.fixture(params=[False, True], ids=["clear", "sealed"])
+def ends(request):
+    source = SourceHandshake(LaneKind.TCP, seals=request.param)
+    return source, PullerHandshake(LaneKind.TCP, new_group(), SECRET, must_seal=request.param)
+
+
+def test_a_proof_holds_for_its_secret_lane_and_connection_only(ends):
+    source, puller = ends
+    hello, *_ = shaken(source, puller)
+
+    assert source.is_proven(hello, SECRET)
+    assert not source.is_proven(hello, b"another")
+    assert not source.is_proven(hello, b"")
+    assert not SourceHandshake(LaneKind.TCP, seals=False).is_proven(hello, SECRET)
+    for at in range(len(hello)):
+        changed = bytearray(hello)
+        changed[at] ^= 1
+        assert not source.is_proven(bytes(changed), SECRET)
+    elsewhere = PullerHandshake(LaneKind.UCX, new_group(), SECRET, must_seal=False)
+    assert not source.is_proven(elsewhere.hello(source.greeting), SECRET)
+
+
+def test_a_source_that_does_not_know_the_secret_is_left(ends):
+    source, puller = ends
+    hello = puller.hello(source.greeting)
+    welcome, _ = source.welcome(hello, b"guess")
+
+    with pytest.raises(AstraflowError) as caught:
+        puller.check(welcome)
+    assert caught.value.reason is Reason.SOURCE_UNREACHABLE
+
+
+def test_who_must_seal_answers_nobody_who_does_not():
+    source = SourceHandshake(LaneKind.TCP, seals=False)
+    puller = PullerHandshake(LaneKind.TCP, new_group(), SECRET, must_seal=True)
+    with pytest.raises(AstraflowError) as caught:
+        puller.hello(source.greeting)
+    assert caught.value.reason is Reason.LANE_UNAVAILABLE
+
+    # Nor does it help to change the source's greeting on its way.
+    pretended = SourceHandshake(LaneKind.TCP, seals=True).greeting
+    assert not source.is_proven(puller.hello(pretended), SECRET)
+
+
+def test_a_request_is_proven_once_and_on_its_connection_alone(ends):
+    source, puller = ends
+    _, here, there = shaken(source, puller)
+    first, second = there.prove(SECRET, b"spec"), there.prove(SECRET, b"spec")
+
+    assert here.is_proven(first, b"spec", [b"older", SECRET])
+    assert not here.is_proven(first, b"spec", [SECRET])
+    *_, other = shaken(SourceHandshake(LaneKind.TCP, seals=source.greeting[4] == 1), puller)
+    assert not here.is_proven(other.prove(SECRET, b"spec"), b"spec", [SECRET])
+    assert not here.is_proven(second, b"another", [SECRET])
+    assert not here.is_proven(there.prove(b"", b"spec"), b"spec", [b""])
+
+
+def test_records_that_were_changed_repeated_or_left_out_are_refused():
+    source = SourceHandshake(LaneKind.TCP, seals=True)
+    puller = PullerHandshake(LaneKind.TCP, new_group(), SECRET, must_seal=True)
+    _, here, there = shaken(source, puller)
+    frames = [bytes([n]) * HEADER_NBYTES + b"weights" for n in range(4)]
+    sent = [here.sealed([frame]) for frame in frames]
+
+    assert b"weights" not in b"".join(b"".join(records) for records in sent)
+    assert b"".join(map(there.opened, sent[0])) == frames[0]
+    body = memoryview(bytearray(7))
+    there.opened(sent[1][0])
+    there.open_into(memoryview(sent[1][1]), body)
+    assert body == b"weights"
+    flipped = bytes([sent[2][0][0] ^ 1]) + sent[2][0][1:]
+    for record in (flipped, sent[1][0], sent[3][0], *there.sealed([frames[0]])):
+        with pytest.raises(AstraflowError, match="changed on its way"):
+            there.opened(record)
+
+
+class Raw:
+    """A connection to a lane of a source, by hand."""
+
+    def __init__(self, source):
+        self.sock = socket.create_connection(split_address(source.hosts.endpoints[0].address))
+        self.sock.settimeout(30)
+
+    def receive(self, nbytes):
+        data = b""
+        with suppress(ConnectionResetError):
+            while len(data) < nbytes and (part := self.sock.recv(nbytes - len(data))):
+                data += part
+        return data
+
+    def shake(self, secret=SECRET):
+        puller = PullerHandshake(LaneKind.TCP, new_group(), secret, must_seal=False)
+        hello = puller.hello(self.receive(GREETING_NBYTES))
+        self.sock.sendall(hello)
+        return hello, puller, self.receive(WELCOME_NBYTES)
+
+
+@pytest.fixture
+def dial():
+    """Connect by hand."""
+    with ExitStack() as stack:
+
+        def connect(source):
+            raw = Raw(source)
+            stack.callback(raw.sock.close)
+            return raw
+
+        yield connect
+
+
+async def test_what_one_puller_sent_opens_nothing_for_another(serve, tools, dial):
+    source = await serve(lanes=[LaneKind.TCP])
+
+    def replay():
+        honest, thief = dial(source), dial(source)
+        hello, puller, welcome = honest.shake()
+        puller.check(welcome)
+        asked = request(tools.spec, partial(puller.channel().prove, SECRET))
+        honest.sock.sendall(asked)
+        assert honest.receive(HEADER_NBYTES)
+        thief.receive(GREETING_NBYTES)
+        thief.sock.sendall(hello + asked)
+        return thief.receive(1)
+
+    assert await asyncio.to_thread(replay) == b""
+    assert source.calls == ["request"]
+
+
+async def test_a_request_that_is_sent_again_is_refused(serve, tools, dial):
+    source = await serve(lanes=[LaneKind.TCP])
+
+    def replay():
+        raw = dial(source)
+        _, puller, _ = raw.shake()
+        asked = request(tools.spec, partial(puller.channel().prove, SECRET))
+        raw.sock.sendall(asked + asked)
+        while True:
+            frame = unpack(raw.receive(HEADER_NBYTES))
+            body = raw.receive(frame.body_nbytes)
+            if frame.kind is FrameKind.FAILURE:
+                return read_failure(body)
+
+    assert (await asyncio.to_thread(replay)).reason is Reason.TOKEN_INVALID
+    assert source.calls == ["request"]
+
+
+async def test_who_proves_nothing_is_read_for_64_bytes_and_left(serve, dial):
+    source = await serve(lanes=[LaneKind.TCP])
+
+    def flood():
+        raw = dial(source)
+        raw.receive(GREETING_NBYTES)
+        with suppress(OSError):
+            for _ in range(4096):
+                raw.sock.sendall(bytes(1 << 16))
+            return False
+        return True
+
+    assert await asyncio.to_thread(flood)
+    assert source.calls == []
+
+
+async def test_hundreds_of_connections_that_prove_nothing_cost_little_and_end(serve, tools, dial):
+    source = await serve(lanes=[LaneKind.TCP])
+    process = psutil.Process()
+    warm = [dial(source) for _ in range(3)]
+    before = process.memory_info().rss
+    idle = [await asyncio.to_thread(dial, source) for _ in range(300)]
+    await tools.settled(lambda: source.hosts.connection_count == 303)
+
+    assert process.memory_info().rss - before < 5 << 20
+    for each in (*warm, *idle):
+        each.sock.close()
+    await tools.settled(lambda: not source.hosts.connection_count)

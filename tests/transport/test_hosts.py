@@ -2,23 +2,21 @@
 
 from pathlib import Path
 
-import pytest
-
-from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.tls import Tls
-from astraflow.transport.hosts import chosen_lanes
+from astraflow.transport.hosts import chosen_lanes, is_encrypted
 
 SECURE = Tls(ca=Path("ca.pem"))
 
 
 def test_lanes_come_in_the_order_of_the_recipe():
-    assert chosen_lanes("auto", None) is None
-    assert chosen_lanes(("tcp", "grpc"), None) == (LaneKind.TCP, LaneKind.GRPC)
-    assert chosen_lanes(("shm",), SECURE) == (LaneKind.SHM,)
+    assert chosen_lanes("auto") is None
+    assert chosen_lanes(("tcp", "grpc")) == (LaneKind.TCP, LaneKind.GRPC)
 
 
-def test_nothing_travels_in_the_clear_beside_tls():
-    with pytest.raises(AstraflowError, match="tcp") as caught:
-        chosen_lanes(("shm", "tcp"), SECURE)
-    assert caught.value.reason is Reason.INVALID_FIELD
+def test_lanes_are_encrypted_beside_tls_and_where_a_recipe_says_so():
+    assert not is_encrypted(None, None)
+    assert not is_encrypted(None, Tls())
+    assert is_encrypted(None, SECURE)
+    assert is_encrypted(True, None)
+    assert not is_encrypted(False, SECURE)

@@ -10,27 +10,39 @@ from astraflow.core.versions import LaneKind
 from astraflow.wire.transfers import ChunkSet
 
 LANES = [
-    LaneKind.SHM,
-    LaneKind.TCP,
-    pytest.param(LaneKind.UCX, marks=pytest.mark.ucx),
+    (LaneKind.SHM, False),
+    (LaneKind.TCP, False),
+    (LaneKind.TCP, True),
+    pytest.param((LaneKind.UCX, False), marks=pytest.mark.ucx),
+    pytest.param((LaneKind.UCX, True), marks=pytest.mark.ucx),
 ]
 
 
-@pytest.fixture(params=LANES)
-def lane(request):
-    if request.param is LaneKind.UCX:
+def name_of(case):
+    kind, is_encrypted = case
+    return f"{kind}-encrypted" if is_encrypted else str(kind)
+
+
+@pytest.fixture(params=LANES, ids=name_of)
+def case(request):
+    if request.param[0] is LaneKind.UCX:
         pytest.importorskip("ucxx", reason="needs astraflow[ucx]")
     return request.param
 
 
 @pytest.fixture
-async def source(serve, lane):
-    return await serve(lanes=[lane])
+def lane(case):
+    return case[0]
 
 
 @pytest.fixture
-def lanes(open_lanes, lane):
-    return open_lanes(lane)
+async def source(serve, case):
+    return await serve(lanes=[case[0]], seals=case[1])
+
+
+@pytest.fixture
+def lanes(open_lanes, case):
+    return open_lanes(case[0], encrypts=case[1])
 
 
 def same(chunks, expected):

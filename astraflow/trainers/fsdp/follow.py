@@ -129,7 +129,8 @@ class FollowerRank:
                 advertise=self._place.advertise,
                 tls=self._place.tls,
                 loop=self._loop,
-                lanes=served_lanes(self._settings, self._place.tls),
+                lanes=served_lanes(self._settings),
+                encrypts=self._settings.encrypt_lanes,
             )
         )
         # What it finds is told when the next version is published.

@@ -222,6 +222,7 @@ class AnyLane:
         tls: Tls | None = None,
         stall_timeout_s: float = 30.0,
         lanes: Sequence[LaneKind] | None = None,
+        encrypts: bool | None = None,
     ) -> None:
         """Start without a connection.
 
@@ -229,8 +230,11 @@ class AnyLane:
             tls: Of TransferServices; None: plain text.
             stall_timeout_s: A source that sends nothing for so long is given up.
             lanes: See Lanes.
+            encrypts: See Lanes.
         """
-        self._lanes = Lanes(tls=tls, stall_timeout_s=stall_timeout_s, lanes=lanes)
+        self._lanes = Lanes(
+            tls=tls, stall_timeout_s=stall_timeout_s, lanes=lanes, encrypts=encrypts
+        )
         self._shards = ShardLane(self._lanes)
         self._objects = ObjectLane(stall_timeout_s=stall_timeout_s)
 

@@ -12,7 +12,7 @@ from astraflow.core.ids import PolicyId
 from astraflow.core.versions import LaneKind
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
-from astraflow.transport.hosts import LaneHosts, hosted_lanes
+from astraflow.transport.hosts import DEFAULT_HOSTED, LaneHosts, is_encrypted
 from astraflow.weights.serve.relay import WeightRelay
 from astraflow.weights.serve.server import TransferServicer
 from astraflow.weights.serve.transfers import IncomingTransfer, ServedTransfer, SpeculativeTransfer
@@ -31,18 +31,21 @@ class RelayServer:
         policy_ids: Iterable[PolicyId],
         *,
         lanes: Sequence[LaneKind] | None = None,
+        encrypts: bool | None = None,
         wait_s: float = 5.0,
     ) -> None:
         """Prepare.
 
         Args:
             policy_ids: Whose versions the node pulls.
-            lanes: Of these TCP is served beside gRPC; None: it is, except beside TLS.
+            lanes: Of these TCP is served beside gRPC; None: it is.
+            encrypts: Whether it is encrypted; None: beside TLS.
             wait_s: How long a version may be asked for before its pull begins here.
         """
         self.relays = {policy_id: WeightRelay(wait_s=wait_s) for policy_id in policy_ids}
         self._transfer_tokens: tuple[bytes, ...] = ()
-        self._lane_kinds = lanes
+        self._lane_kinds = DEFAULT_HOSTED if lanes is None else lanes
+        self._encrypts = encrypts
         self._lanes = LaneHosts(clock=SystemClock())
         self._server: RunningServer | None = None
 
@@ -76,14 +79,14 @@ class RelayServer:
             advertise=advertise,
             tls=tls,
         )
-        lanes = hosted_lanes(tls) if self._lane_kinds is None else self._lane_kinds
         await self._lanes.start(
             servicer.open_transfer,
             secrets=lambda: self._transfer_tokens,
             listen=listen,
             advertised=self._server.address,
-            lanes=[lane for lane in lanes if lane is LaneKind.TCP],
+            lanes=[lane for lane in self._lane_kinds if lane is LaneKind.TCP],
             stand_ready=servicer.stand_ready,
+            seals=is_encrypted(self._encrypts, tls),
         )
 
     async def close(self) -> None:

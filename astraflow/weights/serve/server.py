@@ -15,7 +15,7 @@ from astraflow.core.versions import LaneKind
 from astraflow.rpc.auth import TRANSFER_KEY, require_secret
 from astraflow.rpc.server import RunningServer, Servicer, start_server
 from astraflow.rpc.tls import Tls
-from astraflow.transport.hosts import LaneHosts, hosted_lanes
+from astraflow.transport.hosts import DEFAULT_HOSTED, LaneHosts, is_encrypted
 from astraflow.weights.heartbeat import with_heartbeats
 from astraflow.weights.patches.store import PatchStore
 from astraflow.weights.publish.publisher import WeightPublisher
@@ -225,6 +225,7 @@ class WeightServer:
         tls: Tls | None = None,
         loop: LoopThread | None = None,
         lanes: Sequence[LaneKind] | None = None,
+        encrypts: bool | None = None,
     ) -> None:
         """Prepare; `with` starts it.
 
@@ -234,7 +235,8 @@ class WeightServer:
             advertise: How others dial it: auto, fqdn, a host or IP; None: as listened on.
             tls: None: plain text.
             loop: Shared with a TrainerClient; None: one of its own.
-            lanes: Served beside gRPC; None: shared memory and TCP, with TLS shared memory only.
+            lanes: Served beside gRPC; None: shared memory and TCP.
+            encrypts: Whether the lanes that leave the host are encrypted; None: beside TLS.
         """
         self._publisher = publisher
         self._listen = listen
@@ -243,7 +245,8 @@ class WeightServer:
         self._owns_loop = loop is None
         self._loop = loop or LoopThread(name="astraflow-weights")
         self._lanes: LaneHosts | None = None
-        self._lane_kinds = lanes
+        self._lane_kinds = DEFAULT_HOSTED if lanes is None else lanes
+        self._seals = is_encrypted(encrypts, tls)
         self._server: RunningServer | None = None
         self._transfer_tokens: tuple[bytes, ...] = ()
 
@@ -296,8 +299,9 @@ class WeightServer:
             secrets=lambda: self._transfer_tokens,
             listen=self._listen,
             advertised=server.address,
-            lanes=hosted_lanes(self._tls) if self._lane_kinds is None else self._lane_kinds,
+            lanes=self._lane_kinds,
             stand_ready=servicer.stand_ready,
+            seals=self._seals,
         )
         return server
 
