@@ -184,6 +184,7 @@ encode_transfer_spec, decode_transfer_spec = converter(
     core_count=least(0),
     max_memory_nbytes=least(0),
     is_ahead=FieldRule(name="ahead"),
+    without={"bound"},
 )
 
 converter(LaneEndpoint, transfer_pb2.LaneEndpoint, address=required)
