@@ -17,7 +17,7 @@ from astraflow.core.ids import (
     RolloutId,
     TrajectoryId,
 )
-from astraflow.core.rollouts import Column, columns_fault
+from astraflow.core.rollouts import Column, Trajectory, columns_fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,24 @@ class BatchHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowSource:
+    """What the columns of one row are made from.
+
+    Attributes:
+        trajectory: Of the row, with its arrays or the payload that they lie in.
+        advantage: Of every token that is trained on.
+        is_masked: Whether nothing of it is trained on, as of a truncated sample that counts for
+            the baseline alone.
+        loss_weight: Factor on the loss of all its tokens; None: its own columns alone say.
+    """
+
+    trajectory: Trajectory
+    advantage: float
+    is_masked: bool = False
+    loss_weight: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchPart:
     """Some rows of a batch, never padded.
 
@@ -78,6 +96,8 @@ class BatchPart:
         trajectory_ids: One per row.
         rollout_ids: One per row.
         columns: By name; see `rollout/v1/column.proto`.
+        sources: One per row where some columns are still to be made of these, as
+            `packing.unpacked` does; else none.
 
     Raises:
         AstraflowError: INVALID_FIELD when offsets, ids or columns disagree in length.
@@ -89,6 +109,7 @@ class BatchPart:
     trajectory_ids: tuple[TrajectoryId, ...]
     rollout_ids: tuple[RolloutId, ...]
     columns: Mapping[str, Column]
+    sources: tuple[RowSource, ...] = ()
 
     def __post_init__(self) -> None:
         fault = _part_fault(self)
@@ -120,6 +141,8 @@ def _part_fault(part: BatchPart) -> str | None:
         return "row_offsets must rise"
     if not len(part.trajectory_ids) == len(part.rollout_ids) == part.row_count:
         return "a row needs one trajectory_id and one rollout_id"
+    if part.sources and len(part.sources) != part.row_count:
+        return "a row needs one source, where there are any"
     return columns_fault(part.columns, row_count=part.row_count, token_count=part.token_count)
 
 
@@ -192,6 +215,7 @@ class AckBatch:
         wait_s: From the previous ack to the header of this batch; 0: not measured.
         train_s: From the header of this batch to this ack; 0: not measured.
         metrics: Numbers for the log.
+        lost_rollout_ids: Of a batch that returns: what is dropped of it, for its payload is lost.
 
     Raises:
         AstraflowError: SESSION_ENDED, BATCH_UNKNOWN, LEASE_LOST, REQUEST_CONFLICT.
@@ -206,3 +230,4 @@ class AckBatch:
     wait_s: float = 0.0
     train_s: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    lost_rollout_ids: tuple[RolloutId, ...] = ()

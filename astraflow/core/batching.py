@@ -171,6 +171,7 @@ class Batching:
                 selected = self._training.prompts.metrics()
                 self._record(policy, lease, {**metrics, **selected, **event.metrics})
             case BatchOutcome.RETURNED:
+                policy.drop_lost(lease, frozenset(event.lost_rollout_ids))
                 policy.put_back(lease)
             case BatchOutcome.DISCARDED:
                 policy.discard(lease)

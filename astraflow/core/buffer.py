@@ -1,5 +1,6 @@
 """The fresh buffer of a policy: whole groups in the order in which they are trained on."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heapify, heappop, heappush, nsmallest
@@ -61,6 +62,10 @@ class FreshBuffer:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    def __iter__(self) -> Iterator[FreshGroup]:
+        """Return all groups, in no order."""
+        return (group for _, _, group in self._heap)
 
     @property
     def sample_count(self) -> int:

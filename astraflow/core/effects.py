@@ -227,6 +227,13 @@ class CloseHub:
     """The run is over and its members are gone, or their grace is: write the end and exit."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleasePayloads:
+    """Nobody has a use for these objects of the payload store: remove them, now or later."""
+
+    names: tuple[str, ...]
+
+
 # New ones come last: the digests of decisions count them.
 Effect = (
     SendTask
@@ -250,6 +257,7 @@ Effect = (
     | EvalChanged
     | RunStateChanged
     | CloseHub
+    | ReleasePayloads
 )
 
 

@@ -73,7 +73,7 @@ class Lease:
     def deliver(self, rank: int, *, world_size: int, max_tokens: int) -> tuple[BatchHeader, Share]:
         """Return what one rank is sent; every rank, and every time, the same rows."""
         rows = self.rows
-        lengths = [len(row.trajectory.tokens) for row in rows]
+        lengths = [row.trajectory.token_count for row in rows]
         policy_ids = self._policy_ids(rows)
         heads = tuple(group.head for group in (*self.groups, *self.replayed))
         weights = self._loss_weights()

@@ -8,7 +8,9 @@ Example:
     that comes back with it undoes batches 7, 6 and 5.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Self
 
 from astraflow.core.errors import AstraflowError, Reason
@@ -82,6 +84,12 @@ class Lineage:
         # Batches before this index hold no lease, and before the other one no prompts.
         self._emptied = self._forgotten = 0
         self._prompt_count = 0
+
+    @property
+    def leases(self) -> Iterator[Lease]:
+        """What of the batches may be trained on again after a rollback."""
+        kept = (batch.lease for batch in islice(self._batches, self._emptied, None))
+        return (lease for lease in kept if lease is not None)
 
     @property
     def newest(self) -> BatchId | None:

@@ -9,7 +9,7 @@ from astraflow.core.ids import BatchId, MemberId, PolicyId, RunId, TaskId
 from astraflow.core.tasks import RegisteredCode, WorkflowSpec
 from astraflow.core.versions import WeightEndpoint
 
-CONTRACT_VERSION = 1
+CONTRACT_VERSION = 2
 
 
 class MemberRole(StrEnum):
@@ -29,6 +29,7 @@ class Capability(StrEnum):
     ROUTED_EXPERTS = "routed_experts"
     BLOBS = "blobs"
     OBJECT_STORE = "object_store"
+    PAYLOADS = "payloads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import repeat
 from math import prod
 from typing import Any, overload
 
 import numpy as np
 
-from astraflow.core.batches import BatchPart
+from astraflow.core.batches import BatchPart, RowSource
 from astraflow.core.ids import BatchId, GroupId, PolicyId, RolloutId
 from astraflow.core.rollouts import (
     NOT_SAMPLED,
@@ -16,6 +17,7 @@ from astraflow.core.rollouts import (
     ColumnAxis,
     FinishReason,
     Outcome,
+    Trajectory,
     filled_routes,
 )
 from astraflow.core.samples import Row
@@ -27,6 +29,9 @@ _MAX_PART_NBYTES = 48 << 20
 _TOKEN_NBYTES = 25
 # A part of so many takes about 1.4 MB, and some ms from rows to the wire.
 _TOKENS_PER_PART = 1 << 16
+# What a row takes of a part whose arrays are in the payload store: some 200 bytes, and the time of
+# the event loop that belongs to them.
+_REFERENCE_TOKENS = 256
 
 LOSS_WEIGHTS = "loss_weights"
 
@@ -94,13 +99,18 @@ class Share(Sequence[BatchPart]):
             policy_ids: The header's; the first is the batch's own.
             loss_weights: Factor on the loss of each row; None: 1 for all.
         """
-        travels = _MAX_PART_NBYTES // max(map(_token_nbytes, rows), default=_TOKEN_NBYTES)
-        bound = min(max_tokens or _TOKENS_PER_PART, MAX_TOKENS_PER_PART, travels)
+        trajectories = [row.trajectory for row in rows]
+        self._is_whole = all(each.payload is None for each in trajectories)
+        if self._is_whole:
+            self._runs = runs_of(trajectories, max_tokens)
+        else:
+            # The reader lays them out as it has asked for.
+            sizes = [_REFERENCE_TOKENS if t.payload else t.token_count for t in trajectories]
+            self._runs = split(sizes, _TOKENS_PER_PART)
         self._batch_id = batch_id
         self._rows = rows
         # A row may be trained on again before the part is made.
         self._use_counts = [row.use_count for row in rows]
-        self._runs = split([len(row.trajectory.tokens) for row in rows], bound)
         self._group_indexes = group_indexes
         self._policy_ids = policy_ids
         self._loss_weights = loss_weights
@@ -126,32 +136,106 @@ class Share(Sequence[BatchPart]):
         return [row.rollout.rollout_id for row in self._rows]
 
     def token_count(self, index: int) -> int:
-        """Return how many tokens a part will have."""
-        return sum(len(row.trajectory.tokens) for row in self._rows[self._runs[index]])
+        """Return how many tokens are laid end to end for a part."""
+        if not self._is_whole:
+            return 0
+        return sum(row.trajectory.token_count for row in self._rows[self._runs[index]])
 
     def _part(self, index: int) -> BatchPart:
-        rows = self._rows[self._runs[index]]
-        lengths = np.array([len(row.trajectory.tokens) for row in rows], np.int64)
-        columns = _token_columns(rows, lengths, self._policy_ids)
-        columns |= _row_columns(rows, self._group_indexes)
-        columns["use_count"] = _row_column(self._use_counts[self._runs[index]], np.int32)
-        columns |= _route_column(rows, lengths)
-        columns |= _shared_columns(rows, taken=columns)
-        if self._loss_weights is not None:
-            factors = np.array(self._loss_weights[self._runs[index]], np.float32)
-            columns[LOSS_WEIGHTS] = _weighted(columns.get(LOSS_WEIGHTS), factors, lengths)
+        run = self._runs[index]
+        rows, sources = self._rows[run], self._sources(run)
+        columns = _row_columns(rows, self._group_indexes)
+        columns["use_count"] = _row_column(self._use_counts[run], np.int32)
+        if self._is_whole:
+            columns |= _columns_of(sources, self._policy_ids, taken=columns)
         return BatchPart(
             batch_id=self._batch_id,
             index=index,
-            row_offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+            row_offsets=_offsets([row.trajectory.token_count for row in rows]),
             trajectory_ids=tuple(row.trajectory.trajectory_id for row in rows),
             rollout_ids=tuple(row.rollout.rollout_id for row in rows),
             columns=columns,
+            sources=() if self._is_whole else sources,
+        )
+
+    def _sources(self, run: slice) -> tuple[RowSource, ...]:
+        rows = self._rows[run]
+        weights = repeat(None) if self._loss_weights is None else self._loss_weights[run]
+        return tuple(
+            RowSource(
+                trajectory=row.trajectory,
+                advantage=row.advantage,
+                is_masked=row.is_masked,
+                loss_weight=weight,
+            )
+            for row, weight in zip(rows, weights, strict=False)
         )
 
 
+def unpacked(
+    parts: Sequence[BatchPart], *, policy_ids: Sequence[PolicyId], max_tokens: int
+) -> list[BatchPart]:
+    """Return parts with all columns, cut as if no array had been in the payload store.
+
+    Args:
+        parts: All of one rank's share, with sources that have their arrays.
+        policy_ids: The header's.
+        max_tokens: As the stream was asked for; 0: as many as travel well.
+    """
+    sources = [source for part in parts for source in part.sources]
+    rows = {name: _joined([part.values(name) for part in parts]) for name in parts[0].columns}
+    trajectory_ids = [each for part in parts for each in part.trajectory_ids]
+    rollout_ids = [each for part in parts for each in part.rollout_ids]
+    found: list[BatchPart] = []
+    for run in runs_of([source.trajectory for source in sources], max_tokens):
+        columns = {
+            name: Column(axis=ColumnAxis.ROW, values=values[run]) for name, values in rows.items()
+        }
+        columns |= _columns_of(sources[run], policy_ids, taken=columns)
+        part = BatchPart(
+            batch_id=parts[0].batch_id,
+            index=len(found),
+            row_offsets=_offsets([source.trajectory.token_count for source in sources[run]]),
+            trajectory_ids=tuple(trajectory_ids[run]),
+            rollout_ids=tuple(rollout_ids[run]),
+            columns=columns,
+        )
+        found.append(part)
+    return found
+
+
+def runs_of(trajectories: Sequence[Trajectory], max_tokens: int) -> list[slice]:
+    """Cut rows into parts of at most so many tokens, and no more than travel; 0: that travel well.
+
+    What is in the payload store counts as it is described.
+    """
+    travels = _MAX_PART_NBYTES // max(map(_token_nbytes, trajectories), default=_TOKEN_NBYTES)
+    bound = min(max_tokens or _TOKENS_PER_PART, MAX_TOKENS_PER_PART, travels)
+    return split([each.token_count for each in trajectories], bound)
+
+
+def _offsets(lengths: Sequence[int]) -> np.ndarray:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(lengths, np.int64))])
+
+
+def _columns_of(
+    sources: Sequence[RowSource], policy_ids: Sequence[PolicyId], *, taken: Mapping[str, Column]
+) -> dict[str, Column]:
+    """Return the columns that are made of the rows' arrays."""
+    trajectories = [source.trajectory for source in sources]
+    lengths = [each.token_count for each in trajectories]
+    columns = _token_columns(sources, lengths, policy_ids)
+    columns |= _route_column(trajectories, lengths)
+    columns |= _shared_columns(trajectories, taken={**taken, **columns})
+    weights = [each.loss_weight for each in sources if each.loss_weight is not None]
+    if weights:
+        factors = np.array(weights, np.float32)
+        columns[LOSS_WEIGHTS] = _weighted(columns.get(LOSS_WEIGHTS), factors, lengths)
+    return columns
+
+
 def _token_columns(
-    rows: Sequence[Row], lengths: np.ndarray, policy_ids: Sequence[PolicyId]
+    rows: Sequence[RowSource], lengths: Sequence[int], policy_ids: Sequence[PolicyId]
 ) -> dict[str, Column]:
     trajectories = [row.trajectory for row in rows]
     sampled = _joined([t.sampled_mask for t in trajectories])  # bool[T]
@@ -218,32 +302,36 @@ def _row_column(values: Sequence[float], dtype: Any) -> Column:
     return Column(axis=ColumnAxis.ROW, values=np.array(values, dtype))
 
 
-def _token_nbytes(row: Row) -> int:
+def _token_nbytes(trajectory: Trajectory) -> int:
     """Return what a token of a row takes in a part."""
-    own = (c.values for c in row.trajectory.columns.values() if c.axis is ColumnAxis.TOKEN)
+    if trajectory.payload is not None:
+        described = (c for c in trajectory.payload.columns if c.axis is ColumnAxis.TOKEN)
+        return _TOKEN_NBYTES + sum(each.dtype.itemsize * prod(each.shape) for each in described)
+    own = (c.values for c in trajectory.columns.values() if c.axis is ColumnAxis.TOKEN)
     return _TOKEN_NBYTES + sum(values.itemsize * prod(values.shape[1:]) for values in own)
 
 
-def _route_column(rows: Sequence[Row], lengths: np.ndarray) -> dict[str, Column]:
+def _route_column(trajectories: Sequence[Trajectory], lengths: Sequence[int]) -> dict[str, Column]:
     """Return the routes of all rows; there may be some whose engine does not tell them."""
-    found = [row.trajectory.columns.get(ROUTED_EXPERTS) for row in rows]
-    routes = filled_routes(lengths.tolist(), [each and each.values for each in found])
+    found = [each.columns.get(ROUTED_EXPERTS) for each in trajectories]
+    routes = filled_routes(lengths, [each and each.values for each in found])
     return {} if routes is None else {ROUTED_EXPERTS: Column(axis=ColumnAxis.TOKEN, values=routes)}
 
 
-def _shared_columns(rows: Sequence[Row], *, taken: Mapping[str, Column]) -> dict[str, Column]:
+def _shared_columns(
+    trajectories: Sequence[Trajectory], *, taken: Mapping[str, Column]
+) -> dict[str, Column]:
     """Return the workflows' own columns: those that every row has, alike but for the length."""
-    first = rows[0].trajectory.columns
     columns: dict[str, Column] = {}
-    for name, column in first.items():
-        found = [row.trajectory.columns.get(name) for row in rows]
+    for name, column in trajectories[0].columns.items():
+        found = [each.columns.get(name) for each in trajectories]
         arrays = [other.values for other in found if other is not None and _alike(column, other)]
-        if name not in taken and len(arrays) == len(rows):
+        if name not in taken and len(arrays) == len(trajectories):
             columns[name] = Column(axis=column.axis, values=np.concatenate(arrays))
     return columns
 
 
-def _weighted(own: Column | None, factors: np.ndarray, lengths: np.ndarray) -> Column:
+def _weighted(own: Column | None, factors: np.ndarray, lengths: Sequence[int]) -> Column:
     """Return loss weights, those of a workflow times a factor for each row."""
     weights = np.repeat(factors, lengths)
     return Column(axis=ColumnAxis.TOKEN, values=weights if own is None else own.values * weights)

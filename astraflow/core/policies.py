@@ -1,6 +1,6 @@
 """One policy: its books, its buffer, its versions, its batches, and how samples move through."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 
 from astraflow.core.accounting import SampleAccounting
@@ -12,7 +12,7 @@ from astraflow.core.buffer import FreshBuffer
 from astraflow.core.curation import BatchGuards, GroupCompletion
 from astraflow.core.errors import Failure, Reason
 from astraflow.core.groups import TrainGroup
-from astraflow.core.ids import BatchId
+from astraflow.core.ids import BatchId, RolloutId
 from astraflow.core.leases import Lease, LeaseTable
 from astraflow.core.lineage import IssuedPrompt, Lineage, TrainedBatch
 from astraflow.core.members import ModelIdentity
@@ -238,6 +238,34 @@ class PolicyState:
         self._accounting.move(lease.samples, RolloutPlace.LEASED, RolloutPlace.FRESH)
         self.replay.give_back(lease.replayed)
         self._evict()
+
+    def drop_lost(self, lease: Lease, rollout_ids: Set[RolloutId]) -> None:
+        """Drop rollouts of a batch whose payload is lost; it holds the others from now on."""
+        if not rollout_ids:
+            return
+        lost = [s for s in lease.samples if s.entry.rollout.rollout_id in rollout_ids]
+        self._accounting.drop(lost, RolloutPlace.LEASED, Reason.PAYLOAD_LOST)
+        for group in lease.groups:
+            group.samples = tuple(each for each in group.samples if each not in lost)
+        left = tuple(group for group in lease.groups if group.samples)
+        self.open.count -= len(lease.groups) - len(left)
+        lease.groups = left
+        is_lost = {
+            group.arrival
+            for group in lease.replayed
+            if any(s.entry.rollout.rollout_id in rollout_ids for s in group.samples)
+        }
+        self.replay.forget(is_lost)
+        lease.replayed = tuple(each for each in lease.replayed if each.arrival not in is_lost)
+
+    @property
+    def held_groups(self) -> Iterator[FreshGroup]:
+        """All whole groups that are or may be trained on, some of them more than once."""
+        yield from self._buffer
+        yield from self.replay
+        for lease in (*self.lease_table.leases.values(), *self.lineage.leases):
+            yield from lease.groups
+            yield from lease.replayed
 
     def discard(self, lease: Lease) -> None:
         """Drop the groups of a batch."""

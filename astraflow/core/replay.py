@@ -10,7 +10,7 @@ Example:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -79,6 +79,10 @@ class ReplayBuffer:
         # Groups that nobody holds, by their oldest version: asked for with every event.
         self._free = Counter[int]()
         self._use_count = self._evicted_count = 0
+
+    def __iter__(self) -> Iterator[FreshGroup]:
+        """Return all groups that are kept."""
+        return (kept.group for kept in self._kept.values())
 
     @property
     def target(self) -> int:

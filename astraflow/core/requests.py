@@ -4,7 +4,7 @@ The event of a request is what is handled, and what the journal keeps.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, cast
 
@@ -19,6 +19,8 @@ from astraflow.core.joining import Joining
 from astraflow.core.members import MemberRole
 from astraflow.core.membership import Membership
 from astraflow.core.pacing import PolicyPacing
+from astraflow.core.payloads import PayloadLedger
+from astraflow.core.rollouts import Disposition, ItemAck
 from astraflow.core.saving import Saving
 from astraflow.core.scheduler import TaskSender
 from astraflow.core.sessions import LiveRaas, LiveTrainer
@@ -45,6 +47,7 @@ class Components:
         membership: Keeps sessions and ends them.
         joining: Begins sessions.
         ending: Sees the run to its end.
+        payloads: Knows which objects of the payload store are of use.
     """
 
     state: State
@@ -60,6 +63,7 @@ class Components:
     membership: Membership
     joining: Joining
     ending: RunEnding
+    payloads: PayloadLedger = field(default_factory=PayloadLedger)
 
 
 def assemble(settings: RunSettings, *, start_time: datetime) -> Components:
@@ -121,6 +125,15 @@ def take(run: Components, event: ev.Event, now: datetime) -> Any:
     if kind.sender is MemberRole.TRAINER:
         return kind.handle(run, run.state.sessions.trainer(asked.member_id), asked, now)
     return kind.handle(run, asked, now)
+
+
+def _take_rollout(
+    run: Components, member: LiveRaas, event: ev.RolloutArrived, now: datetime
+) -> ItemAck:
+    ack = run.intake.rollout(member, event.rollout, now)
+    if ack.disposition is Disposition.ACCEPTED:
+        run.payloads.note(event.rollout)
+    return ack
 
 
 def _tick(run: Components, _: ev.Ticked, now: datetime) -> None:
@@ -203,9 +216,7 @@ def _other(journal: str, handle: Callable[[Components, Any, datetime], Any]) -> 
 
 REQUESTS: Final[Mapping[type[Any], RequestKind]] = {
     # Nodes.
-    ev.RolloutArrived: _raas(
-        "rollout_arrived", lambda run, node, e, now: run.intake.rollout(node, e.rollout, now)
-    ),
+    ev.RolloutArrived: _raas("rollout_arrived", _take_rollout),
     ev.RolloutRepeated: _raas("rollout_repeated", lambda run, _node, e, _now: run.intake.repeat(e)),
     ev.TaskFinished: _raas(
         "task_finished", lambda run, node, e, now: run.intake.result(node, e.result, now)

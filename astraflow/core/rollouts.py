@@ -17,6 +17,7 @@ import numpy as np
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import GroupId, PolicyId, RolloutId, TaskId, TrajectoryId
 from astraflow.core.tasks import SamplingParams
+from astraflow.core.tensors import Dtype
 
 UNROUTED: Final = 0xFFFF
 
@@ -157,6 +158,55 @@ def columns_fault(columns: Mapping[str, Column], *, row_count: int, token_count:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadColumn:
+    """What a column is that lies elsewhere.
+
+    Attributes:
+        name: Of the column.
+        axis: What its first dimension counts.
+        dtype: Of its elements.
+        shape: After the first dimension.
+    """
+
+    name: str
+    axis: ColumnAxis
+    dtype: Dtype
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """An object of the run's payload store: the arrays of one trajectory.
+
+    Attributes:
+        name: Of the object; never used twice.
+        digest: BLAKE3 of it, 32 bytes.
+        nbytes: Of it.
+        token_count: T of the trajectory.
+        columns: What it has beyond tokens, sampled_mask and logprobs.
+    """
+
+    name: str
+    digest: bytes
+    nbytes: int
+    token_count: int
+    columns: tuple[PayloadColumn, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadStore:
+    """Where the arrays of large trajectories lie.
+
+    Attributes:
+        url: Of a folder of the run's own.
+        above_nbytes: A trajectory whose arrays take so many goes there.
+    """
+
+    url: str
+    above_nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
     """A run of sampled tokens of one version.
 
@@ -194,6 +244,8 @@ class Trajectory:
         reward: Where it differs from the rollout's.
         columns: More arrays by name.
         engine: Name and release, for lineage.
+        payload: Where its arrays lie; what they are given as is then left out, and to read one of
+            them is an AttributeError. None: they are here.
         sampled_count: Sampled tokens.
 
     Raises:
@@ -204,9 +256,9 @@ class Trajectory:
     trajectory_id: TrajectoryId
     policy_id: PolicyId
     agent: str = ""
-    tokens: np.ndarray
-    sampled_mask: np.ndarray
-    logprobs: np.ndarray
+    tokens: np.ndarray = field(repr=False)
+    sampled_mask: np.ndarray = field(repr=False)
+    logprobs: np.ndarray = field(repr=False)
     version_spans: tuple[VersionSpan, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     finish_reason: FinishReason
@@ -214,8 +266,9 @@ class Trajectory:
     branch_offset: int = 0
     segment_index: int = 0
     reward: float | None = None
-    columns: Mapping[str, Column] = field(default_factory=dict[str, Column])
+    columns: Mapping[str, Column] = field(default_factory=dict[str, Column], repr=False)
     engine: str = ""
+    payload: Payload | None = None
     sampled_count: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -229,6 +282,19 @@ class Trajectory:
                 Reason.ROLLOUT_INVALID, f"trajectory {self.trajectory_id}: {fault}"
             )
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> None:
+            # Comes only where there is no such attribute.
+            if name in _ARRAYS:
+                name = f"{name} of trajectory {self.trajectory_id} lies in the payload store"
+            raise AttributeError(name)
+
+    @property
+    def token_count(self) -> int:
+        """T, wherever the tokens are."""
+        return len(self.tokens) if self.payload is None else self.payload.token_count
+
     @property
     def versions(self) -> np.ndarray:
         """i64[T], the version that sampled each token; -1: not sampled."""
@@ -240,8 +306,13 @@ class Trajectory:
         return versions
 
 
-def _trajectory_fault(t: Trajectory) -> str | None:
+def _trajectory_fault(t: Trajectory) -> str | None:  # noqa: PLR0911 - a flat list of checks
     """Say what contradicts what, or None."""
+    for span in t.version_spans:
+        if span.length < 1 or span.version < 0:
+            return "a version span needs a length of at least 1 and a version of at least 0"
+    if t.payload is not None:
+        return _payload_fault(t, t.payload)
     length = len(t.tokens)
     if t.tokens.dtype != _I32 or t.sampled_mask.dtype != _BOOL:
         return "tokens must be i32 and sampled_mask bool"
@@ -249,15 +320,27 @@ def _trajectory_fault(t: Trajectory) -> str | None:
         return "logprobs must be f32"
     if length == 0 or t.tokens.shape != t.sampled_mask.shape or t.tokens.shape != t.logprobs.shape:
         return "tokens, sampled_mask and logprobs must be arrays of one length, at least 1"
-    for span in t.version_spans:
-        if span.length < 1 or span.version < 0:
-            return "a version span needs a length of at least 1 and a version of at least 0"
     arrays = t.tokens, t.sampled_mask, t.logprobs, t.branch_offset, t.sampled_count
     if is_sound is None or not is_sound(*arrays):
         fault = arrays_fault(*arrays)
         if fault:
             return fault
     return columns_fault(t.columns, row_count=1, token_count=length)
+
+
+_ARRAYS = ("tokens", "sampled_mask", "logprobs", "columns")
+
+
+def _payload_fault(t: Trajectory, payload: Payload) -> str | None:
+    """Leave the arrays out; say what contradicts the payload, as far as is known without it."""
+    for name in _ARRAYS:
+        object.__delattr__(t, name)
+    if payload.token_count < max(1, t.sampled_count, t.branch_offset) or t.branch_offset < 0:
+        return f"{payload.token_count} tokens hold neither its spans nor its shared part"
+    routes = next((each for each in payload.columns if each.name == ROUTED_EXPERTS), None)
+    if routes is not None and (routes.dtype is not Dtype.U16 or len(routes.shape) != _AXES - 1):
+        return f"column {ROUTED_EXPERTS} is not u16[tokens, layers, k]"
+    return None
 
 
 def arrays_fault(

@@ -11,7 +11,7 @@ that it is made of share one `State`:
 - `ending` sees a run to its end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -130,6 +130,7 @@ class Run:
         run.saving.advance(now)
         run.ending.advance(now)
         run.balance.advance(now)
+        run.payloads.advance(state)
 
     def refusal(self, event: ev.RolloutArrived) -> Refusal | None:
         """Return what would be said to a rollout that is of no use; None: apply it.
@@ -224,6 +225,11 @@ class Run:
             AstraflowError: NOT_READY when a trainer is missing, or another checkpoint came between.
         """
         return self._components.saving.find(checkpoint_id)
+
+    @property
+    def payload_names(self) -> Set[str]:
+        """Objects of the payload store that accepted rollouts name and nobody released."""
+        return self._components.payloads.known
 
     @property
     def open_task_ids(self) -> frozenset[TaskId]:

@@ -20,7 +20,7 @@ class AcceptedRollout:
     """One accepted rollout; its placements move on while it lives, listed or not.
 
     Attributes:
-        nbytes: Bytes of its tokens.
+        nbytes: Bytes of the tokens that are here.
     """
 
     rollout: Rollout
@@ -32,7 +32,8 @@ class AcceptedRollout:
     def __post_init__(self) -> None:
         count = 0
         for trajectory in self.rollout.trajectories:
-            count += len(trajectory.tokens)
+            if trajectory.payload is None:
+                count += len(trajectory.tokens)
         self.nbytes = _NBYTES_PER_TOKEN * count
 
 

@@ -102,7 +102,7 @@ _BY_CODE: Final[Mapping[StatusCode, tuple[Reason, ...]]] = {
         Reason.POLICY_FAULT,
     ),
     StatusCode.CANCELLED: (Reason.TASK_CANCELLED,),
-    StatusCode.DATA_LOSS: (Reason.DIGEST_MISMATCH,),
+    StatusCode.DATA_LOSS: (Reason.DIGEST_MISMATCH, Reason.PAYLOAD_LOST),
     StatusCode.INTERNAL: (
         Reason.INTERNAL,
         Reason.ENGINE_FAILED,

@@ -30,7 +30,10 @@ encode_join_pool, decode_join_pool = converter(
 )
 
 encode_pool_membership, decode_pool_membership = converter(
-    PoolMembership, raas_service_pb2.JoinPoolResponse
+    # What is in the store is a matter of members, not of the run.
+    PoolMembership,
+    raas_service_pb2.JoinPoolResponse,
+    without={"payload_store"},
 )
 
 encode_task_credit, decode_task_credit = converter(

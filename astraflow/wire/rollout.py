@@ -1,8 +1,13 @@
 """astraflow.rollout.v1: rollouts, their trajectories, and batches."""
 
+import re
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 
-from astraflow.core.batches import BatchHeader, BatchPart, EndOfData
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from astraflow.core.batches import BatchHeader, BatchPart, EndOfData, RowSource
 from astraflow.core.ids import BatchId, GroupId, PolicyId, RolloutId, TaskId, TrajectoryId
 from astraflow.core.rollouts import (
     Column,
@@ -10,6 +15,8 @@ from astraflow.core.rollouts import (
     FinishReason,
     KvPolicy,
     Outcome,
+    Payload,
+    PayloadStore,
     Rollout,
     TaskResult,
     Trajectory,
@@ -17,7 +24,7 @@ from astraflow.core.rollouts import (
 )
 from astraflow.core.tensors import Dtype
 from astraflow.wire.common import decode_failure, encode_failure
-from astraflow.wire.converters import converted, converter, least
+from astraflow.wire.converters import FieldRule, converted, converter, least, sized
 from astraflow.wire.fields import (
     EnumTable,
     at_least,
@@ -32,7 +39,13 @@ from astraflow.wire.fields import (
     set_time,
 )
 from astraflow.wire.tasks import decode_sampling, encode_sampling
-from astraflow_proto.rollout.v1 import batch_pb2, column_pb2, rollout_pb2, trajectory_pb2
+from astraflow_proto.rollout.v1 import (
+    batch_pb2,
+    column_pb2,
+    payload_pb2,
+    rollout_pb2,
+    trajectory_pb2,
+)
 
 OUTCOMES = EnumTable(Outcome, rollout_pb2.Outcome, "OUTCOME")
 
@@ -43,6 +56,10 @@ KV_POLICIES = EnumTable(
 )
 
 COLUMN_AXES = EnumTable(ColumnAxis, column_pb2.ColumnAxis, "COLUMN_AXIS")
+
+# The run removes objects by their names, and readers open them.
+_PAYLOAD_NAME = re.compile(r"[a-z0-9-]{1,64}")
+_ELSEWHERE = np.empty(0)
 
 
 def fill_columns(
@@ -69,6 +86,55 @@ def decode_columns(messages: Mapping[str, column_pb2.Column]) -> dict[str, Colum
     }
 
 
+def _payload_name(name: str, field: str) -> str:
+    if not _PAYLOAD_NAME.fullmatch(name):
+        raise invalid(field, f"'{name}' is none of 1 to 64 of a-z, 0-9 and -")
+    return name
+
+
+encode_payload, decode_payload = converter(
+    Payload, payload_pb2.Payload, name=_payload_name, digest=sized(32), nbytes=least(1)
+)
+
+encode_payload_store, decode_payload_store = converter(PayloadStore, payload_pb2.PayloadStore)
+
+
+def write_arrays(trajectory: Trajectory) -> bytes:
+    """Return the object of the payload store that holds the arrays of a trajectory."""
+    message = payload_pb2.TrajectoryArrays()
+    _fill_arrays(message, trajectory)
+    return message.SerializeToString()
+
+
+def read_arrays(data: bytes, trajectory: Trajectory) -> Trajectory:
+    """Return a trajectory with the arrays that an object of the payload store holds.
+
+    Raises:
+        AstraflowError: INVALID_FIELD, ROLLOUT_INVALID when they are not those of the trajectory.
+    """
+    try:
+        message = payload_pb2.TrajectoryArrays.FromString(data)
+    except DecodeError as error:
+        raise invalid("payload", str(error)) from error
+    return replace(
+        trajectory,
+        tokens=decode_vector(message.tokens, Dtype.I32, "tokens"),
+        sampled_mask=decode_vector(message.sampled_mask, Dtype.BOOL, "sampled_mask"),
+        logprobs=decode_vector(message.logprobs, Dtype.F32, "logprobs"),
+        columns=decode_columns(message.columns),
+        payload=None,
+    )
+
+
+def _fill_arrays(
+    message: payload_pb2.TrajectoryArrays | trajectory_pb2.Trajectory, trajectory: Trajectory
+) -> None:
+    fill_tensor(message.tokens, trajectory.tokens)
+    fill_tensor(message.sampled_mask, trajectory.sampled_mask)
+    fill_tensor(message.logprobs, trajectory.logprobs)
+    fill_columns(message.columns, trajectory.columns)
+
+
 _encode_version_span, _decode_version_span = converter(VersionSpan, trajectory_pb2.VersionSpan)
 
 
@@ -86,10 +152,10 @@ def encode_trajectory(trajectory: Trajectory) -> trajectory_pb2.Trajectory:
         reward=trajectory.reward,
         engine=trajectory.engine,
     )
-    fill_tensor(message.tokens, trajectory.tokens)
-    fill_tensor(message.sampled_mask, trajectory.sampled_mask)
-    fill_tensor(message.logprobs, trajectory.logprobs)
-    fill_columns(message.columns, trajectory.columns)
+    if trajectory.payload is not None:
+        message.payload.CopyFrom(encode_payload(trajectory.payload))
+    else:
+        _fill_arrays(message, trajectory)
     return message
 
 
@@ -100,13 +166,19 @@ def decode_trajectory(message: trajectory_pb2.Trajectory) -> Trajectory:
         AstraflowError: INVALID_FIELD, ROLLOUT_INVALID.
     """
     parent = message.parent_trajectory_id
+    payload = _decode_reference(message) if message.HasField("payload") else None
+    is_here = payload is None
     return Trajectory(
         trajectory_id=TrajectoryId(required(message.trajectory_id, "trajectory_id")),
         policy_id=PolicyId(required(message.policy_id, "policy_id")),
         agent=message.agent,
-        tokens=decode_vector(message.tokens, Dtype.I32, "tokens"),
-        sampled_mask=decode_vector(message.sampled_mask, Dtype.BOOL, "sampled_mask"),
-        logprobs=decode_vector(message.logprobs, Dtype.F32, "logprobs"),
+        tokens=decode_vector(message.tokens, Dtype.I32, "tokens") if is_here else _ELSEWHERE,
+        sampled_mask=(
+            decode_vector(message.sampled_mask, Dtype.BOOL, "sampled_mask")
+            if is_here
+            else _ELSEWHERE
+        ),
+        logprobs=decode_vector(message.logprobs, Dtype.F32, "logprobs") if is_here else _ELSEWHERE,
         version_spans=tuple(map(_decode_version_span, message.version_spans)),
         sampling=decode_sampling(message.sampling),
         finish_reason=FINISH_REASONS.decode(message.finish_reason),
@@ -116,7 +188,17 @@ def decode_trajectory(message: trajectory_pb2.Trajectory) -> Trajectory:
         reward=optional(message, "reward"),
         columns=decode_columns(message.columns) if message.columns else {},
         engine=message.engine,
+        payload=payload,
     )
+
+
+def _decode_reference(message: trajectory_pb2.Trajectory) -> Payload:
+    if message.HasField("tokens") or message.columns:
+        raise invalid("payload", "the arrays of a trajectory are here or there, not both")
+    return decode_payload(message.payload)
+
+
+converted(Trajectory, trajectory_pb2.Trajectory, encode_trajectory, decode_trajectory)
 
 
 def encode_rollout(rollout: Rollout) -> rollout_pb2.Rollout:
@@ -180,10 +262,17 @@ encode_batch_header, decode_batch_header = converter(
     BatchHeader,
     batch_pb2.BatchHeader,
     check=_must_be_of_world,
+    # Of the hub that sends it, not of the run.
+    without={"payload_url"},
     batch_id=required,
     policy_id=required,
     part_count=least(0),
     delivery_count=least(1),
+)
+
+
+_encode_source, _decode_source = converter(
+    RowSource, batch_pb2.RowSource, is_masked=FieldRule(name="masked")
 )
 
 
@@ -201,6 +290,7 @@ def fill_batch_part(message: batch_pb2.BatchPart, part: BatchPart) -> None:
     message.trajectory_ids.extend(part.trajectory_ids)
     message.rollout_ids.extend(part.rollout_ids)
     fill_columns(message.columns, part.columns)
+    message.sources.extend(map(_encode_source, part.sources))
 
 
 def decode_batch_part(message: batch_pb2.BatchPart) -> BatchPart:
@@ -211,6 +301,7 @@ def decode_batch_part(message: batch_pb2.BatchPart) -> BatchPart:
         trajectory_ids=tuple(map(TrajectoryId, message.trajectory_ids)),
         rollout_ids=tuple(map(RolloutId, message.rollout_ids)),
         columns=decode_columns(message.columns),
+        sources=tuple(map(_decode_source, message.sources)),
     )
 
 

@@ -27,6 +27,8 @@ from astraflow.core.members import (
 )
 from astraflow.core.rollouts import (
     Outcome,
+    Payload,
+    PayloadColumn,
     Rollout,
     SampleFailure,
     TaskResult,
@@ -36,6 +38,7 @@ from astraflow.core.run import Run
 from astraflow.core.sessions import LiveRaas
 from astraflow.core.settings import PolicySettings, RolloutSettings, RunSettings, SuiteSettings
 from astraflow.core.tasks import Prompt, RegisteredCode, WorkflowSpec
+from astraflow.core.tensors import Dtype
 from astraflow.core.versions import (
     VersionReport,
     VersionState,
@@ -101,7 +104,29 @@ def make_trajectory(name, *, policy="solver", versions=(0,), length=None, reward
     return made_up_trajectory(name, policy, spans, prompt_count=prompt_count, reward=reward)
 
 
-def make_rollout(task, index, *, versions, reward=1.0, outcome=Outcome.SCORED, name=None):
+def by_reference(trajectory):
+    """The same trajectory, its arrays in a payload whose name comes of its own."""
+    payload = Payload(
+        name=trajectory.trajectory_id.replace("/", "-"),
+        digest=bytes(32),
+        nbytes=1,
+        token_count=trajectory.token_count,
+        columns=tuple(
+            PayloadColumn(
+                name=name,
+                axis=each.axis,
+                dtype=Dtype.of(each.values.dtype),
+                shape=each.values.shape[1:],
+            )
+            for name, each in trajectory.columns.items()
+        ),
+    )
+    return replace(trajectory, payload=payload)
+
+
+def make_rollout(
+    task, index, *, versions, reward=1.0, outcome=Outcome.SCORED, name=None, made=lambda each: each
+):
     """One rollout of a task; `versions` by policy: those that are left out have no trajectory."""
     name = name or f"{task.group_id}/{index}/{task.attempt}"
     is_rewarded = outcome in (Outcome.SCORED, Outcome.TRUNCATED)
@@ -115,7 +140,7 @@ def make_rollout(task, index, *, versions, reward=1.0, outcome=Outcome.SCORED, n
         reward=reward if is_rewarded else None,
         failure=failure,
         trajectories=tuple(
-            make_trajectory(f"{name}/{policy}", policy=policy, versions=spans)
+            made(make_trajectory(f"{name}/{policy}", policy=policy, versions=spans))
             for policy, spans in versions.items()
         ),
     )
@@ -145,6 +170,7 @@ class World:
         self.announced = []
         self.states = []
         self.is_over = False
+        self.released = set()  # payloads
         self.goes_on = False  # whether what happens next comes together with what follows
         self.drawn = Counter()
         self.reads_late = False  # whether lost prompts wait in `late` until they are applied
@@ -220,6 +246,9 @@ class World:
                 self.announced.append(effect.info)
             case ef.RunStateChanged():
                 self.states.append(effect.state)
+            case ef.ReleasePayloads():
+                assert self.released.isdisjoint(effect.names)
+                self.released.update(effect.names)
             case ef.CloseHub():
                 assert not self.is_over
                 self.is_over = True
@@ -511,3 +540,9 @@ def rollout_of():
 @pytest.fixture
 def minute():
     return timedelta(minutes=1)
+
+
+@pytest.fixture
+def referenced():
+    """The same trajectory, its arrays in a payload."""
+    return by_reference

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import astraflow.wire
 from astraflow.core.autoscale import ScaleAdvice
-from astraflow.core.batches import AckBatch, BatchHeader, BatchPart, StreamBatches
+from astraflow.core.batches import AckBatch, BatchHeader, BatchPart, RowSource, StreamBatches
 from astraflow.core.ids import NOBODY
 from astraflow.core.members import JoinPool, ServedPolicy
 from astraflow.core.rollouts import (
@@ -29,6 +29,8 @@ from astraflow.core.rollouts import (
     Column,
     ColumnAxis,
     Outcome,
+    Payload,
+    PayloadColumn,
     Rollout,
     Trajectory,
     spans_of,
@@ -139,8 +141,19 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         columns=st.dictionaries(TEXTS, columns(token_count=len(mask)), max_size=2),
         parent_trajectory_id=st.none(),
         branch_offset=st.just(0),
+        payload=st.none() | payloads(len(mask)),
     )
     return draw(drawn)
+
+
+def payloads(token_count: int = 1) -> st.SearchStrategy[Payload]:
+    return built(
+        Payload,
+        name=st.from_regex(r"[a-z0-9-]{1,64}", fullmatch=True),
+        digest=DIGESTS,
+        token_count=st.just(token_count),
+        columns=st.lists(built(PayloadColumn, shape=st.just((3,)), name=st.just("own"))).map(tuple),
+    )
 
 
 @st.composite
@@ -166,6 +179,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
 @st.composite
 def parts(draw: st.DrawFn) -> BatchPart:
     lengths = draw(st.lists(st.integers(1, 3), max_size=3))
+    sources = draw(st.just(()) | st.tuples(*[strategy_of(RowSource)] * len(lengths)))
     names = tuple(f"r{i}" for i in range(len(lengths)))
     total = sum(lengths)
     return BatchPart(
@@ -178,6 +192,7 @@ def parts(draw: st.DrawFn) -> BatchPart:
             "tokens": Column(axis=ColumnAxis.TOKEN, values=np.arange(total, dtype=np.int32)),
             "rewards": Column(axis=ColumnAxis.ROW, values=np.ones(len(lengths), np.float32)),
         },
+        sources=sources,
     )
 
 
@@ -261,6 +276,7 @@ def advices(draw: st.DrawFn) -> ScaleAdvice:
 SPECIAL: Mapping[Any, Callable[[], st.SearchStrategy[Any]]] = {
     Column: columns,
     Trajectory: trajectories,
+    Payload: payloads,
     Rollout: rollouts,
     BatchPart: parts,
     Layout: layouts,
@@ -287,7 +303,8 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray):
         return left.dtype == right.dtype and np.array_equal(left, right)
     if is_dataclass(left):
-        names = [field.name for field in fields(left)]
+        # The arrays of a trajectory may be elsewhere.
+        names = [field.name for field in fields(left) if hasattr(left, field.name)]
         return type(left) is type(right) and all(
             same(getattr(left, name), getattr(right, name)) for name in names
         )

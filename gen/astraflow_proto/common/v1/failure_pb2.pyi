@@ -72,6 +72,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_EVAL_UNKNOWN: _ClassVar[Reason]
     REASON_CAPABILITY_MISSING: _ClassVar[Reason]
     REASON_POLICY_FAULT: _ClassVar[Reason]
+    REASON_PAYLOAD_LOST: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_TOKEN_INVALID: Reason
 REASON_SESSION_ENDED: Reason
@@ -135,6 +136,7 @@ REASON_APPLY_FAILED: Reason
 REASON_EVAL_UNKNOWN: Reason
 REASON_CAPABILITY_MISSING: Reason
 REASON_POLICY_FAULT: Reason
+REASON_PAYLOAD_LOST: Reason
 
 class Failure(_message.Message):
     __slots__ = ("reason", "message", "retryable", "metadata", "cause", "traceback")

@@ -20,6 +20,7 @@ class Capability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAPABILITY_ROUTED_EXPERTS: _ClassVar[Capability]
     CAPABILITY_BLOBS: _ClassVar[Capability]
     CAPABILITY_OBJECT_STORE: _ClassVar[Capability]
+    CAPABILITY_PAYLOADS: _ClassVar[Capability]
 
 class DirectiveKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -35,6 +36,7 @@ CAPABILITY_ADAPTER: Capability
 CAPABILITY_ROUTED_EXPERTS: Capability
 CAPABILITY_BLOBS: Capability
 CAPABILITY_OBJECT_STORE: Capability
+CAPABILITY_PAYLOADS: Capability
 DIRECTIVE_KIND_UNSPECIFIED: DirectiveKind
 DIRECTIVE_KIND_CONTINUE: DirectiveKind
 DIRECTIVE_KIND_DRAIN: DirectiveKind

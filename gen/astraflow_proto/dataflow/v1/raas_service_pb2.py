@@ -26,48 +26,49 @@ from astraflow_proto.common.v1 import failure_pb2 as astraflow_dot_common_dot_v1
 from astraflow_proto.common.v1 import member_pb2 as astraflow_dot_common_dot_v1_dot_member__pb2
 from astraflow_proto.common.v1 import model_pb2 as astraflow_dot_common_dot_v1_dot_model__pb2
 from astraflow_proto.common.v1 import session_pb2 as astraflow_dot_common_dot_v1_dot_session__pb2
+from astraflow_proto.rollout.v1 import payload_pb2 as astraflow_dot_rollout_dot_v1_dot_payload__pb2
 from astraflow_proto.rollout.v1 import rollout_pb2 as astraflow_dot_rollout_dot_v1_dot_rollout__pb2
 from astraflow_proto.rollout.v1 import task_pb2 as astraflow_dot_rollout_dot_v1_dot_task__pb2
 from astraflow_proto.weights.v1 import transfer_pb2 as astraflow_dot_weights_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(astraflow/dataflow/v1/raas_service.proto\x12\x15\x61straflow.dataflow.v1\x1a!astraflow/common/v1/failure.proto\x1a astraflow/common/v1/member.proto\x1a\x1f\x61straflow/common/v1/model.proto\x1a!astraflow/common/v1/session.proto\x1a\"astraflow/rollout/v1/rollout.proto\x1a\x1f\x61straflow/rollout/v1/task.proto\x1a#astraflow/weights/v1/transfer.proto\"\x96\x03\n\x0fJoinPoolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12/\n\x08\x63ontract\x18\x02 \x01(\x0b\x32\x1d.astraflow.common.v1.Contract\x12\x32\n\x06resume\x18\x03 \x01(\x0b\x32\".astraflow.common.v1.SessionResume\x12\x10\n\x08\x63\x61pacity\x18\x04 \x01(\x05\x12\x35\n\x08policies\x18\x05 \x03(\x0b\x32#.astraflow.dataflow.v1.ServedPolicy\x12\x33\n\x05\x63odes\x18\x06 \x03(\x0b\x32$.astraflow.rollout.v1.RegisteredCode\x12\x31\n\tresources\x18\x07 \x01(\x0b\x32\x1e.astraflow.common.v1.Resources\x12\x0e\n\x06region\x18\x08 \x01(\t\x12\x16\n\x0erelay_endpoint\x18\t \x01(\t\x12\x37\n\x0brelay_lanes\x18\n \x03(\x0b\x32\".astraflow.weights.v1.LaneEndpoint\"\x9a\x01\n\x0cServedPolicy\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x34\n\x08identity\x18\x03 \x01(\x0b\x32\".astraflow.common.v1.ModelIdentity\x12\x1f\n\x17max_context_token_count\x18\x04 \x01(\x03\x42\n\n\x08_version\"\x84\x01\n\x10JoinPoolResponse\x12-\n\x07session\x18\x01 \x01(\x0b\x32\x1c.astraflow.common.v1.Session\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x31\n\tworkflows\x18\x03 \x03(\x0b\x32\x1e.astraflow.rollout.v1.Workflow\"\xb6\x01\n\x12StreamTasksRequest\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.astraflow.dataflow.v1.TaskOpenH\x00\x12\x33\n\x06\x63redit\x18\x02 \x01(\x0b\x32!.astraflow.dataflow.v1.TaskCreditH\x00\x12/\n\x04nack\x18\x03 \x01(\x0b\x32\x1f.astraflow.dataflow.v1.TaskNackH\x00\x42\t\n\x07request\"=\n\x08TaskOpen\x12\x31\n\x06\x63redit\x18\x01 \x01(\x0b\x32!.astraflow.dataflow.v1.TaskCredit\"y\n\nTaskCredit\x12\x17\n\x0fmax_outstanding\x18\x01 \x01(\x05\x12!\n\x14max_eval_outstanding\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\x0emax_eval_extra\x18\x03 \x01(\x05\x42\x17\n\x15_max_eval_outstanding\"J\n\x08TaskNack\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12-\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1c.astraflow.common.v1.Failure\"\xc7\x01\n\x13StreamTasksResponse\x12\x31\n\x04task\x18\x01 \x01(\x0b\x32!.astraflow.rollout.v1.RolloutTaskH\x00\x12?\n\x0c\x63\x61ncellation\x18\x02 \x01(\x0b\x32\'.astraflow.dataflow.v1.TaskCancellationH\x00\x12\x33\n\tdirective\x18\x03 \x01(\x0b\x32\x1e.astraflow.common.v1.DirectiveH\x00\x42\x07\n\x05\x65vent\"p\n\x10TaskCancellation\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x33\n\x06reason\x18\x02 \x01(\x0e\x32#.astraflow.dataflow.v1.CancelReason\x12\x16\n\x0esample_indexes\x18\x03 \x03(\x05\"J\n\x15StreamRolloutsRequest\x12\x31\n\x05items\x18\x01 \x03(\x0b\x32\".astraflow.dataflow.v1.RolloutItem\"{\n\x0bRolloutItem\x12\x30\n\x07rollout\x18\x01 \x01(\x0b\x32\x1d.astraflow.rollout.v1.RolloutH\x00\x12\x32\n\x06result\x18\x02 \x01(\x0b\x32 .astraflow.rollout.v1.TaskResultH\x00\x42\x06\n\x04item\"F\n\x16StreamRolloutsResponse\x12,\n\x04\x61\x63ks\x18\x01 \x03(\x0b\x32\x1e.astraflow.dataflow.v1.ItemAck\"\x91\x01\n\x07ItemAck\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x37\n\x0b\x64isposition\x18\x02 \x01(\x0e\x32\".astraflow.dataflow.v1.Disposition\x12+\n\x06reason\x18\x03 \x01(\x0e\x32\x1b.astraflow.common.v1.Reason\x12\x0f\n\x07message\x18\x04 \x01(\t*\xda\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41NCEL_REASON_STALE\x10\x01\x12\x1c\n\x18\x43\x41NCEL_REASON_GROUP_DONE\x10\x02\x12 \n\x1c\x43\x41NCEL_REASON_EVAL_CANCELLED\x10\x03\x12\x1a\n\x16\x43\x41NCEL_REASON_DEADLINE\x10\x04\x12\x16\n\x12\x43\x41NCEL_REASON_STOP\x10\x05\x12\x1e\n\x1a\x43\x41NCEL_REASON_VERSION_LOST\x10\x06*\x92\x01\n\x0b\x44isposition\x12\x1b\n\x17\x44ISPOSITION_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44ISPOSITION_ACCEPTED\x10\x01\x12\x19\n\x15\x44ISPOSITION_DUPLICATE\x10\x02\x12\x17\n\x13\x44ISPOSITION_DROPPED\x10\x03\x12\x18\n\x14\x44ISPOSITION_REJECTED\x10\x04\x32\xc7\x02\n\x0bRaasService\x12[\n\x08JoinPool\x12&.astraflow.dataflow.v1.JoinPoolRequest\x1a\'.astraflow.dataflow.v1.JoinPoolResponse\x12h\n\x0bStreamTasks\x12).astraflow.dataflow.v1.StreamTasksRequest\x1a*.astraflow.dataflow.v1.StreamTasksResponse(\x01\x30\x01\x12q\n\x0eStreamRollouts\x12,.astraflow.dataflow.v1.StreamRolloutsRequest\x1a-.astraflow.dataflow.v1.StreamRolloutsResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(astraflow/dataflow/v1/raas_service.proto\x12\x15\x61straflow.dataflow.v1\x1a!astraflow/common/v1/failure.proto\x1a astraflow/common/v1/member.proto\x1a\x1f\x61straflow/common/v1/model.proto\x1a!astraflow/common/v1/session.proto\x1a\"astraflow/rollout/v1/payload.proto\x1a\"astraflow/rollout/v1/rollout.proto\x1a\x1f\x61straflow/rollout/v1/task.proto\x1a#astraflow/weights/v1/transfer.proto\"\x96\x03\n\x0fJoinPoolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12/\n\x08\x63ontract\x18\x02 \x01(\x0b\x32\x1d.astraflow.common.v1.Contract\x12\x32\n\x06resume\x18\x03 \x01(\x0b\x32\".astraflow.common.v1.SessionResume\x12\x10\n\x08\x63\x61pacity\x18\x04 \x01(\x05\x12\x35\n\x08policies\x18\x05 \x03(\x0b\x32#.astraflow.dataflow.v1.ServedPolicy\x12\x33\n\x05\x63odes\x18\x06 \x03(\x0b\x32$.astraflow.rollout.v1.RegisteredCode\x12\x31\n\tresources\x18\x07 \x01(\x0b\x32\x1e.astraflow.common.v1.Resources\x12\x0e\n\x06region\x18\x08 \x01(\t\x12\x16\n\x0erelay_endpoint\x18\t \x01(\t\x12\x37\n\x0brelay_lanes\x18\n \x03(\x0b\x32\".astraflow.weights.v1.LaneEndpoint\"\x9a\x01\n\x0cServedPolicy\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x34\n\x08identity\x18\x03 \x01(\x0b\x32\".astraflow.common.v1.ModelIdentity\x12\x1f\n\x17max_context_token_count\x18\x04 \x01(\x03\x42\n\n\x08_version\"\xbf\x01\n\x10JoinPoolResponse\x12-\n\x07session\x18\x01 \x01(\x0b\x32\x1c.astraflow.common.v1.Session\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x31\n\tworkflows\x18\x03 \x03(\x0b\x32\x1e.astraflow.rollout.v1.Workflow\x12\x39\n\rpayload_store\x18\x04 \x01(\x0b\x32\".astraflow.rollout.v1.PayloadStore\"\xb6\x01\n\x12StreamTasksRequest\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.astraflow.dataflow.v1.TaskOpenH\x00\x12\x33\n\x06\x63redit\x18\x02 \x01(\x0b\x32!.astraflow.dataflow.v1.TaskCreditH\x00\x12/\n\x04nack\x18\x03 \x01(\x0b\x32\x1f.astraflow.dataflow.v1.TaskNackH\x00\x42\t\n\x07request\"=\n\x08TaskOpen\x12\x31\n\x06\x63redit\x18\x01 \x01(\x0b\x32!.astraflow.dataflow.v1.TaskCredit\"y\n\nTaskCredit\x12\x17\n\x0fmax_outstanding\x18\x01 \x01(\x05\x12!\n\x14max_eval_outstanding\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\x0emax_eval_extra\x18\x03 \x01(\x05\x42\x17\n\x15_max_eval_outstanding\"J\n\x08TaskNack\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12-\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1c.astraflow.common.v1.Failure\"\xc7\x01\n\x13StreamTasksResponse\x12\x31\n\x04task\x18\x01 \x01(\x0b\x32!.astraflow.rollout.v1.RolloutTaskH\x00\x12?\n\x0c\x63\x61ncellation\x18\x02 \x01(\x0b\x32\'.astraflow.dataflow.v1.TaskCancellationH\x00\x12\x33\n\tdirective\x18\x03 \x01(\x0b\x32\x1e.astraflow.common.v1.DirectiveH\x00\x42\x07\n\x05\x65vent\"p\n\x10TaskCancellation\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x33\n\x06reason\x18\x02 \x01(\x0e\x32#.astraflow.dataflow.v1.CancelReason\x12\x16\n\x0esample_indexes\x18\x03 \x03(\x05\"J\n\x15StreamRolloutsRequest\x12\x31\n\x05items\x18\x01 \x03(\x0b\x32\".astraflow.dataflow.v1.RolloutItem\"{\n\x0bRolloutItem\x12\x30\n\x07rollout\x18\x01 \x01(\x0b\x32\x1d.astraflow.rollout.v1.RolloutH\x00\x12\x32\n\x06result\x18\x02 \x01(\x0b\x32 .astraflow.rollout.v1.TaskResultH\x00\x42\x06\n\x04item\"F\n\x16StreamRolloutsResponse\x12,\n\x04\x61\x63ks\x18\x01 \x03(\x0b\x32\x1e.astraflow.dataflow.v1.ItemAck\"\x91\x01\n\x07ItemAck\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x37\n\x0b\x64isposition\x18\x02 \x01(\x0e\x32\".astraflow.dataflow.v1.Disposition\x12+\n\x06reason\x18\x03 \x01(\x0e\x32\x1b.astraflow.common.v1.Reason\x12\x0f\n\x07message\x18\x04 \x01(\t*\xda\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41NCEL_REASON_STALE\x10\x01\x12\x1c\n\x18\x43\x41NCEL_REASON_GROUP_DONE\x10\x02\x12 \n\x1c\x43\x41NCEL_REASON_EVAL_CANCELLED\x10\x03\x12\x1a\n\x16\x43\x41NCEL_REASON_DEADLINE\x10\x04\x12\x16\n\x12\x43\x41NCEL_REASON_STOP\x10\x05\x12\x1e\n\x1a\x43\x41NCEL_REASON_VERSION_LOST\x10\x06*\x92\x01\n\x0b\x44isposition\x12\x1b\n\x17\x44ISPOSITION_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44ISPOSITION_ACCEPTED\x10\x01\x12\x19\n\x15\x44ISPOSITION_DUPLICATE\x10\x02\x12\x17\n\x13\x44ISPOSITION_DROPPED\x10\x03\x12\x18\n\x14\x44ISPOSITION_REJECTED\x10\x04\x32\xc7\x02\n\x0bRaasService\x12[\n\x08JoinPool\x12&.astraflow.dataflow.v1.JoinPoolRequest\x1a\'.astraflow.dataflow.v1.JoinPoolResponse\x12h\n\x0bStreamTasks\x12).astraflow.dataflow.v1.StreamTasksRequest\x1a*.astraflow.dataflow.v1.StreamTasksResponse(\x01\x30\x01\x12q\n\x0eStreamRollouts\x12,.astraflow.dataflow.v1.StreamRolloutsRequest\x1a-.astraflow.dataflow.v1.StreamRolloutsResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'astraflow_proto.dataflow.v1.raas_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CANCELREASON']._serialized_start=2196
-  _globals['_CANCELREASON']._serialized_end=2414
-  _globals['_DISPOSITION']._serialized_start=2417
-  _globals['_DISPOSITION']._serialized_end=2563
-  _globals['_JOINPOOLREQUEST']._serialized_start=311
-  _globals['_JOINPOOLREQUEST']._serialized_end=717
-  _globals['_SERVEDPOLICY']._serialized_start=720
-  _globals['_SERVEDPOLICY']._serialized_end=874
-  _globals['_JOINPOOLRESPONSE']._serialized_start=877
-  _globals['_JOINPOOLRESPONSE']._serialized_end=1009
-  _globals['_STREAMTASKSREQUEST']._serialized_start=1012
-  _globals['_STREAMTASKSREQUEST']._serialized_end=1194
-  _globals['_TASKOPEN']._serialized_start=1196
-  _globals['_TASKOPEN']._serialized_end=1257
-  _globals['_TASKCREDIT']._serialized_start=1259
-  _globals['_TASKCREDIT']._serialized_end=1380
-  _globals['_TASKNACK']._serialized_start=1382
-  _globals['_TASKNACK']._serialized_end=1456
-  _globals['_STREAMTASKSRESPONSE']._serialized_start=1459
-  _globals['_STREAMTASKSRESPONSE']._serialized_end=1658
-  _globals['_TASKCANCELLATION']._serialized_start=1660
-  _globals['_TASKCANCELLATION']._serialized_end=1772
-  _globals['_STREAMROLLOUTSREQUEST']._serialized_start=1774
-  _globals['_STREAMROLLOUTSREQUEST']._serialized_end=1848
-  _globals['_ROLLOUTITEM']._serialized_start=1850
-  _globals['_ROLLOUTITEM']._serialized_end=1973
-  _globals['_STREAMROLLOUTSRESPONSE']._serialized_start=1975
-  _globals['_STREAMROLLOUTSRESPONSE']._serialized_end=2045
-  _globals['_ITEMACK']._serialized_start=2048
-  _globals['_ITEMACK']._serialized_end=2193
-  _globals['_RAASSERVICE']._serialized_start=2566
-  _globals['_RAASSERVICE']._serialized_end=2893
+  _globals['_CANCELREASON']._serialized_start=2291
+  _globals['_CANCELREASON']._serialized_end=2509
+  _globals['_DISPOSITION']._serialized_start=2512
+  _globals['_DISPOSITION']._serialized_end=2658
+  _globals['_JOINPOOLREQUEST']._serialized_start=347
+  _globals['_JOINPOOLREQUEST']._serialized_end=753
+  _globals['_SERVEDPOLICY']._serialized_start=756
+  _globals['_SERVEDPOLICY']._serialized_end=910
+  _globals['_JOINPOOLRESPONSE']._serialized_start=913
+  _globals['_JOINPOOLRESPONSE']._serialized_end=1104
+  _globals['_STREAMTASKSREQUEST']._serialized_start=1107
+  _globals['_STREAMTASKSREQUEST']._serialized_end=1289
+  _globals['_TASKOPEN']._serialized_start=1291
+  _globals['_TASKOPEN']._serialized_end=1352
+  _globals['_TASKCREDIT']._serialized_start=1354
+  _globals['_TASKCREDIT']._serialized_end=1475
+  _globals['_TASKNACK']._serialized_start=1477
+  _globals['_TASKNACK']._serialized_end=1551
+  _globals['_STREAMTASKSRESPONSE']._serialized_start=1554
+  _globals['_STREAMTASKSRESPONSE']._serialized_end=1753
+  _globals['_TASKCANCELLATION']._serialized_start=1755
+  _globals['_TASKCANCELLATION']._serialized_end=1867
+  _globals['_STREAMROLLOUTSREQUEST']._serialized_start=1869
+  _globals['_STREAMROLLOUTSREQUEST']._serialized_end=1943
+  _globals['_ROLLOUTITEM']._serialized_start=1945
+  _globals['_ROLLOUTITEM']._serialized_end=2068
+  _globals['_STREAMROLLOUTSRESPONSE']._serialized_start=2070
+  _globals['_STREAMROLLOUTSRESPONSE']._serialized_end=2140
+  _globals['_ITEMACK']._serialized_start=2143
+  _globals['_ITEMACK']._serialized_end=2288
+  _globals['_RAASSERVICE']._serialized_start=2661
+  _globals['_RAASSERVICE']._serialized_end=2988
 # @@protoc_insertion_point(module_scope)

@@ -2,6 +2,7 @@ from astraflow_proto.common.v1 import failure_pb2 as _failure_pb2
 from astraflow_proto.common.v1 import member_pb2 as _member_pb2
 from astraflow_proto.common.v1 import model_pb2 as _model_pb2
 from astraflow_proto.common.v1 import session_pb2 as _session_pb2
+from astraflow_proto.rollout.v1 import payload_pb2 as _payload_pb2
 from astraflow_proto.rollout.v1 import rollout_pb2 as _rollout_pb2
 from astraflow_proto.rollout.v1 import task_pb2 as _task_pb2
 from astraflow_proto.weights.v1 import transfer_pb2 as _transfer_pb2
@@ -81,14 +82,16 @@ class ServedPolicy(_message.Message):
     def __init__(self, policy_id: _Optional[str] = ..., version: _Optional[int] = ..., identity: _Optional[_Union[_model_pb2.ModelIdentity, _Mapping]] = ..., max_context_token_count: _Optional[int] = ...) -> None: ...
 
 class JoinPoolResponse(_message.Message):
-    __slots__ = ("session", "run_id", "workflows")
+    __slots__ = ("session", "run_id", "workflows", "payload_store")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKFLOWS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_STORE_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Session
     run_id: str
     workflows: _containers.RepeatedCompositeFieldContainer[_task_pb2.Workflow]
-    def __init__(self, session: _Optional[_Union[_session_pb2.Session, _Mapping]] = ..., run_id: _Optional[str] = ..., workflows: _Optional[_Iterable[_Union[_task_pb2.Workflow, _Mapping]]] = ...) -> None: ...
+    payload_store: _payload_pb2.PayloadStore
+    def __init__(self, session: _Optional[_Union[_session_pb2.Session, _Mapping]] = ..., run_id: _Optional[str] = ..., workflows: _Optional[_Iterable[_Union[_task_pb2.Workflow, _Mapping]]] = ..., payload_store: _Optional[_Union[_payload_pb2.PayloadStore, _Mapping]] = ...) -> None: ...
 
 class StreamTasksRequest(_message.Message):
     __slots__ = ("open", "credit", "nack")

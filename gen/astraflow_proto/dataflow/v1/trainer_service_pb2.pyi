@@ -118,7 +118,7 @@ class SaveOrder(_message.Message):
     def __init__(self, checkpoint_id: _Optional[str] = ...) -> None: ...
 
 class AckBatchRequest(_message.Message):
-    __slots__ = ("batch_id", "rank", "outcome", "step", "checkpoint_id", "wait_duration", "train_duration", "metrics")
+    __slots__ = ("batch_id", "rank", "outcome", "step", "checkpoint_id", "wait_duration", "train_duration", "metrics", "lost_rollout_ids")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class AckBatchRequest(_message.Message):
     WAIT_DURATION_FIELD_NUMBER: _ClassVar[int]
     TRAIN_DURATION_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    LOST_ROLLOUT_IDS_FIELD_NUMBER: _ClassVar[int]
     batch_id: str
     rank: int
     outcome: BatchOutcome
@@ -142,7 +143,8 @@ class AckBatchRequest(_message.Message):
     wait_duration: _duration_pb2.Duration
     train_duration: _duration_pb2.Duration
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, batch_id: _Optional[str] = ..., rank: _Optional[int] = ..., outcome: _Optional[_Union[BatchOutcome, str]] = ..., step: _Optional[int] = ..., checkpoint_id: _Optional[str] = ..., wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., train_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    lost_rollout_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, batch_id: _Optional[str] = ..., rank: _Optional[int] = ..., outcome: _Optional[_Union[BatchOutcome, str]] = ..., step: _Optional[int] = ..., checkpoint_id: _Optional[str] = ..., wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., train_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., lost_rollout_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AckBatchResponse(_message.Message):
     __slots__ = ("settled",)

@@ -24,9 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from astraflow_proto.common.v1 import tensor_pb2 as astraflow_dot_common_dot_v1_dot_tensor__pb2
 from astraflow_proto.rollout.v1 import column_pb2 as astraflow_dot_rollout_dot_v1_dot_column__pb2
+from astraflow_proto.rollout.v1 import trajectory_pb2 as astraflow_dot_rollout_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n astraflow/rollout/v1/batch.proto\x12\x14\x61straflow.rollout.v1\x1a astraflow/common/v1/tensor.proto\x1a!astraflow/rollout/v1/column.proto\"\x8a\x03\n\x0b\x42\x61tchHeader\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x12\n\nworld_size\x18\x05 \x01(\x05\x12\x12\n\npart_count\x18\x06 \x01(\x05\x12\x11\n\trow_count\x18\x07 \x01(\x03\x12\x13\n\x0btoken_count\x18\x08 \x01(\x03\x12\x18\n\x10loss_token_count\x18\t \x01(\x03\x12\x30\n\x06groups\x18\n \x03(\x0b\x32 .astraflow.rollout.v1.BatchGroup\x12\x12\n\npolicy_ids\x18\x0b \x03(\t\x12\x16\n\x0e\x64\x65livery_count\x18\x0c \x01(\x05\x12?\n\x07metrics\x18\r \x03(\x0b\x32..astraflow.rollout.v1.BatchHeader.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"}\n\nBatchGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x11\n\tprompt_id\x18\x02 \x01(\t\x12\x10\n\x08\x64\x61ta_set\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x05\x12\x14\n\x0csample_count\x18\x05 \x01(\x05\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\"\x98\x02\n\tBatchPart\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x30\n\x0brow_offsets\x18\x03 \x01(\x0b\x32\x1b.astraflow.common.v1.Tensor\x12\x16\n\x0etrajectory_ids\x18\x04 \x03(\t\x12\x13\n\x0brollout_ids\x18\x05 \x03(\t\x12=\n\x07\x63olumns\x18\x06 \x03(\x0b\x32,.astraflow.rollout.v1.BatchPart.ColumnsEntry\x1aL\n\x0c\x43olumnsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.astraflow.rollout.v1.Column:\x02\x38\x01\"O\n\tEndOfData\x12-\n\x05\x63\x61use\x18\x01 \x01(\x0e\x32\x1e.astraflow.rollout.v1.EndCause\x12\x13\n\x0b\x62\x61tch_count\x18\x02 \x01(\x03*v\n\x08\x45ndCause\x12\x19\n\x15\x45ND_CAUSE_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45ND_CAUSE_SOURCE_EXHAUSTED\x10\x01\x12\x18\n\x14\x45ND_CAUSE_STEP_LIMIT\x10\x02\x12\x15\n\x11\x45ND_CAUSE_STOPPED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n astraflow/rollout/v1/batch.proto\x12\x14\x61straflow.rollout.v1\x1a astraflow/common/v1/tensor.proto\x1a!astraflow/rollout/v1/column.proto\x1a%astraflow/rollout/v1/trajectory.proto\"\x9f\x03\n\x0b\x42\x61tchHeader\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x12\n\nworld_size\x18\x05 \x01(\x05\x12\x12\n\npart_count\x18\x06 \x01(\x05\x12\x11\n\trow_count\x18\x07 \x01(\x03\x12\x13\n\x0btoken_count\x18\x08 \x01(\x03\x12\x18\n\x10loss_token_count\x18\t \x01(\x03\x12\x30\n\x06groups\x18\n \x03(\x0b\x32 .astraflow.rollout.v1.BatchGroup\x12\x12\n\npolicy_ids\x18\x0b \x03(\t\x12\x16\n\x0e\x64\x65livery_count\x18\x0c \x01(\x05\x12?\n\x07metrics\x18\r \x03(\x0b\x32..astraflow.rollout.v1.BatchHeader.MetricsEntry\x12\x13\n\x0bpayload_url\x18\x0e \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"}\n\nBatchGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x11\n\tprompt_id\x18\x02 \x01(\t\x12\x10\n\x08\x64\x61ta_set\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x05\x12\x14\n\x0csample_count\x18\x05 \x01(\x05\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\"\xca\x02\n\tBatchPart\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x30\n\x0brow_offsets\x18\x03 \x01(\x0b\x32\x1b.astraflow.common.v1.Tensor\x12\x16\n\x0etrajectory_ids\x18\x04 \x03(\t\x12\x13\n\x0brollout_ids\x18\x05 \x03(\t\x12=\n\x07\x63olumns\x18\x06 \x03(\x0b\x32,.astraflow.rollout.v1.BatchPart.ColumnsEntry\x12\x30\n\x07sources\x18\x07 \x03(\x0b\x32\x1f.astraflow.rollout.v1.RowSource\x1aL\n\x0c\x43olumnsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.astraflow.rollout.v1.Column:\x02\x38\x01\"\x8e\x01\n\tRowSource\x12\x34\n\ntrajectory\x18\x01 \x01(\x0b\x32 .astraflow.rollout.v1.Trajectory\x12\x11\n\tadvantage\x18\x02 \x01(\x01\x12\x0e\n\x06masked\x18\x03 \x01(\x08\x12\x18\n\x0bloss_weight\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_loss_weight\"O\n\tEndOfData\x12-\n\x05\x63\x61use\x18\x01 \x01(\x0e\x32\x1e.astraflow.rollout.v1.EndCause\x12\x13\n\x0b\x62\x61tch_count\x18\x02 \x01(\x03*v\n\x08\x45ndCause\x12\x19\n\x15\x45ND_CAUSE_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45ND_CAUSE_SOURCE_EXHAUSTED\x10\x01\x12\x18\n\x14\x45ND_CAUSE_STEP_LIMIT\x10\x02\x12\x15\n\x11\x45ND_CAUSE_STOPPED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,18 +38,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BATCHHEADER_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_BATCHPART_COLUMNSENTRY']._loaded_options = None
   _globals['_BATCHPART_COLUMNSENTRY']._serialized_options = b'8\001'
-  _globals['_ENDCAUSE']._serialized_start=1015
-  _globals['_ENDCAUSE']._serialized_end=1133
-  _globals['_BATCHHEADER']._serialized_start=128
-  _globals['_BATCHHEADER']._serialized_end=522
-  _globals['_BATCHHEADER_METRICSENTRY']._serialized_start=476
-  _globals['_BATCHHEADER_METRICSENTRY']._serialized_end=522
-  _globals['_BATCHGROUP']._serialized_start=524
-  _globals['_BATCHGROUP']._serialized_end=649
-  _globals['_BATCHPART']._serialized_start=652
-  _globals['_BATCHPART']._serialized_end=932
-  _globals['_BATCHPART_COLUMNSENTRY']._serialized_start=856
-  _globals['_BATCHPART_COLUMNSENTRY']._serialized_end=932
-  _globals['_ENDOFDATA']._serialized_start=934
-  _globals['_ENDOFDATA']._serialized_end=1013
+  _globals['_ENDCAUSE']._serialized_start=1270
+  _globals['_ENDCAUSE']._serialized_end=1388
+  _globals['_BATCHHEADER']._serialized_start=167
+  _globals['_BATCHHEADER']._serialized_end=582
+  _globals['_BATCHHEADER_METRICSENTRY']._serialized_start=536
+  _globals['_BATCHHEADER_METRICSENTRY']._serialized_end=582
+  _globals['_BATCHGROUP']._serialized_start=584
+  _globals['_BATCHGROUP']._serialized_end=709
+  _globals['_BATCHPART']._serialized_start=712
+  _globals['_BATCHPART']._serialized_end=1042
+  _globals['_BATCHPART_COLUMNSENTRY']._serialized_start=966
+  _globals['_BATCHPART_COLUMNSENTRY']._serialized_end=1042
+  _globals['_ROWSOURCE']._serialized_start=1045
+  _globals['_ROWSOURCE']._serialized_end=1187
+  _globals['_ENDOFDATA']._serialized_start=1189
+  _globals['_ENDOFDATA']._serialized_end=1268
 # @@protoc_insertion_point(module_scope)

@@ -1,5 +1,6 @@
 from astraflow_proto.common.v1 import tensor_pb2 as _tensor_pb2
 from astraflow_proto.rollout.v1 import column_pb2 as _column_pb2
+from astraflow_proto.rollout.v1 import trajectory_pb2 as _trajectory_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -21,7 +22,7 @@ END_CAUSE_STEP_LIMIT: EndCause
 END_CAUSE_STOPPED: EndCause
 
 class BatchHeader(_message.Message):
-    __slots__ = ("batch_id", "policy_id", "version", "rank", "world_size", "part_count", "row_count", "token_count", "loss_token_count", "groups", "policy_ids", "delivery_count", "metrics")
+    __slots__ = ("batch_id", "policy_id", "version", "rank", "world_size", "part_count", "row_count", "token_count", "loss_token_count", "groups", "policy_ids", "delivery_count", "metrics", "payload_url")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +43,7 @@ class BatchHeader(_message.Message):
     POLICY_IDS_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_COUNT_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_URL_FIELD_NUMBER: _ClassVar[int]
     batch_id: str
     policy_id: str
     version: int
@@ -55,7 +57,8 @@ class BatchHeader(_message.Message):
     policy_ids: _containers.RepeatedScalarFieldContainer[str]
     delivery_count: int
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, batch_id: _Optional[str] = ..., policy_id: _Optional[str] = ..., version: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., part_count: _Optional[int] = ..., row_count: _Optional[int] = ..., token_count: _Optional[int] = ..., loss_token_count: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[BatchGroup, _Mapping]]] = ..., policy_ids: _Optional[_Iterable[str]] = ..., delivery_count: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    payload_url: str
+    def __init__(self, batch_id: _Optional[str] = ..., policy_id: _Optional[str] = ..., version: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., part_count: _Optional[int] = ..., row_count: _Optional[int] = ..., token_count: _Optional[int] = ..., loss_token_count: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[BatchGroup, _Mapping]]] = ..., policy_ids: _Optional[_Iterable[str]] = ..., delivery_count: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., payload_url: _Optional[str] = ...) -> None: ...
 
 class BatchGroup(_message.Message):
     __slots__ = ("group_id", "prompt_id", "data_set", "epoch", "sample_count", "traceparent")
@@ -74,7 +77,7 @@ class BatchGroup(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., prompt_id: _Optional[str] = ..., data_set: _Optional[str] = ..., epoch: _Optional[int] = ..., sample_count: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class BatchPart(_message.Message):
-    __slots__ = ("batch_id", "index", "row_offsets", "trajectory_ids", "rollout_ids", "columns")
+    __slots__ = ("batch_id", "index", "row_offsets", "trajectory_ids", "rollout_ids", "columns", "sources")
     class ColumnsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -88,13 +91,27 @@ class BatchPart(_message.Message):
     TRAJECTORY_IDS_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_IDS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     batch_id: str
     index: int
     row_offsets: _tensor_pb2.Tensor
     trajectory_ids: _containers.RepeatedScalarFieldContainer[str]
     rollout_ids: _containers.RepeatedScalarFieldContainer[str]
     columns: _containers.MessageMap[str, _column_pb2.Column]
-    def __init__(self, batch_id: _Optional[str] = ..., index: _Optional[int] = ..., row_offsets: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., trajectory_ids: _Optional[_Iterable[str]] = ..., rollout_ids: _Optional[_Iterable[str]] = ..., columns: _Optional[_Mapping[str, _column_pb2.Column]] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[RowSource]
+    def __init__(self, batch_id: _Optional[str] = ..., index: _Optional[int] = ..., row_offsets: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., trajectory_ids: _Optional[_Iterable[str]] = ..., rollout_ids: _Optional[_Iterable[str]] = ..., columns: _Optional[_Mapping[str, _column_pb2.Column]] = ..., sources: _Optional[_Iterable[_Union[RowSource, _Mapping]]] = ...) -> None: ...
+
+class RowSource(_message.Message):
+    __slots__ = ("trajectory", "advantage", "masked", "loss_weight")
+    TRAJECTORY_FIELD_NUMBER: _ClassVar[int]
+    ADVANTAGE_FIELD_NUMBER: _ClassVar[int]
+    MASKED_FIELD_NUMBER: _ClassVar[int]
+    LOSS_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    trajectory: _trajectory_pb2.Trajectory
+    advantage: float
+    masked: bool
+    loss_weight: float
+    def __init__(self, trajectory: _Optional[_Union[_trajectory_pb2.Trajectory, _Mapping]] = ..., advantage: _Optional[float] = ..., masked: _Optional[bool] = ..., loss_weight: _Optional[float] = ...) -> None: ...
 
 class EndOfData(_message.Message):
     __slots__ = ("cause", "batch_count")

@@ -24,10 +24,11 @@ _sym_db = _symbol_database.Default()
 
 from astraflow_proto.common.v1 import tensor_pb2 as astraflow_dot_common_dot_v1_dot_tensor__pb2
 from astraflow_proto.rollout.v1 import column_pb2 as astraflow_dot_rollout_dot_v1_dot_column__pb2
+from astraflow_proto.rollout.v1 import payload_pb2 as astraflow_dot_rollout_dot_v1_dot_payload__pb2
 from astraflow_proto.rollout.v1 import sampling_pb2 as astraflow_dot_rollout_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%astraflow/rollout/v1/trajectory.proto\x12\x14\x61straflow.rollout.v1\x1a astraflow/common/v1/tensor.proto\x1a!astraflow/rollout/v1/column.proto\x1a#astraflow/rollout/v1/sampling.proto\"\x8b\x05\n\nTrajectory\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\r\n\x05\x61gent\x18\x03 \x01(\t\x12+\n\x06tokens\x18\x04 \x01(\x0b\x32\x1b.astraflow.common.v1.Tensor\x12\x31\n\x0csampled_mask\x18\x05 \x01(\x0b\x32\x1b.astraflow.common.v1.Tensor\x12-\n\x08logprobs\x18\x06 \x01(\x0b\x32\x1b.astraflow.common.v1.Tensor\x12\x38\n\rversion_spans\x18\x07 \x03(\x0b\x32!.astraflow.rollout.v1.VersionSpan\x12\x36\n\x08sampling\x18\x08 \x01(\x0b\x32$.astraflow.rollout.v1.SamplingParams\x12\x39\n\rfinish_reason\x18\t \x01(\x0e\x32\".astraflow.rollout.v1.FinishReason\x12\x1c\n\x14parent_trajectory_id\x18\n \x01(\t\x12\x15\n\rbranch_offset\x18\x0b \x01(\x05\x12\x15\n\rsegment_index\x18\x0c \x01(\x05\x12\x13\n\x06reward\x18\r \x01(\x01H\x00\x88\x01\x01\x12>\n\x07\x63olumns\x18\x0e \x03(\x0b\x32-.astraflow.rollout.v1.Trajectory.ColumnsEntry\x12\x0e\n\x06\x65ngine\x18\x0f \x01(\t\x1aL\n\x0c\x43olumnsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.astraflow.rollout.v1.Column:\x02\x38\x01\x42\t\n\x07_reward\"m\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06length\x18\x02 \x01(\x05\x12*\n\x02kv\x18\x03 \x01(\x0e\x32\x1e.astraflow.rollout.v1.KvPolicy\x12\x11\n\tpolicy_id\x18\x04 \x01(\t*R\n\x08KvPolicy\x12\x19\n\x15KV_POLICY_UNSPECIFIED\x10\x00\x12\x12\n\x0eKV_POLICY_KEEP\x10\x01\x12\x17\n\x13KV_POLICY_RECOMPUTE\x10\x02*\xac\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_TURNS\x10\x03\x12\x19\n\x15\x46INISH_REASON_TIMEOUT\x10\x04\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%astraflow/rollout/v1/trajectory.proto\x12\x14\x61straflow.rollout.v1\x1a astraflow/common/v1/tensor.proto\x1a!astraflow/rollout/v1/column.proto\x1a\"astraflow/rollout/v1/payload.proto\x1a#astraflow/rollout/v1/sampling.proto\"\xbb\x05\n\nTrajectory\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\r\n\x05\x61gent\x18\x03 \x01(\t\x12+\n\x06tokens\x18\x04 \x01(\x0b\x32\x1b.astraflow.common.v1.Tensor\x12\x31\n\x0csampled_mask\x18\x05 \x01(\x0b\x32\x1b.astraflow.common.v1.Tensor\x12-\n\x08logprobs\x18\x06 \x01(\x0b\x32\x1b.astraflow.common.v1.Tensor\x12\x38\n\rversion_spans\x18\x07 \x03(\x0b\x32!.astraflow.rollout.v1.VersionSpan\x12\x36\n\x08sampling\x18\x08 \x01(\x0b\x32$.astraflow.rollout.v1.SamplingParams\x12\x39\n\rfinish_reason\x18\t \x01(\x0e\x32\".astraflow.rollout.v1.FinishReason\x12\x1c\n\x14parent_trajectory_id\x18\n \x01(\t\x12\x15\n\rbranch_offset\x18\x0b \x01(\x05\x12\x15\n\rsegment_index\x18\x0c \x01(\x05\x12\x13\n\x06reward\x18\r \x01(\x01H\x00\x88\x01\x01\x12>\n\x07\x63olumns\x18\x0e \x03(\x0b\x32-.astraflow.rollout.v1.Trajectory.ColumnsEntry\x12\x0e\n\x06\x65ngine\x18\x0f \x01(\t\x12.\n\x07payload\x18\x10 \x01(\x0b\x32\x1d.astraflow.rollout.v1.Payload\x1aL\n\x0c\x43olumnsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.astraflow.rollout.v1.Column:\x02\x38\x01\x42\t\n\x07_reward\"m\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06length\x18\x02 \x01(\x05\x12*\n\x02kv\x18\x03 \x01(\x0e\x32\x1e.astraflow.rollout.v1.KvPolicy\x12\x11\n\tpolicy_id\x18\x04 \x01(\t*R\n\x08KvPolicy\x12\x19\n\x15KV_POLICY_UNSPECIFIED\x10\x00\x12\x12\n\x0eKV_POLICY_KEEP\x10\x01\x12\x17\n\x13KV_POLICY_RECOMPUTE\x10\x02*\xac\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_TURNS\x10\x03\x12\x19\n\x15\x46INISH_REASON_TIMEOUT\x10\x04\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,14 +37,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRAJECTORY_COLUMNSENTRY']._loaded_options = None
   _globals['_TRAJECTORY_COLUMNSENTRY']._serialized_options = b'8\001'
-  _globals['_KVPOLICY']._serialized_start=934
-  _globals['_KVPOLICY']._serialized_end=1016
-  _globals['_FINISHREASON']._serialized_start=1019
-  _globals['_FINISHREASON']._serialized_end=1191
-  _globals['_TRAJECTORY']._serialized_start=170
-  _globals['_TRAJECTORY']._serialized_end=821
-  _globals['_TRAJECTORY_COLUMNSENTRY']._serialized_start=734
-  _globals['_TRAJECTORY_COLUMNSENTRY']._serialized_end=810
-  _globals['_VERSIONSPAN']._serialized_start=823
-  _globals['_VERSIONSPAN']._serialized_end=932
+  _globals['_KVPOLICY']._serialized_start=1018
+  _globals['_KVPOLICY']._serialized_end=1100
+  _globals['_FINISHREASON']._serialized_start=1103
+  _globals['_FINISHREASON']._serialized_end=1275
+  _globals['_TRAJECTORY']._serialized_start=206
+  _globals['_TRAJECTORY']._serialized_end=905
+  _globals['_TRAJECTORY_COLUMNSENTRY']._serialized_start=818
+  _globals['_TRAJECTORY_COLUMNSENTRY']._serialized_end=894
+  _globals['_VERSIONSPAN']._serialized_start=907
+  _globals['_VERSIONSPAN']._serialized_end=1016
 # @@protoc_insertion_point(module_scope)

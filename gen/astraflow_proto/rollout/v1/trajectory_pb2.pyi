@@ -1,5 +1,6 @@
 from astraflow_proto.common.v1 import tensor_pb2 as _tensor_pb2
 from astraflow_proto.rollout.v1 import column_pb2 as _column_pb2
+from astraflow_proto.rollout.v1 import payload_pb2 as _payload_pb2
 from astraflow_proto.rollout.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -35,7 +36,7 @@ FINISH_REASON_TIMEOUT: FinishReason
 FINISH_REASON_ABORT: FinishReason
 
 class Trajectory(_message.Message):
-    __slots__ = ("trajectory_id", "policy_id", "agent", "tokens", "sampled_mask", "logprobs", "version_spans", "sampling", "finish_reason", "parent_trajectory_id", "branch_offset", "segment_index", "reward", "columns", "engine")
+    __slots__ = ("trajectory_id", "policy_id", "agent", "tokens", "sampled_mask", "logprobs", "version_spans", "sampling", "finish_reason", "parent_trajectory_id", "branch_offset", "segment_index", "reward", "columns", "engine", "payload")
     class ColumnsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +59,7 @@ class Trajectory(_message.Message):
     REWARD_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     trajectory_id: str
     policy_id: str
     agent: str
@@ -73,7 +75,8 @@ class Trajectory(_message.Message):
     reward: float
     columns: _containers.MessageMap[str, _column_pb2.Column]
     engine: str
-    def __init__(self, trajectory_id: _Optional[str] = ..., policy_id: _Optional[str] = ..., agent: _Optional[str] = ..., tokens: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampled_mask: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., parent_trajectory_id: _Optional[str] = ..., branch_offset: _Optional[int] = ..., segment_index: _Optional[int] = ..., reward: _Optional[float] = ..., columns: _Optional[_Mapping[str, _column_pb2.Column]] = ..., engine: _Optional[str] = ...) -> None: ...
+    payload: _payload_pb2.Payload
+    def __init__(self, trajectory_id: _Optional[str] = ..., policy_id: _Optional[str] = ..., agent: _Optional[str] = ..., tokens: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampled_mask: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., parent_trajectory_id: _Optional[str] = ..., branch_offset: _Optional[int] = ..., segment_index: _Optional[int] = ..., reward: _Optional[float] = ..., columns: _Optional[_Mapping[str, _column_pb2.Column]] = ..., engine: _Optional[str] = ..., payload: _Optional[_Union[_payload_pb2.Payload, _Mapping]] = ...) -> None: ...
 
 class VersionSpan(_message.Message):
     __slots__ = ("version", "length", "kv", "policy_id")

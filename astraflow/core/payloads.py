@@ -1,0 +1,71 @@
+"""Payloads: which objects of the payload store the run still has a use for.
+
+A payload is known from the rollout that names it until it is released: its rollout was dropped, or
+was trained on and will not be again. What is in use is found by a look at all that may be trained
+on, so that nobody has to say when he lets go of a rollout; the looks come after as many new
+payloads that one costs a rollout little.
+"""
+
+from collections.abc import Iterator
+
+from astraflow.core.effects import ReleasePayloads
+from astraflow.core.groups import TrainGroup
+from astraflow.core.rollouts import Rollout
+from astraflow.core.samples import Sample
+from astraflow.core.state import State
+
+# The next look is due when a quarter more is known than was in use, or so many more.
+_SHARE = 4
+_LEAST_COUNT = 16
+
+
+class PayloadLedger:
+    """The payloads that accepted rollouts name.
+
+    The law: a payload that may be trained on is never released. One that may not is released
+    with a later look, at the latest with the end of the run.
+
+    Attributes:
+        known: Names of those that were not released.
+    """
+
+    def __init__(self) -> None:
+        self.known = set[str]()
+        self._due = _LEAST_COUNT
+
+    def note(self, rollout: Rollout) -> None:
+        """Know the payloads of an accepted rollout."""
+        for trajectory in rollout.trajectories:
+            if trajectory.payload is not None:
+                self.known.add(trajectory.payload.name)
+
+    def advance(self, state: State) -> None:
+        """Release what is of no use any more, if it is time to look."""
+        is_over = state.lifecycle.is_final
+        if len(self.known) < self._due and not (self.known and is_over):
+            return
+        used = set[str]() if is_over else set(_used(state))
+        gone = self.known - used
+        self.known &= used
+        self._due = len(self.known) + max(len(self.known) // _SHARE, _LEAST_COUNT)
+        if gone:
+            state.do(ReleasePayloads(names=tuple(sorted(gone))))
+
+
+def _used(state: State) -> Iterator[str]:
+    """Yield the names of payloads that may be trained on."""
+    for sample in _samples(state):
+        for row in sample.rows:
+            payload = row.trajectory.payload
+            if payload is not None:
+                yield payload.name
+
+
+def _samples(state: State) -> Iterator[Sample]:
+    for group in state.groups.values():
+        if isinstance(group, TrainGroup):
+            for samples in group.samples.values():
+                yield from samples.values()
+    for policy in state.policies.values():
+        for group in policy.held_groups:
+            yield from group.samples
