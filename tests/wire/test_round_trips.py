@@ -57,6 +57,8 @@ PRIMITIVES: Mapping[Any, st.SearchStrategy[Any]] = {
     NoneType: st.none(),
 }
 NAMED: Mapping[str, st.SearchStrategy[Any]] = {
+    # It does not travel.
+    "bound": st.none(),
     "content_digest": st.binary(min_size=16, max_size=16),
     "fields": JSON,
     "options": JSON,
