@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING
 
 import structlog
@@ -23,12 +24,15 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _POLL_S = 0.5
 
+# For how long a hub that goes on waits for its database; then whoever started it decides.
+_AWAY_S = 30.0
+
 
 async def open_journal(recipe: Recipe, run_dir: RunDir) -> Journal:
     """Open the journal of a run for writing, or begin one.
 
     With a database, this waits while another hub may still have it: a standby for ever, others
-    until that one shows that it lives.
+    until that one shows that it lives. A hub that goes on waits for a database that is away, too.
 
     Raises:
         AstraflowError: JOURNAL_FAILED when it is damaged, held by another hub or cannot be
@@ -39,7 +43,9 @@ async def open_journal(recipe: Recipe, run_dir: RunDir) -> Journal:
         case "none":
             return InMemoryJournal()
         case "postgres":
-            return await _open_postgres(settings, _place(settings, run_dir))
+            is_begun_before = is_begun(recipe, run_dir)
+            place = _place(settings, run_dir)
+            return await _open_postgres(settings, place, waits_s=_AWAY_S if is_begun_before else 0)
         case "sqlite":
             if run_dir.snapshot.exists() and not run_dir.journal.exists():
                 raise AstraflowError(
@@ -52,20 +58,31 @@ async def open_journal(recipe: Recipe, run_dir: RunDir) -> Journal:
             return SqliteJournal.open(run_dir.journal, durability=durability)
 
 
-async def _open_postgres(settings: JournalConfig, place: "Place") -> Journal:
+async def _open_postgres(settings: JournalConfig, place: "Place", *, waits_s: float) -> Journal:
     from astraflow.storage.postgres import PostgresJournal  # noqa: PLC0415 - an extra of its own
 
     deadline_s = time.monotonic() + settings.lease_s + 2 * _POLL_S
     is_first = True
+    away_until_s = time.monotonic() + waits_s
     while True:
-        journal = await asyncio.to_thread(
-            PostgresJournal.open,
-            place,
-            durability=Durability(settings.durability),
-            lease_s=settings.lease_s,
-        )
+        try:
+            journal = await asyncio.to_thread(
+                PostgresJournal.open,
+                place,
+                durability=Durability(settings.durability),
+                lease_s=settings.lease_s,
+            )
+        except AstraflowError as error:
+            if not error.retryable or time.monotonic() > away_until_s:
+                raise
+            log.warning("the database is away; waiting", why=error.message)
+            await asyncio.sleep(_POLL_S)
+            deadline_s = time.monotonic() + settings.lease_s + 2 * _POLL_S
+            continue
         if journal is not None:
             return journal
+        if settings.standby:
+            away_until_s = inf
         if not settings.standby and time.monotonic() > deadline_s:
             raise AstraflowError(
                 Reason.JOURNAL_FAILED,

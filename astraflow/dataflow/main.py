@@ -11,7 +11,7 @@ import structlog
 
 from astraflow.config.recipe import Recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import TEMPORARY_EXIT, AstraflowError, Reason
 from astraflow.core.events import RunStopped
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.hub import Hub
@@ -43,7 +43,8 @@ def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> i
         listen: host:port; None: the recipe's.
 
     Returns:
-        Exit code: 0 for a run that is done, 1 for one that failed.
+        Exit code: 0 for a run that is done, 1 for one that failed, TEMPORARY_EXIT when the
+        database of its journal was away for too long.
 
     Raises:
         AstraflowError: The hub could not start.
@@ -54,7 +55,13 @@ def main_serve(recipe: Recipe, *, run_dir: Path, listen: str | None = None) -> i
     _must_share_tokens(recipe, before)
     tokens = tokens_from(os.environ, before)
     listen = _same_port(listen or recipe.hub.listen, before)
-    status = asyncio.run(_serve(recipe, run, tokens, listen))
+    try:
+        status = asyncio.run(_serve(recipe, run, tokens, listen))
+    except AstraflowError as error:
+        if error.exit_code != TEMPORARY_EXIT:
+            raise
+        log.error("the hub ends", reason=error.reason, message=error.message)  # noqa: TRY400
+        return TEMPORARY_EXIT
     _forget(run)
     if status.state is RunState.FAILED:
         why = status.failure

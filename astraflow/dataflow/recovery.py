@@ -5,7 +5,7 @@ import gc
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -45,6 +45,8 @@ Begin = Callable[[RunOpened, datetime], Run]
 Observer = Callable[[Event, Decision], None]
 
 OnProgress = Callable[[float], None]
+
+OnOpened = Callable[[Journal], Awaitable[None]]
 
 
 class Replica:
@@ -186,6 +188,7 @@ async def open_run(
     *,
     size_of: Callable[[str], int],
     clock: Clock,
+    on_opened: OnOpened | None = None,
     on_progress: OnProgress | None = None,
 ) -> Recovered:
     """Begin the run of a folder, or bring it back to where its journal ends.
@@ -195,6 +198,7 @@ async def open_run(
         run_dir: Folder of the run.
         size_of: Rows of a data set, by its name.
         clock: Tells when a run begins.
+        on_opened: Called with the journal once it is this process's, before it is replayed.
         on_progress: Called now and then with the share of the journal that is replayed.
 
     Raises:
@@ -204,6 +208,8 @@ async def open_run(
     journal = await open_journal(recipe, run_dir)
     async with AsyncExitStack() as undo:
         undo.push_async_callback(journal.close)
+        if on_opened is not None:
+            await on_opened(journal)
         hit(FaultPoint.RECOVERY_OPENED)
         started, cpu_started = time.monotonic(), time.thread_time()
         # Nothing that is made here is garbage: to look for it takes a third of the time.

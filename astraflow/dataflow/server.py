@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import structlog
 from structlog.contextvars import bind_contextvars
@@ -21,7 +22,7 @@ from astraflow.dataflow.hub import Hub
 from astraflow.dataflow.metrics import Account, HubMetrics, LoopProbe
 from astraflow.dataflow.prompts import PromptSources, open_data_sets
 from astraflow.dataflow.recorder import RunRecorder, write_whole
-from astraflow.dataflow.recovery import OnProgress, Replica, open_run
+from astraflow.dataflow.recovery import OnOpened, OnProgress, Replica, open_run
 from astraflow.dataflow.servicers import Recovery, servicers_of
 from astraflow.rpc.access import Access, HubTokens
 from astraflow.rpc.address import join_address, split_address
@@ -54,6 +55,7 @@ async def open_hub(
     *,
     tokens: HubTokens,
     clock: Clock,
+    on_opened: OnOpened | None = None,
     on_progress: OnProgress | None = None,
 ) -> AsyncGenerator[OpenedHub]:
     """Open data sets, journal and recorder; what was opened is closed at the end.
@@ -63,6 +65,7 @@ async def open_hub(
         run_dir: Folder of the run.
         tokens: With which it is entered.
         clock: Tells the time.
+        on_opened: Called with the journal once it is this process's, before it is replayed.
         on_progress: Called now and then with the share of the journal that is replayed.
 
     Raises:
@@ -72,7 +75,12 @@ async def open_hub(
     data_sets = await asyncio.to_thread(open_data_sets, recipe)
     sources = data_sets.sources(recipe.rollouts.data_sets, epochs=recipe.rollouts.epochs)
     recovered = await open_run(
-        recipe, run_dir, size_of=data_sets.size, clock=clock, on_progress=on_progress
+        recipe,
+        run_dir,
+        size_of=data_sets.size,
+        clock=clock,
+        on_opened=on_opened,
+        on_progress=on_progress,
     )
     replica, journal = recovered.replica, recovered.journal
     async with AsyncExitStack() as exits:
@@ -148,12 +156,21 @@ async def serve_hub(
     folder = RunDir(run_dir)
     clock = clock or SteadyClock(SystemClock())
     async with AsyncExitStack() as exits:
-        async with _recovering(recipe, folder, listen or recipe.hub.listen) as (place, note):
-            opening = open_hub(recipe, folder, tokens=tokens, clock=clock, on_progress=note)
+        async with _Recovering(recipe, listen or recipe.hub.listen) as recovering:
+            if folder.journal.exists():
+                await recovering.begin()
+            opening = open_hub(
+                recipe,
+                folder,
+                tokens=tokens,
+                clock=clock,
+                on_opened=recovering.note_opened,
+                on_progress=recovering.answers.note,
+            )
             opened = await exits.enter_async_context(opening)
         # On every record of the hub from here on: calls inherit it from the server's start.
         bind_contextvars(run=opened.hub.status().run_id)
-        async with await _listen(opened.hub, recipe, tokens, place) as server:
+        async with await _listen(opened.hub, recipe, tokens, recovering.place) as server:
             with LoopProbe() as probe:
                 async with _metrics(opened.hub, recipe, probe):
                     log.info("hub serves", address=server.address)
@@ -163,22 +180,46 @@ async def serve_hub(
             return opened.hub.status()
 
 
-@asynccontextmanager
-async def _recovering(
-    recipe: Recipe, run_dir: RunDir, listen: str
-) -> AsyncGenerator[tuple[str, OnProgress | None]]:
-    """Ask callers to come again while a journal is replayed; yield where, and who is told.
+class _Recovering:
+    """Asks callers to come again while a journal is replayed.
 
     The port is free again at the end, for the hub itself.
+
+    Attributes:
+        place: Where the hub is to listen: on the same port.
+        answers: What callers are told.
     """
-    if not run_dir.journal.exists():
-        yield listen, None
-        return
-    recovery = Recovery()
-    async with await _serve(recovery.servicers, recipe, listen) as server:
+
+    def __init__(self, recipe: Recipe, listen: str) -> None:
+        self.place = listen
+        self.answers = Recovery()
+        self._recipe = recipe
+        self._exits = AsyncExitStack()
+        self._is_begun = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exits.aclose()
+
+    async def begin(self) -> None:
+        """Answer from now on."""
+        self._is_begun = True
+        serving = await _serve(self.answers.servicers, self._recipe, self.place)
+        server = await self._exits.enter_async_context(serving)
         await server.set_serving(False)
         log.info("hub recovers", address=server.address)
-        yield join_address(split_address(listen, "listen")[0], server.port), recovery.note
+        self.place = join_address(split_address(self.place, "listen")[0], server.port)
+
+    async def note_opened(self, journal: Journal) -> None:
+        """Answer from now on when there is something to replay.
+
+        A hub that waits for a journal which another one may have must not answer: members of that
+        one would wait here.
+        """
+        if journal.end and not self._is_begun:
+            await self.begin()
 
 
 async def _listen(hub: Hub, recipe: Recipe, tokens: HubTokens, listen: str) -> RunningServer:

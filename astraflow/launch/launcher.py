@@ -17,7 +17,7 @@ from astraflow.config.loader import dump_recipe
 from astraflow.config.recipe import Recipe, Restarts
 from astraflow.config.run_dir import RunDir
 from astraflow.core import errors
-from astraflow.core.errors import CONFIGURATION_EXIT, AstraflowError, Reason
+from astraflow.core.errors import CONFIGURATION_EXIT, TEMPORARY_EXIT, AstraflowError, Reason
 from astraflow.core.status import RunState, RunStatus, StopMode
 from astraflow.dataflow.journals import is_begun
 from astraflow.launch.models import pinned, prepare_models
@@ -276,14 +276,16 @@ class Launcher:
             await scene.control.stop_run(StopMode.CANCEL)
 
     async def _guard_hub(self, hub: RoleProcess, scene: "_Scene") -> RoleProcess:
-        """Start a hub again that was killed; return the one that ended otherwise."""
+        """Start a hub again that was killed or lost its database; return one that ended else."""
         while True:
             code = await hub.wait()
-            if code >= 0 or self.interrupts > 2 or not is_begun(self.recipe, self.run_dir):
+            is_stoppage = code < 0 or code == TEMPORARY_EXIT
+            if not is_stoppage or self.interrupts > 2 or not is_begun(self.recipe, self.run_dir):
                 break
             if not self._may_restart(hub, "hub"):
                 break
-            scene.progress.note(f"[yellow]the hub was killed ({code}); it goes on where it was[/]")
+            why = "was killed" if code < 0 else "lost its database"
+            scene.progress.note(f"[yellow]the hub {why} ({code}); it goes on where it was[/]")
             hub = await self._start(hub.command, scene.lifeline)
         return hub
 

@@ -3,6 +3,9 @@
 One hub at a time writes it. Who opens it raises the epoch of the schema's one row in `hub`, and
 every commit names its epoch: a hub whose epoch is old commits nothing more, whatever it believes.
 While it lives it renews a lease in that row; nobody takes the journal from a hub whose lease lasts.
+
+A connection that breaks, as when the server is started again, is made anew while the lease may
+last, and what was on its way is looked for before it is written again: it is there once.
 """
 
 import asyncio
@@ -78,6 +81,8 @@ WHERE beat IS NULL OR clock_timestamp() - beat > make_interval(secs => %s)
 RETURNING epoch
 """
 
+_RECONNECT_S: Final = 0.1
+
 # Rows that one statement of a trim lets go; appends go on in between.
 _TRIM_COUNT: Final = 4096
 
@@ -120,6 +125,13 @@ class Place:
             database.close()
             raise
         return database
+
+
+def _connect(place: Place, durability: Durability) -> Database:
+    database = place.connect()
+    if durability is Durability.POWER:
+        database.execute("SET synchronous_commit TO on")
+    return database
 
 
 def _begin(place: Place, database: Database) -> None:
@@ -223,7 +235,7 @@ class _Lease:
                 return
             except psycopg.Error as error:
                 if time.monotonic() - renewed_s > self._lease_s:
-                    self.lost.set_exception(_unusable(self._place, error))
+                    self.lost.set_exception(_away(self._place, error))
                     return
                 self._is_over.wait(self._lease_s / 10)
 
@@ -245,6 +257,7 @@ class PostgresJournal:
         identity: bytes,
         epoch: int,
         bounds: tuple[int, int],
+        durability: Durability,
     ) -> None:
         """Take an opened journal; use `open`."""
         self.identity = identity
@@ -253,6 +266,7 @@ class PostgresJournal:
         self._lease = lease
         self._epoch = epoch
         self._first, self._end = bounds
+        self._durability = durability
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
@@ -269,20 +283,19 @@ class PostgresJournal:
             lease_s: A hub that was not heard of for so many seconds has lost the journal.
 
         Raises:
-            AstraflowError: JOURNAL_FAILED when the database cannot be used or lacks records.
+            AstraflowError: JOURNAL_FAILED when the database cannot be used or lacks records;
+                retryable when it cannot be reached.
         """
         try:
-            database = place.connect()
+            database = _connect(place, durability)
         except psycopg.Error as error:
-            raise _unusable(place, error) from error
+            raise _away(place, error) from error
         try:
             _begin(place, database)
             epoch = _value(database, _TAKE, (lease_s,))
             if epoch is None:
                 database.close()
                 return None
-            if durability is Durability.POWER:
-                database.execute("SET synchronous_commit TO on")
             identity, first, end = _row(place, database)
             _must_be_whole(place, database, first, end)
         except psycopg.Error as error:
@@ -293,7 +306,15 @@ class PostgresJournal:
             raise
         log.info("journal opened", place=str(place), epoch=epoch)
         lease = _Lease(place, epoch, lease_s)
-        return cls(place, database, lease, identity=identity, epoch=epoch, bounds=(first, end))
+        return cls(
+            place,
+            database,
+            lease,
+            identity=identity,
+            epoch=epoch,
+            bounds=(first, end),
+            durability=durability,
+        )
 
     @property
     def first(self) -> int:
@@ -310,7 +331,7 @@ class PostgresJournal:
 
         Raises:
             AstraflowError: JOURNAL_FAILED when another hub has taken the journal, which keeps
-                none of them; and when the database fails, which keeps all or none.
+                none of them; and when the database fails or stays away, which keeps all or none.
         """
         if self._is_closed:
             raise AstraflowError(Reason.JOURNAL_FAILED, "the journal is closed")
@@ -324,7 +345,7 @@ class PostgresJournal:
         """
         if not self._first <= start <= self._end:
             raise _not_kept(self._place, start, self._first, self._end)
-        return await self._do(lambda: self._read(start, limit))
+        return await self._do(lambda: self._again(lambda: self._read(start, limit)))
 
     async def trim(self, before: int, *, spare_nbytes: int = 0) -> None:
         """Let go of every record below position `before`; their room is the database's."""
@@ -332,7 +353,7 @@ class PostgresJournal:
         before = min(before, self._end)
         while self._first < before:
             upto = min(before, self._first + _TRIM_COUNT)
-            await self._do(lambda upto=upto: self._trim(upto))
+            await self._do(lambda upto=upto: self._again(lambda: self._trim(upto)))
             hit(FaultPoint.TRIMMED_SOME)
 
     async def fenced(self) -> None:
@@ -366,21 +387,47 @@ class PostgresJournal:
     def _append(self, records: Sequence[bytes]) -> int:
         start, count = self._end, len(records)
         sums = [checksum(position, record) for position, record in enumerate(records, start)]
-        done = self._database.execute(
-            _APPEND,
-            {
-                "start": start,
-                "count": count,
-                "epoch": self._epoch,
-                "checksums": sums,
-                "records": list(records),
-            },
-        )
-        if done.rowcount != count:
-            raise _fenced(self._place, self._epoch)
+        named = {
+            "start": start,
+            "count": count,
+            "epoch": self._epoch,
+            "checksums": sums,
+            "records": list(records),
+        }
+        done = self._again(lambda: self._database.execute(_APPEND, named).rowcount)
+        if done != count:
+            # Another hub has the journal, or they were written before the connection broke.
+            self._again(lambda: self._must_hold(start, sums))
         hit(FaultPoint.JOURNAL_COMMITTED)
         self._end += count
         return start
+
+    def _must_hold(self, start: int, sums: Sequence[int]) -> None:
+        """Refuse to go on unless the journal is ours and ends with records of these checksums."""
+        if _value(self._database, "SELECT epoch FROM hub") != self._epoch:
+            raise _fenced(self._place, self._epoch)
+        query = "SELECT checksum FROM records WHERE position >= %s ORDER BY position"
+        if [row[0] for row in self._database.execute(query, (start,))] != list(sums):
+            raise _damaged(self._place, start)
+
+    def _again(self, work: Callable[[], Result]) -> Result:
+        """Do something, with a new connection when this one breaks, until the lease is lost."""
+        while True:
+            try:
+                return work()
+            except psycopg.Error as error:
+                if self._is_closed or not self._database.closed:
+                    raise
+                log.warning("the connection to the journal broke", error=_line(error))
+                self._reconnect()
+
+    def _reconnect(self) -> None:
+        while True:
+            with suppress(psycopg.Error):
+                self._database = _connect(self._place, self._durability)
+                return
+            with suppress(TimeoutError):
+                self._lease.lost.result(timeout=_RECONNECT_S)
 
     def _read(self, start: int, limit: int) -> list[bytes]:
         if not self._is_closed:
@@ -510,8 +557,21 @@ def _usable(place: Place) -> Generator[None]:
 def _unusable(place: Place, error: Exception) -> AstraflowError:
     return AstraflowError(
         Reason.JOURNAL_FAILED,
-        f"{place} cannot be used ({str(error).strip()}); check the database, then start the hub "
+        f"{place} cannot be used ({_line(error)}); check the database, then start the hub "
         "again: nothing that was acknowledged is lost",
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _away(place: Place, error: Exception) -> AstraflowError:
+    return AstraflowError(
+        Reason.JOURNAL_FAILED,
+        f"{place} is away ({_line(error)}); check the database, then start the hub again: "
+        "nothing that was acknowledged is lost",
+        retryable=True,
     )
 
 

@@ -9,13 +9,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from uuid import uuid4
 
+import psycopg
 import pytest
 from grpc.aio import AioRpcError
 
 from astraflow.client.control import ControlClient
 from astraflow.config.loader import dump_recipe
 from astraflow.config.run_dir import RunDir
-from astraflow.core.errors import AstraflowError
+from astraflow.core.errors import TEMPORARY_EXIT, AstraflowError
 from astraflow.core.members import SessionResume
 from astraflow.core.rollouts import Disposition
 from astraflow.dataflow.compaction import write_snapshot_of
@@ -24,6 +25,8 @@ from astraflow.launch.ledger import read_ledger
 from astraflow.rpc.channel import dial
 from astraflow.wire.tasks import decode_rollout_task
 from astraflow_proto.control.v1.ledger_service_pb2 import GetLedgerRequest
+from astraflow_proto.control.v1.ledger_service_pb2_grpc import LedgerServiceStub
+from crash_ends.postgres import free_port
 from crash_ends.takeover import take_over
 from link.needs import LinkUnavailableError
 
@@ -78,6 +81,51 @@ async def test_a_run_goes_on_in_another_folder(
     ledger = await read_ledger(hub.run_dir)
     assert ledger.source == "journal"
     assert ledger.holds
+
+
+async def test_connections_that_break_cost_a_run_nothing(start_hub, recipe_of, journal, postgres):
+    async with start_hub(recipe_of(hub__journal=journal | {"lease_s": 60})) as hub:
+        await work(hub)
+        for number in range(2, 5):
+            with psycopg.connect(postgres, autocommit=True) as database:
+                others = "FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+                database.execute(f"SELECT pg_terminate_backend(pid) {others}")
+            await hub.raas(f"raas-{number}").join()
+        before, members = await books(hub), {each.name for each in hub.hub.status().members}
+    async with start_hub(recipe_of(hub__journal=journal)) as hub:
+        assert await books(hub) == before
+        assert {each.name for each in hub.hub.status().members} == members
+        assert {f"raas-{number}" for number in range(1, 5)} < members
+    assert (await read_ledger(hub.run_dir)).holds
+
+
+async def test_a_hub_that_replays_answers_that_it_recovers(
+    start_hub, serve_in, recipe_of, journal, tmp_path, postgres
+):
+    recipe = recipe_of(hub__journal=journal, hub__listen=f"127.0.0.1:{free_port()}")
+    async with start_hub(recipe) as hub:
+        await work(hub)
+        before = await books(hub)
+    with psycopg.connect(postgres) as database:
+        # Recovery begins with a look at the snapshot.
+        schema = journal["schema_name"]
+        database.execute(f'LOCK TABLE "{schema}".snapshot IN ACCESS EXCLUSIVE MODE')
+        serving = asyncio.create_task(serve_once(partial(serve_in, tmp_path / "other"), recipe))
+        async with dial(recipe.hub.listen) as channel:
+            while True:
+                with pytest.raises(AioRpcError) as caught:
+                    await LedgerServiceStub(channel).GetLedger(GetLedgerRequest())
+                if caught.value.details() == "the hub is recovering, 0 %":
+                    break
+                await asyncio.sleep(0.02)
+        assert not serving.done()
+        database.rollback()
+    assert await serving == before
+
+
+async def serve_once(serve, recipe):
+    async with serve(recipe) as hub:
+        return await books(hub)
 
 
 async def test_a_hub_beside_a_live_one_is_refused_and_a_standby_waits(
@@ -183,4 +231,4 @@ def test_members_go_on_with_another_hub_when_the_host_of_theirs_is_lost(tmp_path
     assert not report.verdict.faults
     assert not report.untrained
     # Cut off, it gave up by itself.
-    assert report.first_code == (1 if cuts else None)
+    assert report.first_code == (TEMPORARY_EXIT if cuts else None)

@@ -5,13 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from astraflow.core.errors import AstraflowError, Reason
+from astraflow.core.errors import TEMPORARY_EXIT, AstraflowError, Reason
 from astraflow.storage.postgres import Place, PostgresJournal, PostgresReader, PostgresSnapshot
+from astraflow.storage.sqlite import Durability
 
 pytestmark = pytest.mark.postgres
 
@@ -199,12 +203,110 @@ async def test_appends_of_many_callers_keep_their_order(place):
     await journal.close()
 
 
-async def test_a_database_that_ends_the_connection_ends_the_journal(place):
-    journal = PostgresJournal.open(place)
-    await journal.append([b"a"])
+def break_connections(place):
     with psycopg.connect(place.url, autocommit=True) as database:
         others = "FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         database.execute(f"SELECT pg_terminate_backend(pid) {others}")
-    with pytest.raises(AstraflowError, match="nothing that was acknowledged is lost"):
-        await journal.append([b"b"])
+
+
+@pytest.mark.parametrize("durability", Durability)
+async def test_connections_that_break_cost_nothing(place, durability):
+    journal = PostgresJournal.open(place, durability=durability)
+    await journal.append([b"a"])
+    for record in (b"b", b"c"):
+        break_connections(place)
+        await journal.append([record])
+    break_connections(place)
+    await journal.trim(1)
+    break_connections(place)
+    assert list(await journal.read(1, limit=9)) == [b"b", b"c"]
     await journal.close()
+    assert await records_of(place) == [b"b", b"c"]
+
+
+async def test_a_hub_that_was_taken_over_while_it_was_cut_off_commits_nothing(place):
+    old = PostgresJournal.open(place)
+    await old.append([b"a"])
+    change(place, "UPDATE hub SET beat = beat - interval '1 hour'")
+    new = PostgresJournal.open(place)
+    await new.append([b"b"])
+    break_connections(place)
+    with pytest.raises(AstraflowError, match="another hub has taken over"):
+        await old.append([b"b"])
+    await old.close()
+    assert list(await new.read(0, limit=9)) == [b"a", b"b"]
+    await new.close()
+
+
+class Proxy:
+    """Stands between clients and a server on a socket, and cuts where it is told to."""
+
+    def __init__(self, folder, place):
+        said = conninfo_to_dict(place.url)
+        name = f".s.PGSQL.{said['port']}"
+        self._server = f"{said['host']}/{name}"
+        self._path = folder / name
+        self._wires = []
+        self.swallows = asyncio.Event()  # answers go no further, and end the connection
+        url = make_conninfo(place.url, host=str(folder))
+        self.place = Place(url=url, schema=place.schema)
+
+    async def __aenter__(self):
+        self._listener = await asyncio.start_unix_server(self._serve, str(self._path))
+        return self
+
+    async def __aexit__(self, *_):
+        self._path.unlink(missing_ok=True)
+        self._listener.close()
+        for wire in self._wires:
+            wire.close()
+
+    async def _serve(self, reader, writer):
+        answers, asks = await asyncio.open_unix_connection(self._server)
+        self._wires += [writer, asks]
+        asking = asyncio.create_task(self._copy(reader, asks))
+        while (data := await answers.read(1 << 16)) and not self.swallows.is_set():
+            writer.write(data)
+        self.swallows.clear()
+        asking.cancel()
+        writer.close()
+        asks.close()
+
+    async def _copy(self, reader, writer):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+
+
+@pytest.fixture
+def socket_folder():
+    with tempfile.TemporaryDirectory(prefix="afpx") as folder:
+        yield Path(folder)
+
+
+async def test_a_commit_whose_answer_was_lost_is_there_once(place, socket_folder):
+    async with Proxy(socket_folder, place) as proxy:
+        journal = await asyncio.to_thread(PostgresJournal.open, proxy.place, lease_s=60)
+        for number in range(5):
+            proxy.swallows.set()
+            assert await journal.append([b"%d" % number] * 2) == 2 * number
+            assert not proxy.swallows.is_set()
+        await journal.close()
+    assert await records_of(place) == [b"%d" % number for number in range(5) for _ in range(2)]
+
+
+async def test_a_database_that_stays_away_ends_the_hub_with_a_reason(place, socket_folder):
+    async with Proxy(socket_folder, place) as proxy:
+        journal = await asyncio.to_thread(PostgresJournal.open, proxy.place, lease_s=0.5)
+        await journal.append([b"a"])
+    for attempt in (journal.append([b"b"]), journal.fenced()):
+        with pytest.raises(
+            AstraflowError, match=r"is away \(.*nothing that was acknowledged"
+        ) as caught:
+            await attempt
+        assert caught.value.exit_code == TEMPORARY_EXIT
+    await journal.close()
+    with pytest.raises(AstraflowError, match="is away") as caught:
+        PostgresJournal.open(proxy.place)
+    assert caught.value.retryable
+    change(place, "UPDATE hub SET beat = NULL")
+    assert await records_of(place) == [b"a"]
