@@ -39,7 +39,7 @@ class IncomingVersion:
         base_version: What is held; None: nothing.
         nbytes: Payload received and verified.
         chunk_count: Chunks received and verified.
-        bad_chunk_count: Chunks, or lists of their digests, that were refused.
+        bad_chunk_count: Chunks and plans that were refused.
         verify_s: Seconds in which digests were compared.
     """
 
@@ -150,7 +150,12 @@ class IncomingVersion:
                 cannot read it.
         """
         if isinstance(item, TransferPlan):
-            self._take_plan(item)
+            try:
+                self._take_plan(item)
+            except AstraflowError as error:
+                # No honest source makes a plan that contradicts itself or what it was asked for.
+                self.bad_chunk_count += error.reason is not Reason.PATCH_UNKNOWN
+                raise
         else:
             self._take_chunk(item, frame)
 
@@ -230,7 +235,6 @@ class IncomingVersion:
                 " this release can read",
             )
         if index.root_digest != index.patch.root_digest:
-            self.bad_chunk_count += 1
             raise AstraflowError(
                 Reason.DIGEST_MISMATCH, "the chunk digests do not add up to the registered root"
             )
