@@ -107,7 +107,7 @@ def serve_gateway(
         operator_token=operator_token,
         models=first_models(settings, models),
         rules=rules_of(settings.http),
-        dial=dial_of(settings.http),
+        dial=dial_of(settings.http, tls),
         http_token=http_token,
         tls=tls,
     )

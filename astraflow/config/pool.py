@@ -289,6 +289,9 @@ class Http(Strict):
     """Of one answer of a peer that is dialled, such as the rollouts of a RaaS."""
     max_weights_nbytes: int | None = Field(default=None, ge=1)
     """Of the weights that a sender names; unset: the memory of this machine."""
+    clear_weights: bool = False
+    """Whether weights go to published receivers on other hosts, and come from published senders
+    there, in a run with TLS: that protocol carries them in the clear."""
     body_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds in which all of a request must come."""
     batch_timeout_s: float = Field(default=3500.0, gt=0)

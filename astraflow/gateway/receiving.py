@@ -21,6 +21,7 @@ from astraflow.gateway.weight_buffer import (
     apply_delta,
     read_plan,
 )
+from astraflow.rpc.address import split_address
 from astraflow.rpc.concurrency import beside
 from astraflow.rpc.peers import DialRules, Peer
 from astraflow.rpc.reading import JSON_NBYTES
@@ -70,7 +71,12 @@ class SenderCopy:
             host: Under which it dials back.
             timeout_s: For a transfer.
             dial: Who may be dialled.
+
+        Raises:
+            AstraflowError: INVALID_FIELD for a host from which weights must not come in the clear.
         """
+        if not dial.clear_weights:
+            await dial.require_weights(*split_address(endpoint))
         async with AsyncExitStack() as undo:
             peer = await undo.enter_async_context(Peer(f"http://{endpoint}", dial))
             read = partial(read_plan, max_nbytes=dial.max_weights_nbytes)

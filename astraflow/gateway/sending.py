@@ -211,8 +211,7 @@ class Target:
 async def _resolved(field: str, host: str, port: str, dial: DialRules) -> tuple[str, int]:
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
         raise _invalid(field, f"port {port[:20]!r} of {host[:200]} is none")
-    [address, *_] = await dial.addresses(host, int(port))
-    return address, int(port)
+    return await dial.require_weights(host, int(port)), int(port)
 
 
 def _invalid(field: str, why: str) -> AstraflowError:

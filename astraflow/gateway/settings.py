@@ -73,13 +73,20 @@ def rules_of(http: Http) -> BodyRules:
     )
 
 
-def dial_of(http: Http) -> DialRules:
-    """Return what a recipe says of peers that are dialled."""
+def dial_of(http: Http, tls: Tls | None = None) -> DialRules:
+    """Return what a recipe says of peers that are dialled.
+
+    Args:
+        http: Of the recipe.
+        tls: Of the hub; None: plain text.
+    """
+    is_plain = (tls is None or tls.is_plain) and tls_of(http) is None
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return DialRules(
         hosts=http.dial,
         max_answer_nbytes=http.max_answer_nbytes,
         max_weights_nbytes=http.max_weights_nbytes or memory_nbytes,
+        clear_weights=is_plain or http.clear_weights,
     )
 
 

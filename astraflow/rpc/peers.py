@@ -21,7 +21,7 @@ import httpx
 from fastapi import Request
 
 from astraflow.core.errors import AstraflowError, Reason
-from astraflow.rpc.address import join_address
+from astraflow.rpc.address import is_loopback, join_address
 from astraflow.rpc.reading import JSON_NBYTES, ReadBudget, read, read_json
 
 SMALL_NBYTES: Final = 1 << 20
@@ -42,12 +42,14 @@ class DialRules:
         max_answer_nbytes: Of one answer.
         room: What of them is in memory.
         max_weights_nbytes: Of the buffer that a weight sender names; nothing is allocated before.
+        clear_weights: Whether weights may travel between hosts in the clear.
     """
 
     hosts: tuple[str, ...] = ("127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
     max_answer_nbytes: int = 128 << 20
     room: ReadBudget = field(default_factory=ReadBudget)
     max_weights_nbytes: int = 1 << 40
+    clear_weights: bool = True
 
     def also(self, caller: str | None) -> "DialRules":
         """Return these, with the host that a request came from; None: from nowhere known."""
@@ -71,6 +73,23 @@ class DialRules:
             why = f"{host}:{port} may not be dialled from here; http.dial lists what may"
             raise AstraflowError(Reason.INVALID_FIELD, why, metadata={"field": "http.dial"})
         return allowed
+
+    async def require_weights(self, host: str, port: int) -> str:
+        """Return where weights are taken to or from in the clear.
+
+        Raises:
+            AstraflowError: As `addresses`; INVALID_FIELD for another host where they must not be.
+        """
+        address, *_ = await self.addresses(host, port)
+        if not (self.clear_weights or is_loopback(address) or _is_outer(address)):
+            why = (
+                f"{host}:{port} is another host, this run has TLS, and the published protocol"
+                " carries weights in the clear; http.clear_weights lets it"
+            )
+            raise AstraflowError(
+                Reason.INVALID_FIELD, why, metadata={"field": "http.clear_weights"}
+            )
+        return address
 
     def _has(self, address: str) -> bool:
         given = ip_address("127.0.0.1" if _is_outer(address) else address)

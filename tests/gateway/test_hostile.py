@@ -5,14 +5,19 @@ import gzip
 import json
 import ssl
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 import pytest_asyncio
 
+from astraflow.config.pool import Http, TlsConfig
 from astraflow.core.errors import AstraflowError
 from astraflow.gateway.http import BodyRules
+from astraflow.gateway.receiving import SenderCopy
+from astraflow.gateway.sending import Instance
 from astraflow.gateway.serve import serve_gateway
+from astraflow.gateway.settings import dial_of
 from astraflow.rpc.peers import DialRules, Peer
 from astraflow.rpc.tls import Tls
 
@@ -224,6 +229,42 @@ async def test_a_name_is_what_it_stands_for(hosts, host, is_allowed):
     else:
         with pytest.raises(AstraflowError, match="may not be dialled"):
             await asking
+
+
+@pytest.mark.parametrize(
+    ("host", "is_clear", "is_allowed"),
+    [
+        ("127.0.0.1", False, True),
+        ("localhost", False, True),
+        ("10.1.2.3", True, True),
+        ("10.1.2.3", False, False),
+    ],
+)
+async def test_weights_leave_the_host_in_the_clear_where_they_may(host, is_clear, is_allowed):
+    rules = DialRules(clear_weights=is_clear)
+    instance = Instance(
+        sglang_http_host=host,
+        sglang_http_port=1,
+        session_ids=[f"{host}:2"],
+        buffer_length=0,
+        zmq_endpoint=host,
+        zmq_port=3,
+    )
+    if is_allowed:
+        assert (await instance.target(rules)).pushes
+        return
+    with pytest.raises(AstraflowError, match=r"http\.clear_weights"):
+        await instance.target(rules)
+    with pytest.raises(AstraflowError, match=r"http\.clear_weights"):
+        await SenderCopy.of(f"{host}:2", host="127.0.0.1", timeout_s=1, dial=rules)
+
+
+async def test_a_run_with_tls_sends_no_weights_in_the_clear_unless_it_says_so():
+    secure = Tls(ca=Path("ca.pem"))
+    assert dial_of(Http()).clear_weights
+    assert not dial_of(Http(), secure).clear_weights
+    assert not dial_of(Http(tls=TlsConfig(ca=Path("ca.pem")))).clear_weights
+    assert dial_of(Http(clear_weights=True), secure).clear_weights
 
 
 @asynccontextmanager

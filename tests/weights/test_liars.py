@@ -286,11 +286,11 @@ def bound():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}{'-encrypted' * case[1]}")
 @pytest.mark.parametrize(
-    ("pulls", "burst"),
-    [(25, 2), pytest.param(400, 64, marks=pytest.mark.long)],
+    ("frames", "burst"),
+    [(40, 2), pytest.param(25_000, 64, marks=pytest.mark.long)],
     ids=["few", "many"],
 )
-async def test_what_a_liar_sends_never_lives_and_he_alone_is_named(tools, case, pulls, burst):
+async def test_what_a_liar_sends_never_lives_and_he_alone_is_named(tools, case, frames, burst):
     if case[0] is LaneKind.UCX:
         pytest.importorskip("ucxx", reason="needs astraflow[ucx]")
     seed = np.random.SeedSequence().entropy % (1 << 32)
@@ -305,7 +305,7 @@ async def test_what_a_liar_sends_never_lives_and_he_alone_is_named(tools, case, 
     puller = WeightPuller(training.policy_id, lane=lane)
     live = None
     try:
-        for _ in range(pulls):
+        while lies.count < frames:
             lies.begin()
             info = training.publish(share=0.5, is_noise=True)
             pulled = await puller.pull(info, training.infos, training.token)
@@ -313,7 +313,6 @@ async def test_what_a_liar_sends_never_lives_and_he_alone_is_named(tools, case, 
             assert training.is_live(live)
             named = {each.address for each in pulled.reports if each.bad_chunk_count}
             assert named == ({liar.address} if lies.was_sent else set()), lies.names[-burst:]
-        assert lies.count >= burst * pulls // 4
     finally:
         await puller.close()
         await liar.stop()
