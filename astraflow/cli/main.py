@@ -17,6 +17,7 @@ from astraflow.cli import (
     tinker,
     weights,
 )
+from astraflow.config.run_dir import keep_files_private
 from astraflow.core.errors import AstraflowError
 
 app = typer.Typer(
@@ -77,6 +78,7 @@ _unwrap_help(app)
 
 def main() -> None:
     """Run the command line; an error that has a name is one line and exit code 1."""
+    keep_files_private()
     try:
         app()
     except AstraflowError as error:

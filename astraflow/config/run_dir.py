@@ -116,6 +116,8 @@ class RunDir:
         draft = self.endpoint.with_name(self.endpoint.name + ".draft")
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+            # One of an earlier release may be open to others.
+            self.root.chmod(0o700)
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 json.dump(fields, file)
@@ -142,6 +144,14 @@ class RunDir:
                 " over has none; `astraflow run --resume` goes on with one that died",
             ) from error
         return HubEndpoint(**fields)
+
+
+def keep_files_private() -> None:
+    """Have all that this process and those that it starts write be its user's alone.
+
+    Files are 0600 and folders 0700 from now on: journals, weights, tokens, sockets, logs.
+    """
+    os.umask(0o077)
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -30,6 +30,9 @@ def test_a_run_trains_and_leaves_everything_it_promises(trained):
     promised = {"recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "logs", "reward.png"}
     assert promised <= names
     assert (run.run_dir.checkpoint("solver", 8) / "config.json").exists()
+    everything = [run.run_dir.root, *run.run_dir.root.rglob("*")]
+    open_to_others = [path for path in everything if path.lstat().st_mode & 0o077]
+    assert [path for path in open_to_others if not path.is_symlink()] == []
     live = [json.loads(line) for line in run.run_dir.versions.read_text().splitlines()]
     assert {row["version"] for row in live if row["member"]} >= {0, 8}
 
