@@ -75,11 +75,19 @@ class StepRecord:
         }
 
 
-def log_step(step: int, metrics: Mapping[str, float], *, wait_s: float, train_s: float) -> None:
-    """Say in the log that a step is done."""
+def log_step(
+    step: int,
+    metrics: Mapping[str, float],
+    *,
+    last_step: int | None,
+    wait_s: float,
+    train_s: float,
+) -> None:
+    """Say in the log that a step is done, and of how many."""
     log.info(
         "step done",
         step=step,
+        **({} if last_step is None else {"of": last_step}),
         wait_s=round(wait_s, 3),
         train_s=round(train_s, 3),
         **{name.replace("/", "_"): round(metrics[name], 5) for name in _SHOWN if name in metrics},
@@ -227,6 +235,7 @@ class Pace:
 
     Attributes:
         last: What was published last.
+        last_step: The weights after it are published; None: nobody knows it.
     """
 
     def __init__(
@@ -250,7 +259,7 @@ class Pace:
         self._origin = origin
         self._steps_per_version = sync.steps_per_version
         self._is_asked = is_asked
-        self._last_step = last_step
+        self.last_step = last_step
         self._step = self._published_step = step
         self.last = origin.publish(step=step)
 
@@ -277,7 +286,7 @@ class Pace:
         """Whether the present weights are due as a version; an order is answered once."""
         is_asked, every = self._is_asked(), self._steps_per_version
         is_due = every is not None and self._step - self._published_step >= every
-        return is_due or is_asked or self._step == self._last_step
+        return is_due or is_asked or self._step == self.last_step
 
     def carry_out_orders(self) -> None:
         """Publish while there is nothing to train on, if the run asks and there is news."""
@@ -399,7 +408,13 @@ class TrainingLoop:
         self.client.ack_later(
             self.saves.last, more=lambda: self._costs(published), checkpoint=checkpoint
         )
-        log_step(step.number, metrics, wait_s=batch.wait_s, train_s=train_s)
+        log_step(
+            step.number,
+            metrics,
+            last_step=self.pace.last_step,
+            wait_s=batch.wait_s,
+            train_s=train_s,
+        )
 
     def _costs(self, published: Publication | None) -> Mapping[str, float]:
         """Count a version that the run knows by now; return what it cost."""

@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from astraflow.config.recipe import Sync
-from astraflow.trainers.loop import Pace
+from astraflow.trainers.loop import Pace, log_step
 
 
 class Origin:
@@ -89,3 +90,10 @@ def test_weights_that_were_lost_are_published_again(make_pace, origin, orders):
     origin.is_damaged = False
     pace.finish()
     assert origin.steps == [0, 1, 1]
+
+
+def test_the_log_says_of_how_many_steps_each_is():
+    with capture_logs() as lines:
+        for last_step in (500, None):
+            log_step(37, {}, last_step=last_step, wait_s=0, train_s=1)
+    assert [(line["step"], line.get("of")) for line in lines] == [(37, 500), (37, None)]
