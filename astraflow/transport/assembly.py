@@ -132,7 +132,11 @@ class ChunkAssembly:
         """
         if self._plan is not None:
             raise bad_frame("a transfer has one plan, not two")
-        bound = self._bound
+        infos, bound = [index.patch for index in plan.patches], self._bound
+        if plan.payload_nbytes > sum(info.payload_nbytes for info in infos) or (
+            plan.chunk_count > sum(info.chunk_count for info in infos)
+        ):
+            raise bad_frame("a plan has more than its patches have")
         if plan.payload_nbytes > bound.payload_nbytes or plan.chunk_count > bound.chunk_count:
             raise AstraflowError(
                 Reason.PATCH_UNKNOWN, "the plan has more than what the run registered"

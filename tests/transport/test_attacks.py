@@ -17,6 +17,7 @@ from astraflow.transport.arenas import ArenaPool
 from astraflow.transport.assembly import FrameInbox
 from astraflow.transport.frames import (
     HEADER_NBYTES,
+    Frame,
     FrameKind,
     chunk_frame,
     chunk_frames,
@@ -31,7 +32,7 @@ from astraflow.transport.handshake import (
     SourceHandshake,
     new_group,
 )
-from astraflow.wire.transfers import TransferPlan
+from astraflow.wire.transfers import TransferBound, TransferPlan
 from astraflow.wire.weights import PatchIndex, SentChunk
 
 
@@ -56,6 +57,30 @@ def inbox(plan):
     taking = FrameInbox(stall_timeout_s=5.0)
     taking.take_plan(plan)
     return taking
+
+
+def test_a_plan_has_what_its_patches_have_and_no_more_than_was_registered(plan):
+    registered = TransferBound(patch_count=1, chunk_count=1, payload_nbytes=100_000)
+    for lie in ({"payload_nbytes": 1 << 28}, {"chunk_count": 2}):
+        with pytest.raises(AstraflowError) as caught:
+            FrameInbox(stall_timeout_s=5.0, bound=registered).take_plan(replace(plan, **lie))
+        assert caught.value.reason is Reason.CHUNK_INVALID
+
+    (index,) = plan.patches
+    other = replace(index, patch=replace(index.patch, payload_nbytes=1 << 28))
+    with pytest.raises(AstraflowError) as caught:
+        FrameInbox(stall_timeout_s=5.0, bound=registered).take_plan(
+            replace(plan, patches=(other,), payload_nbytes=1 << 28)
+        )
+    assert caught.value.reason is Reason.PATCH_UNKNOWN
+    FrameInbox(stall_timeout_s=5.0, bound=registered).take_plan(plan)
+
+
+def test_before_the_plan_no_more_comes_than_was_registered(chunk):
+    registered = TransferBound(patch_count=1, chunk_count=1, payload_nbytes=99_999)
+    inbox = FrameInbox(stall_timeout_s=5.0, bound=registered)
+    refused(inbox, frames_of(chunk, 8192)[0][0])
+    refused(inbox, Frame(kind=FrameKind.PLAN, body_nbytes=9, payload_nbytes=1 << 20))
 
 
 def frames_of(chunk, segment_nbytes):

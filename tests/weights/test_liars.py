@@ -1,6 +1,7 @@
 """A relay of the run that lies on every lane: nothing of it goes live, and it alone is named."""
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 from random import Random
 
@@ -317,3 +318,49 @@ async def test_what_a_liar_sends_never_lives_and_he_alone_is_named(tools, case, 
         await puller.close()
         await liar.stop()
         await honest.stop()
+
+
+class Hoarder(LyingCarrier):
+    """Announces every byte of what was registered, many times over, and never ends a chunk."""
+
+    async def parts(self, sent):
+        self.lies.was_sent = True
+        frames = [*chunk_frames(sent, SEGMENT_NBYTES)][:-1]
+        return [
+            [pack(replace(frame, header=replace(frame.header, index=number))), body]
+            for number in range(64)
+            for frame, body in frames
+        ]
+
+
+async def test_a_liar_makes_a_puller_hold_no_more_than_was_registered(tools):
+    layout = Layout.of([("a", Dtype.BF16, (10_000_000,))])
+    training, lies = tools.training(layout), Lies(0, 1)
+    liar = Liar(training, (LaneKind.TCP, False), lies)
+    honest = Liar(training, (LaneKind.GRPC, False), Lies(0, 0))
+    await liar.start()
+    await honest.start()
+    liar.host._carrier = lambda: Hoarder(lies)
+    lane = AnyLane(lanes=[LaneKind.TCP], stall_timeout_s=0.5)
+    puller = WeightPuller(training.policy_id, lane=lane)
+
+    async def peak_nbytes(*asked):
+        training.endpoints = asked
+        info = training.publish(share=0.5, is_noise=True)
+        tracemalloc.start()
+        try:
+            await puller.pull(info, training.infos, training.token)
+            return tracemalloc.get_traced_memory()[1], info
+        finally:
+            tracemalloc.stop()
+
+    try:
+        await peak_nbytes(honest.address)
+        usual_nbytes, _ = await peak_nbytes(honest.address)
+        worst_nbytes, info = await peak_nbytes(liar.address, honest.address)
+    finally:
+        await puller.close()
+        await liar.stop()
+        await honest.stop()
+    assert lies.was_sent
+    assert worst_nbytes - usual_nbytes <= 2 * info.patches[0].payload_nbytes
