@@ -21,12 +21,15 @@ setup(
             py_limited_api=True,
             optional=True,
         ),
-        Extension(
-            "astraflow.core._arrays",
-            ["astraflow/core/_arrays.c"],
-            extra_compile_args=flags,
-            py_limited_api=True,
-            optional=True,
+        *(
+            Extension(
+                f"astraflow.{package}.{name}",
+                [f"astraflow/{package}/{name}.c"],
+                extra_compile_args=flags,
+                py_limited_api=True,
+                optional=True,
+            )
+            for package, name in (("core", "_arrays"), ("wire", "_rollouts"))
         ),
     ],
 )

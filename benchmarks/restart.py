@@ -251,7 +251,7 @@ class _Members:
         samples = [self._sample(task, index) for index in task.sample_indexes]
         for each in samples:
             event = RolloutArrived(member_id=self._node, rollout=each)
-            self._hub.apply(event, received=encode_rollout(each), goes_on=True)
+            self._hub.apply(event, received=encode_rollout(each).SerializeToString(), goes_on=True)
         result = TaskResult(task_id=task.task_id, rollout_count=len(samples))
         self._hub.apply(TaskFinished(member_id=self._node, result=result))
         self.accepted += len(samples)

@@ -52,7 +52,6 @@ from astraflow.rpc.access import SessionTokens, without_secrets
 from astraflow.rpc.concurrency import Outbox
 from astraflow.storage.journal import Journal
 from astraflow.wire.journal import record_bytes, with_decision
-from astraflow_proto.rollout.v1 import rollout_pb2
 
 log = structlog.get_logger(__name__)
 
@@ -237,7 +236,7 @@ class Hub:
         self,
         event: Event,
         *,
-        received: rollout_pb2.Rollout | None = None,
+        received: bytes | None = None,
         goes_on: bool = False,
         now: datetime | None = None,
     ) -> Any:
@@ -245,7 +244,7 @@ class Hub:
 
         Args:
             event: What happens.
-            received: The message that a RolloutArrived came in.
+            received: The serialized message that a RolloutArrived came in.
             goes_on: Whether the next event comes at once, as `Run.apply`.
             now: When; None: at this moment.
 

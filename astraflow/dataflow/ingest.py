@@ -20,7 +20,6 @@ from astraflow.rpc.concurrency import together
 from astraflow.storage.fault_points import FaultPoint, hit
 from astraflow.wire import rollout
 from astraflow_proto.dataflow.v1 import raas_service_pb2 as pb
-from astraflow_proto.rollout.v1 import rollout_pb2
 
 # Deciding so many items needs a few ms of the event loop.
 _BATCH_COUNT: Final = 64
@@ -33,7 +32,7 @@ _INBOX_COUNT: Final = 4 * _BATCH_COUNT
 _UNACKED_COUNT: Final = 32 * _BATCH_COUNT
 
 # What an item says with the rollout as it came, or why it is refused.
-_Item: TypeAlias = tuple[RolloutArrived | TaskFinished, rollout_pb2.Rollout | None] | ItemAck
+_Item: TypeAlias = tuple[RolloutArrived | TaskFinished, bytes | None] | ItemAck
 _Write: TypeAlias = Callable[[Sequence[ItemAck]], Awaitable[None]]
 
 
@@ -197,8 +196,9 @@ def _read(member_id: MemberId, item: pb.RolloutItem) -> _Item:
     is_rollout = item.WhichOneof("item") == "rollout"
     try:
         if is_rollout:
-            sample = rollout.decode_rollout(item.rollout)
-            return RolloutArrived(member_id=member_id, rollout=sample), item.rollout
+            data = item.rollout.SerializeToString()
+            sample = rollout.decode_rollout(item.rollout, data)
+            return RolloutArrived(member_id=member_id, rollout=sample), data
         result = rollout.decode_task_result(item.result)
         return TaskFinished(member_id=member_id, result=result), None
     except AstraflowError as error:

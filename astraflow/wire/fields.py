@@ -160,11 +160,15 @@ def decode_time(stamp: Timestamp) -> datetime:
     Raises:
         AstraflowError: INVALID_FIELD outside the years 1 to 9999.
     """
-    nanos = stamp.nanos
+    return moment_of(stamp.seconds, stamp.nanos)
+
+
+def moment_of(seconds: int, nanos: int) -> datetime:
+    """Return what a Timestamp of these says, as `decode_time`."""
     if not 0 <= nanos < _SECOND_NS:
         raise invalid("time", f"{nanos} is no part of a second in nanoseconds")
     try:
-        return _EPOCH + timedelta(seconds=stamp.seconds, microseconds=nanos // 1000)
+        return _EPOCH + timedelta(seconds=seconds, microseconds=nanos // 1000)
     except OverflowError as error:
         raise invalid("time", str(error)) from None
 

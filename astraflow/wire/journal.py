@@ -19,7 +19,6 @@ from astraflow.wire import raas, tasks, trainer
 from astraflow.wire.converters import FieldRule, converter
 from astraflow.wire.fields import decode_time, set_time
 from astraflow_proto.journal.v1 import record_pb2 as pb
-from astraflow_proto.rollout.v1 import rollout_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +117,7 @@ def record_bytes(
     entry: Entry,
     time: datetime,
     *,
-    received: rollout_pb2.Rollout | None = None,
+    received: bytes | None = None,
     goes_on: bool = False,
 ) -> bytes:
     """Return one record.
@@ -126,16 +125,15 @@ def record_bytes(
     Args:
         entry: What happened.
         time: When it was decided.
-        received: The rollout of a RolloutArrived as it came, so that it is not encoded again.
+        received: The serialized rollout of a RolloutArrived as it came.
         goes_on: Whether the next record came together with it.
     """
     # Fields of a message may follow each other in pieces.
     head = _head(time, goes_on)
     if received is not None and isinstance(entry, ev.RolloutArrived):
-        body, member = received.SerializeToString(), _member(entry.member_id)
-        length = _varint(len(body))
-        arrived = _varint(len(member) + len(_ROLLOUT_TAG) + len(length) + len(body))
-        return b"".join((head, _ARRIVED_TAG, arrived, member, _ROLLOUT_TAG, length, body))
+        member, length = _member(entry.member_id), _varint(len(received))
+        arrived = _varint(len(member) + len(_ROLLOUT_TAG) + len(length) + len(received))
+        return b"".join((head, _ARRIVED_TAG, arrived, member, _ROLLOUT_TAG, length, received))
     kind = type(entry)
     record = pb.Record()
     getattr(record, _field(kind)).CopyFrom(_FUNCTIONS[kind][0](entry))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -33,12 +34,13 @@ from astraflow.wire.fields import (
     encode_versions,
     fill_tensor,
     invalid,
+    moment_of,
     optional,
     optional_time,
     required,
     set_time,
 )
-from astraflow.wire.tasks import decode_sampling, encode_sampling
+from astraflow.wire.tasks import decode_sampling, encode_sampling, read_sampling
 from astraflow_proto.rollout.v1 import (
     batch_pb2,
     column_pb2,
@@ -46,6 +48,16 @@ from astraflow_proto.rollout.v1 import (
     rollout_pb2,
     trajectory_pb2,
 )
+
+if TYPE_CHECKING:
+    from astraflow.wire._rollouts import scan
+else:
+    try:
+        from astraflow.wire._rollouts import scan
+    except ImportError:
+        scan = None
+
+_I32, _BOOL, _F32 = np.dtype("<i4"), np.dtype(np.bool_), np.dtype("<f4")
 
 OUTCOMES = EnumTable(Outcome, rollout_pb2.Outcome, "OUTCOME")
 
@@ -222,12 +234,21 @@ def encode_rollout(rollout: Rollout) -> rollout_pb2.Rollout:
     return message
 
 
-def decode_rollout(message: rollout_pb2.Rollout) -> Rollout:
+def decode_rollout(message: rollout_pb2.Rollout, data: bytes | None = None) -> Rollout:
     """Read a Rollout, whole.
+
+    Args:
+        message: As it came.
+        data: The same, serialized, over which the arrays may lie; None: it is serialized here.
 
     Raises:
         AstraflowError: INVALID_FIELD, ROLLOUT_INVALID.
     """
+    if scan is not None:
+        data = message.SerializeToString() if data is None else data
+        usual = scan(data)
+        if usual is not None:
+            return _rollout(data, usual)
     return Rollout(
         rollout_id=RolloutId(required(message.rollout_id, "rollout_id")),
         task_id=TaskId(required(message.task_id, "task_id")),
@@ -243,6 +264,58 @@ def decode_rollout(message: rollout_pb2.Rollout) -> Rollout:
         start_time=optional_time(message, "start_time"),
         finish_time=optional_time(message, "finish_time"),
         traceparent=message.traceparent,
+    )
+
+
+def _rollout(data: bytes, parts: Any) -> Rollout:
+    """Return what `scan` found."""
+    name, task, group, index, outcome, reward, reward_parts, digest, trajectories = parts[:9]
+    metrics, start_time, finish_time, traceparent = parts[9:]
+    return Rollout(
+        rollout_id=RolloutId(required(name, "rollout_id")),
+        task_id=TaskId(required(task, "task_id")),
+        group_id=GroupId(required(group, "group_id")),
+        sample_index=index or 0,
+        outcome=OUTCOMES.decode(outcome or 0),
+        reward=reward,
+        reward_parts=reward_parts or {},
+        reward_code_digest=digest or b"",
+        trajectories=tuple([_trajectory(data, each) for each in trajectories]),
+        metrics=metrics or {},
+        start_time=None if start_time is None else moment_of(*start_time),
+        finish_time=None if finish_time is None else moment_of(*finish_time),
+        traceparent=traceparent or "",
+    )
+
+
+def _trajectory(data: bytes, parts: Any) -> Trajectory:
+    name, policy, agent, count, tokens, mask, logprobs, spans, sampling = parts[:9]
+    finish, parent, branch, segment, reward, engine = parts[9:]
+    return Trajectory(
+        trajectory_id=TrajectoryId(required(name, "trajectory_id")),
+        policy_id=PolicyId(required(policy, "policy_id")),
+        agent=agent or "",
+        tokens=np.frombuffer(data, _I32, count, tokens),
+        sampled_mask=np.frombuffer(data, _BOOL, count, mask),
+        logprobs=np.frombuffer(data, _F32, count, logprobs),
+        version_spans=tuple([_version_span(*each) for each in spans]),
+        sampling=read_sampling(sampling or b""),
+        finish_reason=FINISH_REASONS.decode(finish or 0),
+        parent_trajectory_id=TrajectoryId(parent) if parent else None,
+        branch_offset=branch or 0,
+        segment_index=at_least(segment or 0, 0, "segment_index"),
+        reward=reward,
+        columns={},
+        engine=engine or "",
+    )
+
+
+def _version_span(version: int, length: int, kv: int, policy: str | None) -> VersionSpan:
+    return VersionSpan(
+        version=version,
+        length=length,
+        kv=KV_POLICIES.decode(kv),
+        policy_id=PolicyId(policy) if policy else None,
     )
 
 

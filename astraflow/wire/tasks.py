@@ -58,11 +58,12 @@ def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
     Raises:
         AstraflowError: INVALID_FIELD for a knob out of range.
     """
-    return _read_sampling(message.SerializeToString())
+    return read_sampling(message.SerializeToString())
 
 
 @lru_cache(maxsize=_KEPT_COUNT)
-def _read_sampling(data: bytes) -> SamplingParams:
+def read_sampling(data: bytes) -> SamplingParams:
+    """Read serialized SamplingParams, as `decode_sampling`."""
     message = sampling_pb2.SamplingParams.FromString(data)
     given = {knob: getattr(message, knob) for knob in _KNOBS if message.HasField(knob)}
     sampling = SamplingParams(

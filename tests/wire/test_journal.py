@@ -66,7 +66,7 @@ def test_a_token_to_resume_with_stays_out_of_the_journal(data):
 @settings(max_examples=5, suppress_health_check=list(HealthCheck))
 def test_a_rollout_is_kept_as_it_was_received(data):
     event = data.draw(strategy_of(ev.RolloutArrived))
-    record = record_bytes(event, NOW, received=encode_rollout(event.rollout))
+    record = record_bytes(event, NOW, received=encode_rollout(event.rollout).SerializeToString())
     assert same(event, read_record(record).entry)
 
 

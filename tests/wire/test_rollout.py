@@ -1,5 +1,9 @@
+from dataclasses import fields, is_dataclass
+from random import Random
+
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.rollouts import (
@@ -10,9 +14,11 @@ from astraflow.core.rollouts import (
     Trajectory,
     VersionSpan,
 )
+from astraflow.wire import rollout as rollout_module
+from astraflow.wire._rollouts import scan
 from astraflow.wire.fields import encode_tensor
 from astraflow.wire.rollout import decode_rollout, encode_rollout
-from astraflow_proto.rollout.v1 import column_pb2, rollout_pb2
+from astraflow_proto.rollout.v1 import column_pb2, rollout_pb2, trajectory_pb2
 
 
 def refused(reason, message):
@@ -100,3 +106,90 @@ class TestRollout:
 
         with refused(Reason.ROLLOUT_INVALID, fault):
             decode_rollout(message)
+
+
+class TestScan:
+    """The reader in C says what protobuf's classes say, or leaves it to them."""
+
+    @pytest.fixture
+    def full(self, message) -> rollout_pb2.Rollout:
+        message.reward_parts["format"] = 0.5
+        message.metrics["turns"] = -3.0
+        message.reward_code_digest = b"digest"
+        message.traceparent = "00-trace"
+        message.start_time.FromNanoseconds(1_234_567_890_123_456_789)
+        message.finish_time.FromNanoseconds(1_234_567_891_000_000_000)
+        (first,) = message.trajectories
+        first.agent, first.engine, first.reward = "writer", "embedded", 0.25
+        first.sampling.temperature = 0.5
+        first.sampling.stop_token_ids.extend([2, 3])
+        branch = message.trajectories.add()
+        branch.CopyFrom(first)
+        branch.trajectory_id, branch.parent_trajectory_id = "t2", "t1"
+        branch.branch_offset, branch.segment_index = 1, 1
+        branch.version_spans[0].policy_id = "other"
+        branch.version_spans[0].kv = trajectory_pb2.KV_POLICY_KEEP
+        return message
+
+    def test_usual_ones_are_read_by_it(self, message, full):
+        assert scan(message.SerializeToString()) is not None
+        assert scan(full.SerializeToString()) is not None
+        assert scan(b"") is None
+
+    def test_columns_and_failures_are_left(self, message):
+        message.failure.message = "why"
+        assert scan(message.SerializeToString()) is None
+
+    def test_arrays_lie_over_the_bytes(self, message):
+        data = message.SerializeToString()
+        (trajectory,) = decode_rollout(message, data).trajectories
+        assert trajectory.tokens.base is data
+        assert not trajectory.tokens.flags.writeable
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_changed_bytes_are_read_alike(self, full, monkeypatch, seed):
+        whole, dice = full.SerializeToString(), Random(seed)
+        both = 0
+        for _ in range(500):
+            data = _changed(whole, dice)
+            try:
+                message = rollout_pb2.Rollout.FromString(data)
+            except DecodeError:
+                continue
+            both += scan(data) is not None
+            read = _said(message, data)
+            monkeypatch.setattr(rollout_module, "scan", None)
+            assert read == _said(message, data), data
+            monkeypatch.undo()
+        assert both > 20
+
+
+def _changed(data: bytes, dice: Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(dice.choice((1, 1, 2, 4))):
+        place = dice.randrange(len(changed))
+        match dice.randrange(4):
+            case 0:
+                changed[place] = dice.randrange(256)
+            case 1:
+                changed[place] ^= 1 << dice.randrange(8)
+            case 2:
+                del changed[place : place + dice.randrange(1, 4)]
+            case _:
+                changed[place:place] = changed[: dice.randrange(1, 40)]
+    return bytes(changed)
+
+
+def _said(message: rollout_pb2.Rollout, data: bytes) -> object:
+    try:
+        return _plain(decode_rollout(message, data))
+    except AstraflowError as error:
+        return error.reason, error.message
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value):
+        return [_plain(getattr(value, each.name)) for each in fields(value)]
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.tobytes()
+    return [*map(_plain, value)] if isinstance(value, tuple) else repr(value)

@@ -1,0 +1,40 @@
+"""Reads rollouts; see rollout.py."""
+
+_Trajectory = tuple[
+    str,  # trajectory_id
+    str,  # policy_id
+    str | None,  # agent
+    int,  # tokens
+    int,  # offset of them
+    int,  # offset of sampled_mask
+    int,  # offset of logprobs
+    list[tuple[int, int, int, str | None]],  # version, length, kv, policy_id
+    bytes | None,  # sampling
+    int | None,  # finish_reason
+    str | None,  # parent_trajectory_id
+    int | None,  # branch_offset
+    int | None,  # segment_index
+    float | None,  # reward
+    str | None,  # engine
+]
+
+def scan(
+    data: bytes, /
+) -> (
+    tuple[
+        str,  # rollout_id
+        str,  # task_id
+        str,  # group_id
+        int | None,  # sample_index
+        int | None,  # outcome
+        float | None,  # reward
+        dict[str, float] | None,  # reward_parts
+        bytes | None,  # reward_code_digest
+        list[_Trajectory],
+        dict[str, float] | None,  # metrics
+        tuple[int, int] | None,  # start_time
+        tuple[int, int] | None,  # finish_time
+        str | None,  # traceparent
+    ]
+    | None
+): ...
