@@ -1,139 +1,109 @@
-"""Batches on their way to one rank of a trainer: the stream, and the queue before who trains."""
+"""What comes to one rank of a trainer: the stream, and the queue before who trains."""
 
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from threading import Condition
-from typing import Protocol
 
 import structlog
 
-from astraflow.client.hub import HubChannel
+from astraflow.client.session import DelegatedSession, MemberSession
 from astraflow.core.batches import BatchHeader, BatchPart, EndOfData, StreamBatches
 from astraflow.core.errors import AstraflowError
 from astraflow.core.ids import BatchId
-from astraflow.core.members import Directive
-from astraflow.rpc.auth import MetadataPairs
-from astraflow.rpc.concurrency import Retry
 from astraflow.wire.common import decode_directive
 from astraflow.wire.rollout import decode_batch_header, decode_batch_part, decode_end_of_data
 from astraflow.wire.trainer import encode_stream_batches
-from astraflow_proto.dataflow.v1 import trainer_service_pb2 as pb
 from astraflow_proto.dataflow.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReceivedBatch:
-    """One rank's share of a batch, whole."""
+class TrainerBatch:
+    """One rank's share of a batch, whole.
+
+    Attributes:
+        header: Of the whole batch.
+        parts: header.part_count of them, in order.
+        wait_s: Seconds for which the trainer waited for it.
+    """
 
     header: BatchHeader
     parts: tuple[BatchPart, ...]
+    wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSink:
-    """Who takes what the stream brings; the calls must not block.
+@dataclass(frozen=True, slots=True)
+class PublishOrder:
+    """The run asks for a version of the present weights, where there are steps in no version."""
 
-    Attributes:
-        batch: A whole batch; the same one may come again after a cut.
-        publish: The run asks for a version after the step in progress.
-        save: The run asks for a checkpoint with this id after the step in progress.
-        doubt: A reader could not verify this version.
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """The run asks for a checkpoint of the present weights; an ack says when it is whole.
+
+    That of the last batch is sent again with it, or that of the next one has it.
     """
 
-    batch: Callable[[ReceivedBatch], None]
-    publish: Callable[[], None]
-    save: Callable[[str], None]
-    doubt: Callable[[int], None]
+    checkpoint_id: str
 
 
-class BatchSession(Protocol):
-    """What a stream needs of the session that it belongs to."""
+@dataclass(frozen=True, slots=True)
+class DamageReport:
+    """A reader could not verify this version; `Scrub.check_now` is meant for it."""
 
-    @property
-    def hub(self) -> HubChannel: ...
-
-    @property
-    def metadata(self) -> MetadataPairs: ...
-
-    async def run_stream(self, stream: Callable[[Retry], Awaitable[bool]], /) -> None:
-        """Run a stream, and open it again whenever it is cut, until it says that it is done."""
-        ...
-
-    def direct(self, directive: Directive) -> None: ...
+    version: int
 
 
-class BatchStream:
-    """StreamBatches, opened again after every cut, until the data ends.
+TrainerItem = TrainerBatch | PublishOrder | SaveOrder | DamageReport
+"""What a trainer acts on, between two steps."""
 
-    Attributes:
-        end_of_data: Why no batch follows; None before.
+
+async def batch_items(
+    session: MemberSession | DelegatedSession, share: StreamBatches
+) -> AsyncGenerator[TrainerItem | EndOfData]:
+    """Yield what the run sends to one rank, over cuts; EndOfData is the last.
+
+    A batch comes again after a cut until it is acknowledged.
+
+    Raises:
+        AstraflowError: What the hub answered; NOT_READY when it could not be reached.
     """
-
-    def __init__(self, session: BatchSession, *, share: StreamBatches, sink: BatchSink) -> None:
-        self._session = session
-        self._stub = TrainerServiceStub(session.hub.channel)
-        self._share = share
-        self._sink = sink
-        self._header: BatchHeader | None = None
-        self._parts: list[BatchPart] = []
-        self.end_of_data: EndOfData | None = None
-
-    async def run(self) -> None:
-        """Follow the stream to the end of the data.
-
-        Raises:
-            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
-        """
-        await self._session.run_stream(self._follow)
-
-    async def _follow(self, retry: Retry) -> bool:
-        self._header, self._parts = None, []
-        call = self._stub.StreamBatches(
-            encode_stream_batches(self._share), metadata=self._session.metadata
-        )
-        try:
-            async for event in call:
-                retry.reset()
-                self._dispatch(event)
-        finally:
-            call.cancel()
-        return self.end_of_data is not None
-
-    def _dispatch(self, event: pb.StreamBatchesResponse) -> None:
-        match event.WhichOneof("event"):
-            case "header":
-                self._header, self._parts = decode_batch_header(event.header), []
-                self._deliver_whole()
-            case "part":
-                self._parts.append(decode_batch_part(event.part))
-                self._deliver_whole()
-            case "end_of_data":
-                self.end_of_data = decode_end_of_data(event.end_of_data)
-            case "wait_reason":
-                log.debug("waiting for a batch", why=event.wait_reason.message)
-            case "publish":
-                self._sink.publish()
-            case "save":
-                self._sink.save(event.save.checkpoint_id)
-            case "doubt":
-                self._sink.doubt(event.doubt.version)
-            case "directive":
-                self._session.direct(decode_directive(event.directive))
-            case _:
-                log.warning("unknown event on the batch stream; is the hub newer than this?")
-
-    def _deliver_whole(self) -> None:
-        header = self._header
-        if header is not None and len(self._parts) == header.part_count:
-            self._header = None
-            self._sink.batch(ReceivedBatch(header=header, parts=tuple(self._parts)))
+    stub, request = TrainerServiceStub(session.hub.channel), encode_stream_batches(share)
+    header: BatchHeader | None = None
+    parts: list[BatchPart] = []
+    events = session.follow(lambda: stub.StreamBatches(request, metadata=session.metadata))
+    async with aclosing(events):
+        async for event in events:
+            match event.WhichOneof("event"):
+                case "header":
+                    header, parts = decode_batch_header(event.header), []
+                case "part":
+                    parts.append(decode_batch_part(event.part))
+                case "end_of_data":
+                    yield decode_end_of_data(event.end_of_data)
+                    return
+                case "wait_reason":
+                    log.debug("waiting for a batch", why=event.wait_reason.message)
+                case "publish":
+                    yield PublishOrder()
+                case "save":
+                    yield SaveOrder(event.save.checkpoint_id)
+                case "doubt":
+                    yield DamageReport(event.doubt.version)
+                case "directive":
+                    session.direct(decode_directive(event.directive))
+                case _:
+                    log.warning("unknown event on the batch stream; is the hub newer than this?")
+            if header is not None and len(parts) == header.part_count:
+                yield TrainerBatch(header=header, parts=tuple(parts))
+                header = None
 
 
-class BatchQueue:
-    """Hands every batch out once, in order, to a thread that waits.
+class ItemQueue:
+    """Hands every item out once to a thread that waits: orders first, then batches in order.
 
     The stream brings a batch again when it was cut; whatever was handed out or discarded before
     is not queued twice. Closing it wakes who waits.
@@ -141,11 +111,12 @@ class BatchQueue:
 
     def __init__(self) -> None:
         self._changed = Condition()
-        self._waiting: OrderedDict[BatchId, ReceivedBatch] = OrderedDict()
+        self._orders: deque[PublishOrder | SaveOrder | DamageReport] = deque()
+        self._waiting: OrderedDict[BatchId, TrainerBatch] = OrderedDict()
         self._given: set[BatchId] = set()
         # A copy can be on its way while the ack is: it comes soon after, or never.
         self._discarded: deque[BatchId] = deque(maxlen=64)
-        self._is_closed = self._is_nudged = False
+        self._is_closed = False
         self._error: AstraflowError | None = None
         self._end: EndOfData | None = None
 
@@ -156,46 +127,51 @@ class BatchQueue:
 
     @property
     def held(self) -> tuple[BatchId, ...]:
-        """Batches that wait here or were handed out and are not settled."""
+        """Batches that wait here or were handed out and are not acknowledged."""
         with self._changed:
             return (*self._given, *self._waiting)
 
-    def put(self, batch: ReceivedBatch) -> None:
-        """Queue a batch, unless it is or was here."""
-        batch_id = batch.header.batch_id
+    def put(self, item: TrainerItem | EndOfData) -> None:
+        """Queue an item, unless it waits or was handed out; EndOfData says that no batch follows.
+
+        An order may come again once it was handed out.
+        """
         with self._changed:
-            known = (self._given, self._waiting, self._discarded)
-            if not any(batch_id in place for place in known):
-                self._waiting[batch_id] = batch
-                self._changed.notify_all()
+            if isinstance(item, EndOfData):
+                self._end = item
+            elif isinstance(item, TrainerBatch):
+                batch_id = item.header.batch_id
+                known = (self._given, self._waiting, self._discarded)
+                if not any(batch_id in place for place in known):
+                    self._waiting[batch_id] = item
+            elif item not in self._orders:
+                self._orders.append(item)
+            self._changed.notify_all()
 
-    def take(self, on_nudge: Callable[[], None] = lambda: None) -> ReceivedBatch | None:
-        """Wait for the next batch; None when there will be none.
-
-        Args:
-            on_nudge: Called while there is none, after every `nudge`.
+    def take(self) -> TrainerItem | None:
+        """Wait for the next item; None when there will be none.
 
         Raises:
             AstraflowError: The one that it was closed with.
         """
-        while True:
-            with self._changed:
-                self._changed.wait_for(self._has_news)
-                if self._error is not None:
-                    raise self._error
-                if self._is_closed or self._end or self._waiting:
-                    return self._taken()
-                self._is_nudged = False
-            on_nudge()
-
-    def nudge(self) -> None:
-        """Wake who waits for a batch, without one."""
         with self._changed:
-            self._is_nudged = True
-            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: self._orders or self._waiting or self._end or self._is_closed
+            )
+            if self._error is not None:
+                raise self._error
+            if self._is_closed:
+                return None
+            if self._orders:
+                return self._orders.popleft()
+            if not self._waiting:
+                return None
+            batch_id, batch = self._waiting.popitem(last=False)
+            self._given.add(batch_id)
+            return batch
 
     def discard(self, batch_id: BatchId) -> None:
-        """Forget a batch that the run has settled."""
+        """Forget a batch that was acknowledged."""
         with self._changed:
             self._discarded.append(batch_id)
             self._given.discard(batch_id)
@@ -206,23 +182,6 @@ class BatchQueue:
         with self._changed:
             for batch_id in self._waiting.keys() - set(batch_ids):
                 del self._waiting[batch_id]
-
-    def end(self, end_of_data: EndOfData) -> None:
-        """Note that nothing follows; what waits is still handed out."""
-        with self._changed:
-            self._end = end_of_data
-            self._changed.notify_all()
-
-    def _has_news(self) -> bool:
-        is_over = self._end is not None or self._is_closed
-        return bool(self._waiting) or is_over or self._is_nudged
-
-    def _taken(self) -> ReceivedBatch | None:
-        if self._is_closed or not self._waiting:
-            return None
-        batch_id, batch = self._waiting.popitem(last=False)
-        self._given.add(batch_id)
-        return batch
 
     def close(self, error: AstraflowError | None = None) -> None:
         with self._changed:

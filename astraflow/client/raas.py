@@ -4,21 +4,19 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
-from grpc.aio import AioRpcError
+from grpc.aio import AioRpcError, UnaryStreamCall
 
 from astraflow.client.hub import HubChannel, dial_twice
-from astraflow.client.session import Held, MemberHooks, MemberSession
+from astraflow.client.session import MemberHooks, MemberSession
 from astraflow.core.errors import AstraflowError, Failure, Reason
 from astraflow.core.ids import PolicyId, TaskId
 from astraflow.core.members import (
-    Directive,
     JoinPool,
     PoolMembership,
-    RaasLoad,
     Session,
     SessionResume,
 )
@@ -126,15 +124,14 @@ class VersionClient:
         """
         last = after
 
-        async def answers() -> AsyncIterator[VersionInfo]:
+        def open_stream() -> UnaryStreamCall[Any, version_service_pb2.WatchVersionsResponse]:
             request = version_service_pb2.WatchVersionsRequest(
                 policy_id=policy_id, after_version=last
             )
-            call = self._stub.WatchVersions(request, metadata=self._session.metadata)
-            async for answer in call:
-                yield decode_version_info(answer.version)
+            return self._stub.WatchVersions(request, metadata=self._session.metadata)
 
-        async for info in self._session.follow(answers):
+        async for answer in self._session.follow(open_stream):
+            info = decode_version_info(answer.version)
             # One that gained patches may be older than the last one.
             last = info.version if last is None else max(last, info.version)
             yield info
@@ -272,14 +269,6 @@ def _packed(items: Sequence[pb.RolloutItem]) -> Iterator[pb.StreamRolloutsReques
     yield message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSink:
-    """Who takes what the stream brings; the calls must not block."""
-
-    task: Callable[[RolloutTask], None]
-    cancellation: Callable[[TaskCancellation], None]
-
-
 class TaskStream:
     """StreamTasks, opened again after every cut.
 
@@ -287,10 +276,17 @@ class TaskStream:
     run holds to be here and is not is sent again.
     """
 
-    def __init__(self, session: MemberSession, *, credit: TaskCredit, sink: TaskSink) -> None:
+    def __init__(
+        self,
+        session: MemberSession,
+        *,
+        credit: TaskCredit,
+        take: Callable[[RolloutTask], None],
+        cancel: Callable[[TaskCancellation], None],
+    ) -> None:
         self._session = session
         self._stub = RaasServiceStub(session.hub.channel)
-        self._sink = sink
+        self._take, self._cancel = take, cancel
         self._credit = credit
         self._outbox: Outbox[pb.StreamTasksRequest] = Outbox()
 
@@ -325,7 +321,7 @@ class TaskStream:
         await converse(call, self._outbox, take, pack=iter)
         return False
 
-    def _take(self, message: task_pb2.RolloutTask) -> None:
+    def _take_task(self, message: task_pb2.RolloutTask) -> None:
         """Hand a task over, or give it back when this node cannot read it."""
         try:
             task = decode_rollout_task(message)
@@ -333,37 +329,18 @@ class TaskStream:
             log.error("unreadable task", task_id=message.task_id, why=error.message)  # noqa: TRY400
             self.nack(TaskId(message.task_id), error.to_failure())
         else:
-            self._sink.task(task)
+            self._take(task)
 
     def _dispatch(self, event: pb.StreamTasksResponse) -> None:
         match event.WhichOneof("event"):
             case "task":
-                self._take(event.task)
+                self._take_task(event.task)
             case "cancellation":
-                self._sink.cancellation(decode_task_cancellation(event.cancellation))
+                self._cancel(decode_task_cancellation(event.cancellation))
             case "directive":
                 self._session.direct(decode_directive(event.directive))
             case _:
                 log.warning("unknown event on the task stream; is the hub newer than this node?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaasHooks:
-    """What the run asks of a RaaS.
-
-    Attributes:
-        load: How busy it is.
-        held: What it works on.
-        opened: The session was opened again: what it does not list is no longer its own.
-        directed: The run asks for something else than before.
-        describe: Brings the join up to date before it is sent again, such as its versions.
-    """
-
-    load: Callable[[], RaasLoad]
-    held: Callable[[], Held]
-    opened: Callable[[Session], None]
-    directed: Callable[[Directive], None]
-    describe: Callable[[JoinPool], JoinPool] = lambda join: join
 
 
 class RaasClient:
@@ -382,24 +359,27 @@ class RaasClient:
         keep_alive_hub: HubChannel,
         token: str,
         join: JoinPool,
-        hooks: RaasHooks,
+        hooks: MemberHooks,
+        describe: Callable[[JoinPool], JoinPool] = lambda join: join,
     ) -> None:
+        """Prepare; `join` joins.
+
+        Args:
+            hub: For everything but KeepAlive.
+            keep_alive_hub: Another connection to the same hub.
+            token: The run's join token.
+            join: What the node says of itself.
+            hooks: The node.
+            describe: Brings `join` up to date before it is sent again, such as its versions.
+        """
         self._hub = hub
         self._token = token
         self._request = join
-        self._hooks = hooks
+        self._describe = describe
         self._stub = RaasServiceStub(hub.channel)
         self._membership: PoolMembership | None = None
         self.session = MemberSession(
-            hub=hub,
-            keep_alive_hub=keep_alive_hub,
-            hooks=MemberHooks(
-                join=self._join,
-                load=hooks.load,
-                held=hooks.held,
-                opened=hooks.opened,
-                directed=hooks.directed,
-            ),
+            hub=hub, keep_alive_hub=keep_alive_hub, join=self._join, hooks=hooks
         )
         self.versions = VersionClient(self.session)
         self.rollouts = RolloutStream(self.session)
@@ -426,12 +406,24 @@ class RaasClient:
         await self.session.open()
         return self.membership
 
-    def tasks(self, *, credit: TaskCredit, sink: TaskSink) -> TaskStream:
-        """Return the stream of tasks; one per session."""
-        return TaskStream(self.session, credit=credit, sink=sink)
+    def tasks(
+        self,
+        *,
+        credit: TaskCredit,
+        take: Callable[[RolloutTask], None],
+        cancel: Callable[[TaskCancellation], None] = lambda _: None,
+    ) -> TaskStream:
+        """Return the stream of tasks; one per session.
+
+        Args:
+            credit: Bounds the work at first.
+            take: Called with each task; must not block.
+            cancel: Called with what is withdrawn; must not block.
+        """
+        return TaskStream(self.session, credit=credit, take=take, cancel=cancel)
 
     async def _join(self, resume: SessionResume | None) -> Session:
-        request = replace(self._hooks.describe(self._request), resume=resume)
+        request = replace(self._describe(self._request), resume=resume)
         answer = await self._hub.call(
             self._stub.JoinPool, encode_join_pool(request), metadata=bearer(self._token)
         )
@@ -445,12 +437,18 @@ async def dial_pool(
     *,
     token: str,
     join: JoinPool,
-    hooks: RaasHooks,
+    hooks: MemberHooks,
+    describe: Callable[[JoinPool], JoinPool] = lambda join: join,
     tls: Tls | None = None,
     patience_s: float = 30.0,
 ) -> AsyncGenerator[RaasClient]:
     """Return a client whose channels are closed at the end; nothing is joined yet."""
     async with dial_twice(address, tls=tls, patience_s=patience_s) as (hub, keep_alive_hub):
         yield RaasClient(
-            hub=hub, keep_alive_hub=keep_alive_hub, token=token, join=join, hooks=hooks
+            hub=hub,
+            keep_alive_hub=keep_alive_hub,
+            token=token,
+            join=join,
+            hooks=hooks,
+            describe=describe,
         )

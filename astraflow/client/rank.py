@@ -1,14 +1,15 @@
 """The batches of one more rank of a trainer, for code that blocks."""
 
 from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Self
 
-from astraflow.client.batch_stream import BatchQueue, BatchSink, BatchStream
+from astraflow.client.batch_stream import ItemQueue, TrainerBatch, batch_items
 from astraflow.client.hub import HubChannel
 from astraflow.client.loop_thread import LoopThread
 from astraflow.client.session import DelegatedSession
-from astraflow.client.trainer import TrainerBatch
-from astraflow.core.batches import StreamBatches
+from astraflow.core.batches import EndOfData, StreamBatches
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
@@ -52,7 +53,7 @@ class RankClient:
         self._loop = loop
         self._share = share
         self._clock = clock or SystemClock()
-        self._queue = BatchQueue()
+        self._queue = ItemQueue()
         self._hub = (hub, tls, patience_s)
         self._token = session_token
         self._session: DelegatedSession | None = None
@@ -79,10 +80,9 @@ class RankClient:
             AstraflowError: LEASE_LOST when the data ends without it; what the stream ended with.
         """
         started = self._clock.monotonic()
-        while (found := self._queue.take()) is not None:
+        while isinstance(found := self._queue.take(), TrainerBatch):
             if found.header.batch_id == batch_id:
-                wait_s = self._clock.monotonic() - started
-                return TrainerBatch(header=found.header, parts=found.parts, wait_s=wait_s)
+                return replace(found, wait_s=self._clock.monotonic() - started)
             self._queue.discard(found.header.batch_id)
         raise AstraflowError(
             Reason.LEASE_LOST, f"rank {self._share.rank} was not sent its share of {batch_id}"
@@ -96,19 +96,11 @@ class RankClient:
         address, tls, patience_s = self._hub
         async with HubChannel(address, tls=tls, patience_s=patience_s) as hub:
             self._session = DelegatedSession(hub, self._token)
-            stream = BatchStream(self._session, share=self._share, sink=self._sink())
-            await stream.run()
-        if stream.end_of_data is not None:
-            self._queue.end(stream.end_of_data)
-
-    def _sink(self) -> BatchSink:
-        """Return who takes what comes; orders go to rank 0."""
-        return BatchSink(
-            batch=self._queue.put,
-            publish=lambda: None,
-            save=lambda _: None,
-            doubt=lambda _: None,
-        )
+            # Orders are for rank 0.
+            async with aclosing(batch_items(self._session, self._share)) as items:
+                async for item in items:
+                    if isinstance(item, TrainerBatch | EndOfData):
+                        self._queue.put(item)
 
     def _ended(self, reading: "Future[None]") -> None:
         if reading.cancelled():

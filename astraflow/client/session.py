@@ -3,13 +3,13 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
-from grpc.aio import AioRpcError
+from grpc.aio import AioRpcError, UnaryStreamCall
 
 from astraflow.client.hub import HubChannel, is_away, is_cut
 from astraflow.core.clock import Clock, SystemClock
@@ -81,28 +81,27 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberHooks:
-    """What a session asks of the member that it belongs to.
+    """What a session asks of the member that it belongs to; called on the event loop.
 
     Attributes:
-        join: Opens a session; None: a fresh one.
         load: How busy the member is.
         held: What it works on.
-        opened: Called when a session was opened again; it drops what is no longer its own.
-        directed: Called when the run asks for something else than before.
-        on_transfer_token: Called with the transfer token whenever it is another one.
+        opened: The session was opened again: what it does not list is no longer the member's.
+        directed: The run asks for something else than before.
+        on_transfer_token: The transfer token is another one.
     """
 
-    join: Callable[[SessionResume | None], Awaitable[Session]]
     load: Callable[[], RaasLoad | TrainerLoad]
-    held: Callable[[], Held]
-    opened: Callable[[Session], None]
-    directed: Callable[[Directive], None]
+    held: Callable[[], Held] = Held
+    opened: Callable[[Session], None] = lambda _: None
+    directed: Callable[[Directive], None] = lambda _: None
     on_transfer_token: Callable[[bytes], None] = lambda _: None
 
 
 Response = TypeVar("Response")
 
 Event = TypeVar("Event")
+
 
 # The session is over and can be opened again; a hub that forgot it (restarted without its
 # journal) says TOKEN_INVALID.
@@ -129,6 +128,7 @@ class MemberSession:
         *,
         hub: HubChannel,
         keep_alive_hub: HubChannel,
+        join: Callable[[SessionResume | None], Awaitable[Session]],
         hooks: MemberHooks,
         incarnation: int = 1,
         clock: Clock | None = None,
@@ -138,6 +138,7 @@ class MemberSession:
         Args:
             hub: For everything but KeepAlive.
             keep_alive_hub: Another connection to the same hub.
+            join: Opens a session; None: a fresh one.
             hooks: The member.
             incarnation: Which start of the process this is.
             clock: Tells the time.
@@ -146,6 +147,7 @@ class MemberSession:
         self.directive = Directive(kind=DirectiveKind.CONTINUE)
         self.transfer_token = b""
         self._keep_alive_hub = keep_alive_hub
+        self._join = join
         self._hooks = hooks
         self._incarnation = incarnation
         self._clock = clock or SystemClock()
@@ -177,7 +179,7 @@ class MemberSession:
         Raises:
             AstraflowError: What `join` raises.
         """
-        self._set_info(await self._hooks.join(None))
+        self._set_info(await self._join(None))
         return self.info
 
     async def reopen(self, token: bytes) -> None:
@@ -202,12 +204,12 @@ class MemberSession:
             held_batch_ids=held.batch_ids,
         )
         try:
-            return await self._hooks.join(resume)
+            return await self._join(resume)
         except AstraflowError as error:
             if error.reason is not Reason.TOKEN_INVALID:
                 raise
         # The hub does not know the session: it lost its state. A wrong join token fails again.
-        return await self._hooks.join(None)
+        return await self._join(None)
 
     def _set_info(self, session: Session) -> None:
         self._info = session
@@ -261,18 +263,20 @@ class MemberSession:
                 if await stream(retry):
                     return
                 _honour_cancellation()
-                await retry.pause(self._silent())
+                await retry.pause(_silent(self.hub))
             except AioRpcError as error:
                 self._reset_if_alive(retry, started_s)
                 await self._recover(error, token, retry)
             if reconciles:
                 await self.reopen(token)
 
-    async def follow(self, open_stream: Callable[[], AsyncIterator[Event]]) -> AsyncIterator[Event]:
+    async def follow(
+        self, open_stream: Callable[[], UnaryStreamCall[Any, Event]]
+    ) -> AsyncGenerator[Event]:
         """Yield the events of a stream of answers, over cuts, without end.
 
         Args:
-            open_stream: Opens the call, from where the last one was cut.
+            open_stream: Makes the call, from where the last one was cut.
 
         Raises:
             AstraflowError: What the hub answered; NOT_READY when it could not be reached.
@@ -280,15 +284,18 @@ class MemberSession:
         retry = self.hub.retry()
         while True:
             token, started_s = self.info.token, self._clock.monotonic()
+            stream = open_stream()
             try:
-                async for event in open_stream():
+                async for event in stream:
                     retry.reset()
                     yield event
                 _honour_cancellation()
-                await retry.pause(self._silent())
+                await retry.pause(_silent(self.hub))
             except AioRpcError as error:
                 self._reset_if_alive(retry, started_s)
                 await self._recover(error, token, retry)
+            finally:
+                stream.cancel()
 
     def _reset_if_alive(self, retry: Retry, since_s: float) -> None:
         """Count anew after a stream that was open while a KeepAlive was answered.
@@ -310,13 +317,6 @@ class MemberSession:
             raise answered from error
         await self.reopen(token)
         await retry.pause(answered)
-
-    def _silent(self) -> AstraflowError:
-        return AstraflowError(
-            Reason.NOT_READY,
-            f"the hub at {self.hub.address} ends every stream at once; look at its log",
-            retryable=True,
-        )
 
     async def run(self) -> None:
         """Send KeepAlive until cancelled; the first one at once, for the time that it tells.
@@ -399,10 +399,6 @@ def _honour_cancellation() -> None:
         raise asyncio.CancelledError
 
 
-# Whoever registered opens the session again, and lends the new token.
-_RENEWED = frozenset({Reason.SESSION_ENDED, Reason.TOKEN_INVALID})
-
-
 class DelegatedSession:
     """Calls the hub with a token that another rank was given.
 
@@ -431,8 +427,10 @@ class DelegatedSession:
     def direct(self, directive: Directive) -> None:
         """Leave an order to who registered; it comes there as well."""
 
-    async def run_stream(self, stream: Callable[[Retry], Awaitable[bool]]) -> None:
-        """Run a stream, and open it again whenever it is cut, until it says that it is done.
+    async def follow(
+        self, open_stream: Callable[[], UnaryStreamCall[Any, Event]]
+    ) -> AsyncGenerator[Event]:
+        """Yield the events of a stream of answers, over cuts, without end.
 
         Raises:
             AstraflowError: What the hub answered; SESSION_ENDED when no new token came in time;
@@ -440,19 +438,24 @@ class DelegatedSession:
         """
         retry = self.hub.retry()
         while True:
+            stream = open_stream()
             try:
-                if await stream(retry):
-                    return
+                async for event in stream:
+                    retry.reset()
+                    yield event
                 await retry.pause(_silent(self.hub))
             except AioRpcError as error:
                 await self._recover(error, retry)
+            finally:
+                stream.cancel()
 
     async def _recover(self, error: AioRpcError, retry: Retry) -> None:
         if is_cut(error):
             await retry.pause(self.hub.unreachable(error), is_away=is_away(error))
             return
         answered = raised_from(error)
-        if answered.reason not in _RENEWED:
+        # Whoever registered opens the session again, and gives the new token.
+        if answered.reason not in _REOPENED:
             raise answered from error
         await retry.pause(answered)
 

@@ -2,94 +2,49 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, ExitStack
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack, aclosing, closing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self, TypeVar
 
+from astraflow.client.batch_stream import (
+    DamageReport,
+    ItemQueue,
+    PublishOrder,
+    SaveOrder,
+    TrainerBatch,
+    TrainerItem,
+    batch_items,
+)
 from astraflow.client.loop_thread import LoopThread
-from astraflow.client.trainer_session import (
-    AsyncTrainerClient,
-    TrainerHooks,
-    TrainerOrders,
-    TrainerSession,
-    dial_trainer,
-)
-from astraflow.core.batches import (
-    AckBatch,
-    BatchHeader,
-    BatchOutcome,
-    BatchPart,
-    EndOfData,
-    StreamBatches,
-)
+from astraflow.client.session import Held, MemberHooks
+from astraflow.client.trainer_session import AsyncTrainerClient, TrainerLoadMeter, dial_trainer
+from astraflow.core.batches import AckBatch, BatchOutcome, EndOfData, StreamBatches
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
-from astraflow.core.members import Directive, RegisterTrainer, Session, TrainerRegistration
+from astraflow.core.members import (
+    Directive,
+    DirectiveKind,
+    RegisterTrainer,
+    Session,
+    TrainerRegistration,
+)
 from astraflow.core.versions import VersionInfo
+from astraflow.rpc.concurrency import beside
 from astraflow.rpc.tls import Tls
 
+__all__ = [
+    "DamageReport",
+    "PublishOrder",
+    "SaveOrder",
+    "TrainerBatch",
+    "TrainerClient",
+    "TrainerItem",
+]
 
-class OrderedCalls:
-    """Runs calls in the order in which they were given; after one that failed none is made."""
-
-    def __init__(
-        self, session: TrainerSession, *, on_error: Callable[[AstraflowError], None]
-    ) -> None:
-        """Start with none.
-
-        Args:
-            session: Runs them.
-            on_error: Called on the event loop's thread with the first error.
-        """
-        self._trainer_session = session
-        self._on_error = on_error
-        self._last: Future[None] | None = None
-
-    def put(self, call: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Make a call after those that were given before."""
-        before = self._last
-        self._last = self._trainer_session.spawn(self._after(before, call))
-
-    def flush(self) -> None:
-        """Wait until all were made.
-
-        Raises:
-            AstraflowError: The first error.
-        """
-        if self._last is not None:
-            self._trainer_session.wait(self._last)
-
-    async def _after(
-        self, before: Future[None] | None, call: Callable[[], Coroutine[Any, Any, object]]
-    ) -> None:
-        if before is not None:
-            await asyncio.wrap_future(before)
-        try:
-            await call()
-        except AstraflowError as error:
-            self._on_error(error)
-            raise
-        except Exception as error:
-            failure = AstraflowError(Reason.INTERNAL, f"a call to the run failed: {error!r}")
-            self._on_error(failure)
-            raise failure from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainerBatch:
-    """One rank's share of a batch.
-
-    Attributes:
-        header: Of the whole batch.
-        parts: header.part_count of them, in order.
-        wait_s: Seconds for which the trainer waited for it.
-    """
-
-    header: BatchHeader
-    parts: tuple[BatchPart, ...]
-    wait_s: float
+Result = TypeVar("Result")
 
 
 class TrainerClient:
@@ -103,8 +58,9 @@ class TrainerClient:
                 client.publish_version(publisher.publish(step, weights, step=step))
                 client.ack(batch.header.batch_id, BatchOutcome.CONSUMED, step=step, metrics=metrics)
 
-    Iteration ends with the data (`end_of_data` says why) or when the run asks the trainer to
-    leave (`directive` says so). A cut stream is opened again and every batch is yielded once.
+    `items` has what else the run asks for. Iteration ends with the data (`end_of_data` says why) or
+    when the run asks the trainer to leave (`directive` says so). A cut stream is opened again and
+    every batch is yielded once.
     """
 
     def __init__(
@@ -129,17 +85,22 @@ class TrainerClient:
             loop: A running loop thread to share; None: an own one.
             clock: Tells the time.
         """
-
-        def dial(hooks: TrainerHooks) -> AbstractAsyncContextManager[AsyncTrainerClient]:
-            return dial_trainer(
-                hub, token=token, register=register, hooks=hooks, tls=tls, patience_s=patience_s
-            )
-
-        self._own_loop = LoopThread() if loop is None else None
-        self._loop = loop or self._own_loop or LoopThread()
+        self._loop = loop or LoopThread()
+        self._owns_loop = loop is None
         self._clock = clock or SystemClock()
-        self._session = TrainerSession(self._loop, dial=dial, clock=self._clock)
-        self._calls = OrderedCalls(self._session, on_error=self._session.queue.close)
+        self._dial = partial(
+            dial_trainer, hub, token=token, register=register, tls=tls, patience_s=patience_s
+        )
+        self._queue = ItemQueue()
+        self._meter = TrainerLoadMeter(self._clock)
+        self._waited_s = 0.0
+        self._token_listeners: list[Callable[[bytes], None]] = []
+        self._session_listeners: list[Callable[[Session], None]] = []
+        self._registered: Future[AsyncTrainerClient] = Future()
+        self._running: Future[None] = Future()
+        self._leaving: asyncio.Event | None = None
+        self._error: AstraflowError | None = None
+        self._last_call: Future[None] | None = None
 
     def __enter__(self) -> Self:
         """Register.
@@ -149,11 +110,13 @@ class TrainerClient:
                 CONTRACT_UNSUPPORTED; TOKEN_INVALID for a wrong join token; NOT_READY when the
                 hub could not be reached.
         """
-        if self._own_loop is not None:
-            self._own_loop.start()
+        if self._owns_loop:
+            self._loop.start()
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._session.start()
+            self._running = self._loop.spawn(self._run())
+            self._running.add_done_callback(self._ended)
+            self._registered.result()
             undo.pop_all()
         return self
 
@@ -163,85 +126,72 @@ class TrainerClient:
 
     def close(self) -> None:
         """Leave the run and stop the loop thread; idempotent."""
-        self._session.close()
-        if self._own_loop is not None:
-            self._own_loop.close()
+        if not self._registered.done():
+            self._running.cancel()
+        if not self._running.done():
+            self._loop.call(self._leave())
+        with suppress(AstraflowError, CancelledError):
+            self._running.result()
+        if self._owns_loop:
+            self._loop.close()
+
+    @property
+    def _member(self) -> AsyncTrainerClient:
+        if not self._registered.done():
+            raise AstraflowError(
+                Reason.NOT_READY, "register first: `with TrainerClient(...) as client:`"
+            )
+        return self._registered.result()
 
     @property
     def registration(self) -> TrainerRegistration:
         """What the run said when it admitted the trainer, last time."""
-        return self._session.member.registration
+        return self._member.registration
 
     @property
     def transfer_token(self) -> bytes:
         """The secret that a source of weights compares with what pullers show."""
-        return self._session.member.session.transfer_token
+        return self._member.session.transfer_token
 
     def on_transfer_token(self, listener: Callable[[bytes], None]) -> None:
         """Call back with the transfer token: now, and from the loop's thread when it changes."""
-        self._session.listen(listener)
+        self._token_listeners.append(listener)
+        listener(self.transfer_token)
 
     def on_session(self, listener: Callable[[Session], None]) -> None:
         """Call back with the session: now, and from the loop's thread when it was opened again.
 
         Its token is what the other ranks of a trainer show, see `RankClient`.
         """
-        self._session.listen_for_sessions(listener)
-
-    def on_damage_report(self, listener: Callable[[int], None]) -> None:
-        """Call back with a version that a reader could not verify, while batches are read.
-
-        The calls come from the loop's thread and must not block; `Scrub.doubt` is meant for it.
-        """
-        self._session.listen_for_damage(listener)
+        self._session_listeners.append(listener)
+        listener(self._member.session.info)
 
     @property
     def directive(self) -> Directive:
-        return self._session.member.session.directive
+        return self._member.session.directive
 
     @property
     def end_of_data(self) -> EndOfData | None:
         """Why no batch follows; None while some may."""
-        return self._session.queue.end_of_data
-
-    def take_publish_order(self) -> bool:
-        """Return whether the run asked for a version since the last call; other orders stay."""
-        return self._session.take_publish_order()
-
-    def take_save_order(self) -> str:
-        """Return the newest checkpoint that the run asked for since the last call; empty: none.
-
-        Other orders stay. The ack of the step's batch carries it; a trainer that waits for a batch
-        saves at once, and settles its last batch again with it.
-        """
-        return self._session.take_save_order()
+        return self._queue.end_of_data
 
     def order_publish(self) -> None:
         """Have a version published soon, as if the run had asked for it; from any thread."""
-        self._session.order_publish()
+        self._queue.put(PublishOrder())
 
-    def take_orders(self) -> TrainerOrders:
-        """Return what the run asked for since the last call."""
-        return self._session.take_orders()
+    def items(
+        self, *, rank: int = 0, world_size: int = 1, max_tokens: int = 0, prefetch: int = 1
+    ) -> Generator[TrainerItem]:
+        """Yield batches, and what the run asks for between two of them.
 
-    def batches(
-        self,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        max_tokens: int = 0,
-        prefetch: int = 1,
-        when_asked: Callable[[], None] = lambda: None,
-    ) -> Generator[TrainerBatch]:
-        """Yield batches until the data ends or the run asks the trainer to leave.
+        Ends with the data, or when the run asks the trainer to leave. What is asked for during a
+        step comes before the next batch.
 
         Args:
             rank: Whose share, 0 .. world_size - 1.
             world_size: Ranks that share every batch.
             max_tokens: Tokens per part, at most; 0: no limit.
-            prefetch: Batches unsettled at once; with 1 the next one follows the ack.
-            when_asked: Called when the run asks for a version or a checkpoint while there is no
-                batch to train on: `take_publish_order` and `take_save_order` say so.
+            prefetch: Batches without an ack at once; with 1 the next one follows the ack.
 
         Raises:
             AstraflowError: SESSION_FENCED, REQUEST_CONFLICT; NOT_READY when the hub is gone.
@@ -249,25 +199,35 @@ class TrainerClient:
         share = StreamBatches(
             rank=rank, world_size=world_size, max_tokens=max_tokens, max_outstanding=prefetch
         )
-        reading = self._session.read(share)
+        reading = self._loop.spawn(self._read(share))
+        reading.add_done_callback(self._ended)
         try:
-            while (batch := self._next(when_asked)) is not None:
-                yield batch
+            while (item := self._next()) is not None:
+                yield item
         finally:
             reading.cancel()
 
-    def _next(self, when_asked: Callable[[], None]) -> TrainerBatch | None:
+    def batches(
+        self, *, rank: int = 0, world_size: int = 1, max_tokens: int = 0, prefetch: int = 1
+    ) -> Generator[TrainerBatch]:
+        """Yield batches alone, as `items`; what else the run asks for is left out."""
+        items = self.items(
+            rank=rank, world_size=world_size, max_tokens=max_tokens, prefetch=prefetch
+        )
+        with closing(items):
+            yield from (item for item in items if isinstance(item, TrainerBatch))
+
+    def _next(self) -> TrainerItem | None:
         started = self._clock.monotonic()
-        with self._session.meter.waiting():
-            batch = self._session.queue.take(when_asked)
-        if batch is None:
-            return None
-        self._session.meter.start_batch(
-            batch.header.batch_id, sum(part.token_count for part in batch.parts)
-        )
-        return TrainerBatch(
-            header=batch.header, parts=batch.parts, wait_s=self._clock.monotonic() - started
-        )
+        with self._meter.waiting():
+            item = self._queue.take()
+        self._waited_s += self._clock.monotonic() - started
+        if isinstance(item, TrainerBatch):
+            token_count = sum(part.token_count for part in item.parts)
+            self._meter.start_batch(item.header.batch_id, token_count)
+            item = replace(item, wait_s=self._waited_s)
+            self._waited_s = 0.0
+        return item
 
     def publish_version(self, info: VersionInfo, *, checkpoint_id: str = "") -> int:
         """Announce weights that can now be pulled; return the number of the next version.
@@ -275,7 +235,7 @@ class TrainerClient:
         Raises:
             AstraflowError: VERSION_NOT_NEXT, REQUEST_CONFLICT; NOT_READY when the hub is gone.
         """
-        return self._session.call(self._session.member.publish(info, checkpoint_id=checkpoint_id))
+        return self._call(self._member.publish(info, checkpoint_id=checkpoint_id))
 
     def announce(
         self, info: VersionInfo | Future[VersionInfo], *, then: Callable[[], None] = lambda: None
@@ -291,10 +251,10 @@ class TrainerClient:
 
         async def publish() -> None:
             known = await asyncio.wrap_future(info) if isinstance(info, Future) else info
-            await self._session.member.publish(known)
+            await self._member.publish(known)
             then()
 
-        self._calls.put(publish)
+        self._call_later(publish)
 
     def ack(
         self,
@@ -334,7 +294,7 @@ class TrainerClient:
             metrics=metrics or {},
             checkpoint_id=checkpoint_id,
         )
-        return self._session.call(self._acknowledge(ack))
+        return self._call(self._acknowledge(ack))
 
     def ack_later(
         self,
@@ -360,7 +320,7 @@ class TrainerClient:
             metrics = {**ack.metrics, **more()}
             await self._acknowledge(replace(ack, metrics=metrics, checkpoint_id=name))
 
-        self._calls.put(acknowledge)
+        self._call_later(acknowledge)
 
     def flush(self) -> None:
         """Wait for what was announced and settled.
@@ -368,12 +328,102 @@ class TrainerClient:
         Raises:
             AstraflowError: As `publish_version` and `ack` do.
         """
-        self._calls.flush()
+        if self._last_call is not None:
+            self._loop.wait(self._last_call)
 
     async def _acknowledge(self, ack: AckBatch) -> bool:
         try:
-            return await self._session.member.acknowledge(ack)
+            return await self._member.acknowledge(ack)
         finally:
-            self._session.queue.discard(ack.batch_id)
+            self._queue.discard(ack.batch_id)
             is_trained = ack.outcome is BatchOutcome.CONSUMED
-            self._session.meter.end_batch(ack.batch_id, step=ack.step, is_trained=is_trained)
+            self._meter.end_batch(ack.batch_id, step=ack.step, is_trained=is_trained)
+
+    def _call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run a call on the loop; fail at once when the session is over."""
+        self._require_running(coroutine)
+        return self._loop.call(coroutine)
+
+    def _call_later(self, call: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Make a call after those that were given before; after one that failed none is made."""
+        after = self._after(self._last_call, call)
+        self._require_running(after)
+        self._last_call = self._loop.spawn(after)
+
+    async def _after(
+        self, before: Future[None] | None, call: Callable[[], Coroutine[Any, Any, object]]
+    ) -> None:
+        if before is not None:
+            await asyncio.wrap_future(before)
+        try:
+            await call()
+        except AstraflowError as error:
+            self._queue.close(error)
+            raise
+        except Exception as error:
+            failure = AstraflowError(Reason.INTERNAL, f"a call to the run failed: {error!r}")
+            self._queue.close(failure)
+            raise failure from error
+
+    def _require_running(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        if self._running.done():
+            coroutine.close()
+            raise self._error or AstraflowError(Reason.SESSION_ENDED, "the trainer has left")
+
+    async def _run(self) -> None:
+        """Hold the session from the registration until `_leave`."""
+        self._leaving = asyncio.Event()
+        hooks = MemberHooks(
+            load=self._meter.report,
+            held=lambda: Held(batch_ids=self._queue.held),
+            opened=self._reopened,
+            directed=self._directed,
+            on_transfer_token=self._notify_transfer_token,
+        )
+        async with self._dial(hooks=hooks) as member:
+            await member.session.open()
+            self._registered.set_result(member)
+            async with beside(member.session.run()):
+                await self._leaving.wait()
+            await member.session.end("the trainer leaves")
+
+    async def _leave(self) -> None:
+        if self._leaving is not None:
+            self._leaving.set()
+
+    async def _read(self, share: StreamBatches) -> None:
+        """Fill the queue until the data ends."""
+        async with aclosing(batch_items(self._member.session, share)) as items:
+            async for item in items:
+                self._queue.put(item)
+
+    def _ended(self, future: "Future[None]") -> None:
+        """Tell the trainer's thread that the session or the stream is over."""
+        if future.cancelled():
+            # A reading is cancelled by who reads; a session only together with its loop.
+            if future is not self._running:
+                return
+            error = AstraflowError(Reason.SESSION_ENDED, "the trainer's client was stopped")
+        else:
+            error = future.exception()
+        if error is None:
+            return
+        if not isinstance(error, AstraflowError):
+            error = AstraflowError(Reason.INTERNAL, f"the trainer's client failed: {error!r}")
+        self._error = self._error or error
+        if not self._registered.done():
+            self._registered.set_exception(error)
+        self._queue.close(error)
+
+    def _reopened(self, session: Session) -> None:
+        self._queue.keep(session.held_batch_ids)
+        for listener in self._session_listeners:
+            listener(session)
+
+    def _directed(self, directive: Directive) -> None:
+        if directive.kind is not DirectiveKind.CONTINUE:
+            self._queue.close()
+
+    def _notify_transfer_token(self, token: bytes) -> None:
+        for listener in self._token_listeners:
+            listener(token)

@@ -1,25 +1,17 @@
-"""A trainer's place in a run, on an event loop: its session, its calls, its load."""
+"""A trainer's place in a run, on an event loop: its session, its calls; and its load."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from concurrent.futures import CancelledError, Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
-from threading import Event, Lock
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from threading import Lock
 
-from astraflow.client.batch_stream import BatchQueue, BatchSink, BatchStream
 from astraflow.client.hub import HubChannel, dial_twice
-from astraflow.client.loop_thread import LoopThread
-from astraflow.client.session import Held, MemberHooks, MemberSession
-from astraflow.core.batches import AckBatch, BatchOutcome, StreamBatches
+from astraflow.client.session import MemberHooks, MemberSession
+from astraflow.core.batches import AckBatch, BatchOutcome
 from astraflow.core.clock import Clock
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId
 from astraflow.core.members import (
-    Directive,
-    DirectiveKind,
     RegisterTrainer,
     Session,
     SessionResume,
@@ -28,7 +20,6 @@ from astraflow.core.members import (
 )
 from astraflow.core.versions import VersionInfo
 from astraflow.rpc.auth import bearer
-from astraflow.rpc.concurrency import beside
 from astraflow.rpc.tls import Tls
 from astraflow.wire.trainer import (
     decode_trainer_registration,
@@ -99,25 +90,6 @@ class TrainerLoadMeter:
             self._waiting_since = now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerHooks:
-    """What the run asks of a trainer; called on the event loop.
-
-    Attributes:
-        load: How busy it is.
-        held: Batches that it works on.
-        opened: The session was opened again: what it does not list is no longer its own.
-        directed: The run asks for something else than before.
-        on_transfer_token: The transfer token is another one.
-    """
-
-    load: Callable[[], TrainerLoad]
-    held: Callable[[], Held]
-    opened: Callable[[Session], None]
-    directed: Callable[[Directive], None]
-    on_transfer_token: Callable[[bytes], None]
-
-
 class AsyncTrainerClient:
     """Registers, acknowledges, publishes; `TrainerClient` is the same for callers that block.
 
@@ -132,7 +104,7 @@ class AsyncTrainerClient:
         keep_alive_hub: HubChannel,
         token: str,
         register: RegisterTrainer,
-        hooks: TrainerHooks,
+        hooks: MemberHooks,
     ) -> None:
         self._hub = hub
         self._token = token
@@ -140,16 +112,7 @@ class AsyncTrainerClient:
         self._stub = TrainerServiceStub(hub.channel)
         self._registration: TrainerRegistration | None = None
         self.session = MemberSession(
-            hub=hub,
-            keep_alive_hub=keep_alive_hub,
-            hooks=MemberHooks(
-                join=self._register,
-                load=hooks.load,
-                held=hooks.held,
-                opened=hooks.opened,
-                directed=hooks.directed,
-                on_transfer_token=hooks.on_transfer_token,
-            ),
+            hub=hub, keep_alive_hub=keep_alive_hub, join=self._register, hooks=hooks
         )
 
     @property
@@ -205,7 +168,7 @@ async def dial_trainer(
     *,
     token: str,
     register: RegisterTrainer,
-    hooks: TrainerHooks,
+    hooks: MemberHooks,
     tls: Tls | None = None,
     patience_s: float = 30.0,
 ) -> AsyncGenerator[AsyncTrainerClient]:
@@ -214,219 +177,3 @@ async def dial_trainer(
         yield AsyncTrainerClient(
             hub=hub, keep_alive_hub=keep_alive_hub, token=token, register=register, hooks=hooks
         )
-
-
-Result = TypeVar("Result")
-
-
-# Makes a member that is not registered yet; its channels are closed at the end.
-Dial = Callable[[TrainerHooks], AbstractAsyncContextManager[AsyncTrainerClient]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerOrders:
-    """What the run asked for since the last look, to be done after the step in progress.
-
-    Attributes:
-        publish: A version.
-        checkpoint_ids: Checkpoints under these ids; the ack of the step's batch carries one.
-    """
-
-    publish: bool = False
-    checkpoint_ids: tuple[str, ...] = ()
-
-
-class TrainerSession:
-    """One registration, from `start` to `close`; used from the trainer's thread.
-
-    Attributes:
-        queue: Where batches wait.
-        meter: How busy the trainer is.
-    """
-
-    def __init__(self, loop: LoopThread, *, dial: Dial, clock: Clock) -> None:
-        self.queue = BatchQueue()
-        self.meter = TrainerLoadMeter(clock)
-        self._loop = loop
-        self._dial = dial
-        self._saves: SimpleQueue[str] = SimpleQueue()
-        self._publish_order = Event()
-        self._token_listeners: list[Callable[[bytes], None]] = []
-        self._damage_listeners: list[Callable[[int], None]] = []
-        self._session_listeners: list[Callable[[Session], None]] = []
-        self._registered: Future[AsyncTrainerClient] = Future()
-        self._running: Future[None] = Future()
-        self._leaving: asyncio.Event | None = None
-        self._error: AstraflowError | None = None
-
-    def start(self) -> None:
-        """Register.
-
-        Raises:
-            AstraflowError: What the hub answered; NOT_READY when it could not be reached.
-        """
-        self._running = self._loop.spawn(self._run())
-        self._running.add_done_callback(self._ended)
-        self._registered.result()
-
-    def close(self) -> None:
-        """Leave the run; idempotent."""
-        if not self._registered.done():
-            self._running.cancel()
-        if not self._running.done():
-            self._loop.call(self._leave())
-        with suppress(AstraflowError, CancelledError):
-            self._running.result()
-
-    @property
-    def member(self) -> AsyncTrainerClient:
-        """The member.
-
-        Raises:
-            AstraflowError: NOT_READY before the registration.
-        """
-        if not self._registered.done():
-            raise AstraflowError(
-                Reason.NOT_READY, "register first: `with TrainerClient(...) as client:`"
-            )
-        return self._registered.result()
-
-    def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a call on the loop; fail at once when the session is over."""
-        self._require_running(coroutine)
-        return self._loop.call(coroutine)
-
-    def spawn(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Run a call on the loop beside the caller; fail at once when the session is over."""
-        self._require_running(coroutine)
-        return self._loop.spawn(coroutine)
-
-    def wait(self, future: Future[Result]) -> Result:
-        """Wait for what was spawned; whatever it raises is raised here."""
-        return self._loop.wait(future)
-
-    def _require_running(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        if self._running.done():
-            coroutine.close()
-            raise self._error or AstraflowError(Reason.SESSION_ENDED, "the trainer has left")
-
-    def read(self, share: StreamBatches) -> Future[None]:
-        """Fill the queue until the data ends or the future is cancelled."""
-        reading = self._loop.spawn(self._read(share))
-        reading.add_done_callback(self._ended)
-        return reading
-
-    def listen(self, listener: Callable[[bytes], None]) -> None:
-        """Call back with the transfer token, now and when it changes."""
-        self._token_listeners.append(listener)
-        listener(self.member.session.transfer_token)
-
-    def listen_for_sessions(self, listener: Callable[[Session], None]) -> None:
-        """Call back with the session, now and when it was opened again."""
-        self._session_listeners.append(listener)
-        listener(self.member.session.info)
-
-    def listen_for_damage(self, listener: Callable[[int], None]) -> None:
-        """Call back with the version whenever a reader could not verify one."""
-        self._damage_listeners.append(listener)
-
-    def take_orders(self) -> TrainerOrders:
-        """Return what the run asked for since the last call."""
-        return TrainerOrders(
-            publish=self.take_publish_order(), checkpoint_ids=tuple(self._take_saves())
-        )
-
-    def _take_saves(self) -> list[str]:
-        asked: list[str] = []
-        with suppress(Empty):
-            while True:
-                asked.append(self._saves.get_nowait())
-        return asked
-
-    def take_save_order(self) -> str:
-        """Return the newest checkpoint that the run asked for since the last call; empty: none."""
-        return next(reversed(self._take_saves()), "")
-
-    def take_publish_order(self) -> bool:
-        """Return whether the run asked for a version since the last call."""
-        is_asked = self._publish_order.is_set()
-        self._publish_order.clear()
-        return is_asked
-
-    async def _run(self) -> None:
-        """Hold the session from the registration until `_leave`."""
-        self._leaving = asyncio.Event()
-        hooks = TrainerHooks(
-            load=self.meter.report,
-            held=lambda: Held(batch_ids=self.queue.held),
-            opened=self._reopened,
-            directed=self._directed,
-            on_transfer_token=self._notify_transfer_token,
-        )
-        async with self._dial(hooks) as member:
-            await member.session.open()
-            self._registered.set_result(member)
-            async with beside(member.session.run()):
-                await self._leaving.wait()
-            await member.session.end("the trainer leaves")
-
-    async def _leave(self) -> None:
-        if self._leaving is not None:
-            self._leaving.set()
-
-    async def _read(self, share: StreamBatches) -> None:
-        """Fill the queue until the data ends."""
-        sink = BatchSink(
-            batch=self.queue.put,
-            publish=self.order_publish,
-            save=self._order_save,
-            doubt=self._notify_damage,
-        )
-        stream = BatchStream(self.member.session, share=share, sink=sink)
-        await stream.run()
-        if stream.end_of_data is not None:
-            self.queue.end(stream.end_of_data)
-
-    def order_publish(self) -> None:
-        """Have a version published soon, by whoever trains or waits for a batch."""
-        self._publish_order.set()
-        self.queue.nudge()
-
-    def _order_save(self, checkpoint_id: str) -> None:
-        self._saves.put(checkpoint_id)
-        self.queue.nudge()
-
-    def _ended(self, future: "Future[None]") -> None:
-        """Tell the trainer's thread that the session or the stream is over."""
-        if future.cancelled():
-            # A reading is cancelled by who reads; a session only together with its loop.
-            if future is not self._running:
-                return
-            error = AstraflowError(Reason.SESSION_ENDED, "the trainer's client was stopped")
-        else:
-            error = future.exception()
-        if error is None:
-            return
-        if not isinstance(error, AstraflowError):
-            error = AstraflowError(Reason.INTERNAL, f"the trainer's client failed: {error!r}")
-        self._error = self._error or error
-        if not self._registered.done():
-            self._registered.set_exception(error)
-        self.queue.close(error)
-
-    def _reopened(self, session: Session) -> None:
-        self.queue.keep(session.held_batch_ids)
-        for listener in self._session_listeners:
-            listener(session)
-
-    def _directed(self, directive: Directive) -> None:
-        if directive.kind is not DirectiveKind.CONTINUE:
-            self.queue.close()
-
-    def _notify_damage(self, version: int) -> None:
-        for listener in self._damage_listeners:
-            listener(version)
-
-    def _notify_transfer_token(self, token: bytes) -> None:
-        for listener in self._token_listeners:
-            listener(token)

@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from astraflow import __version__
-from astraflow.client.batch_stream import ReceivedBatch
+from astraflow.client.batch_stream import TrainerBatch
 from astraflow.client.control import ControlClient
 from astraflow.core.errors import AstraflowError
 from astraflow.core.members import MemberRole, MemberState, MemberStatus
@@ -285,7 +285,7 @@ def run_routes(gateway: Gateway) -> APIRouter:
     return router
 
 
-async def _written(request: Request, trainer: BridgedTrainer, received: ReceivedBatch) -> Response:
+async def _written(request: Request, trainer: BridgedTrainer, received: TrainerBatch) -> Response:
     """Answer with a batch, and note when all of it has been written."""
     columns = await asyncio.to_thread(padded, received, version_offset=trainer.offset)
     fields = {"batch": columns, "buffer_stats": dict(received.header.metrics)}
@@ -299,7 +299,7 @@ async def _written(request: Request, trainer: BridgedTrainer, received: Received
 
 async def _waited(
     request: Request, trainer: BridgedTrainer, version: int | None, timeout_s: float
-) -> ReceivedBatch:
+) -> TrainerBatch:
     """Wait for a batch as long as its reader does, and not for ever.
 
     Raises:

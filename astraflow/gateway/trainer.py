@@ -9,7 +9,7 @@ group_reward_std f32 (of the sample, 1 for a group of one), group_id i64. Lists:
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,10 @@ import structlog
 from blake3 import blake3
 
 from astraflow import __version__
-from astraflow.client.batch_stream import BatchSink, BatchStream, ReceivedBatch
+from astraflow.client.batch_stream import TrainerBatch, batch_items
 from astraflow.client.loop_thread import LoopThread
-from astraflow.client.session import Held
-from astraflow.client.trainer_session import AsyncTrainerClient, TrainerHooks, dial_trainer
+from astraflow.client.session import Held, MemberHooks
+from astraflow.client.trainer_session import AsyncTrainerClient, dial_trainer
 from astraflow.core.batches import AckBatch, BatchOutcome, BatchPart, EndOfData, StreamBatches
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import BatchId, PolicyId
@@ -53,11 +53,11 @@ class TrainerBatches:
     """
 
     def __init__(self) -> None:
-        self.in_hand: ReceivedBatch | None = None
+        self.in_hand: TrainerBatch | None = None
         self.drawn_count = 0
         self.is_delivered = False
         self._drawn_for: int | None = None
-        self._waiting: OrderedDict[BatchId, ReceivedBatch] = OrderedDict()
+        self._waiting: OrderedDict[BatchId, TrainerBatch] = OrderedDict()
         # A copy may come while the ack of a batch is on its way.
         self._finished: deque[BatchId] = deque(maxlen=64)
         self._end: EndOfData | None = None
@@ -70,7 +70,7 @@ class TrainerBatches:
         in_hand = () if self.in_hand is None else (self.in_hand.header.batch_id,)
         return (*in_hand, *self._waiting)
 
-    def put(self, batch: ReceivedBatch) -> None:
+    def put(self, batch: TrainerBatch) -> None:
         """Take a batch of the stream, unless it is or was here."""
         batch_id = batch.header.batch_id
         if batch_id not in self.held and batch_id not in self._finished:
@@ -113,7 +113,7 @@ class TrainerBatches:
         if self._error is not None:
             raise self._error
 
-    async def take(self, label: int | None) -> ReceivedBatch:
+    async def take(self, label: int | None) -> TrainerBatch:
         """Return the batch in hand, or wait for the next.
 
         Args:
@@ -145,7 +145,7 @@ class TrainerBatches:
             self.in_hand = None
 
 
-def padded(batch: ReceivedBatch, *, version_offset: int = 0) -> dict[str, Any]:
+def padded(batch: TrainerBatch, *, version_offset: int = 0) -> dict[str, Any]:
     """Return the columns of a whole batch.
 
     Args:
@@ -176,7 +176,7 @@ def _renumbered(versions: np.ndarray, inside: np.ndarray, offset: int) -> np.nda
     return np.where(sampled, np.maximum(versions - offset, 0), versions).astype(np.int32)
 
 
-def _rows(batch: ReceivedBatch) -> dict[str, Any]:
+def _rows(batch: TrainerBatch) -> dict[str, Any]:
     parts, groups = batch.parts, batch.header.groups
     index = _joined(parts, "group_index").astype(np.int64)
     numbers = np.array([_number(group.group_id) for group in groups], np.int64)
@@ -298,7 +298,7 @@ class BridgedTrainer:
         """Leave the run; the batch in hand returns to it."""
         self._leaving.set()
 
-    async def batch(self, label: int | None) -> ReceivedBatch:
+    async def batch(self, label: int | None) -> TrainerBatch:
         """Return the batch that follows a version.
 
         The one in hand comes again as long as it was not delivered, and to whoever asks for the
@@ -358,7 +358,7 @@ class BridgedTrainer:
             ].trainer.groups_per_batch,
             weight_endpoints=(WeightEndpoint(rank=0, endpoint=self._server.endpoint),),
         )
-        hooks = TrainerHooks(
+        hooks = MemberHooks(
             load=TrainerLoad,
             held=lambda: Held(batch_ids=self.batches.held),
             opened=lambda session: self.batches.keep(session.held_batch_ids),
@@ -406,14 +406,13 @@ class BridgedTrainer:
 
     async def _read(self, member: AsyncTrainerClient) -> None:
         """Take batches from the run; leave after the last when the data ends."""
-        sink = BatchSink(
-            batch=self.batches.put, publish=lambda: None, save=lambda _: None, doubt=lambda _: None
-        )
-        stream = BatchStream(member.session, share=StreamBatches(), sink=sink)
-        await stream.run()
-        if stream.end_of_data is not None:
-            self.batches.end(stream.end_of_data)
-            self._leave_after_the_last()
+        async with aclosing(batch_items(member.session, StreamBatches())) as items:
+            async for item in items:
+                if isinstance(item, TrainerBatch):
+                    self.batches.put(item)
+                elif isinstance(item, EndOfData):
+                    self.batches.end(item)
+                    self._leave_after_the_last()
 
     async def _until_left(self) -> None:
         """Wait until it leaves, or says nothing for too long."""

@@ -22,8 +22,8 @@ from rich.progress import (
 from rich.table import Table
 
 from astraflow.client.control import ControlClient
-from astraflow.client.raas import RaasHooks, dial_pool
-from astraflow.client.session import Held
+from astraflow.client.raas import dial_pool
+from astraflow.client.session import MemberHooks
 from astraflow.codec.state_digest import StateDigest
 from astraflow.config.loader import load_recipe
 from astraflow.config.run_dir import HubEndpoint, RunDir
@@ -234,7 +234,7 @@ async def _transfer_token(run_dir: RunDir, policy_id: PolicyId) -> AsyncGenerato
         policies=(ServedPolicy(policy_id=policy_id, max_context_token_count=1),),
         codes=tuple(dict.fromkeys(codes)),
     )
-    hooks = RaasHooks(load=RaasLoad, held=Held, opened=lambda _: None, directed=lambda _: None)
+    hooks = MemberHooks(load=RaasLoad)
     async with dial_pool(
         endpoint.address, token=endpoint.join_token, join=join, hooks=hooks
     ) as client:

@@ -10,8 +10,8 @@ from typing import Any
 import structlog
 from structlog.contextvars import bind_contextvars
 
-from astraflow.client.raas import RaasClient, RaasHooks, TaskSink, TaskStream, dial_pool
-from astraflow.client.session import Held
+from astraflow.client.raas import RaasClient, TaskStream, dial_pool
+from astraflow.client.session import Held, MemberHooks
 from astraflow.config.pool import Agents
 from astraflow.core.clock import Clock, SystemClock
 from astraflow.core.errors import AstraflowError, Failure, Reason
@@ -258,18 +258,18 @@ class RaasNode:
                 NOT_READY when the hub could not be reached.
         """
         settings = self._settings
-        hooks = RaasHooks(
+        hooks = MemberHooks(
             load=self._load,
             held=self._held,
             opened=self._reopened,
             directed=self._directed,
-            describe=self._offer.renewed,
         )
         async with dial_pool(
             settings.hub,
             token=settings.token,
             join=self._offer.join_request(self.metrics_address),
             hooks=hooks,
+            describe=self._offer.renewed,
             tls=settings.tls,
             patience_s=settings.patience_s,
         ) as client:
@@ -298,8 +298,7 @@ class RaasNode:
             )
             for spec in membership.workflows
         }
-        sink = TaskSink(task=self._take, cancellation=self._cancel)
-        tasks = client.tasks(credit=self._credit, sink=sink)
+        tasks = client.tasks(credit=self._credit, take=self._take, cancel=self._cancel)
         results = PublishRequester(client.rollouts, client.versions, every=self._settings.ask_every)
         updates = self._updates(client)
         own = (client.session.run(), client.rollouts.run(), results.run())

@@ -339,10 +339,6 @@ _CHECKPOINT_S = 600.0
 class SaveClient(Protocol):
     """What is needed of a trainer's place in a run; `TrainerClient` has it."""
 
-    def take_save_order(self) -> str:
-        """Return the checkpoint that the run asked for since the last call; empty: none."""
-        ...
-
     def ack_later(self, ack: AckBatch, *, checkpoint: Future[str] | None) -> None:
         """Settle a batch, once a checkpoint is written, while the caller goes on."""
         ...
@@ -380,7 +376,7 @@ class Saves:
 
     def after_step(self, step: int, version: int | None) -> Future[str] | None:
         """Begin to write a checkpoint if one is due; return its id, once it is whole."""
-        asked = self._take_order()
+        asked, self._asked = self._asked, ""
         return self._write(asked, step, version) if asked or self.need_save(step) else None
 
     def need_save(self, step: int) -> bool:
@@ -390,18 +386,18 @@ class Saves:
         every = self._settings.checkpoint_every
         return perf_counter() - self._saved >= _CHECKPOINT_S if every is None else step % every == 0
 
-    def carry_out_orders(self, step: int, version: int | None) -> None:
-        """Save while there is nothing to train on, if the run asks; the last ack says so again."""
-        asked = self._take_order()
-        if self.last is None:
-            self._asked = asked
-        elif asked:
-            self._client.ack_later(self.last, checkpoint=self._write(asked, step, version))
+    def save(self, checkpoint_id: str, *, step: int, version: int | None) -> None:
+        """Save what the run asks for; the last ack says so again.
 
-    def _take_order(self) -> str:
-        """Return what was asked for and is not written; an order may come again."""
-        asked, self._asked = self._client.take_save_order() or self._asked, ""
-        return "" if asked in self._written else asked
+        An order that comes again is carried out once. One before the first batch waits for it.
+        """
+        if checkpoint_id in self._written:
+            return
+        if self.last is None:
+            self._asked = checkpoint_id
+        else:
+            written = self._write(checkpoint_id, step, version)
+            self._client.ack_later(self.last, checkpoint=written)
 
     def _write(self, asked: str, step: int, version: int | None) -> Future[str]:
         # It names a version that the run knows.

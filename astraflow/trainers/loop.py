@@ -1,6 +1,6 @@
 """The training loop: a batch, a step, a version, an ack; and what is counted of it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import perf_counter, time_ns
@@ -8,7 +8,14 @@ from typing import Protocol, Self
 
 import structlog
 
-from astraflow.client.trainer import TrainerBatch, TrainerClient
+from astraflow.client.trainer import (
+    DamageReport,
+    PublishOrder,
+    SaveOrder,
+    TrainerBatch,
+    TrainerClient,
+    TrainerItem,
+)
 from astraflow.config.recipe import Sync, TrainerConfig
 from astraflow.core.batches import AckBatch, BatchHeader, BatchOutcome
 from astraflow.core.errors import AstraflowError
@@ -18,6 +25,7 @@ from astraflow.telemetry.traces import is_tracing, record
 from astraflow.trainers.checkpoints import Checkpoints, Saves
 from astraflow.trainers.engine import FollowsVersions, TrainEngine
 from astraflow.trainers.origin import Publication
+from astraflow.weights.publish.background import Scrub
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -243,7 +251,6 @@ class Pace:
         origin: Origin,
         sync: Sync,
         *,
-        is_asked: Callable[[], bool],
         step: int = 0,
         last_step: int | None = None,
     ) -> None:
@@ -252,13 +259,11 @@ class Pace:
         Args:
             origin: Of the versions.
             sync: When they come.
-            is_asked: Returns whether the run asked for one since the last call.
             step: Optimizer steps behind the first weights.
             last_step: The weights after it are published; None: nobody knows it.
         """
         self._origin = origin
         self._steps_per_version = sync.steps_per_version
-        self._is_asked = is_asked
         self.last_step = last_step
         self._step = self._published_step = step
         self.last = origin.publish(step=step)
@@ -280,24 +285,16 @@ class Pace:
             None: these weights are no version, or not yet.
         """
         self._step = step
-        return self._publish() if self.need_sync() else None
+        return self.publish() if self.need_sync() else None
 
     def need_sync(self) -> bool:
-        """Whether the present weights are due as a version; an order is answered once."""
-        is_asked, every = self._is_asked(), self._steps_per_version
+        """Whether the present weights are due as a version."""
+        every = self._steps_per_version
         is_due = every is not None and self._step - self._published_step >= every
-        return is_due or is_asked or self._step == self.last_step
+        return is_due or self._step == self.last_step
 
-    def carry_out_orders(self) -> None:
-        """Publish while there is nothing to train on, if the run asks and there is news."""
-        if self._is_asked():
-            self._publish()
-
-    def finish(self) -> Publication:
-        """Publish the last weights, unless they are; return the last version."""
-        return self._publish() or self.last
-
-    def _publish(self) -> Publication | None:
+    def publish(self) -> Publication | None:
+        """Publish the present weights; None: they are the last version."""
         if self.is_fresh and not self._origin.is_damaged:
             return None
         self.last = self._origin.publish(step=self._step)
@@ -320,6 +317,7 @@ class TrainingLoop:
         pace: Publishes versions; the first one is published already.
         checkpoints: Where they are written.
         saves: Writes them in time.
+        scrub: Looks at the published weights.
         failures: What becomes of steps that fail.
         tallies: What it counts.
     """
@@ -329,11 +327,12 @@ class TrainingLoop:
     pace: Pace
     checkpoints: Checkpoints
     saves: Saves
+    scrub: Scrub
     failures: FailedSteps
     tallies: TrainerMetrics
 
-    def run(self, batches: Iterable[TrainerBatch]) -> None:
-        """Train until the batches end.
+    def run(self, items: Iterable[TrainerItem]) -> None:
+        """Train, publish and save until the items end.
 
         Raises:
             AstraflowError: What the engine raises and the run answers. The batch in hand returns
@@ -341,25 +340,32 @@ class TrainingLoop:
         """
         if not self.engine.step_count:
             self.checkpoints.save(step=0, version=self.pace.version)
-        for batch in batches:
-            try:
-                step = self._step(batch)
-            except AstraflowError as error:
-                done = self.engine.step_count
-                self.client.ack_later(self.failures.let_go(batch, error, step=done))
-                continue
-            self.failures.succeeded()
-            published = self._publish(batch, step)
-            checkpoint = self.saves.after_step(step.number, self.pace.version)
-            self._acknowledge(batch, step, published=published, checkpoint=checkpoint)
-        last = self.pace.finish()
+        for item in items:
+            match item:
+                case TrainerBatch():
+                    self._train(item)
+                case PublishOrder():
+                    self.pace.publish()
+                case SaveOrder():
+                    step = self.engine.step_count
+                    self.saves.save(item.checkpoint_id, step=step, version=self.pace.version)
+                case DamageReport():
+                    self.scrub.check_now(item.version)
+        last = self.pace.publish() or self.pace.last
         self.client.flush()
         self.checkpoints.save(step=self.engine.step_count, version=last.version)
 
-    def carry_out_orders(self) -> None:
-        """Do what the run asks for while there is nothing to train on."""
-        self.pace.carry_out_orders()
-        self.saves.carry_out_orders(self.engine.step_count, self.pace.version)
+    def _train(self, batch: TrainerBatch) -> None:
+        try:
+            step = self._step(batch)
+        except AstraflowError as error:
+            done = self.engine.step_count
+            self.client.ack_later(self.failures.let_go(batch, error, step=done))
+            return
+        self.failures.succeeded()
+        published = self._publish(batch, step)
+        checkpoint = self.saves.after_step(step.number, self.pace.version)
+        self._acknowledge(batch, step, published=published, checkpoint=checkpoint)
 
     def _step(self, batch: TrainerBatch) -> StepRecord:
         began = Instant.now()

@@ -38,6 +38,7 @@ from astraflow.trainers.origin import (
     publishing_of,
     version_listeners,
 )
+from astraflow.weights.publish.background import Scrub
 
 Item = TypeVar("Item")
 
@@ -236,7 +237,10 @@ def _train_from(
             capabilities=_capabilities(engine),
             metrics_address=metrics.address,
         ) as client,
-        version_listeners(publishing.own, client, settings, listen=place.listen) as followers,
+        Scrub(publishing.own, damaged=client.order_publish) as scrub,
+        version_listeners(
+            publishing.own, client, settings, scrub=scrub, listen=place.listen
+        ) as followers,
     ):
         if place.start.directory is not None:
             engine.restore(place.start.directory)
@@ -250,16 +254,21 @@ def _train_from(
         )
         checkpoints = Checkpoints(engine, run_dir=place.run_dir, policy_id=policy_id)
         training = _loop(
-            engine, origin, checkpoints, settings=settings, client=client, tallies=tallies
+            engine,
+            origin,
+            checkpoints,
+            settings=settings,
+            client=client,
+            scrub=scrub,
+            tallies=tallies,
         )
-        batches = client.batches(
+        items = client.items(
             world_size=publishing.rank_count,
             max_tokens=settings.max_tokens_per_pass,
             prefetch=settings.prefetch,
-            when_asked=training.carry_out_orders,
         )
         keep_for_good()
-        training.run(departure.watch(batches))
+        training.run(departure.watch(items))
         end = client.end_of_data
         log.info("the trainer leaves", step=engine.step_count, cause=end and end.cause)
 
@@ -276,22 +285,18 @@ def _loop(
     *,
     settings: TrainerConfig,
     client: TrainerClient,
+    scrub: Scrub,
     tallies: TrainerMetrics,
 ) -> TrainingLoop:
     """Publish the first weights; return what trains from there."""
-    pace = Pace(
-        origin,
-        settings.sync,
-        is_asked=client.take_publish_order,
-        step=engine.step_count,
-        last_step=settings.step_count,
-    )
+    pace = Pace(origin, settings.sync, step=engine.step_count, last_step=settings.step_count)
     return TrainingLoop(
         client=client,
         engine=engine,
         pace=pace,
         checkpoints=checkpoints,
         saves=Saves(client, checkpoints, settings),
+        scrub=scrub,
         failures=FailedSteps(settings),
         tallies=tallies,
     )

@@ -312,12 +312,15 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 @contextmanager
 def version_listeners(
-    publisher: WeightPublisher, client: TrainerClient, settings: TrainerConfig, *, listen: str
+    publisher: WeightPublisher,
+    client: TrainerClient,
+    settings: TrainerConfig,
+    *,
+    scrub: Scrub,
+    listen: str,
 ) -> Generator[tuple[VersionListener, ...]]:
-    """Let versions gain patches beside training, be looked after, and go other ways too."""
+    """Let versions gain patches beside training, and go other ways too."""
     with ExitStack() as followers:
-        scrub = followers.enter_context(Scrub(publisher, damaged=client.order_publish))
-        client.on_damage_report(scrub.check_now)
         others: tuple[VersionListener, ...] = (scrub,)
         if settings.broadcast is not None:
             others = (followers.enter_context(_broadcaster(publisher, settings, listen)), *others)

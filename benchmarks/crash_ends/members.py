@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import sleep
 
-from astraflow.client.raas import RaasClient, RaasHooks, RolloutStream, TaskSink, dial_pool
-from astraflow.client.session import Held, MemberSession
+from astraflow.client.raas import RaasClient, RolloutStream, dial_pool
+from astraflow.client.session import Held, MemberHooks, MemberSession
 from astraflow.client.trainer import TrainerBatch, TrainerClient
 from astraflow.core.batches import BatchOutcome
 from astraflow.core.errors import AstraflowError, Reason
@@ -67,11 +67,8 @@ class Node:
 
     async def run(self) -> None:
         """Work until the run is over."""
-        hooks = RaasHooks(
-            load=lambda: RaasLoad(capacity=_CAPACITY),
-            held=self._held,
-            opened=lambda _: None,
-            directed=self._directed,
+        hooks = MemberHooks(
+            load=lambda: RaasLoad(capacity=_CAPACITY), held=self._held, directed=self._directed
         )
         address = self._scene.run_dir.read_endpoint().address
         async with dial_pool(
@@ -89,7 +86,7 @@ class Node:
         self._results = results
         tasks = client.tasks(
             credit=TaskCredit(max_outstanding=_CAPACITY),
-            sink=TaskSink(task=self._answer, cancellation=lambda _: None),
+            take=self._answer,
         )
         async with beside(client.session.run(), results.run(), self._follow(client), tasks.run()):
             await self._over.wait()

@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from astraflow.client.raas import RaasHooks, VersionClient, dial_pool
-from astraflow.client.session import Held
+from astraflow.client.raas import VersionClient, dial_pool
+from astraflow.client.session import MemberHooks
 from astraflow.config.recipe import EngineSettings
 from astraflow.core.ids import PolicyId
 from astraflow.core.members import Contract, JoinPool, RaasLoad, Resources, ServedPolicy
@@ -136,17 +136,13 @@ def _join(folder: Path, engine: EmbeddedEngine) -> JoinPool:
     )
 
 
-def _hooks() -> RaasHooks:
-    return RaasHooks(load=RaasLoad, held=Held, opened=lambda _: None, directed=lambda _: None)
-
-
 async def main(hub: str, folder: Path, streams: int, settings: Mapping[str, Any]) -> None:
     """Follow the versions until stdin ends."""
     times: Times = defaultdict(dict)
     engine = EmbeddedEngine.from_directory(folder, EngineSettings(**settings), POLICY)
     timed: Any = TimedEngine(engine, times)
     join = _join(folder, engine)
-    async with dial_pool(hub, token=TOKEN, join=join, hooks=_hooks()) as client:
+    async with dial_pool(hub, token=TOKEN, join=join, hooks=MemberHooks(load=RaasLoad)) as client:
         await client.join()
         versions: Any = TimedVersions(client.versions, times)
         puller: Any = TimedPuller(WeightPuller(POLICY), times)

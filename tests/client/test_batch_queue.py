@@ -2,7 +2,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from astraflow.client.batch_stream import BatchQueue, ReceivedBatch
+from astraflow.client.batch_stream import ItemQueue, PublishOrder, SaveOrder, TrainerBatch
 from astraflow.core.batches import EndCause, EndOfData
 from astraflow.core.errors import AstraflowError, Reason
 
@@ -11,14 +11,14 @@ THE_END = EndOfData(cause=EndCause.STEP_LIMIT, batch_count=1)
 
 @pytest.fixture
 def queue():
-    return BatchQueue()
+    return ItemQueue()
 
 
 @pytest.fixture
 def batch(make_batch):
     def make(number):
         header, parts = make_batch(number)
-        return ReceivedBatch(header=header, parts=parts)
+        return TrainerBatch(header=header, parts=parts)
 
     return make
 
@@ -28,21 +28,21 @@ def taken(queue):
     return None if batch is None else batch.header.batch_id
 
 
-def test_who_waits_is_nudged_and_waits_on(queue, batch):
-    nudges = []
-
-    def on_nudge():
-        nudges.append(len(nudges))
-        queue.put(batch(1))
-
-    queue.nudge()
-    assert queue.take(on_nudge).header.batch_id == "b1"
-    assert nudges == [0]
+def test_orders_come_before_batches_and_once_while_they_wait(queue, batch):
+    queue.put(batch(1))
+    for order in (PublishOrder(), SaveOrder("mine"), PublishOrder()):
+        queue.put(order)
+    assert [queue.take(), queue.take()] == [PublishOrder(), SaveOrder("mine")]
+    assert taken(queue) == "b1"
+    queue.put(PublishOrder())
+    queue.put(THE_END)
+    assert queue.take() == PublishOrder()
+    assert queue.take() is None
 
 
 def test_what_waits_is_handed_out_before_the_end(queue, batch):
     queue.put(batch(1))
-    queue.end(THE_END)
+    queue.put(THE_END)
     assert taken(queue) == "b1"
     assert taken(queue) is None
     assert queue.end_of_data == THE_END

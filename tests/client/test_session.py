@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from grpc import StatusCode
 
-from astraflow.client.raas import RaasHooks, dial_pool
-from astraflow.client.session import Held
+from astraflow.client.raas import dial_pool
+from astraflow.client.session import Held, MemberHooks
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import (
     Contract,
@@ -52,7 +52,7 @@ class Member:
             self.directives.append(directive)
             self.directed.set()
 
-        return RaasHooks(
+        return MemberHooks(
             load=lambda: RaasLoad(inflight_count=3),
             held=lambda: self.held,
             opened=self.opened.append,

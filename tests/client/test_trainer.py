@@ -1,12 +1,13 @@
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from grpc import StatusCode
 
 from astraflow.client.loop_thread import LoopThread
-from astraflow.client.trainer import TrainerClient
+from astraflow.client.trainer import DamageReport, PublishOrder, SaveOrder, TrainerClient
 from astraflow.core.batches import AckBatch, BatchOutcome, EndCause, EndOfData
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import Contract, Directive, DirectiveKind, RegisterTrainer
@@ -114,24 +115,32 @@ ACK = AckBatch(batch_id="b1", outcome=BatchOutcome.CONSUMED, step=1)
 
 
 def test_a_save_is_asked_for_while_there_is_no_batch(hub, client, tell, make_batch):
-    asked = []
-
-    def when_asked():
-        asked.append(client.take_save_order())
-        client.ack_later(replace(ACK, checkpoint_id=asked[-1]))
-        client.flush()
-        tell(hub.offer, *make_batch(2))
-
     tell(hub.offer, *make_batch(1))
-    batches = client.batches(when_asked=when_asked)
-    next(batches)
+    items = client.items()
+    next(items)
     client.ack("b1", BatchOutcome.CONSUMED, step=1)
     order = trainer_service_pb2.SaveOrder(checkpoint_id="mine")
     tell(hub.push, "StreamBatches", trainer_service_pb2.StreamBatchesResponse(save=order))
-    assert next(batches).header.batch_id == "b2"
-    assert asked == ["mine"]
+    assert next(items) == SaveOrder("mine")
+    client.ack_later(replace(ACK, checkpoint_id="mine"))
+    client.flush()
+    tell(hub.offer, *make_batch(2))
+    assert next(items).header.batch_id == "b2"
     assert [ack.checkpoint_id for ack in hub.acks] == ["", "mine"]
-    batches.close()
+    items.close()
+
+
+def test_what_is_asked_for_during_a_step_comes_before_the_next_batch(hub, client, tell, make_batch):
+    tell(hub.offer, *make_batch(1))
+    tell(hub.offer, *make_batch(2))
+    items = client.items(prefetch=2)
+    assert next(items).header.batch_id == "b1"
+    doubt = trainer_service_pb2.VersionDoubt(version=3)
+    tell(hub.push, "StreamBatches", trainer_service_pb2.StreamBatchesResponse(doubt=doubt))
+    client.order_publish()
+    assert set(islice(items, 2)) == {PublishOrder(), DamageReport(3)}
+    assert next(items).header.batch_id == "b2"
+    items.close()
 
 
 def test_what_is_told_beside_training_comes_in_order(hub, client, tell, make_batch):

@@ -2,12 +2,11 @@
 
 import asyncio
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
 
-from astraflow.client.trainer import TrainerClient
+from astraflow.client.trainer import DamageReport, PublishOrder, TrainerClient
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import Contract, RegisterTrainer
 from astraflow.core.tensors import Dtype, Layout
@@ -55,14 +54,17 @@ class Trainer:
             Scrub(self.publisher, damaged=client.order_publish, time_share=1e-9) as scrub,
         ):
             client.on_transfer_token(server.set_transfer_token)
-            client.on_damage_report(scrub.check_now)
             self.publish(client, scrub)
             assert self.is_served.wait(200)
             self.damage()
             self.tensors["w"][:, :8] += 1
             self.publish(client, scrub)
-            for _ in client.batches(when_asked=partial(self.publish_again, client, scrub)):
-                pass
+            for item in client.items():
+                match item:
+                    case PublishOrder():
+                        self.publish(client, scrub)
+                    case DamageReport():
+                        scrub.check_now(item.version)
 
     def damage(self):
         self.publisher.history._flat[1000] ^= 4
@@ -73,10 +75,6 @@ class Trainer:
         if self.is_memory_bad:
             self.damage()
         scrub.wake()
-
-    def publish_again(self, client, scrub):
-        if client.take_publish_order():
-            self.publish(client, scrub)
 
 
 @pytest.fixture

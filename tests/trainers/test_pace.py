@@ -24,15 +24,9 @@ def origin():
 
 
 @pytest.fixture
-def orders():
-    return []
-
-
-@pytest.fixture
-def make_pace(origin, orders):
+def make_pace(origin):
     def make(last_step=None, **sync):
-        is_asked = lambda: bool(orders and orders.pop())  # noqa: E731
-        return Pace(origin, Sync(**sync), is_asked=is_asked, last_step=last_step)
+        return Pace(origin, Sync(**sync), last_step=last_step)
 
     return make
 
@@ -45,50 +39,45 @@ def test_the_first_weights_are_published_and_then_those_of_every_step(make_pace,
     assert origin.steps == [0, 1, 2, 3]
 
 
-def test_every_so_many_steps_make_one_version_and_an_order_begins_anew(make_pace, origin, orders):
+def test_every_so_many_steps_make_one_version_and_an_order_begins_anew(make_pace, origin):
     pace = make_pace(every=3)
     for step in range(1, 9):
-        if step == 4:
-            orders.append(True)
         pace.after_step(step)
+        if step == 4:
+            pace.publish()
     assert origin.steps == [0, 3, 4, 7]
     assert not pace.is_fresh
-    assert pace.finish().step == 8
+    assert pace.publish().step == 8
     assert origin.steps[-1] == 8
 
 
-def test_nothing_comes_unasked_but_the_last_weights(make_pace, origin, orders):
+def test_nothing_comes_unasked_but_the_last_weights(make_pace, origin):
     pace = make_pace(style="asked", last_step=4)
     assert pace.after_step(1) is None
-    orders.append(True)
-    assert pace.after_step(2).step == 2
+    assert pace.after_step(2) is None
+    assert pace.publish().step == 2
     assert pace.after_step(3) is None
     assert pace.after_step(4).step == 4
     assert origin.steps == [0, 2, 4]
-    assert pace.finish().step == 4
-    assert origin.steps == [0, 2, 4]
+    assert pace.publish() is None
 
 
-def test_who_waits_publishes_what_is_new_when_asked_and_nothing_twice(make_pace, origin, orders):
+def test_who_is_asked_publishes_what_is_new_and_nothing_twice(make_pace, origin):
     pace = make_pace(style="asked")
-    orders.append(True)
-    pace.carry_out_orders()
+    pace.publish()
     pace.after_step(1)
-    pace.carry_out_orders()
     assert origin.steps == [0]
-    orders.append(True)
-    pace.carry_out_orders()
+    pace.publish()
     assert origin.steps == [0, 1]
 
 
-def test_weights_that_were_lost_are_published_again(make_pace, origin, orders):
+def test_weights_that_were_lost_are_published_again(make_pace, origin):
     pace = make_pace()
     pace.after_step(1)
     origin.is_damaged = True
-    orders.append(True)
-    pace.carry_out_orders()
+    pace.publish()
     origin.is_damaged = False
-    pace.finish()
+    pace.publish()
     assert origin.steps == [0, 1, 1]
 
 

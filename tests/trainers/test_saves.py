@@ -13,14 +13,10 @@ from astraflow.trainers.torch_engine import TorchEngine
 
 
 class Client:
-    """Orders that wait, and the acks that came of them."""
+    """The acks that came of orders."""
 
     def __init__(self):
-        self.orders = []
         self.acks = []
-
-    def take_save_order(self):
-        return self.orders.pop(0) if self.orders else ""
 
     def ack_later(self, ack, *, checkpoint):
         self.acks.append(replace(ack, checkpoint_id=checkpoint.result()))
@@ -51,17 +47,18 @@ def acked(step):
 
 
 def test_an_order_that_comes_again_is_carried_out_once(saves, client):
-    client.orders = ["mine", "mine"]
-    assert saves.after_step(1, 1).result() == "mine"
-    assert saves.after_step(3, 3) is None
+    saves.last = acked(1)
+    for step in (1, 3):
+        saves.save("mine", step=step, version=step)
+        assert saves.after_step(step, step) is None
+    assert [(ack.batch_id, ack.checkpoint_id) for ack in client.acks] == [("b1", "mine")]
     assert saves.after_step(4, 4).result() == "step_000004"
 
 
 def test_a_trainer_that_waits_names_what_it_has_already(saves, client, tmp_path):
     assert saves.after_step(2, 2).result() == "step_000002"
     saves.last = acked(2)
-    client.orders = ["mine"]
-    saves.carry_out_orders(2, 2)
+    saves.save("mine", step=2, version=2)
     assert [(ack.batch_id, ack.checkpoint_id) for ack in client.acks] == [("b2", "mine")]
     state = json.loads(
         (RunDir(tmp_path).checkpoint("solver", 2) / "trainer_state.json").read_text()
@@ -70,8 +67,7 @@ def test_a_trainer_that_waits_names_what_it_has_already(saves, client, tmp_path)
 
 
 def test_an_order_before_the_first_batch_waits_for_it(saves, client):
-    client.orders = ["mine"]
-    saves.carry_out_orders(0, 0)
+    saves.save("mine", step=0, version=0)
     assert client.acks == []
     assert saves.after_step(1, 1).result() == "mine"
 

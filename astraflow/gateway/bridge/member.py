@@ -9,8 +9,8 @@ from typing import Any, cast
 import structlog
 
 from astraflow import __version__
-from astraflow.client.raas import RaasClient, RaasHooks, TaskSink, dial_pool
-from astraflow.client.session import Held
+from astraflow.client.raas import RaasClient, dial_pool
+from astraflow.client.session import Held, MemberHooks
 from astraflow.config.recipe import Recipe
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.ids import PolicyId
@@ -135,8 +135,9 @@ class BridgedRaas:
         async with beside(client.session.run(), client.rollouts.run()) as group:
             work = BridgeWork(calls, client, syncs, membership.workflows, group)
             self._work = work
-            sink = TaskSink(task=work.take, cancellation=work.cancel)
-            tasks = client.tasks(credit=TaskCredit(max_outstanding=0), sink=sink)
+            tasks = client.tasks(
+                credit=TaskCredit(max_outstanding=0), take=work.take, cancel=work.cancel
+            )
             work.stream = tasks
             running = [sync.run(client, calls) for sync in syncs.values()]
             async with beside(
@@ -189,7 +190,7 @@ class BridgedRaas:
             codes=_codes(settings.recipe),
             resources=Resources(accelerator_count=self._register.gpu_count or 0),
         )
-        hooks = RaasHooks(
+        hooks = MemberHooks(
             load=self._load,
             held=lambda: Held(task_ids=self._work.held if self._work else ()),
             opened=lambda session: self._work and self._work.keep(session.held_task_ids),
