@@ -2,19 +2,18 @@
 
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 from astraflow.client.hub import HubChannel
 from astraflow.core.autoscale import ScaleAdvice
 from astraflow.core.evals import EvalRun, EvalSuiteInfo
-from astraflow.core.ids import BatchId, EvalRunId, GroupId, MemberId, PolicyId, PromptId, RolloutId
-from astraflow.core.rollouts import Outcome
+from astraflow.core.events import EvalCreated
+from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId
 from astraflow.core.status import (
     DeadLetter,
     LedgerAccount,
-    RolloutPlace,
+    RolloutQuery,
     RolloutRecord,
     RunStatus,
     SavedRun,
@@ -26,7 +25,6 @@ from astraflow.rpc.auth import MetadataPairs, bearer
 from astraflow.rpc.tls import Tls
 from astraflow.wire.common import decode_wait_reason
 from astraflow.wire.control import (
-    PLACES,
     STOP_MODES,
     decode_advice,
     decode_dead_letter,
@@ -34,9 +32,9 @@ from astraflow.wire.control import (
     decode_rollout_record,
     decode_run_status,
     decode_saved_run,
+    encode_rollout_query,
 )
-from astraflow.wire.evals import decode_eval_run, decode_eval_suite
-from astraflow.wire.rollout import OUTCOMES
+from astraflow.wire.evals import decode_eval_run, decode_eval_suite, encode_eval_created
 from astraflow.wire.versions import decode_version_info
 from astraflow_proto.control.v1 import control_service_pb2, ledger_service_pb2
 from astraflow_proto.control.v1.control_service_pb2_grpc import ControlServiceStub
@@ -47,51 +45,6 @@ from astraflow_proto.weights.v1 import version_service_pb2
 from astraflow_proto.weights.v1.version_service_pb2_grpc import VersionServiceStub
 
 _PAGE_SIZE = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutQuery:
-    """Selects rollouts; None and empty select all.
-
-    Attributes:
-        policy_id: That has a trajectory in it.
-        prompt_id: That it answers.
-        group_id: That it belongs to.
-        batch_id: That it was put into.
-        rollout_id: This one.
-        member_id: That made it.
-        places: Any of these.
-        outcomes: Any of these.
-        min_reward: At least.
-        max_reward: At most.
-    """
-
-    policy_id: PolicyId | None = None
-    prompt_id: PromptId | None = None
-    group_id: GroupId | None = None
-    batch_id: BatchId | None = None
-    rollout_id: RolloutId | None = None
-    member_id: MemberId | None = None
-    places: tuple[RolloutPlace, ...] = ()
-    outcomes: tuple[Outcome, ...] = ()
-    min_reward: float | None = None
-    max_reward: float | None = None
-
-    def to_request(self) -> ledger_service_pb2.ListRolloutsRequest:
-        """Return the request for the first page."""
-        return ledger_service_pb2.ListRolloutsRequest(
-            policy_id=self.policy_id or "",
-            prompt_id=self.prompt_id or "",
-            group_id=self.group_id or "",
-            batch_id=self.batch_id or "",
-            rollout_id=self.rollout_id or "",
-            member_id=self.member_id or "",
-            places=map(PLACES.encode, self.places),
-            outcomes=map(OUTCOMES.encode, self.outcomes),
-            min_reward=self.min_reward,
-            max_reward=self.max_reward,
-            view=ledger_service_pb2.ROLLOUT_VIEW_FULL,
-        )
 
 
 class LedgerClient:
@@ -113,28 +66,26 @@ class LedgerClient:
         self, where: RolloutQuery | None = None, *, limit: int = 50
     ) -> AsyncIterator[RolloutRecord]:
         """Yield stored rollouts, newest first, at most `limit`."""
-        request = (where or RolloutQuery()).to_request()
-        while limit > 0:
-            request.page_size = min(limit, _PAGE_SIZE)
-            page = await self._hub.call(self._stub.ListRollouts, request, metadata=self._metadata)
-            for record in page.rollouts[:limit]:
+        request = encode_rollout_query(where or RolloutQuery())
+        request.view = ledger_service_pb2.ROLLOUT_VIEW_FULL
+        async for page in self._pages(self._stub.ListRollouts, request, limit):
+            for record in page.rollouts:
                 yield decode_rollout_record(record)
-            limit -= len(page.rollouts)
-            request.page_token = page.next_page_token
-            if not page.next_page_token:
-                return
 
     async def dead_letters(self, *, limit: int = 50) -> AsyncIterator[DeadLetter]:
         """Yield the prompts given up, newest first, at most `limit`."""
         request = ledger_service_pb2.ListDeadLettersRequest()
+        async for page in self._pages(self._stub.ListDeadLetters, request, limit):
+            for letter in page.dead_letters:
+                yield decode_dead_letter(letter)
+
+    async def _pages(self, method: Any, request: Any, limit: int) -> AsyncIterator[Any]:
+        """Yield the pages of a list, of at most `limit` items together."""
         while limit > 0:
             request.page_size = min(limit, _PAGE_SIZE)
-            page = await self._hub.call(
-                self._stub.ListDeadLetters, request, metadata=self._metadata
-            )
-            for letter in page.dead_letters[:limit]:
-                yield decode_dead_letter(letter)
-            limit -= len(page.dead_letters)
+            page: Any = await self._hub.call(method, request, metadata=self._metadata)
+            yield page
+            limit -= request.page_size
             request.page_token = page.next_page_token
             if not page.next_page_token:
                 return
@@ -187,13 +138,15 @@ class EvalClient:
             AstraflowError: EVAL_UNKNOWN, VERSION_UNKNOWN, VERSION_EVICTED, VERSION_NOT_SERVED,
                 REQUEST_CONFLICT.
         """
-        request = eval_service_pb2.CreateEvalRunRequest(
+        event = EvalCreated(
             request_id=request_id or uuid.uuid4().hex,
             suite=suite,
-            versions={str(policy): version for policy, version in (versions or {}).items()},
+            versions=versions or {},
             pool_share=pool_share,
         )
-        answer = await self._hub.call(self._stub.CreateEvalRun, request, metadata=self._metadata)
+        answer = await self._hub.call(
+            self._stub.CreateEvalRun, encode_eval_created(event), metadata=self._metadata
+        )
         return decode_eval_run(answer.eval_run)
 
     async def get(self, eval_run_id: EvalRunId) -> EvalRun:

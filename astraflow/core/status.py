@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from astraflow.core.errors import Failure, Reason
-from astraflow.core.ids import BatchId, MemberId, PolicyId, PromptId, RunId
+from astraflow.core.ids import BatchId, GroupId, MemberId, PolicyId, PromptId, RolloutId, RunId
 from astraflow.core.members import MemberStatus
-from astraflow.core.rollouts import Rollout
+from astraflow.core.rollouts import Outcome, Rollout
 from astraflow.core.tasks import Prompt
 
 
@@ -220,6 +220,71 @@ class RolloutRecord:
     prompt_id: PromptId
     member_id: MemberId
     placements: tuple[RolloutPlacement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutQuery:
+    """Selects rollouts; None and empty select all.
+
+    A policy together with a place or a batch means: there, for that policy.
+
+    Attributes:
+        policy_id: That has a trajectory in it.
+        prompt_id: That it answers.
+        group_id: That it belongs to.
+        batch_id: That it was put into.
+        rollout_id: This one.
+        member_id: That made it.
+        places: Any of these.
+        outcomes: Any of these.
+        min_reward: At least.
+        max_reward: At most.
+    """
+
+    policy_id: PolicyId | None = None
+    prompt_id: PromptId | None = None
+    group_id: GroupId | None = None
+    batch_id: BatchId | None = None
+    rollout_id: RolloutId | None = None
+    member_id: MemberId | None = None
+    places: tuple[RolloutPlace, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    min_reward: float | None = None
+    max_reward: float | None = None
+
+    def __contains__(self, record: RolloutRecord) -> bool:
+        rollout = record.rollout
+        ids = (
+            (self.prompt_id, record.prompt_id),
+            (self.group_id, rollout.group_id),
+            (self.rollout_id, rollout.rollout_id),
+            (self.member_id, record.member_id),
+        )
+        return (
+            all(wanted in (None, has) for wanted, has in ids)
+            and (not self.outcomes or rollout.outcome in self.outcomes)
+            and self._is_placed(record)
+            and self._is_rewarded(rollout.reward)
+        )
+
+    def _is_placed(self, record: RolloutRecord) -> bool:
+        if not (self.policy_id or self.batch_id or self.places):
+            return True
+        return any(
+            self.policy_id in (None, placement.policy_id)
+            and self.batch_id in (None, placement.batch_id)
+            and (not self.places or placement.place in self.places)
+            for placement in record.placements
+        )
+
+    def _is_rewarded(self, reward: float | None) -> bool:
+        if self.min_reward is None and self.max_reward is None:
+            return True
+        return (
+            reward is not None
+            and (self.min_reward is None or reward >= self.min_reward)
+            and (self.max_reward is None or reward <= self.max_reward)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from astraflow.core.status import (
     DeadLetter,
     LedgerAccount,
     PolicyCheckpoint,
-    RolloutPlace,
+    RolloutQuery,
     RolloutRecord,
     RunStatus,
     SavedRun,
@@ -29,9 +29,13 @@ from astraflow.wire.fields import (
     optional_span,
     optional_time,
 )
-from astraflow_proto.control.v1 import control_service_pb2, ledger_pb2, run_pb2, scale_pb2
-
-PLACES = EnumTable(RolloutPlace, ledger_pb2.RolloutPlace, "ROLLOUT_PLACE")
+from astraflow_proto.control.v1 import (
+    control_service_pb2,
+    ledger_pb2,
+    ledger_service_pb2,
+    run_pb2,
+    scale_pb2,
+)
 
 STOP_MODES = EnumTable(StopMode, control_service_pb2.StopMode, "STOP_MODE")
 
@@ -44,6 +48,12 @@ encode_ledger_account, decode_ledger_account = converter(
 encode_dead_letter, decode_dead_letter = converter(DeadLetter, ledger_pb2.DeadLetter)
 
 encode_rollout_record, decode_rollout_record = converter(RolloutRecord, ledger_pb2.RolloutRecord)
+
+encode_rollout_query, decode_rollout_query = converter(
+    RolloutQuery,
+    ledger_service_pb2.ListRolloutsRequest,
+    without={"view", "page_size", "page_token"},
+)
 
 _encode_checkpoint, _decode_checkpoint = converter(
     PolicyCheckpoint, control_service_pb2.PolicyCheckpoint

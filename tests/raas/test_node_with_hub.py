@@ -7,11 +7,10 @@ from functools import partial
 
 import pytest
 
-from astraflow.client.control import RolloutQuery
 from astraflow.core.batches import EndCause
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.members import ModelIdentity
-from astraflow.core.status import RolloutPlace, RunState, StopMode
+from astraflow.core.status import RolloutPlace, RolloutQuery, RunState, StopMode
 from astraflow.raas.node import NodeDeparture
 from astraflow.raas.policies import ServedModel
 from astraflow.testing import CharTokenizer, SmallEngine, small_recipe, start_run, train_counter

@@ -3,7 +3,6 @@
 # ruff: noqa: N802 - methods are named by the contract
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
 from typing import TypeVar
@@ -11,7 +10,6 @@ from typing import TypeVar
 from astraflow.core.errors import AstraflowError, Reason
 from astraflow.core.events import (
     EvalCancelled,
-    EvalCreated,
     MemberDrained,
     PromptRequeued,
     RunPaused,
@@ -19,15 +17,13 @@ from astraflow.core.events import (
     RunStopped,
 )
 from astraflow.core.ids import EvalRunId, MemberId, PolicyId, PromptId
-from astraflow.core.rollouts import Outcome
-from astraflow.core.status import DeadLetter, RolloutPlace, RolloutRecord
+from astraflow.core.status import DeadLetter, RolloutRecord
 from astraflow.dataflow.hub import Hub
 from astraflow.rpc.access import Access
 from astraflow.rpc.streams import Context
 from astraflow.wire import control, evals
 from astraflow.wire.common import encode_wait_reason
-from astraflow.wire.fields import encode_time, optional, optional_span, required
-from astraflow.wire.rollout import OUTCOMES
+from astraflow.wire.fields import encode_time, optional_span
 from astraflow_proto.control.v1 import control_service_pb2 as control_pb
 from astraflow_proto.control.v1 import ledger_service_pb2 as ledger_pb
 from astraflow_proto.evals.v1 import eval_service_pb2 as eval_pb
@@ -75,59 +71,6 @@ def page_of(
     end = start + min(max(size, 0) or _DEFAULT, _LARGEST)
     page = items[start:end]
     return page, f"{digest}:{key(page[-1])}" if page and end < len(items) else ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutSelection:
-    """Filters of a list of rollouts; what is empty or None selects all.
-
-    A policy together with a place or a batch means: there, for that policy.
-    """
-
-    policy_id: str = ""
-    prompt_id: str = ""
-    group_id: str = ""
-    batch_id: str = ""
-    rollout_id: str = ""
-    member_id: str = ""
-    places: tuple[RolloutPlace, ...] = ()
-    outcomes: tuple[Outcome, ...] = ()
-    min_reward: float | None = None
-    max_reward: float | None = None
-
-    def __contains__(self, record: RolloutRecord) -> bool:
-        rollout = record.rollout
-        ids = (
-            (self.prompt_id, record.prompt_id),
-            (self.group_id, rollout.group_id),
-            (self.rollout_id, rollout.rollout_id),
-            (self.member_id, record.member_id),
-        )
-        return (
-            all(wanted in ("", has) for wanted, has in ids)
-            and (not self.outcomes or rollout.outcome in self.outcomes)
-            and self._is_placed(record)
-            and self._is_rewarded(rollout.reward)
-        )
-
-    def _is_placed(self, record: RolloutRecord) -> bool:
-        if not (self.policy_id or self.batch_id or self.places):
-            return True
-        return any(
-            self.policy_id in ("", placement.policy_id)
-            and self.batch_id in ("", placement.batch_id)
-            and (not self.places or placement.place in self.places)
-            for placement in record.placements
-        )
-
-    def _is_rewarded(self, reward: float | None) -> bool:
-        if self.min_reward is None and self.max_reward is None:
-            return True
-        return (
-            reward is not None
-            and (self.min_reward is None or reward >= self.min_reward)
-            and (self.max_reward is None or reward <= self.max_reward)
-        )
 
 
 _INTERVAL = timedelta(seconds=1)
@@ -222,13 +165,7 @@ class EvalServicer:
     ) -> eval_pb.CreateEvalRunResponse:
         """Start an evaluation."""
         self._access.anyone(context)
-        event = EvalCreated(
-            request_id=required(request.request_id, "request_id"),
-            suite=request.suite,
-            versions={PolicyId(name): number for name, number in request.versions.items()},
-            pool_share=optional(request, "pool_share"),
-        )
-        run = await self._hub.take(event)
+        run = await self._hub.take(evals.decode_eval_created(request))
         return eval_pb.CreateEvalRunResponse(eval_run=evals.encode_eval_run(run))
 
     async def GetEvalRun(
@@ -287,13 +224,13 @@ class LedgerServicer:
     ) -> ledger_pb.ListRolloutsResponse:
         """Return one page of the rollouts that are kept, newest first."""
         self._access.operator(context)
-        selection = _selection(request)
+        query = control.decode_rollout_query(request)
         page, next_token = page_of(
-            [record for record in self._hub.run.rollouts() if record in selection],
+            [record for record in self._hub.run.rollouts() if record in query],
             key=_rollout_key,
             size=request.page_size,
             token=request.page_token,
-            selection=repr(selection).encode(),
+            selection=repr(query).encode(),
         )
         is_full = request.view == ledger_pb.ROLLOUT_VIEW_FULL
         records = [control.encode_rollout_record(record) for record in page]
@@ -341,18 +278,3 @@ def _rollout_key(record: RolloutRecord) -> str:
 
 def _prompt_key(letter: DeadLetter) -> str:
     return f"{letter.prompt.prompt_id}@{letter.prompt.epoch}"
-
-
-def _selection(request: ledger_pb.ListRolloutsRequest) -> RolloutSelection:
-    return RolloutSelection(
-        policy_id=request.policy_id,
-        prompt_id=request.prompt_id,
-        group_id=request.group_id,
-        batch_id=request.batch_id,
-        rollout_id=request.rollout_id,
-        member_id=request.member_id,
-        places=tuple(map(control.PLACES.decode, request.places)),
-        outcomes=tuple(map(OUTCOMES.decode, request.outcomes)),
-        min_reward=optional(request, "min_reward"),
-        max_reward=optional(request, "max_reward"),
-    )
