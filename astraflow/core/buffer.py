@@ -78,7 +78,6 @@ class FreshBuffer:
         return self._nbytes
 
     def put(self, group: FreshGroup) -> None:
-        """Add a group."""
         is_edf = self._settings.order is BufferOrder.EDF
         key = group.min_version if is_edf else 0
         heappush(self._heap, (key, group.arrival, group))
@@ -137,7 +136,6 @@ class FreshBuffer:
         return True
 
     def clear(self) -> tuple[FreshGroup, ...]:
-        """Take out everything."""
         return self.take(len(self._heap))
 
     def metrics(self) -> dict[str, float]:

@@ -176,7 +176,6 @@ class ReplayBuffer:
                 self._forget(kept)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._kept.clear()
         self._free.clear()
         self._nbytes = 0

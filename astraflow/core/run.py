@@ -43,7 +43,6 @@ from astraflow.core.wait_graph import explain
 
 
 def run_status(state: State, run_state: RunState, now: datetime) -> RunStatus:
-    """Return the whole state."""
     return RunStatus(
         run_id=state.settings.run_id,
         state=run_state,
@@ -155,7 +154,6 @@ class Run:
         return min((time for time in due if time is not None), default=None)
 
     def status(self, now: datetime) -> RunStatus:
-        """Return the whole state."""
         return run_status(self._state, self._components.ending.run_state, now)
 
     def accounts(self) -> tuple[LedgerAccount, ...]:

@@ -85,7 +85,6 @@ class Commits:
         return self._decided_count - self._safe_count
 
     def put(self, decided: Decided) -> None:
-        """Take a decision."""
         self._decided_count += 1
         if self._journal is None:
             self._safe_count += 1

@@ -388,7 +388,6 @@ class Hub:
             ) from error
 
     def status(self) -> RunStatus:
-        """Return the whole state."""
         return self.run.status(self.now())
 
     def scale_advice(self, window: timedelta | None = None) -> ScaleAdvice:

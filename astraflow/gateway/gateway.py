@@ -35,7 +35,6 @@ class Gateway:
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        """Prepare; nothing is dialled."""
         self.settings = settings
         self._trainers: dict[PolicyId, BridgedTrainer] = {}
         self._lives: dict[PolicyId, asyncio.Task[None]] = {}
@@ -49,7 +48,6 @@ class Gateway:
         self._flat_versions: dict[PolicyId, FlatVersions] = {}
 
     async def __aenter__(self) -> Self:
-        """Begin."""
         self._loop = HostLoop()
         await self._exits.enter_async_context(self._group)
         token = self.settings.operator_token
@@ -64,7 +62,6 @@ class Gateway:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        """Let everybody leave."""
         for raas in self._raas.values():
             raas.leave()
         for trainer in self._trainers.values():

@@ -87,7 +87,6 @@ class FlatVersions:
             return self._newest
 
     async def close(self) -> None:
-        """Close connections."""
         await self._puller.close()
 
     def _laid_out(self, update: WeightUpdate) -> HeldVersion:
@@ -232,11 +231,9 @@ class Pusher:
         self._context = zmq.asyncio.Context()
 
     async def __aenter__(self) -> Self:
-        """Return it."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close."""
         self._context.destroy(linger=0)
 
     async def send(self, target: Target, payload: np.ndarray) -> None:

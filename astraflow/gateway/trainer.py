@@ -94,7 +94,6 @@ class TrainerBatches:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
         return self._error is not None
 
     @property

@@ -86,7 +86,6 @@ class ControlServicer:
     async def GetRun(
         self, _request: control_pb.GetRunRequest, context: Context
     ) -> control_pb.GetRunResponse:
-        """Return the whole state."""
         self._access.operator(context)
         status = await self._hub.when_safe(self._hub.status())
         return control_pb.GetRunResponse(run=control.encode_run_status(status))

@@ -37,11 +37,9 @@ class RaasCalls:
         self._peer = Peer(url, dial)
 
     async def __aenter__(self) -> Self:
-        """Return it."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close its connections."""
         await self._peer.__aexit__()
 
     async def status(self) -> Mapping[str, Any]:
@@ -82,7 +80,6 @@ class RaasCalls:
         return self._mapping(await self._call("/notify_version", fields, self._load_timeout_s))
 
     async def shutdown(self) -> None:
-        """Ask it to end."""
         await self._call("/shutdown", {})
 
     async def _call(self, path: str, fields: Mapping[str, Any], timeout_s: float = _CALL_S) -> Any:

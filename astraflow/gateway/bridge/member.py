@@ -58,7 +58,6 @@ class BridgedRaas:
         flat_versions: Mapping[PolicyId, FlatVersions],
         pusher: Pusher,
     ) -> None:
-        """Prepare; `live` joins."""
         self.joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._register = register
         self._settings = settings
@@ -79,7 +78,6 @@ class BridgedRaas:
         self._leaving.set()
 
     async def live(self) -> None:
-        """Join, work, leave."""
         uid = self._register.uid
         try:
             async with AsyncExitStack() as stack:

@@ -212,7 +212,6 @@ class HeldTasks:
 
     @property
     def sample_count(self) -> int:
-        """Samples of them."""
         return sum(len(task.sample_indexes) for task in self._tasks.values())
 
     def put(self, task: RolloutTask) -> None:
@@ -280,7 +279,6 @@ class BridgeWork:
 
     @property
     def sample_count(self) -> int:
-        """Samples of them."""
         return self.train_sample_count + self._evals.sample_count
 
     @property

@@ -138,7 +138,6 @@ class DataflowNode:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Abandon what runs."""
         await self._exits.aclose()
 
     def _stop(self) -> None:

@@ -111,7 +111,6 @@ class OrderQueue:
         return self._capacity - self.runner.running_count - self.runner.queued_count
 
     def submit(self, order: Order) -> None:
-        """Take an order."""
         self._open[order.purpose][order.number] = order
         self._waiting[order.purpose].append(order)
         self.submitted_count[order.purpose] += 1

@@ -40,7 +40,6 @@ class SenderWeights:
         host: str,
         timeout_s: float,
     ) -> None:
-        """Prepare; nothing is fetched."""
         self.labels: dict[int, int] = {}
         self._policy_id = policy_id
         self._engine = engine
